@@ -1,0 +1,30 @@
+"""HSViT-C4A8: 4 convolution blocks, 8 attention blocks in each of 16 groups.
+
+6,873,354 parameters at 32 px and 10 classes, 6,885,704 at 64 px and 200
+(HSViT paper, table 2). Accuracy, time and hardware of our own runs: the table in README.md.
+
+    python -m hsvit_jax.main --config=configs/c4a8.py                 # CIFAR-10, strong recipe
+    python -m hsvit_jax.main --config=configs/c4a8.py:cifar100,paper  # the paper's recipe
+    python -m hsvit_jax.main --config=configs/c4a8.py:folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax import config as _config
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: data set, recipe and switches, comma-separated (see `hsvit_jax.config`)."""
+    return _config.base(
+        argument,
+        model={
+            "variant": "c4a8",
+            "conv_channels": (64, 128, 256, 512),
+            "conv_kernels": (3, 3, 3, 3),
+            "groups": 16,
+            "depth": 8,
+            "embed_dim": 64,
+            "heads": 8,
+            "dropout": 0.2,
+        },
+    )

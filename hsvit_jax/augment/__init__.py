@@ -1,0 +1,307 @@
+"""Augmentation inside the compiled training step: uint8 images in, float images and targets out.
+
+Everything is pure and shaped statically. What happens to an image depends on (key, its index)
+alone, so it is the same in any batch, anywhere in it, on any number of devices, after any resume.
+MixUp and CutMix, which pair neighbours, draw from a key of the batch.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hsvit_jax.augment import randaugment, tables
+from hsvit_jax.augment.draws import example_bits, fraction, whole_number
+from hsvit_jax.augment.mixing import mix
+
+__all__ = ["Augment", "normalise", "one_hot_targets", "train_batch"]
+
+# Pillow's sums stay within int32 up to here.
+MAX_SIDE = 8192
+MAX_PIXELS = 2048 * 2048
+
+ERASING_SCALE = (0.02, 0.33)
+ERASING_RATIO = (0.3, 3.3)
+ERASING_TRIES = 10
+
+# The words drawn for an example, by purpose: fixed places, so that switching one kind of
+# augmentation on or off leaves the draws of the others alone.
+_CROP_Y, _CROP_X, _FLIP, _ERASE, _ERASE_Y, _ERASE_X = range(6)
+_ERASE_AREA = slice(6, 6 + ERASING_TRIES)
+_ERASE_RATIO = slice(6 + ERASING_TRIES, 6 + 2 * ERASING_TRIES)
+_OPS_START = 6 + 2 * ERASING_TRIES
+_WORDS_PER_OP = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Augment:
+    """What to do to a training batch; immutable and hashable, so that jit can close over it.
+
+    mean, std: per channel, of pixel values scaled to [0, 1].
+    num_classes: length K of a target row.
+    crop_padding: black pixels added on every side before a crop of the old size; 0 = off.
+    flip: mirror left-right with probability 1/2.
+    rand_augment_ops: ops drawn per image, evenly and with replacement (usually 2); 0 = off.
+    rand_augment_magnitude: their strength, a bin from 0 to 30.
+    trivial_augment: one op of random strength from the wide ranges, instead of RandAugment.
+    erasing: probability of erasing a box (2–33 % of the area, aspect ratio 0.3–3.3) to the mean.
+    mixup, cutmix: α of the Beta distribution; 0 = off. With both on, each batch draws one.
+    mix_probability: share of the batches that are mixed at all.
+    label_smoothing: share of a target that is spread evenly over all classes.
+
+    Raises ValueError, naming the field, its value and its range.
+    Sources: RandAugment arXiv 1909.13719, TrivialAugment arXiv 2103.10158, random erasing
+    arXiv 1708.04896; the ranges of all three are torchvision's.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_classes: int
+    crop_padding: int = 0
+    flip: bool = False
+    rand_augment_ops: int = 0
+    rand_augment_magnitude: int = 9
+    trivial_augment: bool = False
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mix_probability: float = 1.0
+    label_smoothing: float = 0.0
+
+    def __post_init__(self):
+        for name in ("mean", "std"):
+            try:
+                values = tuple(float(value) for value in getattr(self, name))
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it must be a sequence with one number "
+                    "per channel"
+                ) from error
+            object.__setattr__(self, name, values)  # a list would not be hashable
+        _check_mean_std(self.mean, self.std)
+        for name, low, high in (
+            ("num_classes", 1, None),
+            ("crop_padding", 0, 4096),
+            ("rand_augment_ops", 0, 64),
+            ("rand_augment_magnitude", 0, tables.NUM_BINS - 1),
+        ):
+            _check_range(name, getattr(self, name), low, high, whole=True)
+        for name, high in (
+            ("erasing", 1.0),
+            ("mixup", None),
+            ("cutmix", None),
+            ("mix_probability", 1.0),
+            ("label_smoothing", 1.0),
+        ):
+            _check_range(name, getattr(self, name), 0.0, high)
+        for name in ("flip", "trivial_augment"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False")
+        if self.trivial_augment and self.rand_augment_ops:
+            raise ValueError(
+                f"trivial_augment replaces RandAugment, but rand_augment_ops is "
+                f"{self.rand_augment_ops}: set it to 0, or trivial_augment to False"
+            )
+
+
+def train_batch(
+    settings: Augment,
+    key: jax.Array,
+    batch_key: jax.Array,
+    images_BHWC: jax.Array,
+    labels_B: jax.Array,
+    indices_B: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Augment one batch: pad-crop, flip, RandAugment, normalise, erase, mix.
+
+    Args:
+      settings: what to do; static.
+      key: the epoch's threefry key. Draws for an example come from fold_in(key, its index).
+      batch_key: key of this batch, for MixUp and CutMix.
+      images_BHWC: uint8 (B, H, W, C).
+      labels_B: int (B,), from 0 to num_classes - 1.
+      indices_B: int (B,), which example of the data set each one is.
+
+    Returns:
+      float32 images (B, H, W, C) and float32 targets (B, K) whose rows sum to 1.
+
+    Raises:
+      ValueError: for shapes or dtypes other than these, other than 1 or 3 channels where
+        RandAugment is on, images too large for its integer sums, or a key that is not threefry.
+    """
+    _check_batch(settings, images_BHWC, labels_B, indices_B)
+    op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
+    bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
+    images_BHWC = _crop_and_flip(settings, bits_BS, images_BHWC)
+    if op_count:
+        images_BHWC = _random_ops(settings, bits_BS[:, _OPS_START:], images_BHWC, op_count)
+    images_BHWC = normalise(images_BHWC, settings.mean, settings.std)
+    if settings.erasing:
+        erased_BHW = _erased(settings.erasing, bits_BS, *images_BHWC.shape[1:3])
+        images_BHWC = jnp.where(erased_BHW[..., None], 0.0, images_BHWC)
+    targets_BK = one_hot_targets(labels_B, settings.num_classes, settings.label_smoothing)
+    if (settings.mixup or settings.cutmix) and settings.mix_probability:
+        images_BHWC, targets_BK = mix(
+            batch_key,
+            images_BHWC,
+            targets_BK,
+            mixup=settings.mixup,
+            cutmix=settings.cutmix,
+            probability=settings.mix_probability,
+        )
+    return images_BHWC, targets_BK
+
+
+def normalise(
+    images_BHWC: jax.Array,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> jax.Array:
+    """(pixel - 255·mean) / (255·std) per channel: uint8 (B, H, W, C) → `dtype`, same shape.
+
+    Computed in float32 as a difference times a constant, which no compiler contracts: the bits are
+    the same alone or within a larger program. Raises ValueError where the channels do not match.
+    """
+    _check_mean_std(mean, std)
+    if images_BHWC.ndim != 4 or images_BHWC.dtype != jnp.uint8:
+        raise ValueError(
+            f"images are {images_BHWC.dtype} of shape {images_BHWC.shape}; expected uint8 of shape "
+            "(batch, height, width, channels)"
+        )
+    if images_BHWC.shape[-1] != len(mean):
+        raise ValueError(
+            f"images have {images_BHWC.shape[-1]} channels, but mean and std have {len(mean)} "
+            "values: give one per channel"
+        )
+    mean_C = (255.0 * np.asarray(mean, np.float64)).astype(np.float32)
+    scale_C = (1.0 / (255.0 * np.asarray(std, np.float64))).astype(np.float32)
+    centred_BHWC = images_BHWC.astype(jnp.float32) - jnp.asarray(mean_C)[None, None, None, :]
+    return (centred_BHWC * jnp.asarray(scale_C)[None, None, None, :]).astype(dtype)
+
+
+def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:
+    """Target rows: 1 - s + s/K at the label, s/K elsewhere; int (B,) → float32 (B, K)."""
+    off = label_smoothing / num_classes
+    on = 1.0 - label_smoothing + off
+    classes_K = jnp.arange(num_classes, dtype=labels_B.dtype)
+    is_label_BK = labels_B[:, None] == classes_K[None, :]
+    return jnp.where(is_label_BK, jnp.float32(on), jnp.float32(off))
+
+
+def _crop_and_flip(settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array) -> jax.Array:
+    """Both are one map of rows and columns, so one gather does them."""
+    if not (settings.crop_padding or settings.flip):
+        return images_BHWC
+    batch, height, width, _ = images_BHWC.shape
+    x_BW = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None, :], (batch, width))
+    y_BH = jnp.broadcast_to(jnp.arange(height, dtype=jnp.int32)[None, :], (batch, height))
+    if settings.flip:
+        flipped_B = bits_BS[:, _FLIP] >> 31 == 1
+        x_BW = jnp.where(flipped_B[:, None], width - 1 - x_BW, x_BW)
+    if settings.crop_padding:
+        places = 2 * settings.crop_padding + 1
+        shift_y_B = whole_number(bits_BS[:, _CROP_Y], places) - settings.crop_padding
+        shift_x_B = whole_number(bits_BS[:, _CROP_X], places) - settings.crop_padding
+        y_BH = y_BH + shift_y_B[:, None]
+        x_BW = x_BW + shift_x_B[:, None]
+    row_BHW = jnp.broadcast_to(y_BH[:, :, None], (batch, height, width))
+    column_BHW = jnp.broadcast_to(x_BW[:, None, :], (batch, height, width))
+    return randaugment.gather_pixels(images_BHWC, row_BHW, column_BHW)
+
+
+def _random_ops(
+    settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array, op_count: int
+) -> jax.Array:
+    _, height, width, _ = images_BHWC.shape
+    wide = settings.trivial_augment
+    bins = tuple(range(tables.NUM_BINS)) if wide else (settings.rand_augment_magnitude,)
+    op_tables = tables.op_tables(height, width, wide, bins)
+    for i in range(op_count):
+        op_bits_B, bin_bits_B, sign_bits_B = (bits_BS[:, 3 * i + j] for j in range(_WORDS_PER_OP))
+        row_B = op_tables.row(
+            whole_number(op_bits_B, len(tables.OPS)),
+            whole_number(bin_bits_B, len(bins)),
+            (sign_bits_B >> 31).astype(jnp.int32),
+        )
+        images_BHWC = randaugment.apply_rows(images_BHWC, row_B, op_tables)
+    return images_BHWC
+
+
+def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> jax.Array:
+    """The box to erase in each image: bool (B, H, W). The first of ten tries that fits is taken."""
+    log_ratio = tuple(math.log(ratio) for ratio in ERASING_RATIO)
+    area_BA = height * width * _between(bits_BS[:, _ERASE_AREA], *ERASING_SCALE)
+    root_BA = jnp.exp(0.5 * _between(bits_BS[:, _ERASE_RATIO], *log_ratio))
+    rows_BA = jnp.round(jnp.sqrt(area_BA) * root_BA).astype(jnp.int32)
+    columns_BA = jnp.round(jnp.sqrt(area_BA) / root_BA).astype(jnp.int32)
+    fits_BA = (rows_BA < height) & (columns_BA < width)
+    first_B1 = jnp.argmax(fits_BA, axis=1)[:, None]
+    rows_B = jnp.take_along_axis(rows_BA, first_B1, axis=1)[:, 0]
+    columns_B = jnp.take_along_axis(columns_BA, first_B1, axis=1)[:, 0]
+    applied_B = (fraction(bits_BS[:, _ERASE]) < probability) & jnp.any(fits_BA, axis=1)
+    top_B = whole_number(bits_BS[:, _ERASE_Y], jnp.maximum(height - rows_B + 1, 1))
+    left_B = whole_number(bits_BS[:, _ERASE_X], jnp.maximum(width - columns_B + 1, 1))
+    y_1H = jnp.arange(height, dtype=jnp.int32)[None, :]
+    x_1W = jnp.arange(width, dtype=jnp.int32)[None, :]
+    in_rows_BH = (y_1H >= top_B[:, None]) & (y_1H < (top_B + rows_B)[:, None])
+    in_columns_BW = (x_1W >= left_B[:, None]) & (x_1W < (left_B + columns_B)[:, None])
+    return applied_B[:, None, None] & in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
+
+
+def _between(bits: jax.Array, low: float, high: float) -> jax.Array:
+    return low + (high - low) * fraction(bits)
+
+
+def _check_range(name: str, value: float, low: float, high: float | None, whole: bool = False):
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    ceiling = math.inf if high is None else high
+    if not is_number or not math.isfinite(value) or not low <= value <= ceiling:
+        kind = "a whole number" if whole else "a finite number"
+        limits = f"of {low} or more" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} is {value!r}; it must be {kind} {limits}")
+
+
+def _check_mean_std(mean: tuple[float, ...], std: tuple[float, ...]):
+    if not mean or len(mean) != len(std):
+        raise ValueError(
+            f"mean has {len(mean)} values and std {len(std)}; both need one per channel"
+        )
+    if not all(math.isfinite(value) for value in mean):
+        raise ValueError(f"mean is {mean}; its values must be finite")
+    if not all(math.isfinite(value) and value > 0.0 for value in std):
+        raise ValueError(f"std is {std}; its values must be finite and above 0")
+
+
+def _check_batch(settings: Augment, images_BHWC, labels_B, indices_B):
+    shape = images_BHWC.shape
+    if len(shape) != 4 or images_BHWC.dtype != jnp.uint8 or 0 in shape:
+        raise ValueError(
+            f"images are {images_BHWC.dtype} of shape {shape}; expected uint8 of shape "
+            "(batch, height, width, channels), none of them 0"
+        )
+    for name, array in (("labels", labels_B), ("indices", indices_B)):
+        if array.shape != shape[:1] or not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ValueError(
+                f"{name} are {array.dtype} of shape {array.shape}; expected integers of shape "
+                f"{shape[:1]}, one per image"
+            )
+    if settings.crop_padding >= min(shape[1:3]):
+        raise ValueError(
+            f"crop_padding is {settings.crop_padding}, but the images are {shape[1]}×{shape[2]}: a "
+            "crop could miss the image altogether; use less padding than the shorter side"
+        )
+    if settings.trivial_augment or settings.rand_augment_ops:
+        if shape[3] not in (1, 3):
+            raise ValueError(
+                f"images have {shape[3]} channels, but RandAugment's colour ops are defined for 1 "
+                "or 3: set rand_augment_ops=0 and trivial_augment=False"
+            )
+        if max(shape[1:3]) > MAX_SIDE or shape[1] * shape[2] > MAX_PIXELS:
+            raise ValueError(
+                f"images of {shape[1]}×{shape[2]} pixels are too large for RandAugment: at most "
+                f"{MAX_SIDE} a side and {MAX_PIXELS} in all; shrink them first"
+            )

@@ -1,0 +1,52 @@
+"""MixUp and CutMix: a batch mixed with itself rolled by one, images and targets alike."""
+
+import jax
+import jax.numpy as jnp
+
+from hsvit_jax.augment.draws import fraction, whole_number
+
+
+def mix(
+    key: jax.Array,
+    images_BHWC: jax.Array,
+    targets_BK: jax.Array,
+    *,
+    mixup: float,
+    cutmix: float,
+    probability: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Mix a batch of normalised images (B, H, W, C) and target rows (B, K), both float32.
+
+    One draw per batch decides whether to mix at all (`probability`), by which of the two (evenly,
+    if both are on) and how much: λ ~ Beta(α, α) is the share an example keeps of itself. CutMix
+    pastes a box of area about 1 - λ, clipped at the border, and then takes λ from the area really
+    pasted. Sources: Zhang et al. 2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899).
+    """
+    _, height, width, _ = images_BHWC.shape
+    scalars_key, beta_key = jax.random.split(key)
+    apply_bits, which_bits, x_bits, y_bits = jax.random.bits(scalars_key, (4,))
+    is_cutmix = jnp.asarray(cutmix > 0.0) if 0.0 in (mixup, cutmix) else fraction(which_bits) < 0.5
+    alpha = jnp.where(is_cutmix, cutmix, mixup)
+    drawn = jax.random.beta(beta_key, alpha, alpha)
+    keep = jnp.where(fraction(apply_bits) < probability, drawn, 1.0)
+
+    half = 0.5 * jnp.sqrt(1.0 - keep)
+    rows_H = _span(whole_number(y_bits, height), half, height)
+    columns_W = _span(whole_number(x_bits, width), half, width)
+    pasted_HW = is_cutmix & rows_H[:, None] & columns_W[None, :]
+    kept_by_area = 1.0 - jnp.sum(pasted_HW, dtype=jnp.float32) / (height * width)
+
+    share = jnp.where(is_cutmix, 1.0, keep)
+    partner_BHWC = jnp.roll(images_BHWC, 1, axis=0)
+    blended_BHWC = share * images_BHWC + (1.0 - share) * partner_BHWC
+    mixed_BHWC = jnp.where(pasted_HW[None, :, :, None], partner_BHWC, blended_BHWC)
+    keep = jnp.where(is_cutmix, kept_by_area, keep)
+    mixed_BK = keep * targets_BK + (1.0 - keep) * jnp.roll(targets_BK, 1, axis=0)
+    return mixed_BHWC, mixed_BK
+
+
+def _span(centre: jax.Array, half: jax.Array, size: int) -> jax.Array:
+    """Which of `size` places lie within half·size (truncated) of the centre: bool (size,)."""
+    reach = (half * size).astype(jnp.int32)
+    place = jnp.arange(size, dtype=jnp.int32)
+    return (place >= centre - reach) & (place < centre + reach)

@@ -1,0 +1,191 @@
+"""What every RandAugment op is, as rows of numbers: an affine map, a product table, a blend base.
+
+The tables are made once on the host, in float64 where Pillow uses doubles and in float32 where it
+uses floats, so that the device only has to look numbers up and add integers: its result is
+Pillow's to the last bit, on every backend, whether or not the compiler fuses multiply and add.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from jax.typing import ArrayLike
+
+OPS = (
+    "Identity",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+    "Brightness",
+    "Color",
+    "Contrast",
+    "Sharpness",
+    "Posterize",
+    "Solarize",
+    "AutoContrast",
+    "Equalize",
+)
+SIGNED_OPS = frozenset(OPS[1:10])
+NUM_BINS = 31
+
+# What an enhancement blends the image with. Look-up ops blend with black: base 0.
+BASE_ZERO, BASE_GREY, BASE_MEAN, BASE_SMOOTH = range(4)
+_BASES = {"Color": BASE_GREY, "Contrast": BASE_MEAN, "Sharpness": BASE_SMOOTH}
+# Where an op's table comes from: these two depend on the image.
+LUT_STATIC, LUT_AUTOCONTRAST, LUT_EQUALIZE = range(3)
+_DYNAMIC = {"AutoContrast": LUT_AUTOCONTRAST, "Equalize": LUT_EQUALIZE}
+
+# A table is indexed by (pixel - base) + 255, so it has 511 entries; 512 is the aligned size.
+TABLE_SIZE = 512
+TABLE_ZERO = 255
+
+
+@dataclasses.dataclass(frozen=True)
+class OpTables:
+    """One row per (op, magnitude bin, sign); `row` numbers them.
+
+    affine_R6: int32, 16.16 fixed point (a, b, c, d, e, f) of the map from output to input pixels:
+        column = (a·x + b·y + c) >> 16, row = (d·x + e·y + f) >> 16.
+    base_R: int32, one of BASE_*.
+    lut_R: int32, one of LUT_*.
+    table_R: int32, which row of `products_TV` the op looks up.
+    products_TV: float32 (T, 512); output = clip(trunc(base + products[pixel - base + 255])).
+    bins: the magnitude bins the rows stand for.
+    """
+
+    affine_R6: np.ndarray
+    base_R: np.ndarray
+    lut_R: np.ndarray
+    table_R: np.ndarray
+    products_TV: np.ndarray
+    bins: tuple[int, ...]
+
+    def row(self, op: ArrayLike, bin_position: ArrayLike, negative: ArrayLike) -> ArrayLike:
+        """Row number of op `OPS[op]` at `bins[bin_position]`, negative (1) or not (0); integers."""
+        return (op * len(self.bins) + bin_position) * 2 + negative
+
+
+def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
+    """The 31 magnitudes of one op: float64 (31,), each the float32 value that torchvision takes.
+
+    The ranges are those of torchvision's RandAugment, or of its TrivialAugmentWide if `wide`.
+    Ops without a magnitude get zeros.
+    """
+    if op == "Posterize":
+        return 8.0 - np.round(np.arange(NUM_BINS) / (NUM_BINS - 1) * (6 if wide else 4))
+    if op == "Solarize":
+        ends = (255.0, 0.0)
+    elif op in ("ShearX", "ShearY"):
+        ends = (0.0, 0.99 if wide else 0.3)
+    elif op in ("TranslateX", "TranslateY"):
+        size = width if op == "TranslateX" else height
+        ends = (0.0, 32.0 if wide else 150.0 / 331.0 * size)
+    elif op == "Rotate":
+        ends = (0.0, 135.0 if wide else 30.0)
+    elif op in SIGNED_OPS:
+        ends = (0.0, 0.99 if wide else 0.9)
+    else:
+        ends = (0.0, 0.0)
+    return _float32_bins(*ends)
+
+
+def _float32_bins(start: float, end: float) -> np.ndarray:
+    """As torch.linspace: a float32 step, counted from the nearer end, each sum rounded once.
+
+    The last bit matters where a magnitude is then truncated: bin 15 of 0..32 is just under 16.
+    """
+    low, high = np.float32(start), np.float32(end)
+    step = float((high - low) / np.float32(NUM_BINS - 1))
+    from_low_M = np.arange(NUM_BINS)
+    from_high_M = from_low_M[::-1]
+    near_low_M = from_low_M < NUM_BINS // 2
+    bins_M = np.where(near_low_M, float(low) + step * from_low_M, float(high) - step * from_high_M)
+    return bins_M.astype(np.float32).astype(np.float64)
+
+
+@functools.lru_cache(maxsize=32)
+def op_tables(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables:
+    """All rows for images of one size and the given magnitude bins (a few kB to 300 kB)."""
+    affine, base, lut, table = [], [], [], []
+    products: dict[bytes, int] = {}
+    for op in OPS:
+        magnitude_M = magnitudes(op, height, width, wide)
+        for bin_ in bins:
+            for sign in (1.0, -1.0):
+                magnitude = float(magnitude_M[bin_]) * (sign if op in SIGNED_OPS else 1.0)
+                affine.append(_fixed_point(_inverse_affine(op, magnitude, height, width)))
+                base.append(_BASES.get(op, BASE_ZERO))
+                lut.append(_DYNAMIC.get(op, LUT_STATIC))
+                product_V = _products(op, magnitude)
+                table.append(products.setdefault(product_V.tobytes(), len(products)))
+    return OpTables(
+        affine_R6=np.asarray(affine, np.int32),
+        base_R=np.asarray(base, np.int32),
+        lut_R=np.asarray(lut, np.int32),
+        table_R=np.asarray(table, np.int32),
+        products_TV=np.stack([np.frombuffer(raw, np.float32) for raw in products]),
+        bins=bins,
+    )
+
+
+def _inverse_affine(op: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
+    """Output → input map of pixel coordinates, with torchvision's centres and Pillow's rounding."""
+    if op == "ShearX":  # about the top left corner
+        return (1.0, magnitude, 0.0, 0.0, 1.0, 0.0)
+    if op == "ShearY":
+        return (1.0, 0.0, 0.0, magnitude, 1.0, 0.0)
+    if op == "TranslateX":
+        return (1.0, 0.0, -float(int(magnitude)), 0.0, 1.0, 0.0)
+    if op == "TranslateY":
+        return (1.0, 0.0, 0.0, 0.0, 1.0, -float(int(magnitude)))
+    if op == "Rotate":  # counter-clockwise in degrees, about the centre of the image
+        angle = -math.radians(magnitude % 360.0)
+        cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
+        x, y = width / 2.0, height / 2.0
+        return (cos, sin, cos * -x + sin * -y + x, -sin, cos, -sin * -x + cos * -y + y)
+    return (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+
+
+def _fixed_point(matrix: tuple[float, ...]) -> tuple[int, ...]:
+    """Pillow's 16.16 form: the output grid's half-pixel offset goes into the constant terms."""
+    a, b, c, d, e, f = matrix
+    values = (a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5)
+    return tuple(math.floor(value * 65536.0 + 0.5) for value in values)
+
+
+def _products(op: str, magnitude: float) -> np.ndarray:
+    """Float32 (512,): factor·(pixel - base) for blends, the output itself for look-up ops."""
+    difference_V = np.arange(TABLE_SIZE, dtype=np.float32) - np.float32(TABLE_ZERO)
+    if op in ("Brightness", "Color", "Contrast", "Sharpness"):
+        return np.float32(1.0 + magnitude) * difference_V
+    if op == "Posterize":
+        kept_bits = 0xFF << (8 - int(magnitude)) & 0xFF
+        return (difference_V.astype(np.int32) & kept_bits).astype(np.float32)
+    if op == "Solarize":
+        return np.where(difference_V < magnitude, difference_V, 255.0 - difference_V)
+    return difference_V
+
+
+@functools.lru_cache(maxsize=1)
+def autocontrast_shortfall() -> np.ndarray:
+    """Where float64 stretching falls one below the exact value: uint32 (256 lows, 256 spans).
+
+    ImageOps.autocontrast truncates i·scale - low·scale, both products rounded to float64. Where
+    the exact value 255·(i - low)/span is a whole number, rounding can leave it just short, and the
+    result is one less. With g = gcd(255, span) those whole numbers are the multiples of 255/g: bit
+    j of an entry tells whether j·255/g comes out short. (No span with g > 17 has any.)
+    """
+    shortfall = np.zeros((256, 256), np.uint32)
+    for span in range(1, 256):
+        lows_L1 = np.arange(256 - span, dtype=np.float64)[:, None]
+        steps = math.gcd(255, span)
+        j_1J = np.arange(min(steps, 31) + 1)[None, :]
+        scale = 255.0 / span
+        stretched_LJ = (lows_L1 + j_1J * (span // steps)) * scale + (-lows_L1 * scale)
+        short_LJ = np.trunc(stretched_LJ) < j_1J * (255 // steps)
+        bits_LJ = short_LJ.astype(np.uint64) << j_1J.astype(np.uint64)
+        shortfall[: 256 - span, span] = bits_LJ.sum(axis=1).astype(np.uint32)
+    return shortfall

@@ -1,0 +1,559 @@
+"""Training states on disk: the latest ones and the best ones, checked on the way back in.
+
+The only module that imports Orbax, and only when something is saved or restored. One step is one
+directory, renamed into place when it is whole:
+
+    checkpoints/1200/state/          the arrays (OCDBT and zarr, written by every process)
+    checkpoints/1200/meta/metadata   JSON: format, SHA-256 of the rest, step, metric, the caller's
+                                     metadata, and each leaf's dtype, shape and 64-bit checksum
+    checkpoints/1200.damaged         a step that failed its check, moved out of the way
+
+Orbax itself restores a file with a flipped bit without a word; here nothing is returned before
+its checksums agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import re
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from hsvit_jax import checksum
+from hsvit_jax.checkpoint_record import (
+    CheckpointError,
+    Damage,
+    Record,
+    TreePath,
+    brief,
+    check_fits,
+    diff,
+    dotted,
+    empties,
+    flatten,
+    nest,
+    read_record,
+    restorable,
+    savable,
+    seal,
+    unseal,
+)
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpoints",
+    "Which",
+    "diff",
+    "load_tree",
+]
+
+Which = Literal["latest", "best"] | int
+
+_TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+class CheckpointWarning(UserWarning):
+    """Something in a checkpoint directory was passed over."""
+
+
+class _Keep:
+    """Orbax's preservation policy: the newest and the best of the steps with whole metadata."""
+
+    def __init__(self, latest: int, best: int) -> None:
+        self.latest, self.best = latest, best
+        self.metrics: dict[int, float | None] = {}
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """A damaged step is unknown here: it takes nobody's place, and is not ours to delete."""
+        del context
+        keep = {*sorted(self.metrics)[-self.latest :], *_ranked(self.metrics)[: self.best]}
+        return [c.step in keep or c.step not in self.metrics for c in checkpoints]
+
+
+class Checkpoints:
+    """Latest and best training states in `directory`, checked on the way back in.
+
+    Every process of a job makes one and calls the same methods in the same order; the directory
+    must be one they all see. Every method first waits for a save that is still under way, and
+    raises its error. After a failed save the earlier steps are intact and saving can be tried
+    again.
+
+    Args:
+        directory: where the steps lie; made if it is not there, unless `read_only`.
+        keep_latest: how many of the newest steps to keep, at least 1.
+        keep_best: how many of the steps with the highest metric to keep besides.
+        read_only: never write, move or delete anything.
+
+    Raises:
+        CheckpointError: the directory cannot be written (tried at once), or is a URL.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep_latest: int = 2,
+        keep_best: int = 1,
+        read_only: bool = False,
+    ) -> None:
+        if keep_latest < 1 or keep_best < 0:
+            raise ValueError(
+                f"keep_latest is {keep_latest}, expected at least 1; "
+                f"keep_best is {keep_best}, expected at least 0"
+            )
+        if "://" in str(directory):
+            raise CheckpointError(
+                f"{directory} is a URL; checkpoints need a local or mounted directory"
+            )
+        self.directory = Path(directory).expanduser().absolute()
+        self._keep = _Keep(keep_latest, keep_best)
+        self._read_only = read_only
+        self._manager: Any = None
+        if not read_only:
+            _probe(self.directory)
+
+    def save(
+        self,
+        step: int,
+        state: dict,
+        meta: dict,
+        *,
+        metric: float | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Writes `state` as `step`; returns once it is copied from the devices, unless `wait`.
+
+        Saving a step that is there already writes nothing: it is accepted when the state is the
+        same bit for bit (a final save after a periodic one), and an error otherwise.
+
+        Args:
+            step: not negative, and newer than every step in the directory.
+            state: nested dict of jax or NumPy arrays, any sharding; keys are strings or integers.
+            meta: anything `json` can write; it comes back as JSON has it (tuples as lists).
+            metric: higher is better. None, NaN and infinities are never best.
+            wait: return only when the step is on disk.
+
+        Raises:
+            CheckpointError: read-only, a full disk, a newer or a different step in the way.
+            ValueError: `state` is not such a dict, or `meta` is not JSON.
+        """
+        if self._read_only:
+            raise CheckpointError(f"{self.directory} was opened read-only; step {step} not saved")
+        if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+            raise ValueError(f"step is {step!r}, expected an integer that is not negative")
+        step, metric = int(step), None if metric is None else float(metric)
+        if metric is not None and not math.isfinite(metric):
+            metric = None
+        leaves = flatten(state, savable)
+        self.wait()
+        sums = checksum.of(list(leaves.values()))
+        document = seal(step, metric, leaves, sums, empties(state), meta)
+        if self._is_there(step, unseal(document, step)):
+            return
+        known = {at: record.metric for at, record in self._records().items()}
+        if known and max(known) > step:
+            raise CheckpointError(
+                f"step {step} not saved: {self.directory} already holds step {max(known)}; resume "
+                "from it, or save into another directory"
+            )
+        self._keep.metrics = known | {step: metric}
+        with self._reports(f"step {step} was not saved in {self.directory}"):
+            orbax = _orbax()
+            _clear_cut_short(self.directory)
+            self._manager = self._manager or self._open(orbax)
+            arguments = orbax.args.Composite(
+                state=orbax.args.StandardSave(_orbax_tree(leaves)),
+                meta=orbax.args.JsonSave(document),
+            )
+            self._manager.save(step, args=arguments, force=True)
+        if wait:
+            self.wait()
+
+    def restore(self, template: dict, which: Which = "latest") -> tuple[int, dict, dict] | None:
+        """Reads the newest (or best, or named) step that is whole, checked against its checksums.
+
+        A damaged step is passed over with a `CheckpointWarning` for the one before it (for
+        'best', the next best; steps without a metric come last), and once a good one is found
+        renamed to `<step>.damaged`, unless read-only. A step asked for by number has no stand-in.
+
+        Args:
+            template: nested dict of `jax.ShapeDtypeStruct` or jax arrays, whose shardings the
+                result takes (without one: the first local device), or of NumPy arrays.
+            which: 'latest', 'best' or a step.
+
+        Returns:
+            (step, state, meta), or None where there is no step at all.
+
+        Raises:
+            CheckpointError: there are steps, but none is good; no such step; or a healthy step
+                has other keys, shapes or dtypes than `template`, all of them listed.
+        """
+        wanted = flatten(template, restorable)
+        found = self._first(which, lambda path, record: _read(path, record, wanted))
+        if found is None:
+            return None
+        step, record, leaves = found
+        return step, nest(leaves, empties(template)), record.meta
+
+    def meta(self, which: Which = "latest") -> dict | None:
+        """The metadata of the step `restore` would try first, without reading or checking arrays.
+
+        Returns None where there is no step at all; raises as `restore` does.
+        """
+        found = self._first(which, lambda path, record: {}, set_aside=False)
+        return None if found is None else found[1].meta
+
+    def steps(self) -> list[int]:
+        """Steps on disk whose metadata is whole, oldest first (the arrays are not read)."""
+        return sorted(self._records())
+
+    def best_step(self) -> int | None:
+        """The step with the highest metric, the later of equals; None where no step has one."""
+        ranked = _ranked({step: record.metric for step, record in self._records().items()})
+        return ranked[0] if ranked else None
+
+    def wait(self) -> None:
+        """Blocks until the save under way is on disk; raises CheckpointError if it failed."""
+        if self._manager is not None:
+            with self._reports(f"the last save in {self.directory} failed"):
+                self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits as `wait` does and ends Orbax's threads; the object can be used again."""
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            with self._reports(f"the last save in {self.directory} failed"):
+                manager.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))  # the first error is the one to show
+
+    @contextlib.contextmanager
+    def _reports(self, what: str) -> Iterator[None]:
+        """Orbax's errors are of many types and name no directory: make them one that does."""
+        try:
+            yield
+        except Exception as error:
+            if self._manager is not None:
+                self._manager.reload()  # it forgets steps it meant to delete after the save
+            raise CheckpointError(
+                f"{what}: {brief(error)}. Earlier steps are untouched; free some space or check "
+                "the disk, then save again."
+            ) from error
+
+    def _open(self, orbax: Any) -> Any:
+        """Orbax's manager, told neither metrics nor what to keep: a NaN or a damaged file there
+        would cost it the best step, or the start."""
+        return orbax.CheckpointManager(
+            self.directory,
+            options=orbax.CheckpointManagerOptions(
+                create=False,
+                save_root_metadata=False,
+                lightweight_initialize=True,
+                preservation_policy=self._keep,
+            ),
+        )
+
+    def _numbered(self) -> list[int]:
+        """Directories named as steps are, whole or not, oldest first."""
+        return sorted(int(p.name) for p in _entries(self.directory) if _is_step(p))
+
+    def _records(self) -> dict[int, Record]:
+        """The metadata of each step that has it whole."""
+        self.wait()
+        records = {}
+        for step in self._numbered():
+            with contextlib.suppress(Damage):
+                records[step] = read_record(self.directory, step)
+        return records
+
+    def _is_there(self, step: int, record: Record) -> bool:
+        """Whether `step` is on disk with this very state; what is not a checkpoint is moved."""
+        if step not in self._numbered():
+            return False
+        try:
+            there = read_record(self.directory, step)
+        except Damage as damage:
+            _warn(f"step {step} in {self.directory} is damaged ({damage}), saved anew")
+            self._set_aside([step])
+            return False
+        if there.leaves != record.leaves:
+            raise CheckpointError(
+                f"step {step} not saved: {self.directory} already holds another state under this "
+                "number; resume from it, or save into another directory"
+            )
+        if record.metric is not None and there.metric != record.metric:
+            _warn(
+                f"step {step} is already in {self.directory} with metric {there.metric}, which "
+                f"stands; {record.metric} was not recorded"
+            )
+        return True
+
+    def _first(
+        self, which: Which, read: Callable[[Path, Record], dict], set_aside: bool = True
+    ) -> tuple[int, Record, dict] | None:
+        """The first step in the order of `which` whose record is whole and that `read` can read;
+        warns of those passed over and moves them away if all that counts came out well."""
+        records = self._records()
+        numbered = self._numbered()
+        if isinstance(which, str) and which not in ("latest", "best"):
+            raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
+        if not isinstance(which, str) and which not in numbered:
+            raise CheckpointError(f"no step {which} in {self.directory}, only {numbered}")
+        strangers = sorted(p.name for p in _entries(self.directory) if not _is_ours(p))
+        if strangers and numbered:
+            _warn(f"{self.directory} also holds what is no checkpoint, ignored: {strangers}")
+        newest = list(reversed(numbered))
+        ranked = _ranked({step: record.metric for step, record in records.items()})
+        order = {
+            "latest": newest,
+            "best": ranked + [step for step in newest if step not in ranked],
+        }.get(which, [which])
+        failures: dict[int, str] = {}
+        for step in order:
+            try:
+                record = _together(functools.partial(read_record, self.directory, step))
+                result = read(self.directory / str(step), record)
+            except Damage as damage:
+                failures[step] = str(damage)
+                _warn(f"step {step} in {self.directory} is damaged, passed over: {damage}")
+                continue
+            if set_aside and not self._read_only:
+                self._set_aside(list(failures))
+            return step, record, result
+        if not numbered:
+            return None
+        raise CheckpointError(
+            f"no good checkpoint in {self.directory}, "
+            + "; ".join(f"step {step}: {why}" for step, why in failures.items())
+            + ". Move these steps away to start afresh."
+        )
+
+    def _set_aside(self, steps: list[int]) -> None:
+        """Renames damaged steps: nothing is lost, and their numbers are free for saving again."""
+        for step in steps if jax.process_index() == 0 else []:
+            target, count = self.directory / f"{step}.damaged", 1
+            while target.exists():
+                target, count = self.directory / f"{step}.damaged-{count + 1}", count + 1
+            (self.directory / str(step)).rename(target)
+        if steps:
+            _together(lambda: None)  # a barrier: nobody lists the directory before
+            if self._manager is not None:
+                self._manager.reload()
+
+
+def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dict]:
+    """Reads a whole checked step without a template, every leaf as a NumPy array.
+
+    Args:
+        path: a directory of checkpoints, or a work directory that has `checkpoints/`.
+        which: as in `Checkpoints.restore`.
+
+    Returns:
+        (step, state, meta).
+
+    Raises:
+        CheckpointError: there is no such directory, no checkpoint in it, or none that is good.
+    """
+    path = Path(path).expanduser().absolute()
+    inner = path / "checkpoints"
+    checkpoints = Checkpoints(inner if inner.is_dir() else path, read_only=True)
+    found = checkpoints._first(which, lambda step, record: _read(step, record, None))
+    if found is None:
+        what = "holds no checkpoint" if path.is_dir() else "is not a directory"
+        raise CheckpointError(
+            f"{path} {what}; expected a work directory with checkpoints/, or a directory of "
+            "numbered steps such as checkpoints/ itself"
+        )
+    step, record, leaves = found
+    return step, nest(leaves, record.empty), record.meta
+
+
+def _ranked(metrics: dict[int, float | None]) -> list[int]:
+    """Steps that have a metric, the best first, the later of equals first."""
+    having = [step for step, metric in metrics.items() if metric is not None]
+    return sorted(having, key=lambda step: (metrics[step], step), reverse=True)
+
+
+def _read(
+    directory: Path, record: Record, wanted: dict[TreePath, Any] | None
+) -> dict[TreePath, Any]:
+    """One step's leaves, placed as `wanted` says (None: NumPy), once their checksums agree."""
+    if wanted is None:
+        wanted = {path: np.empty(shape, dtype) for path, (dtype, shape, _) in record.leaves.items()}
+    check_fits(directory, record, wanted)
+    path = directory / "state"
+    leaves = _together(functools.partial(_load, path, wanted))
+
+    def check() -> None:
+        sums = checksum.of(list(leaves.values()))
+        for (name, leaf), found in zip(leaves.items(), sums, strict=True):
+            if (str(leaf.dtype), leaf.shape, found) != record.leaves[name]:
+                raise Damage(f"{path}: the data of {dotted(name)} do not agree with its checksum")
+
+    _together(check)
+    return leaves
+
+
+def _load(path: Path, wanted: dict[TreePath, Any]) -> dict[TreePath, Any]:
+    """Orbax's handler reads without a barrier, so a process that fails leaves none waiting."""
+    orbax = _orbax()
+    from etils import epath
+
+    args = {
+        name: orbax.RestoreArgs(restore_type=np.ndarray)
+        if isinstance(leaf, np.ndarray)
+        else orbax.ArrayRestoreArgs(
+            restore_type=jax.Array, sharding=_sharding(leaf), global_shape=leaf.shape
+        )
+        for name, leaf in wanted.items()
+        if math.prod(leaf.shape)
+    }
+    handler = orbax.PyTreeCheckpointHandler()
+    try:
+        tree = handler.restore(
+            epath.Path(path),
+            args=orbax.args.PyTreeRestore(item=_orbax_tree(wanted), restore_args=_strings(args)),
+        )
+        leaves = {name: _at(tree, name) for name in args}
+    except (MemoryError, jax.errors.JaxRuntimeError):
+        raise  # of this machine, not of the files
+    except Exception as error:  # damaged bytes can make any of the parsers below raise anything
+        raise Damage(f"{path}: {brief(error)}") from error
+    finally:
+        handler.close()
+    return {name: leaves[name] if name in leaves else _empty(leaf) for name, leaf in wanted.items()}
+
+
+def _strings(leaves: dict[TreePath, Any]) -> dict:
+    return nest({tuple(map(str, path)): leaf for path, leaf in leaves.items()})
+
+
+def _orbax_tree(leaves: dict[TreePath, Any]) -> dict:
+    """Orbax turns integer keys into strings and refuses arrays of size 0, which hold nothing."""
+    return _strings({path: leaf for path, leaf in leaves.items() if math.prod(leaf.shape)})
+
+
+def _at(tree: dict, path: TreePath) -> Any:
+    for key in path:
+        tree = tree[str(key)]
+    return tree
+
+
+def _empty(leaf: Any) -> jax.Array | np.ndarray:
+    if isinstance(leaf, np.ndarray):
+        return np.zeros(leaf.shape, leaf.dtype)
+    return jnp.zeros(leaf.shape, leaf.dtype, device=_sharding(leaf))
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding:
+    return leaf.sharding or SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _together(attempt: Callable[[], Any]) -> Any:
+    """Damage that one process meets is damage for all, so that none goes on and waits alone."""
+    result, damage = None, None
+    try:
+        result = attempt()
+    except Damage as found:
+        damage = found
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        if not multihost_utils.process_allgather(np.array(damage is None)).all():
+            damage = damage or Damage("another process could not read it")
+    if damage is not None:
+        raise damage
+    return result
+
+
+@functools.cache
+def _orbax() -> Any:
+    """Orbax, imported when first needed, with only its errors left to see."""
+    import orbax.checkpoint
+
+    logging.getLogger("absl").addFilter(
+        lambda record: record.levelno >= logging.ERROR or "orbax" not in record.pathname
+    )
+    show = sys.unraisablehook
+
+    def unless_late_read(report: Any) -> None:
+        """When one array cannot be read, Orbax closes its event loop while the reads of others
+        are under way; each then complains on stderr of the closed loop, and nothing else."""
+        if str(report.exc_value) != "Event loop is closed":
+            show(report)
+
+    sys.unraisablehook = unless_late_read
+    return orbax.checkpoint
+
+
+def _probe(directory: Path) -> None:
+    """Finds out at the start, not after the first epoch, that nothing can be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-") as file:
+            file.write(b"0")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write checkpoints in {directory}: {error.strerror or error}; choose another "
+            "work directory, or make this one writable"
+        ) from error
+
+
+def _clear_cut_short(directory: Path) -> None:
+    """Removes what a save cut short has left. Orbax's own clean-up stops at a directory into
+    which the threads of a save that has just failed still write, so this one comes back."""
+    left = [path for path in _entries(directory) if _TEMPORARY in path.name]
+    for path in left if jax.process_index() == 0 else []:
+        for pause in (0.0, 0.1, 0.3, 1.0):
+            time.sleep(pause)
+            shutil.rmtree(path, ignore_errors=True)
+            if not path.exists():
+                break
+
+
+def _entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []
+
+
+def _is_step(path: Path) -> bool:
+    return re.fullmatch("0|[1-9][0-9]*", path.name) is not None and path.is_dir()
+
+
+def _is_ours(path: Path) -> bool:
+    """Steps, saves cut short, steps set aside; hidden files are somebody's, but no mistake."""
+    known = _TEMPORARY in path.name or ".damaged" in path.name
+    return known or path.name.startswith(".") or _is_step(path)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, CheckpointWarning, stacklevel=2)

@@ -1,0 +1,226 @@
+"""What is written down about a step: its leaves, their checksums and the caller's metadata.
+
+JSON of the form {"sha256": digest of content, "content": {"format", "step", "metric", "leaves",
+"empty", "meta"}}, where "leaves" is a list of [path, dtype, shape, checksum].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hsvit_jax import checksum
+
+FORMAT = 1
+
+TreePath = tuple[str | int, ...]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be written, read or trusted, or does not fit what was asked for."""
+
+
+class Damage(Exception):
+    """Why a step cannot be trusted."""
+
+
+class Record(NamedTuple):
+    """What `meta/metadata` says of one step; `leaves` maps a path to (dtype, shape, checksum)."""
+
+    metric: float | None
+    leaves: dict[TreePath, tuple[str, tuple[int, ...], str]]
+    empty: list[TreePath]
+    meta: dict
+
+
+def seal(
+    step: int,
+    metric: float | None,
+    leaves: dict[TreePath, Any],
+    sums: list[str],
+    empty: list[TreePath],
+    meta: dict,
+) -> dict:
+    """The JSON document of a step, with the digest that shows a change of any of it.
+
+    `sums` are the leaves' checksums in their order. Raises ValueError where `meta` is not JSON.
+    """
+    if not isinstance(meta, dict):
+        raise ValueError(f"meta is a {type(meta).__name__}, expected a dict")
+    table = [
+        [list(path), str(leaf.dtype), list(leaf.shape), found]
+        for (path, leaf), found in zip(leaves.items(), sums, strict=True)
+    ]
+    content = {"format": FORMAT, "step": step, "metric": metric, "leaves": table, "empty": empty}
+    try:
+        content = json.loads(json.dumps(content | {"meta": meta}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"meta cannot be written as JSON: {error}") from error
+    return {"sha256": _digest(content), "content": content}
+
+
+def unseal(document: dict, step: int) -> Record:
+    """The record in a document; KeyError, TypeError or Damage where it is not one."""
+    content = document["content"]
+    if _digest(content) != document["sha256"]:
+        raise Damage("its contents do not agree with their SHA-256")
+    if content["format"] != FORMAT:
+        raise CheckpointError(
+            f"step {step} was written in format {content['format']}, this version reads format "
+            f"{FORMAT}; use the version that wrote it"
+        )
+    if content["step"] != step:
+        raise Damage(f"it describes step {content['step']}")
+    leaves = {
+        tuple(path): (dtype, tuple(shape), checksum)
+        for path, dtype, shape, checksum in content["leaves"]
+    }
+    return Record(content["metric"], leaves, [tuple(p) for p in content["empty"]], content["meta"])
+
+
+def read_record(directory: Path, step: int) -> Record:
+    path = directory / str(step) / "meta" / "metadata"
+    try:
+        return unseal(json.loads(path.read_bytes()), step)
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, Damage) as error:
+        raise Damage(f"{path}: {brief(error)}") from error
+
+
+def _digest(content: dict) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_fits(directory: Path, record: Record, wanted: dict[TreePath, Any]) -> None:
+    """A healthy step that is not what was asked for is the caller's to solve, not to skip."""
+    saved = {path: f"{dtype}{list(shape)}" for path, (dtype, shape, _) in record.leaves.items()}
+    asked = {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in wanted.items()}
+    lines = [f"missing: {dotted(path)} {asked[path]}" for path in asked if path not in saved]
+    lines += [f"extra: {dotted(path)} {saved[path]}" for path in saved if path not in asked]
+    lines += [
+        f"different: {dotted(path)} checkpoint {saved[path]}, wanted {asked[path]}"
+        for path in asked
+        if saved.get(path, asked[path]) != asked[path]
+    ]
+    if lines:
+        raise CheckpointError(
+            f"{directory} holds another model or training state; restore it with the "
+            "configuration it was saved with, or start in another directory:\n  "
+            + "\n  ".join(lines)
+        )
+
+
+def flatten(
+    tree: Any, check: Callable[[TreePath, Any], Any], path: TreePath = ()
+) -> dict[TreePath, Any]:
+    """Leaves by path, in the order of their names; each goes through `check`."""
+    if isinstance(tree, dict):
+        leaves: dict[TreePath, Any] = {}
+        for key in sorted(tree, key=str):
+            if isinstance(key, bool) or not isinstance(key, str | int) or key == "":
+                raise ValueError(f"key {key!r} under {dotted(path)!r}: expected a str or an int")
+            leaves |= flatten(tree[key], check, (*path, key))
+        names = [dotted(name) for name in leaves]
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"two leaves have the same name: {twice}; rename a key")
+        if not path and not leaves:
+            raise ValueError("the state has no arrays; expected a nested dict of arrays")
+        return leaves
+    if not path:
+        raise ValueError(f"the state is a {type(tree).__name__}, expected a nested dict of arrays")
+    leaf = check(path, tree)
+    if str(leaf.dtype) not in checksum.DTYPES:
+        raise ValueError(
+            f"{dotted(path)} is {leaf.dtype}, expected one of {', '.join(checksum.DTYPES)} "
+            "(of a random key: jax.random.key_data)"
+        )
+    return {path: leaf}
+
+
+def savable(path: TreePath, leaf: Any) -> jax.Array | np.ndarray:
+    """NumPy leaves are copied: the caller may change them while they are being written."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return np.array(leaf)
+    if isinstance(leaf, jax.Array):
+        return leaf
+    raise ValueError(f"{dotted(path)} is a {type(leaf).__name__}, expected an array or a dict")
+
+
+def restorable(path: TreePath, leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    raise ValueError(
+        f"{dotted(path)} in the template is a {type(leaf).__name__}, expected "
+        "jax.ShapeDtypeStruct, an array or a dict"
+    )
+
+
+def empties(tree: Any, path: TreePath = ()) -> list[TreePath]:
+    """Paths of the empty dicts, which Orbax would drop."""
+    if not isinstance(tree, dict):
+        return []
+    if path and not tree:
+        return [path]
+    return [found for key, value in tree.items() for found in empties(value, (*path, key))]
+
+
+def nest(leaves: dict[TreePath, Any], empty: Sequence[TreePath] = ()) -> dict:
+    tree: dict = {}
+    for path, leaf in [*leaves.items(), *((path, {}) for path in empty)]:
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf
+    return tree
+
+
+def dotted(path: TreePath) -> str:
+    return ".".join(map(str, path))
+
+
+def brief(error: BaseException) -> str:
+    """The first line of a message: Orbax and TensorStore append whole specifications."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = next(iter(str(error).splitlines()), "")[:300]
+    return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
+
+
+def diff(saved: dict, wanted: dict) -> list[str]:
+    """One line for each difference between two nested dicts, the saved one named first.
+
+    Lists are compared item by item, and a tuple equals the list JSON made of it.
+
+    >>> diff({"model": {"depth": 2}}, {"model": {"depth": 4}})
+    ['model.depth: checkpoint 2, config 4']
+    """
+    return list(_differences("", saved, wanted))
+
+
+def _differences(name: str, saved: Any, wanted: Any) -> Iterator[str]:
+    if isinstance(saved, dict) and isinstance(wanted, dict):
+        saved = {str(key): value for key, value in saved.items()}
+        wanted = {str(key): value for key, value in wanted.items()}
+        for key in sorted(saved.keys() | wanted.keys()):
+            inner = f"{name}.{key}" if name else key
+            if key not in wanted:
+                yield f"{inner}: checkpoint {saved[key]!r}, config has none"
+            elif key not in saved:
+                yield f"{inner}: checkpoint has none, config {wanted[key]!r}"
+            else:
+                yield from _differences(inner, saved[key], wanted[key])
+    elif isinstance(saved, list | tuple) and isinstance(wanted, list | tuple):
+        if len(saved) != len(wanted):
+            yield f"{name}: checkpoint has {len(saved)} items, config {len(wanted)}"
+        for i, (one, other) in enumerate(zip(saved, wanted, strict=False)):
+            yield from _differences(f"{name}[{i}]", one, other)
+    elif saved != wanted and not (saved != saved and wanted != wanted):  # NaN equals NaN here
+        yield f"{name}: checkpoint {saved!r}, config {wanted!r}"

@@ -1,0 +1,284 @@
+"""Configurations: what the argument after the colon means, recipes, durations, cross-field checks.
+
+A config file calls `base` with its network's sizes and the argument after the colon, such as
+`configs/c4a8.py:cifar100,paper`. What is left empty there (image size, classes, mean, std, pool
+strides) follows from the data set once it is known: see `resolve`.
+"""
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+#: Data sets with a name of their own; `folder=<path>` and `tfds=<name>` come beside them.
+DATA_SETS = (
+    "digits",
+    "cifar10",
+    "cifar100",
+    "fashion_mnist",
+    "tiny_imagenet",
+    "food101",
+    "imagenet",
+)
+RECIPES = ("strong", "paper")
+SWITCHES = ("tiny", "bf16", "conv_only", "attention_only")
+
+_EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
+
+
+def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
+    """Splits the text after the colon into (data set, recipe, switches).
+
+    The order of words does not matter; no word means cifar10 by the strong recipe. Raises
+    ValueError for a word that is unknown (naming the nearest) or a second data set or recipe.
+    """
+    data, recipe, switches = [], [], []
+    for word in filter(None, (w.strip() for w in (argument or "").split(","))):
+        if word in DATA_SETS or word.startswith(("folder=", "tfds=")):
+            data.append(word)
+        elif word in RECIPES:
+            recipe.append(word)
+        elif word in SWITCHES:
+            switches.append(word)
+        else:
+            known = (*DATA_SETS, "folder=<path>", "tfds=<name>", *RECIPES, *SWITCHES)
+            raise ValueError(
+                f"unknown word {word!r} after the colon.{nearest(word, known)} Known: "
+                f"{', '.join(known)} ({_EXAMPLE})"
+            )
+    for kind, words in (("data set", data), ("recipe", recipe)):
+        if len(words) > 1:
+            raise ValueError(f"one {kind} at a time; got {' and '.join(words)} ({_EXAMPLE})")
+    return (data or ["cifar10"])[0], (recipe or ["strong"])[0], tuple(switches)
+
+
+def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """' Did you mean …?' for the closest known word, or nothing."""
+    close = difflib.get_close_matches(word, known, 1, 0.5)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The configuration of a network on the data set and recipe that `argument` names.
+
+    model: the sizes of the `model` section. Returns a locked ConfigDict in which every key that any
+    part of the program reads is present. Raises ValueError for an unknown argument.
+    """
+    data, recipe, switches = parse_argument(argument)
+    config = ml_collections.ConfigDict()
+    config.seed = 0
+    config.recipe = recipe
+    config.model = ml_collections.ConfigDict(
+        {"family": "hsvit", "ablation": "none", "dtype": "float32", "pool_strides": (), **model}
+    )
+    config.data = ml_collections.ConfigDict(
+        {
+            "name": data,
+            "dir": "",  # empty: $HSVIT_DATA_DIR, or a folder in the user's cache
+            "image_size": (),  # the next five follow from the data set when left empty
+            "channels": 0,
+            "num_classes": 0,
+            "mean": (),
+            "std": (),
+            "val_fraction": 0.1,
+            "on_bad_image": "error",  # or 'skip', with a warning
+        }
+    )
+    config.augment = ml_collections.ConfigDict(_augment(recipe, data))
+    config.train = ml_collections.ConfigDict(
+        {
+            "batch": 512 if recipe == "paper" else 128,
+            "epochs": 300 if recipe == "paper" else 100,
+            "steps": 0,  # instead of epochs (set epochs=0)
+            "log_every": 10,
+            "eval_every": 1,  # epochs
+            "ema_decay": 0.0 if recipe == "paper" else 0.999,
+            "bad_steps_limit": 3,  # non-finite steps in a row before stopping
+            "select_on": "val",  # split that chooses the best checkpoint; 'test' only when told to
+        }
+    )
+    config.optim = ml_collections.ConfigDict(_optim(recipe))
+    config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1})
+    config.checkpoint = ml_collections.ConfigDict(
+        {"every": 1, "keep_latest": 2, "keep_best": 1}  # every: epochs
+    )
+    _apply_data(config, data)
+    for switch in switches:
+        _apply_switch(config, switch)
+    config.lock()
+    return config
+
+
+def _augment(recipe: str, data: str) -> dict[str, Any]:
+    paper = recipe == "paper"
+    return {
+        "crop_padding": 0 if paper else 4,
+        "flip": not paper and data not in ("digits",),
+        "rand_augment_ops": 2,
+        "rand_augment_magnitude": 9,
+        "erasing": 0.0 if paper else 0.25,
+        "mixup": 1.0 if paper else 0.8,  # the paper names no alpha: torchvision's default
+        "cutmix": 1.0,
+        "mix_probability": 1.0 if paper else 0.5,
+        "label_smoothing": 0.0 if paper else 0.1,
+    }
+
+
+def _optim(recipe: str) -> dict[str, Any]:
+    paper = recipe == "paper"
+    return {
+        "learning_rate": 1e-3,
+        "weight_decay": 0.01 if paper else 0.05,
+        "decay_all": paper,  # the reference decays biases and norms too
+        "warmup_epochs": 0.0 if paper else 5.0,
+        "cosine_per": "epoch" if paper else "step",
+        "clip_norm": 0.01 if paper else 1.0,
+        "beta1": 0.9,
+        "beta2": 0.999,
+    }
+
+
+def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
+    """What a data set changes in the strong recipe; the paper's is the same for all."""
+    if data == "digits" and config.recipe == "strong":
+        # 1,437 training images: a short, light recipe that a laptop finishes in a minute or two.
+        config.train.batch, config.train.epochs, config.train.ema_decay = 64, 12, 0.98
+        config.optim.warmup_epochs = 1.0
+        config.augment.update({"crop_padding": 2, "rand_augment_ops": 0, "erasing": 0.0})
+        config.augment.update({"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.05})
+    elif data in ("food101", "imagenet") and config.recipe == "strong":
+        config.augment.crop_padding = 16
+
+
+def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
+    if switch == "tiny":
+        blocks = len(config.model.conv_channels)
+        config.model.update({"groups": 4, "depth": 2, "embed_dim": 16, "heads": 2})
+        config.model.conv_channels = (8,) * (blocks - 1) + (16,)
+        config.train.update({"batch": 32, "epochs": 0.0, "steps": 8, "log_every": 1})
+        config.optim.warmup_epochs = 0.0
+        if config.model.ablation == "attention_only":
+            config.data.image_size = (4, 4)
+    elif switch == "bf16":
+        config.model.dtype = "bfloat16"
+    else:
+        config.model.ablation = switch
+        if switch == "attention_only":  # a colour plane is a token of embed_dim pixels
+            side = math.isqrt(config.model.embed_dim)
+            config.data.image_size = (side, side)
+            config.augment.update({"crop_padding": 0, "erasing": 0.0})
+
+
+def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.ConfigDict:
+    """A copy in which everything that follows from the data set is filled in, and checked.
+
+    info: the data set's `DataInfo` (image_size, channels, num_classes, mean, std). Raises
+    ValueError naming the key, what was given and what fits.
+    """
+    config = config.copy_and_resolve_references()
+    data = config.data
+    size = tuple(data.image_size) or tuple(info.image_size)
+    data.image_size = size * 2 if len(size) == 1 else size
+    if len(data.image_size) != 2:
+        raise ValueError(f"data.image_size needs rows and columns; got {data.image_size}")
+    data.channels = data.channels or info.channels
+    data.num_classes = data.num_classes or info.num_classes
+    if data.num_classes < info.num_classes:
+        raise ValueError(
+            f"data.num_classes={data.num_classes}, but {data.name} has {info.num_classes} classes"
+        )
+    data.mean = _per_channel(data.mean or info.mean, data.channels)
+    data.std = _per_channel(data.std or info.std, data.channels)
+    validate(config)
+    return config.lock()
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Colour statistics for grey images and the reverse: the mean, or the same value thrice."""
+    if len(values) == channels:
+        return tuple(float(v) for v in values)
+    return (float(sum(values)) / len(values),) * channels
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+    """Raises ValueError, naming the key and what fits, for values that cannot work together."""
+
+    def require(key: str, fits: bool, expected: str) -> None:
+        if not fits:
+            section, name = key.split(".")
+            raise ValueError(f"{key} must be {expected}; got {config[section][name]!r}")
+
+    train, optim, data = config.train, config.optim, config.data
+    require("train.batch", train.batch >= 1, "at least 1")
+    require("train.epochs", train.epochs >= 0, "at least 0")
+    require("train.steps", train.steps >= 0, "at least 0")
+    if train.epochs and train.steps:
+        raise ValueError(
+            f"train.epochs={train.epochs:g} and train.steps={train.steps} both say how long to "
+            "train: set one of them to 0"
+        )
+    require("train.log_every", train.log_every >= 1, "at least 1 (steps)")
+    require("train.eval_every", train.eval_every >= 1, "at least 1 (epochs)")
+    require("train.ema_decay", 0 <= train.ema_decay < 1, "in [0, 1), 0 for none")
+    require("train.bad_steps_limit", train.bad_steps_limit >= 1, "at least 1")
+    require("train.select_on", train.select_on in ("val", "test"), "'val' or 'test'")
+    require("optim.learning_rate", optim.learning_rate > 0, "positive")
+    require("optim.weight_decay", optim.weight_decay >= 0, "at least 0")
+    require("optim.clip_norm", optim.clip_norm >= 0, "at least 0, 0 for none")
+    require("optim.warmup_epochs", optim.warmup_epochs >= 0, "at least 0")
+    require("optim.cosine_per", optim.cosine_per in ("epoch", "step"), "'epoch' or 'step'")
+    require("data.val_fraction", 0 <= data.val_fraction < 1, "in [0, 1)")
+    require("data.on_bad_image", data.on_bad_image in ("error", "skip"), "'error' or 'skip'")
+    require("data.channels", data.channels in (1, 3), "1 or 3")
+    require("data.std", min(data.std) > 0, "positive")
+    require("checkpoint.every", config.checkpoint.every >= 1, "at least 1 (epochs)")
+    require("checkpoint.keep_latest", config.checkpoint.keep_latest >= 1, "at least 1")
+    require("checkpoint.keep_best", config.checkpoint.keep_best >= 1, "at least 1")
+    if train.select_on == "val" and data.val_fraction == 0:
+        raise ValueError(
+            "train.select_on='val' needs a held-out validation split, but data.val_fraction=0: "
+            "hold some out, or say train.select_on='test' and report it so"
+        )
+
+
+def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
+    """How many optimizer steps a run has: the one place where epochs become steps."""
+    return config.train.steps or round(config.train.epochs * steps_per_epoch)
+
+
+def default_workdir(config: ml_collections.ConfigDict, config_file: str) -> str:
+    """A readable folder under runs/: configuration, data set, recipe and seed.
+
+    The same command gives the same folder, so that a second run goes on where the first stopped.
+    """
+    stem = config_file.split(":")[0].rsplit("/", 1)[-1].removesuffix(".py")
+    kind, _, path = config.data.name.partition("=")
+    data = f"{kind}-{path.rstrip('/').rsplit('/', 1)[-1]}" if path else kind
+    words = [stem, data, config.recipe]
+    if config.train.steps:
+        words.append(f"{config.train.steps}steps")
+    if config.model.ablation != "none":
+        words.append(config.model.ablation)
+    return "runs/" + "-".join([*words, f"seed{config.seed}"])
+
+
+def to_json(config: ml_collections.ConfigDict) -> str:
+    """The configuration as indented JSON, to be read by people and by `from_json`."""
+    return json.dumps(config.to_dict(), indent=2, sort_keys=True)
+
+
+def from_json(text: str) -> ml_collections.ConfigDict:
+    """A configuration written by `to_json`; lists come back as tuples. Raises ValueError if not."""
+
+    def tuples(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: tuples(v) for k, v in value.items()}
+        return tuple(tuples(v) for v in value) if isinstance(value, list) else value
+
+    tree = json.loads(text)
+    if not isinstance(tree, dict):
+        raise ValueError(f"a configuration is a JSON object; got {type(tree).__name__}")
+    return ml_collections.ConfigDict(tuples(tree)).lock()

@@ -1,0 +1,310 @@
+"""PyTorch weights to a checkpoint of ours: `python -m hsvit_jax.convert FILE [OUT]`.
+
+FILE is a state dict as `.npz`, `.safetensors`, or `.ckpt`/`.pt`/`.pth` where PyTorch is installed.
+The network's sizes come from the JSON under `config` (its `constructor`), from options, or from the
+tensors' shapes, in this order: option, constructor, shape. Where FILE also holds `input` (NCHW) and
+`logits`, the converted network is run on them and must agree before anything is written.
+
+Nothing in FILE is ever unpickled, except by PyTorch's own restricted reader (`weights_only=True`).
+"""
+
+import argparse
+import json
+import math
+import re
+import struct
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hsvit_jax import config as configs
+from hsvit_jax import convert_hsvit, models
+from hsvit_jax.checkpoint import Checkpoints
+from hsvit_jax.convert_hsvit import Tensors, params_from_torch
+
+_TORCH_SUFFIXES = (".ckpt", ".pt", ".pth")
+#: What the readers of damaged or foreign files raise; each becomes one ValueError naming the file.
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, MemoryError, KeyError, SyntaxError, TypeError),
+    *(NotImplementedError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error),
+    struct.error,
+)
+
+
+class Disagreement(ValueError):
+    """The converted network's logits are not the file's; `report` holds the two figures."""
+
+    def __init__(self, message: str, report: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+# --- Reading a file ------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """All tensors of the file, and what its `config` JSON says ({} without one)."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file")
+    suffix = path.suffix.lower()
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+    readers |= dict.fromkeys(_TORCH_SUFFIXES, _read_torch)
+    if suffix not in readers:
+        raise ValueError(f"{path}: expected a file ending in {', '.join(readers)}")
+    tensors, text = readers[suffix](path)
+    try:
+        description = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ValueError(f"{path}: its `config` is not JSON: {error}") from None
+    if not isinstance(description, dict):
+        raise ValueError(f"{path}: its `config` is not a JSON object")
+    return tensors, description
+
+
+def _unreadable(path: Path, kind: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path} is not a whole {kind} file ({type(error).__name__}: {error}); it may be cut off, "
+        "or something else under that name: fetch or export it again"
+    )
+
+
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            wanted = [k for k in archive.files if not k.startswith(("grad/", "after/"))]
+            tensors = {k: archive[k] for k in wanted}
+            if not all(isinstance(v, np.ndarray) for v in tensors.values()):
+                raise ValueError("an entry is not an array")
+            text = tensors.pop("config", np.array("")).item()
+            return tensors, text.decode() if isinstance(text, bytes) else str(text)
+    except (*_UNREADABLE, AttributeError) as error:  # AttributeError: a bare .npy has no `files`
+        raise _unreadable(path, ".npz", error) from None
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            tensors = {k: np.array(file.get_tensor(k)) for k in file.keys()}  # noqa: SIM118
+            return tensors, (file.metadata() or {}).get("config", "")
+    except (*_UNREADABLE, safetensors.SafetensorError) as error:
+        raise _unreadable(path, ".safetensors", error) from None
+
+
+def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    try:
+        import torch
+    except ImportError:
+        raise ValueError(
+            f"{path} needs PyTorch to be read, which is not installed here. Install torch, or "
+            "export the weights where it is: numpy.savez('weights.npz', **{k: v.numpy() for k, v "
+            f"in torch.load('{path.name}', map_location='cpu', weights_only=True)['state_dict']"
+            ".items()}) (leave out ['state_dict'] for a plain state dict)"
+        ) from None
+    import pickle
+
+    try:
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+    except (*_UNREADABLE, pickle.UnpicklingError) as error:
+        raise _unreadable(path, path.suffix, error) from None
+    tree = tree.get("state_dict", tree) if isinstance(tree, dict) else tree
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} holds a {type(tree).__name__}, expected a state dict")
+    tensors = {str(k): v for k, v in tree.items() if isinstance(v, torch.Tensor)}
+    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+    text = tree.get("config", "")
+    return {k: v.numpy() for k, v in floats.items()}, text if isinstance(text, str) else ""
+
+
+# --- Families ------------------------------------------------------------------------------------
+
+
+class Family(NamedTuple):
+    """How one family's files are read; a further family adds an entry to `FAMILIES`."""
+
+    marker: str  # a key that every file of the family has, after an optional prefix
+    settings: Callable[[Tensors, dict[str, Any]], tuple[dict, dict]]
+    params: Callable[[Tensors, Any], tuple[dict, dict]]
+
+
+FAMILIES: Mapping[str, Family] = {
+    "hsvit": Family("classifier.mlp_head.1.weight", convert_hsvit.settings, params_from_torch)
+}
+
+
+def _without_prefix(tensors: dict[str, np.ndarray], marker: str) -> dict[str, np.ndarray]:
+    """Drops what a wrapper (Lightning, DataParallel, compile) puts before every key."""
+    if marker in tensors:
+        return tensors
+    prefixes = [k.removesuffix(marker) for k in tensors if k.endswith("." + marker)]
+    if len(prefixes) > 1:
+        raise ValueError(f"several networks in one file, under {prefixes}: save one of them")
+    prefix = prefixes[0] if prefixes else ""
+    return {k.removeprefix(prefix): v for k, v in tensors.items()}
+
+
+# --- Converting ----------------------------------------------------------------------------------
+
+
+def convert_file(
+    path: str | Path,
+    out: str | Path | None = None,
+    *,
+    image_size: Sequence[int] | None = None,
+    channels: int | None = None,
+    strides: Sequence[int] | None = None,
+    heads: int | None = None,
+    mean: Sequence[float] = (0.5,),
+    std: Sequence[float] = (0.5,),
+    data: str = "cifar10",
+    tolerance: float = 1e-5,
+) -> dict[str, Any]:
+    """Converts `path` to a work directory `out` with `checkpoints/` (step 0) and `config.json`.
+
+    out: default `<stem>-jax` beside the file. image_size (rows, columns), channels, strides, heads:
+    what the file does not say. mean, std: one value or one per channel, of pixels in [0, 1]; no
+    state dict holds them. data: name of the data set written into the configuration. tolerance:
+    of the largest logit, where the file holds `input` and `logits`.
+
+    Returns `parameters`, `checkpoint` and, where compared, `max_abs_error` and `max_abs_logit`.
+    Raises ValueError for an unreadable file, tensors or sizes that do not fit, an `out` that holds
+    something else, and `Disagreement` for other logits (then nothing is written).
+    """
+    path = Path(path)
+    tensors, description = _read(path)
+    family = str(description.get("family", "hsvit")).lower()
+    if family not in FAMILIES:
+        raise ValueError(f"{path}: unknown family {family!r}; known: {', '.join(FAMILIES)}")
+    given = description.get("constructor", {})
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: `constructor` in its `config` is not a JSON object")
+    options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}
+    options["pool_strides"] = strides
+    given = given | {k: v for k, v in options.items() if v is not None}
+    try:
+        tensors = _without_prefix(tensors, FAMILIES[family].marker)
+        sizes, shapes = FAMILIES[family].settings(tensors, given)
+        config = _configuration(sizes, shapes, mean, std, data)
+        model = models.build(config.model, **shapes)
+        params, stats = FAMILIES[family].params(tensors, model.config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    report = {"parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(params))}
+    if "input" in tensors and "logits" in tensors:
+        report |= _compare(path, model, params, stats, tensors, tolerance)
+    out = path.with_name(f"{path.stem}-jax") if out is None else Path(out)
+    _write(out, config, params, stats)
+    return report | {"checkpoint": str(out)}
+
+
+def _configuration(
+    model: dict, shapes: dict, mean: Sequence[float], std: Sequence[float], data: str
+) -> Any:
+    """The project's defaults with this network's sizes filled in."""
+    config = configs.base(data, model)
+    channels = shapes["channels"]
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, channels):
+            raise ValueError(f"{name} needs 1 or {channels} values; got {tuple(values)}")
+        full = tuple(float(v) for v in values) * (channels if len(values) == 1 else 1)
+        if not all(math.isfinite(v) and (v > 0 or name == "mean") for v in full):
+            raise ValueError(f"{name} needs finite values (std: positive); got {tuple(values)}")
+        shapes = {**shapes, name: full}
+    config.data.update(shapes)
+    return config
+
+
+def _compare(
+    path: Path, model: Any, params: dict, stats: dict, tensors: Tensors, tolerance: float
+) -> dict[str, float]:
+    """Runs the network on the file's images; raises Disagreement beyond the tolerance."""
+    images, logits = tensors["input"], tensors["logits"]
+    size = (model.config.image_channels, *model.config.image_size)
+    fits = images.shape == (*logits.shape[:1], *size) and images.size
+    if not fits or logits.shape[1:] != (model.config.num_classes,):
+        raise ValueError(
+            f"{path}: input {images.shape} and logits {logits.shape} do not fit a network for "
+            f"{size} (channels, rows, columns) and {model.config.num_classes} classes"
+        )
+    if not all(t.dtype.kind == "f" and np.isfinite(t).all() for t in (images, logits)):
+        raise ValueError(f"{path}: input and logits must be finite floating-point numbers")
+    with jax.default_matmul_precision("highest"):
+        run = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
+        ours = run(params, stats, images.transpose(0, 2, 3, 1).astype(np.float32))
+    error = float(np.abs(np.asarray(ours, np.float64) - logits).max())
+    largest = float(np.abs(logits).max())
+    report = {"max_abs_error": error, "max_abs_logit": largest}
+    if not error <= tolerance * largest:  # written so that NaN fails
+        finite = {k: v if math.isfinite(v) else None for k, v in report.items()}
+        raise Disagreement(
+            f"{path}: the converted network's logits differ from the file's by {error:.3g}, more "
+            f"than {tolerance:g} of the largest, {largest:.3g}; nothing was written",
+            finite,
+        )
+    return report
+
+
+def _write(out: Path, config: Any, params: dict, stats: dict) -> None:
+    """A work directory; the same conversion again is no error, anything else in the way is."""
+    text = configs.to_json(config) + "\n"
+    file = out / "config.json"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        same = file.is_file() and file.read_text() == text
+        if not same:
+            raise ValueError(f"{out} already holds something else: remove it or name another OUT")
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    names = [str(i) for i in range(config.data.num_classes)]
+    meta = {"config": config.to_dict(), "class_names": names}
+    with Checkpoints(out / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"params": params, "stats": stats}, meta, wait=True)
+
+
+# --- Command line --------------------------------------------------------------------------------
+
+
+def _numbers(kind: type) -> Callable[[str], tuple]:
+    def parse(text: str) -> tuple:
+        return tuple(kind(word) for word in re.split("[,x×]", text))
+
+    parse.__name__ = f"list of {kind.__name__}"  # argparse names the type in its error
+    return parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the report as one JSON line; returns the exit status, 0 or 1."""
+    parser = argparse.ArgumentParser(prog="python -m hsvit_jax.convert", description=__doc__)
+    add = parser.add_argument
+    add("file", help=".npz, .safetensors, or .ckpt/.pt where torch is installed")
+    add("out", nargs="?", help="folder to write (default: <stem>-jax beside FILE)")
+    add("--image_size", type=_numbers(int), help="32, or rows x columns as 32x48")
+    add("--channels", type=int, help="of the image")
+    add("--strides", type=_numbers(int), help="pool strides, one per block, as 2,2")
+    add("--heads", type=int, help="attention heads")
+    add("--mean", type=_numbers(float), default=(0.5,), help="of pixels in [0, 1] (default 0.5)")
+    add("--std", type=_numbers(float), default=(0.5,), help="of pixels in [0, 1] (default 0.5)")
+    add("--data", default="cifar10", help="data set for the configuration (default cifar10)")
+    add("--tolerance", type=float, default=1e-5, help="of the largest logit (default 1e-5)")
+    options = vars(parser.parse_args(arguments))
+    try:
+        report = convert_file(options.pop("file"), options.pop("out"), **options)
+    except Disagreement as error:
+        print(json.dumps(error.report))
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""From a name to three splits of uint8 images: ``describe(name)`` and ``load(name)``.
+
+Names: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``fashion_mnist``, ``tiny_imagenet``,
+``food101``, ``imagenet``, ``folder=<path>`` and ``tfds=<name>``. Files are kept in ``data_dir``:
+by default the variable HSVIT_DATA_DIR, else ``~/.cache/hsvit_jax/data``.
+"""
+
+import dataclasses
+import difflib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from hsvit_jax.data.dataset import DataInfo, Dataset, ImageReader, Split, fingerprint
+from hsvit_jax.data.decode import Progress, Source
+from hsvit_jax.data.download import DataUnavailable
+from hsvit_jax.data.folder import Request, describe_folder, find_listing, load_listing
+from hsvit_jax.data.images import BadImage, check_shape, read_image
+from hsvit_jax.data.named import (
+    REGISTRY,
+    imagenet_missing,
+    load_digits,
+    load_imagenet_folders,
+    load_published,
+)
+from hsvit_jax.data.splits import assign_splits, check_val_fraction, split_rule
+
+__all__ = [
+    "BadImage",
+    "DataInfo",
+    "DataUnavailable",
+    "Dataset",
+    "ImageReader",
+    "Split",
+    "describe",
+    "load",
+    "read_image",
+]
+
+
+def describe(name: str, data_dir: str | None = None) -> DataInfo:
+    """What is known of a data set before it is loaded; never uses the network.
+
+    For named sets the answer is fixed (class names of cifar100, tiny_imagenet, food101 and
+    imagenet are placeholders until they are loaded). For ``folder=`` the class folders are
+    listed and a few image headers read; an archive is unpacked to ``data_dir`` the first time.
+    For ``tfds=`` it is what the builder says.
+
+    Raises:
+      ValueError: an unknown name, or a folder that is not laid out as a data set.
+    """
+    kind, argument = _parse(name)
+    folder = _data_dir(data_dir)
+    if kind == "folder":
+        return describe_folder(name, find_listing(argument, folder))
+    if kind == "tfds":
+        from hsvit_jax.data.tfds_source import describe_tfds
+
+        return describe_tfds(argument, name, folder)
+    return REGISTRY[name].info
+
+
+def load(
+    name: str,
+    *,
+    data_dir: str | None = None,
+    image_size: tuple[int, int] | None = None,
+    channels: int | None = None,
+    val_fraction: float = 0.1,
+    on_bad_image: str = "error",
+    resident_limit_bytes: int = 4 * 2**30,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Loads a data set, downloading, checking and caching it as needed.
+
+    Where the set comes with a test part, validation is ``val_fraction`` of each training class,
+    held out; where it comes in one piece, a tenth of each class is test and ``val_fraction``
+    validation. A validation part that the set brings along (beside a test part) is used whole.
+
+    Args:
+      name: see the head of this package.
+      data_dir: where archives and caches lie.
+      image_size: (H, W) to fit the images to, by the rules of images.py; default `describe`'s.
+      channels: 1 or 3; default `describe`'s.
+      val_fraction: between 0 (no validation split) and 0.8.
+      on_bad_image: 'error', or 'skip' to leave unusable images out with a warning.
+      resident_limit_bytes: sets with more bytes of pixels than this are read as needed.
+      progress: called with (stage, done, total), from the calling thread.
+
+    Raises:
+      DataUnavailable: the files are not here and cannot be had; says where to put them.
+      ValueError: anything else about the arguments or the data that has to be put right.
+    """
+    kind, argument = _parse(name)
+    check_val_fraction(val_fraction)
+    if on_bad_image not in ("error", "skip"):
+        raise ValueError(f"on_bad_image must be 'error' or 'skip', got {on_bad_image!r}")
+    folder = _data_dir(data_dir)
+    if kind == "folder":
+        listing = find_listing(argument, folder, progress)
+        info = describe_folder(name, listing)
+    else:
+        info = describe(name, data_dir)
+    size = tuple(image_size) if image_size is not None else info.image_size
+    depth = channels if channels is not None else info.channels
+    check_shape(size, depth)
+    request = Request(folder, size, depth, on_bad_image, resident_limit_bytes, progress)
+    if kind == "folder":
+        source = load_listing(listing, f"folder-{Path(argument).name}", request)
+    elif kind == "tfds":
+        from hsvit_jax.data.tfds_source import load_tfds
+
+        source = load_tfds(argument, request)
+    elif name == "digits":
+        source = load_digits(request)
+    elif name == "imagenet":
+        source = _load_imagenet(request)
+    else:
+        source = load_published(name, request)
+    return _split(source, info.with_shape(size, depth), val_fraction)
+
+
+class _Reader:
+    """The part of a streamed source that belongs to one split."""
+
+    def __init__(self, source: Source, indices: np.ndarray):
+        self._source = source
+        self._indices = indices
+
+    def read(self, index: int) -> np.ndarray:
+        """Image ``index`` of the split."""
+        return self._source.read(int(self._indices[index]))
+
+
+def _split(source: Source, info: DataInfo, val_fraction: float) -> Dataset:
+    info = dataclasses.replace(info, class_names=source.class_names)
+    parts = assign_splits(source.labels, source.parts, val_fraction)
+    splits = []
+    for indices in parts:
+        labels = source.labels[indices]
+        if source.images is not None:
+            splits.append(Split(labels, source.images[indices], None))
+        else:
+            splits.append(Split(labels, None, _Reader(source, indices)))
+    rule = split_rule(source.parts, val_fraction)
+    return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
+
+
+def _load_imagenet(request: Request) -> Source:
+    from hsvit_jax.data.tfds_source import is_prepared, load_tfds, open_builder
+
+    source = load_imagenet_folders(request)
+    if source is not None:
+        return source
+    if is_prepared(open_builder("imagenet2012", request.data_dir)):
+        return load_tfds("imagenet2012", request)
+    raise imagenet_missing(request.data_dir)
+
+
+def _data_dir(data_dir: str | None) -> Path:
+    chosen = data_dir or os.environ.get("HSVIT_DATA_DIR") or "~/.cache/hsvit_jax/data"
+    return Path(os.path.expanduser(chosen))
+
+
+def _parse(name: str) -> tuple[str, str]:
+    """('folder' | 'tfds' | 'named', argument), or an error that names the nearest known set."""
+    kind, equals, argument = name.partition("=")
+    if equals and kind in ("folder", "tfds") and argument:
+        return kind, argument
+    if name in REGISTRY:
+        return "named", name
+    known = [*REGISTRY, "folder=<path>", "tfds=<name>"]
+    near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.0)
+    raise ValueError(
+        f"unknown data set {name!r}; did you mean {near[0]!r}? Known: {', '.join(known)}"
+    )

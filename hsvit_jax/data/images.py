@@ -1,0 +1,214 @@
+"""One rule for turning any image file, or an array, into uint8 (H, W, C).
+
+In order: the file must be JPEG, PNG, GIF (first frame), BMP, WebP, TIFF or PNM and have at most
+89,478,485 pixels (larger ones are never decoded); EXIF rotation is applied; 16-bit grey is
+divided by 257 and rounded; transparency is composited on white; palette, CMYK, bilevel and the
+rest become RGB or, for one channel, ITU-R 601 grey; the image is scaled, antialiased bicubic, to
+just cover the target (for a square target: shorter side to the target) and its centre is cut out.
+An image that already has the target's size is not resampled. Floating-point and 32-bit images
+have no stated range and are refused.
+"""
+
+import functools
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MAX_PIXELS = 89_478_485
+_JPEG_EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif"}
+_OTHER_EXTENSIONS = {"png", "gif", "bmp", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
+_EXTENSIONS = frozenset(_JPEG_EXTENSIONS | _OTHER_EXTENSIONS)
+# Naming the formats keeps Pillow from trying others, some of which start external programs.
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+_GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
+
+
+class BadImage(ValueError):
+    """A file that cannot be used as an image; the message names it and says why."""
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file of this name is taken for an image: known extension and not hidden."""
+    base = name.rpartition("/")[2]
+    return not base.startswith(".") and base.rpartition(".")[2].lower() in _EXTENSIONS
+
+
+def check_shape(image_size: tuple[int, int], channels: int) -> None:
+    """Raises ValueError unless the size is two positive integers and channels is 1 or 3."""
+    if len(image_size) != 2 or any(int(n) != n or n < 1 for n in image_size):
+        raise ValueError(f"image_size must be two positive integers (H, W), got {image_size}")
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
+
+
+def read_image(
+    source: str | Path | bytes,
+    image_size: tuple[int, int],
+    channels: int,
+    *,
+    name: str | None = None,
+) -> np.ndarray:
+    """Reads one image by the rules at the head of this file.
+
+    Args:
+      source: a path, or the bytes of a file.
+      image_size: (H, W) of the result.
+      channels: 1 or 3.
+      name: what to call the image in errors; default the path.
+
+    Returns:
+      uint8 (H, W, C).
+
+    Raises:
+      BadImage: the file is missing, empty, cut off, too large or not an image.
+    """
+    check_shape(image_size, channels)
+    name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
+    try:
+        data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    except OSError as error:
+        raise BadImage(f"{printable(name)}: cannot be read: {error.strerror or error}") from error
+    image = _open(data, name)
+    try:
+        if image.format in ("JPEG", "MPO"):
+            # Decoding at half, quarter or eighth size is several times faster; asking for twice
+            # the target leaves the antialiasing filter enough to work with. The longer target
+            # side stands for both, as EXIF may turn the image later.
+            cover = max(max(image_size) / min(image.size), 1e-9) * 2
+            image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
+        image.load()
+        return _fit(_convert(_upright(image), channels), image_size)
+    except BadImage as error:
+        raise BadImage(f"{printable(name)}: {error}") from error
+    except Exception as error:  # damaged files make Pillow raise nearly anything
+        raise BadImage(
+            f"{printable(name)}: damaged or cut off ({type(error).__name__}: {error})"
+        ) from error
+
+
+def peek(data: bytes) -> tuple[int, bool] | None:
+    """(shorter side in pixels, is grey) from the header, or None when it is no image."""
+    try:
+        image = _open(data, "")
+    except BadImage:
+        return None
+    return min(image.size), image.mode in _GREY_MODES
+
+
+def fit_array(image_HWC: np.ndarray, image_size: tuple[int, int], channels: int) -> np.ndarray:
+    """The same rules for a decoded image: uint8 (h, w, 1 or 3) to uint8 (H, W, C)."""
+    from PIL import Image
+
+    check_shape(image_size, channels)
+    pixels = image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC
+    return _fit(_convert(Image.fromarray(pixels), channels), image_size)
+
+
+def upsample(image_HW: np.ndarray, image_size: tuple[int, int], channels: int) -> np.ndarray:
+    """Bilinear version for the tiny digits, where bicubic would ring: uint8 (H, W, C)."""
+    from PIL import Image
+
+    check_shape(image_size, channels)
+    image = Image.fromarray(image_HW)
+    return _fit(_convert(image, channels), image_size, Image.Resampling.BILINEAR)
+
+
+def printable(name: str) -> str:
+    """A file name that any terminal can print, whatever bytes it was made of."""
+    return str(name).encode("utf-8", "replace").decode()
+
+
+def _open(data: bytes, name: str) -> "Image.Image":
+    """Opens, that is reads the header only, and refuses what must not be decoded."""
+    from PIL import Image, UnidentifiedImageError
+
+    if not data:
+        raise BadImage(f"{printable(name)}: the file is empty")
+    try:
+        image = Image.open(io.BytesIO(data), formats=_readable())
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise BadImage(f"{printable(name)}: {_TOO_LARGE}") from error
+    except UnidentifiedImageError as error:
+        hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "not one of " + ", ".join(_readable())
+        raise BadImage(f"{printable(name)}: not an image ({hint})") from error
+    except Exception as error:  # as above: nearly anything
+        what = f"{type(error).__name__}: {error}"
+        raise BadImage(f"{printable(name)}: damaged or cut off ({what})") from error
+    if image.width * image.height > MAX_PIXELS:
+        size = f"{image.width}×{image.height}"
+        raise BadImage(f"{printable(name)}: {size} pixels; {_TOO_LARGE}")
+    return image
+
+
+@functools.cache
+def _readable() -> tuple[str, ...]:
+    """Our formats that this Pillow has; it raises KeyError for one that it was built without."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+_TOO_LARGE = f"more than {MAX_PIXELS:,} pixels are refused (decompression bomb); shrink it first"
+
+
+def _upright(image: "Image.Image") -> "Image.Image":
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
+
+
+def _convert(image: "Image.Image", channels: int) -> "Image.Image":
+    """To mode L or RGB without saturating 16 bits and without losing transparency."""
+    from PIL import Image
+
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise BadImage("32-bit integer image without a stated range; save it as 8 or 16 bits")
+        image = Image.fromarray(((values * 2 + 257) // 514).astype(np.uint8))
+    elif image.mode == "F":
+        raise BadImage("floating-point image without a stated range; save it as 8 or 16 bits")
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    if image.mode == "P":
+        image = image.convert("RGB")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _fit(
+    image: "Image.Image", image_size: tuple[int, int], resample: "Image.Resampling | None" = None
+) -> np.ndarray:
+    """Cover the target, cut the centre; returns uint8 (H, W, C)."""
+    from PIL import Image
+
+    height, width = image_size
+    scale = max(height / image.height, width / image.width)
+    covered = (
+        max(width, int(image.width * scale + 0.5)),
+        max(height, int(image.height * scale + 0.5)),
+    )
+    left, top = (covered[0] - width) // 2, (covered[1] - height) // 2
+    if covered != image.size:
+        # Only the part that is kept is resampled: a 10000×1 strip must not be blown up first.
+        box = (
+            left * image.width / covered[0],
+            top * image.height / covered[1],
+            (left + width) * image.width / covered[0],
+            (top + height) * image.height / covered[1],
+        )
+        how = Image.Resampling.BICUBIC if resample is None else resample
+        image = image.resize((width, height), how, box=box)
+    elif image.size != (width, height):
+        image = image.crop((left, top, left + width, top + height))
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -1,0 +1,315 @@
+"""The sets known by name: what they are, which files they come from, and how those are read."""
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hsvit_jax.data import formats
+from hsvit_jax.data.cache import building, cache_folder, read_cache
+from hsvit_jax.data.dataset import DataInfo
+from hsvit_jax.data.decode import Source
+from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
+from hsvit_jax.data.folder import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Request,
+    load_listing,
+    unpack_once,
+)
+from hsvit_jax.data.images import fit_array, upsample
+from hsvit_jax.data.splits import UNSPLIT
+from hsvit_jax.data.tree import Listing, Tree, arrange, walk
+
+_GIB = 1 << 30
+_MOST_EXAMPLES = 70_000  # in any set published as arrays; known before they are read
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A description and the files it is read from; exactly one of the two readers is set.
+
+    ``parse`` turns the files into arrays and class names, for sets published as arrays;
+    ``listed`` finds the images in the unpacked archive, for sets published as image files.
+    """
+
+    info: DataInfo
+    files: tuple[RemoteFile, ...] = ()
+    parse: Callable[[list[Path]], tuple[formats.Arrays, tuple[str, ...]]] | None = None
+    listed: Callable[[Tree], Listing] | None = None
+
+
+def _placeholders(count: int) -> tuple[str, ...]:
+    """Names for sets whose own are read from their archive."""
+    return tuple(f"class_{i:03d}" for i in range(count))
+
+
+_CIFAR10_NAMES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+_FASHION_NAMES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+def _fashion(file: str, digest: str) -> RemoteFile:
+    return RemoteFile(file, _FASHION + file, f"sha256:{digest}", 1 << 26)
+
+
+REGISTRY: dict[str, Named] = {
+    "digits": Named(
+        DataInfo(
+            "digits",
+            image_size=(32, 32),
+            channels=1,
+            class_names=tuple("0123456789"),
+            mean=(0.3053,),
+            std=(0.3761,),
+            flip=False,
+        )
+    ),
+    "cifar10": Named(
+        DataInfo(
+            "cifar10",
+            image_size=(32, 32),
+            channels=3,
+            class_names=_CIFAR10_NAMES,
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2616),
+            flip=True,
+        ),
+        files=(
+            RemoteFile(
+                "cifar-10-binary.tar.gz",
+                _CIFAR + "cifar-10-binary.tar.gz",
+                "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                _GIB,
+            ),
+        ),
+        parse=lambda paths: formats.parse_cifar(paths[0], 1, "batches.meta.txt"),
+    ),
+    "cifar100": Named(
+        DataInfo(
+            "cifar100",
+            image_size=(32, 32),
+            channels=3,
+            class_names=_placeholders(100),
+            mean=(0.5071, 0.4865, 0.4409),
+            std=(0.2673, 0.2564, 0.2762),
+            flip=True,
+        ),
+        files=(
+            RemoteFile(
+                "cifar-100-binary.tar.gz",
+                _CIFAR + "cifar-100-binary.tar.gz",
+                "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+                _GIB,
+            ),
+        ),
+        parse=lambda paths: formats.parse_cifar(paths[0], 2, "fine_label_names.txt"),
+    ),
+    "fashion_mnist": Named(
+        DataInfo(
+            "fashion_mnist",
+            image_size=(28, 28),
+            channels=1,
+            class_names=_FASHION_NAMES,
+            mean=(0.2860,),
+            std=(0.3530,),
+            flip=True,
+        ),
+        files=(
+            _fashion(
+                "train-images-idx3-ubyte.gz",
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            ),
+            _fashion(
+                "train-labels-idx1-ubyte.gz",
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            ),
+            _fashion(
+                "t10k-images-idx3-ubyte.gz",
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            ),
+            _fashion(
+                "t10k-labels-idx1-ubyte.gz",
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            ),
+        ),
+        parse=lambda paths: (formats.parse_fashion_mnist(paths, 10), _FASHION_NAMES),
+    ),
+    "tiny_imagenet": Named(
+        DataInfo(
+            "tiny_imagenet",
+            image_size=(64, 64),
+            channels=3,
+            class_names=_placeholders(200),
+            mean=(0.4802, 0.4481, 0.3975),
+            std=(0.2770, 0.2691, 0.2821),
+            flip=True,
+        ),
+        files=(
+            RemoteFile(
+                "tiny-imagenet-200.zip",
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "md5:90528d7ca1a48142e341f4ef8d21d0de",
+                _GIB,
+            ),
+        ),
+        listed=formats.list_tiny_imagenet,
+    ),
+    "food101": Named(
+        DataInfo(
+            "food101",
+            image_size=(128, 128),
+            channels=3,
+            class_names=_placeholders(101),
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            flip=True,
+        ),
+        files=(
+            RemoteFile(
+                "food-101.tar.gz",
+                "http://data.vision.ee.ethz.ch/cvl/food-101.tar.gz",
+                "sha256:d97d15e438b7f4498f96086a4f7e2fa42a32f2712e87d3295441b2b6314053a4",
+                8 * _GIB,
+            ),
+        ),
+        listed=formats.list_food101,
+    ),
+    "imagenet": Named(
+        DataInfo(
+            "imagenet",
+            image_size=(224, 224),
+            channels=3,
+            class_names=_placeholders(1000),
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            flip=True,
+        )
+    ),
+}
+
+
+def load_digits(request: Request) -> Source:
+    """The embedded digits, upsampled bilinearly from 8×8."""
+    from importlib.resources import files
+
+    packed = (files("hsvit_jax.data") / "digits.npz").read_bytes()
+    small, labels = formats.read_digits(packed)
+    images = np.stack([upsample(image, request.image_size, request.channels) for image in small])
+    parts = np.full(len(labels), UNSPLIT, np.int8)
+    names = REGISTRY["digits"].info.class_names
+    return Source(labels, parts, names, "digits, 8×8, scikit-learn", images=images)
+
+
+def load_imagenet_folders(request: Request) -> Source | None:
+    """ImageNet-1k from ``data_dir/imagenet/{train,val}``, or None when there is no such folder."""
+    root = request.data_dir / "imagenet"
+    if not (root / "train").is_dir():
+        return None
+    return load_listing(arrange(walk(root)), "imagenet", request)
+
+
+def imagenet_missing(data_dir: Path) -> DataUnavailable:
+    """The error that says where ImageNet's files have to be."""
+    root = data_dir / "imagenet"
+    return DataUnavailable(
+        "ImageNet-1k cannot be downloaded without an account. Get ILSVRC2012_img_train.tar and "
+        "ILSVRC2012_img_val.tar from https://image-net.org/download and put the images at\n"
+        f"  {root}/train/<class>/*.JPEG   (1,000 class folders)\n"
+        f"  {root}/val/<class>/*.JPEG     (the same folders)\n"
+        f"or prepare TFDS' imagenet2012 in the array_record format in {data_dir} or ~/"
+        "tensorflow_datasets. The data set 'digits' is embedded and needs nothing (':digits')."
+    )
+
+
+def load_published(name: str, request: Request) -> Source:
+    """A set that is published as an archive of arrays or of image files.
+
+    Raises:
+      ValueError: see `download.fetch` and the parsers in formats.py.
+    """
+    entry = REGISTRY[name]
+    checksums = [remote.checksum for remote in entry.files]
+    key = {"name": name, "files": checksums}
+    if entry.listed is not None:
+        return _load_files(name, entry, key, request)
+    shape = (*request.image_size, request.channels)
+    resident = request.resident(_MOST_EXAMPLES)
+    if not resident:
+        shape = (*entry.info.image_size, entry.info.channels)  # fitted image by image, later
+    folder = cache_folder(request.data_dir, name, {**key, "shape": shape})
+    cached = read_cache(folder)
+    if cached is None:
+        paths = [fetch(file, request.data_dir, name, request.progress) for file in entry.files]
+        arrays, class_names = entry.parse(paths)
+        images, labels, parts = arrays.join()
+        with building(folder) as (scratch, notes):
+            np.save(scratch / "images.npy", _fit_all(images, shape))
+            np.save(scratch / "labels.npy", labels)
+            np.save(scratch / "parts.npy", parts)
+            notes.update(class_names=class_names)
+        cached = read_cache(folder)
+        if cached is None:
+            raise ValueError(f"the arrays just written to {folder} cannot be read back: bad disk?")
+    found, notes = cached
+    source = Source(
+        np.asarray(found["labels"]),
+        np.asarray(found["parts"]),
+        tuple(notes["class_names"]),
+        content=" ".join(checksums),
+        images=found["images"],
+    )
+    if resident:
+        return source
+
+    def read(index: int) -> np.ndarray:
+        return fit_array(found["images"][index], request.image_size, request.channels)
+
+    return dataclasses.replace(source, images=None, read=read)
+
+
+def _load_files(name: str, entry: Named, key: dict, request: Request) -> Source:
+    def wanted(member: str) -> bool:
+        return member.endswith((".txt", ".json"))
+
+    folder = cache_folder(request.data_dir, f"unpacked-{name}", key)
+    if (folder / "index.json").is_file():
+        path = Path(name)  # the archive itself is no longer needed
+    else:
+        path = fetch(entry.files[0], request.data_dir, name, request.progress)
+    tree = unpack_once(path, name, key, request.data_dir, request.progress, wanted)
+    return load_listing(entry.listed(tree), name, request, key)
+
+
+def _fit_all(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    if images.shape[1:] == shape:
+        return images
+    with ThreadPoolExecutor() as pool:
+        fitted = pool.map(lambda image: fit_array(image, shape[:2], shape[2]), images)
+        return np.stack(list(fitted))

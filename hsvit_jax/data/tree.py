@@ -1,0 +1,204 @@
+"""Finds the files of a folder or an archive, and the classes and splits in their paths."""
+
+import json
+import os
+import unicodedata
+import warnings
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hsvit_jax.data.images import is_image_name, printable
+from hsvit_jax.data.splits import TEST, TRAIN, UNSPLIT, VAL
+
+_SPLIT_NAMES = {
+    "train": TRAIN,
+    "val": VAL,
+    "valid": VAL,
+    "validation": VAL,
+    "test": TEST,
+}
+LAYOUT = """Expected one of
+  PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, PATH/val/CLASS/*.jpg, both or neither
+  PATH/CLASS/*.jpg
+or a .zip, .tar, .tar.gz or .tar.xz of the same, with two or more classes."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Image files as (name inside, path on disk, size, mtime in ns), and all folders' names."""
+
+    where: str
+    files: tuple[tuple[str, str, int, int], ...]
+    dirs: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files in a stable order with their labels and the parts they were found in."""
+
+    class_names: tuple[str, ...]
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    labels: np.ndarray
+    parts: np.ndarray
+    stamps: tuple[tuple[str, int, int], ...]
+
+
+def walk(root: Path) -> Tree:
+    """All image files below ``root``; hidden names are passed over, links followed, loops not."""
+    files: list[tuple[str, str, int, int]] = []
+    dirs: set[str] = set()
+    above = root.stat()
+    stack = [(os.fspath(root), "", frozenset({(above.st_dev, above.st_ino)}))]
+    while stack:
+        path, inside, ancestors = stack.pop()
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = f"{inside}{entry.name}"
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    info = entry.stat()
+                    identity = (info.st_dev, info.st_ino)
+                    if identity not in ancestors:
+                        dirs.add(name)
+                        stack.append((entry.path, f"{name}/", ancestors | {identity}))
+                elif is_image_name(entry.name):
+                    try:
+                        info = entry.stat()
+                    except OSError:  # a broken link: kept, so that decoding reports it
+                        files.append((name, entry.path, 0, 0))
+                    else:
+                        files.append((name, entry.path, info.st_size, info.st_mtime_ns))
+    return Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs))
+
+
+def unpacked_tree(where: str, folder: Path) -> Tree:
+    """The tree of an archive that `archives.unpack` put into ``folder``."""
+    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    files = [
+        (name, os.fspath(folder / file), 0, 0)
+        for name, file in index["files"]
+        if not any(part.startswith(".") for part in name.split("/"))
+    ]
+    dirs = set(index["dirs"]) | {name.rpartition("/")[0] for name, *_ in files} - {""}
+    return Tree(where, tuple(sorted(files)), frozenset(dirs))
+
+
+def arrange(tree: Tree) -> Listing:
+    """Classes and splits from the layout of a tree.
+
+    With a ``train`` folder: ``test`` is the test split and ``val`` the validation split. If only
+    one of them is there, it is the test split, and validation is to be held out of train. If
+    neither is there, train is to be split. Without ``train``, every folder is a class. A single
+    outer folder, as archives have, is looked into. Labels follow the sorted class names.
+
+    Raises:
+      ValueError: nothing found, fewer than two classes, an empty class folder, or class sets of
+        the splits that differ.
+    """
+    prefix = _wrapper(tree)
+    tops = _children(tree, prefix)
+    splits = {name: _SPLIT_NAMES[name] for name in sorted(tops) if name in _SPLIT_NAMES}
+    if "train" in splits:
+        groups = _named_splits(tree, prefix, splits)
+    else:
+        if splits and set(splits) == set(tops):
+            raise ValueError(f"{tree.where} holds {sorted(splits)} but no train/. {LAYOUT}")
+        groups = {UNSPLIT: prefix}
+    by_part = {part: _classes(tree, at) for part, at in groups.items()}
+    first = by_part[min(by_part)]
+    _check_classes(tree, groups, by_part, first)
+    class_names = tuple(sorted(first))
+    rows = [
+        (file, label, part)
+        for part in sorted(by_part)
+        for label, name in enumerate(class_names)
+        for file in by_part[part][name]
+    ]
+    return Listing(
+        class_names,
+        paths=tuple(file[1] for file, _, _ in rows),
+        names=tuple(f"{tree.where}/{file[0]}" for file, _, _ in rows),
+        labels=np.array([label for _, label, _ in rows], np.int32),
+        parts=np.array([part for _, _, part in rows], np.int8),
+        stamps=tuple((file[0], file[2], file[3]) for file, _, _ in rows),
+    )
+
+
+def _wrapper(tree: Tree) -> str:
+    """The single outer folder, if what is inside it looks like a data set and not like a class."""
+    tops = _children(tree, "")
+    if len(tops) != 1 or "train" in tops:
+        return ""
+    outer = f"{next(iter(tops))}/"
+    direct = any("/" not in name[len(outer) :] for name, *_ in tree.files if name.startswith(outer))
+    inner = _children(tree, outer)
+    return outer if not direct and ("train" in inner or len(inner) > 1) else ""
+
+
+def _children(tree: Tree, prefix: str) -> set[str]:
+    """Names of the folders directly below ``prefix``, empty ones too; no hidden ones."""
+    below = {name[len(prefix) :].split("/")[0] for name in tree.dirs if name.startswith(prefix)}
+    return {name for name in below if name and not name.startswith((".", "__MACOSX"))}
+
+
+def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, str]:
+    counts = Counter(splits.values())
+    if counts[VAL] > 1:
+        names = sorted(name for name, part in splits.items() if part == VAL)
+        raise ValueError(f"{tree.where} holds several validation folders {names}; keep one")
+    groups = {part: f"{prefix}{name}/" for name, part in splits.items()}
+    if len(groups) == 1:
+        return {UNSPLIT: groups[TRAIN]}
+    if TEST not in groups:
+        groups[TEST] = groups.pop(VAL)
+    return groups
+
+
+def _classes(tree: Tree, prefix: str) -> dict[str, list[tuple[str, str, int, int]]]:
+    """Files by class name (NFC, so that one name spelled on two systems is one class)."""
+    found: dict[str, list[tuple[str, str, int, int]]] = defaultdict(list)
+    for name in _children(tree, prefix):
+        found[unicodedata.normalize("NFC", name)]
+    loose = []
+    for file in tree.files:
+        if file[0].startswith(prefix):
+            top, slash, _ = file[0][len(prefix) :].partition("/")
+            if not slash:
+                loose.append(file[0])
+            elif top in found or unicodedata.normalize("NFC", top) in found:
+                found[unicodedata.normalize("NFC", top)].append(file)
+    if loose and found:
+        warnings.warn(
+            f"{len(loose)} images of {tree.where} lie in no class folder and are not used, "
+            f"{printable(loose[0])} first",
+            stacklevel=2,
+        )
+    return dict(found)
+
+
+def _check_classes(
+    tree: Tree, groups: dict[int, str], by_part: dict[int, dict[str, list]], first: dict[str, list]
+) -> None:
+    if not any(files for classes in by_part.values() for files in classes.values()):
+        raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
+    if len(first) < 2:
+        raise ValueError(f"{tree.where} has one class, {sorted(first)}. {LAYOUT}")
+    for part, classes in by_part.items():
+        if set(classes) != set(first):
+            here, there = groups[min(groups)], groups[part]
+            raise ValueError(
+                f"the classes of {there} and {here} in {tree.where} differ: only in {here} "
+                f"{sorted(set(first) - set(classes))}, only in {there} "
+                f"{sorted(set(classes) - set(first))}; both need the same class folders"
+            )
+        empty = sorted(name for name, files in classes.items() if not files)
+        if empty:
+            raise ValueError(
+                f"class folders without images in {tree.where}/{groups[part]}: {empty}; "
+                "add images (.jpg, .png, …) or remove the folders"
+            )

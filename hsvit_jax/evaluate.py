@@ -1,0 +1,100 @@
+"""Exact evaluation: every example of a split counts once, on any number of devices."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from hsvit_jax import augment
+from hsvit_jax import mesh as mesh_lib
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Results on one split; loss in nats, accuracy and top5 as fractions of `examples`."""
+
+    loss: float
+    accuracy: float
+    top5: float
+    examples: int
+    confusion_KK: np.ndarray  # int64; rows: the true class, columns: the predicted one
+
+
+def make_forward(
+    model: Any, mesh: Mesh, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Callable[[dict, dict, Array], Array]:
+    """A jitted (params, stats, images uint8 (B, H, W, C) split over `data`) → logits (B, K)."""
+    run_groups = mesh_lib.group_runner(mesh)
+
+    def forward(params: dict, stats: dict, images_BHWC: Array) -> Array:
+        x_BHWC = augment.normalise(images_BHWC, mean, std)
+        return model.apply(params, stats, x_BHWC, run_groups=run_groups)[0]
+
+    return jax.jit(forward)
+
+
+def make_evaluator(
+    model: Any, mesh: Mesh, *, mean: tuple[float, ...], std: tuple[float, ...], num_classes: int
+) -> Callable[..., Evaluation]:
+    """A function (params, stats, split, batch) → Evaluation; it compiles once per batch size.
+
+    The last batch is filled up with copies of the first example that count for nothing. Raises
+    ValueError for an empty split.
+    """
+    forward = make_forward(model, mesh, mean, std)
+
+    def count(
+        params: dict, stats: dict, images_BHWC: Array, labels_B: Array, valid_B: Array
+    ) -> dict:
+        logits_BK = forward(params, stats, images_BHWC)
+        rank_B = (logits_BK > jnp.take_along_axis(logits_BK, labels_B[:, None], 1)).sum(1)
+        finite_B = jnp.isfinite(logits_BK).all(1)
+        log_p_BK = jax.nn.log_softmax(logits_BK)
+        loss_B = -jnp.take_along_axis(log_p_BK, labels_B[:, None], 1)[:, 0]
+        weight_B = valid_B.astype(jnp.int32)
+        confusion_KK = jnp.zeros((num_classes, num_classes), jnp.int32)
+        predicted_B = logits_BK.argmax(1)
+        return {
+            "loss": jnp.where(valid_B, loss_B, 0.0).sum(),
+            "top5": ((rank_B < 5) & valid_B & finite_B).sum(),
+            "confusion": confusion_KK.at[labels_B, predicted_B].add(weight_B),
+        }
+
+    compiled = jax.jit(count, out_shardings=mesh_lib.replicated(mesh))
+
+    def evaluate(params: dict, stats: dict, split: Any, batch: int) -> Evaluation:
+        total = len(split)
+        if not total:
+            raise ValueError("cannot evaluate on an empty split: hold some examples out for it")
+        loss, top5, confusion_KK = 0.0, 0, np.zeros((num_classes, num_classes), np.int64)
+        for images, labels, valid in padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
+            arrays = (mesh_lib.put_batch(mesh, a) for a in (images, labels, valid))
+            sums = jax.device_get(compiled(params, stats, *arrays))
+            loss += float(sums["loss"])
+            top5 += int(sums["top5"])
+            confusion_KK += sums["confusion"]
+        correct = int(np.trace(confusion_KK))
+        return Evaluation(loss / total, correct / total, top5 / total, total, confusion_KK)
+
+    return evaluate
+
+
+def padded_batches(
+    split: Any, batch: int, multiple: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Every example once, in order: (images uint8, labels int32, valid bool), all of one size.
+
+    The size is `batch`, or less for a small split, rounded up to a multiple of the data axis.
+    """
+    size = -(-min(batch, len(split)) // multiple) * multiple
+    for start in range(0, len(split), size):
+        index = np.arange(start, start + size)
+        valid = index < len(split)
+        index = np.where(valid, index, 0)
+        yield split.gather(index), split.labels[index].astype(np.int32), valid

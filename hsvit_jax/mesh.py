@@ -1,0 +1,118 @@
+"""All sharding: the mesh, what lies where, and the one `shard_map` with its one `psum`.
+
+Axes: `data` splits the batch, `group` splits the attention groups (every leaf below a `groups` key
+has a leading G axis). One device is the same code with a mesh of 1×1.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+DATA, GROUP = "data", "group"
+
+
+def make(
+    group: int, data: int, *, groups: int, batch: int | None = None, devices: list | None = None
+) -> Mesh:
+    """A mesh of `data` × `group` devices.
+
+    group, data: sizes of the axes, −1 for the rest of the devices (one of them at most). groups:
+    attention groups of the network (0: none, so group must be 1 or −1). batch: examples per step,
+    checked against `data` when given. Raises ValueError naming the divisors that would fit.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    group, data = _fill(group, data, len(devices), groups)
+    if groups % group if groups else group > 1:
+        fitting = [d for d in range(1, groups + 1) if groups % d == 0] or [1]
+        raise ValueError(
+            f"{groups} groups cannot split over {group} devices: set mesh.group to one of {fitting}"
+        )
+    if group * data > len(devices):
+        raise ValueError(
+            f"mesh.data={data} × mesh.group={group} needs {group * data} devices, but there are "
+            f"{len(devices)}: lower one of them, or set one to -1 for the rest"
+        )
+    if batch is not None and batch % data:
+        raise ValueError(
+            f"a batch of {batch} cannot split over mesh.data={data} devices: choose a multiple of "
+            f"{data} for train.batch, or set mesh.data to one of "
+            f"{[d for d in range(1, data + 1) if batch % d == 0]}"
+        )
+    grid = np.asarray(devices[: group * data]).reshape(data, group)
+    return Mesh(grid, (DATA, GROUP), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def _fill(group: int, data: int, devices: int, groups: int) -> tuple[int, int]:
+    """Replaces −1 by the rest of the devices."""
+    for name, size in (("mesh.group", group), ("mesh.data", data)):
+        if size != -1 and size < 1:
+            raise ValueError(f"{name} must be positive, or -1 for the rest; got {size}")
+    if group == data == -1:
+        raise ValueError("only one of mesh.group and mesh.data can be -1")
+    if group == -1:
+        rest = max(devices // data, 1)
+        return math.gcd(rest, groups) if groups else 1, data
+    if data == -1:
+        return group, max(devices // group, 1)
+    return group, data
+
+
+def spec_of(path: tuple[Any, ...]) -> P:
+    """Where a leaf of a state lies: split over `group` below a `groups` key, else whole."""
+    return P(GROUP) if any(getattr(k, "key", None) == "groups" for k in path) else P()
+
+
+def state_shardings(mesh: Mesh, state: Any) -> Any:
+    """A tree like `state` (arrays or shapes) of the NamedSharding of each leaf."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: NamedSharding(mesh, spec_of(path)), state
+    )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device."""
+    return NamedSharding(mesh, P())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Leading axis split over `data`."""
+    return NamedSharding(mesh, P(DATA))
+
+
+def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
+    """A host batch, the same on every process, as one global array split over `data`."""
+    sharding = batch_sharding(mesh)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
+    """A host array, the same on every process, as one global array, whole on every device."""
+    return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
+
+
+def group_runner(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Runs the attention groups where they live and sums their CLS tokens: one `psum`.
+
+    The function returned takes (encode, params, tokens (B, G, T, D), example ids (B,), group ids
+    (G,)) and gives the sum over all groups, (B, D), split over `data`. The region is manual over
+    both axes, so nothing in it can be gathered behind our back.
+    """
+
+    def run(encode, params, z_BGTD, example_ids_B, group_ids_G):
+        def local(params, z_BGTD, example_ids_B, group_ids_G):
+            return lax.psum(encode(params, z_BGTD, example_ids_B, group_ids_G).sum(0), GROUP)
+
+        return jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(P(GROUP), P(DATA, GROUP), P(DATA), P(GROUP)),
+            out_specs=P(DATA),
+        )(params, z_BGTD, example_ids_B, group_ids_G)
+
+    return run

@@ -1,0 +1,188 @@
+"""What a run says: JSON lines, TensorBoard events, a bar or plain lines, curves (process 0)."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+
+class MetricLog:
+    """Appends metrics to `metrics.jsonl` and TensorBoard events in a run's folder.
+
+    `start_step`: the step a run goes on from; lines of later steps, left by a run that was killed
+    before it could save them, are dropped so that every step is told once.
+    """
+
+    def __init__(self, workdir: Path, *, start_step: int = 0, enabled: bool = True) -> None:
+        self._file = self._events = None
+        if not enabled:
+            return
+        path = workdir / "metrics.jsonl"
+        _drop_after(path, start_step)
+        self._file = path.open("a", encoding="utf-8")
+        from tensorboardX import SummaryWriter
+
+        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """One line: {'step': step, **values}; floats that are not finite become null."""
+        if self._file is None:
+            return
+        clean = {k: _json_value(v) for k, v in values.items()}
+        self._file.write(json.dumps({"step": step, **clean}) + "\n")
+        self._file.flush()
+        prefix = clean.get("split", "train")
+        for key, value in clean.items():
+            if isinstance(value, float):
+                self._events.add_scalar(f"{prefix}/{key}", value, step)
+
+    def close(self) -> None:
+        """Flushes and closes both files."""
+        if self._file is not None:
+            self._file.close()
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _json_value(value: Any) -> Any:
+    """Plain Python numbers; JSON has no NaN."""
+    if isinstance(value, str | bool | int):
+        return value
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; a last line cut short by a crash is left out."""
+    lines = []
+    if path.exists():
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                continue
+    return lines
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Keeps the lines up to `step`, in one atomic replacement."""
+    if not path.exists():
+        return
+    kept = [line for line in read_metrics(path) if line.get("step", 0) <= step]
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+class Progress:
+    """A live bar with loss, accuracy, images/s and ETA; plain lines when not a terminal."""
+
+    def __init__(
+        self, total: int, start: int, *, enabled: bool = True, every: float = 10.0
+    ) -> None:
+        self._total, self._enabled, self._every = total, enabled, every
+        self._bar = None
+        self._said = -math.inf
+        if enabled and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("train", total=total, completed=start, figures="")
+
+    def update(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Shows the figures of `step`: loss, accuracy, images_per_second, seconds_left."""
+        if not self._enabled:
+            return
+        text = (
+            f"loss {values['loss']:.4f}  accuracy {values['accuracy']:.2%}  "
+            f"{values['images_per_second']:,.0f} images/s"
+        )
+        if self._bar is not None:
+            self._bar.update(
+                self._task, completed=step, description=f"epoch {epoch + 1}", figures=text
+            )
+        elif time.monotonic() - self._said >= self._every or step == self._total:
+            self._said = time.monotonic()
+            left = time.strftime("%H:%M:%S", time.gmtime(values["seconds_left"]))
+            print(
+                f"step {step:,}/{self._total:,}  epoch {epoch + 1}  {text}  {left} left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Takes the bar down and leaves the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def draw_curves(workdir: Path, title: str) -> Path | None:
+    """Loss and accuracy by step from `metrics.jsonl`, as `curves.png`; None without any line."""
+    lines = read_metrics(workdir / "metrics.jsonl")
+    if not lines:
+        return None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    loss_axes, accuracy_axes = figure.subplots(1, 2)
+    series: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        series.setdefault(line.get("split", "train, augmented"), []).append(line)
+    for name, rows in series.items():
+        single = len(rows) == 1  # an end-of-run test figure is a point, not a curve
+        for axes, key in ((loss_axes, "loss"), (accuracy_axes, "accuracy")):
+            points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]
+            if points:
+                style = {"marker": "o", "linestyle": "none"} if single else {"linewidth": 1.4}
+                label = f"{name} {points[-1][1]:.4f}" if key == "accuracy" else name
+                axes.plot(*zip(*points, strict=True), label=label, **style)
+    loss_axes.set(xlabel="step", ylabel="loss (nats)", title=title)
+    accuracy_axes.set(xlabel="step", ylabel="accuracy (last value in the legend)", ylim=(0, 1.02))
+    for axes in (loss_axes, accuracy_axes):
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    path = workdir / "curves.png"
+    figure.savefig(path)
+    return path

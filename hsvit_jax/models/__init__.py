@@ -1,0 +1,39 @@
+"""The registry of model families, and `build`, the one way from a configuration to a network."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from hsvit_jax.models import hsvit
+
+#: Family name → function from plain settings (a mapping), image size, channels and classes to a
+#: network with `init` and `apply`.
+MODELS: Mapping[str, Callable[..., Any]] = {"hsvit": hsvit.from_settings}
+
+#: Every named variant: (family, variant). Each has its exact parameter count in the tests.
+VARIANTS: tuple[tuple[str, str], ...] = tuple(("hsvit", name) for name in hsvit.VARIANTS)
+
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def build(
+    settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
+) -> Any:
+    """The network that `settings` describe, for images (H, W, channels) and `num_classes` logits.
+
+    settings: a configuration's `model` section: `family`, `dtype` ('float32' or 'bfloat16', of the
+    computation) and what the family needs. Raises ValueError for unknown names and unfit sizes.
+    """
+    family, dtype = settings["family"], settings["dtype"]
+    if family not in MODELS:
+        raise ValueError(f"unknown model.family {family!r}; choose one of {sorted(MODELS)}")
+    if dtype not in _DTYPES:
+        raise ValueError(f"unknown model.dtype {dtype!r}; choose one of {sorted(_DTYPES)}")
+    return MODELS[family](
+        settings,
+        image_size=tuple(image_size),
+        channels=channels,
+        num_classes=num_classes,
+        dtype=_DTYPES[dtype],
+    )

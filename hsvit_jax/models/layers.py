@@ -1,0 +1,264 @@
+"""Layers shared by the model families: convolution, pooling, normalisation, attention, dropout.
+
+Legend of dimensions, here and in every model: B batch, H/W image rows and columns, C channels,
+G attention groups, T tokens of a group (CLS included), D embedding, N heads, K classes.
+A name carries its shape: `z_GBTD`. Nothing here knows of devices, except where a formula is picked
+for the back end that compiles it; the plain XLA formula is always the reference in the tests.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+Array = jax.Array
+
+
+# --- Initialisation ------------------------------------------------------------------------------
+
+
+def uniform(key: Array, shape: Sequence[int], bound: float) -> Array:
+    """Draws float32 values uniformly from [-bound, bound]."""
+    return jax.random.uniform(key, tuple(shape), jnp.float32, -bound, bound)
+
+
+def torch_linear(key: Array, groups: tuple[int, ...], fan_in: int, fan_out: int) -> dict:
+    """A linear layer as PyTorch starts it: weight and bias uniform in ±1/√fan_in.
+
+    Returns float32 parameters `kernel` (*groups, fan_in, fan_out) and `bias` (*groups, fan_out).
+    """
+    k_key, b_key = jax.random.split(key)
+    bound = fan_in**-0.5
+    return {
+        "kernel": nnx.Param(uniform(k_key, (*groups, fan_in, fan_out), bound)),
+        "bias": nnx.Param(uniform(b_key, (*groups, fan_out), bound)),
+    }
+
+
+# --- Convolution and pooling ---------------------------------------------------------------------
+
+
+def _patches(x_BHWC: Array, size: int) -> Array:
+    """Every pixel's size×size neighbourhood, zeros outside: (B, H, W, size·size·C)."""
+    _, rows, columns, _ = x_BHWC.shape
+    pad = size // 2
+    padded = jnp.pad(x_BHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    shifted = [padded[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
+    return jnp.concatenate(shifted, axis=-1)
+
+
+def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:
+    """Stride-1 convolution with symmetric zero padding k//2, odd square kernels, no bias.
+
+    Takes images (B, H, W, I) and kernels (k, k, I, O), returns (B, H, W, O) in the images' dtype.
+    On CPU, few input channels (an RGB image) go through one matrix product over patches: XLA's
+    convolution leaves the vector units idle there, forward and in the kernel's gradient.
+    """
+    size, _, c_in, c_out = kernel_HWIO.shape
+    kernel = kernel_HWIO.astype(x_BHWC.dtype)
+    if c_in <= 4 and jax.default_backend() == "cpu":
+        return _patches(x_BHWC, size) @ kernel.reshape(size * size * c_in, c_out)
+    pad = size // 2
+    return lax.conv_general_dilated(
+        x_BHWC, kernel, (1, 1), ((pad, pad), (pad, pad)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _shifted_max(x: Array, axis: int, window: int, stride: int) -> Array:
+    """Maximum over a window along one axis, as a chain of maxima of strided slices."""
+    pad = window // 2
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (pad, pad)
+    padded = jnp.pad(x, widths, constant_values=-jnp.inf)
+    length = (x.shape[axis] + 2 * pad - window) // stride + 1
+    parts = [
+        lax.slice_in_dim(padded, i, i + (length - 1) * stride + 1, stride, axis)
+        for i in range(window)
+    ]
+    out = parts[0]
+    for part in parts[1:]:
+        out = jnp.maximum(out, part)
+    return out
+
+
+def max_pool(x_BHWC: Array, window: int, stride: int) -> Array:
+    """Max pooling with padding window//2 (−inf outside), rows then columns.
+
+    (B, H, W, C) → (B, H', W', C) with H' = (H + 2·(window//2) − window)//stride + 1. Shifted maxima
+    rather than `reduce_window`, whose gradient is several times slower on CPU.
+    """
+    return _shifted_max(_shifted_max(x_BHWC, 1, window, stride), 2, window, stride)
+
+
+# --- Normalisation -------------------------------------------------------------------------------
+
+
+def _norm_dtype(x: Array) -> jnp.dtype:
+    """Moments are never taken in less than float32."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+class BatchNorm(nnx.Module):
+    """Batch normalisation over all axes but the last, with PyTorch's running statistics.
+
+    eps 1e-5, momentum 0.9 (PyTorch's 0.1). Normalises by the biased variance of the batch and, as
+    PyTorch does, keeps the unbiased one for inference. `batch_axes` names mesh axes over which the
+    batch is split by hand; the moments are then averaged over them.
+    """
+
+    def __init__(self, features: int) -> None:
+        self.scale = nnx.Param(jnp.ones(features))
+        self.bias = nnx.Param(jnp.zeros(features))
+        self.mean = nnx.BatchStat(jnp.zeros(features))
+        self.var = nnx.BatchStat(jnp.ones(features))
+
+    def __call__(self, x: Array, *, train: bool, batch_axes: tuple[str, ...] = ()) -> Array:
+        """(…, C) → (…, C); in training the running mean and variance (C,) are updated."""
+        dtype = _norm_dtype(x)
+        wide = x.astype(dtype)
+        if train:
+            axes = tuple(range(x.ndim - 1))
+            count = x.size // x.shape[-1] * (lax.axis_size(batch_axes) if batch_axes else 1)
+            if count < 2:
+                raise ValueError(
+                    "batch normalisation needs more than one value per channel in training; "
+                    f"got a batch of shape {x.shape}: use a larger batch or image"
+                )
+            mean = wide.mean(axes)
+            if batch_axes:
+                mean = lax.pmean(mean, batch_axes)
+            var = jnp.square(wide - _last(mean, x.ndim)).mean(axes)
+            if batch_axes:
+                var = lax.pmean(var, batch_axes)
+            unbiased = var * (count / (count - 1))
+            self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean.astype(self.mean.dtype)
+            self.var[...] = 0.9 * self.var[...] + 0.1 * unbiased.astype(self.var.dtype)
+        else:
+            mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
+        factor = self.scale[...].astype(dtype) * lax.rsqrt(var + 1e-5)
+        shift = self.bias[...].astype(dtype) - mean * factor
+        return (wide * _last(factor, x.ndim) + _last(shift, x.ndim)).astype(x.dtype)
+
+
+def _last(vector: Array, ndim: int) -> Array:
+    """A (C,) vector with leading axes of one, so that nothing broadcasts by accident."""
+    return vector.reshape((1,) * (ndim - 1) + vector.shape)
+
+
+def layer_norm(x: Array, scale: Array, bias: Array, eps: float = 1e-5) -> Array:
+    """Layer normalisation over the last axis; scale and bias have x's rank."""
+    dtype = _norm_dtype(x)
+    wide = x.astype(dtype)
+    mean = wide.mean(-1, keepdims=True)
+    var = jnp.square(wide - mean).mean(-1, keepdims=True)
+    out = (wide - mean) * lax.rsqrt(var + eps) * scale.astype(dtype) + bias.astype(dtype)
+    return out.astype(x.dtype)
+
+
+# --- Dropout as a function of who is dropped -----------------------------------------------------
+
+
+def _mix(bits: Array) -> Array:
+    """Scrambles 32-bit words (two multiply-xorshift rounds; each input bit reaches all outputs)."""
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
+    bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
+    return bits ^ (bits >> 16)
+
+
+def counter_bits(words: Sequence[Array | int], shape: tuple[int, ...]) -> Array:
+    """Random uint32 bits (broadcast of words and shape) that depend only on the counters given.
+
+    words: key words and identities (example index, group index, …), uint32 or int32 arrays of the
+    rank of `shape`, or ints. The last counter is each element's position in the trailing axes that
+    no word spans. The same identities give the same bits on any number of devices; a threefry
+    call per element would cost more than the attention it drops.
+    """
+    rank = len(shape)
+    base = jnp.full((1,) * rank, 0x9E3779B9, jnp.uint32)
+    spanned = [False] * rank
+    for word in words:
+        word = jnp.asarray(word).astype(jnp.uint32)
+        if word.ndim:
+            spanned = [s or n > 1 for s, n in zip(spanned, word.shape, strict=True)]
+        else:
+            word = word.reshape((1,) * rank)
+        base = _mix(base + word * jnp.uint32(0x85EBCA6B) + jnp.uint32(0xC2B2AE35))
+    position = jnp.zeros((1,) * rank, jnp.uint32)
+    size = 1
+    for axis in reversed(range(rank)):
+        if spanned[axis]:
+            continue
+        position = position + lax.broadcasted_iota(
+            jnp.uint32, tuple(shape[axis] if a == axis else 1 for a in range(rank)), axis
+        ) * jnp.uint32(size)
+        size *= shape[axis]
+    return _mix(base ^ (position * jnp.uint32(0x9E3779B1)))
+
+
+def dropout_scale(words: Sequence[Array | int], shape: tuple[int, ...], rate: float) -> Array:
+    """Inverted-dropout factors (shape, float32): 0 with probability `rate`, else 1/(1 − rate)."""
+    threshold = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    keep = counter_bits(words, shape) >= threshold
+    return jnp.where(keep, jnp.float32(1 / (1 - rate)), jnp.float32(0))
+
+
+# --- Attention core ------------------------------------------------------------------------------
+# Heads and groups are batch axes of one computation. E is the width of a head, S the tokens
+# that are attended to (T may be 1: the last block asks for CLS alone).
+
+
+def _probabilities(q_GBNTE: Array, k_GBNSE: Array) -> Array:
+    """Softmax over keys of the scaled scores, (G, B, N, T, S), in at least float32."""
+    scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
+    scores = scores.astype(_norm_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
+    return jax.nn.softmax(scores, axis=-1)
+
+
+def _attention(
+    rate: float, q_GBNTE: Array, k_GBNSE: Array, v_GBNSE: Array, words: tuple[Array, ...]
+) -> Array:
+    weights_GBNTS = _probabilities(q_GBNTE, k_GBNSE)
+    if rate:
+        weights_GBNTS = weights_GBNTS * dropout_scale(words, weights_GBNTS.shape, rate)
+    return jnp.einsum("gbnts,gbnse->gbnte", weights_GBNTS.astype(v_GBNSE.dtype), v_GBNSE)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention(
+    rate: float, q_GBNTE: Array, k_GBNSE: Array, v_GBNSE: Array, words: tuple[Array, ...]
+) -> Array:
+    """Scaled dot-product attention, softmax over keys, dropout on the weights.
+
+    rate: dropout probability, 0 for none. q (G, B, N, T, E), k and v (G, B, N, S, E), any float
+    dtype; words: counters for `counter_bits` of rank five, ignored at rate 0. Returns
+    (G, B, N, T, E). The gradient recomputes the weights and the dropout mask: both are larger than
+    everything else here, and cheap.
+    """
+    return _attention(rate, q_GBNTE, k_GBNSE, v_GBNSE, words)
+
+
+def _attention_fwd(rate, q, k, v, words):
+    return _attention(rate, q, k, v, words), (q, k, v, words)
+
+
+def _attention_bwd(rate, residuals, grad_GBNTE):
+    """Softmax attention's gradient: dS = P ∘ (dP − Σ P ∘ dP), with the weights computed again."""
+    q, k, v, words = residuals
+    weights = _probabilities(q, k)
+    grad_weights = jnp.einsum("gbnte,gbnse->gbnts", grad_GBNTE, v).astype(weights.dtype)
+    dropped = weights
+    if rate:
+        factors = dropout_scale(words, weights.shape, rate)
+        dropped, grad_weights = weights * factors, grad_weights * factors
+    grad_v = jnp.einsum("gbnts,gbnte->gbnse", dropped.astype(v.dtype), grad_GBNTE)
+    inner = (weights * grad_weights).sum(-1, keepdims=True)
+    grad_scores = (weights * (grad_weights - inner) * q.shape[-1] ** -0.5).astype(q.dtype)
+    grad_q = jnp.einsum("gbnts,gbnse->gbnte", grad_scores, k)
+    grad_k = jnp.einsum("gbnts,gbnte->gbnse", grad_scores, q)
+    return grad_q, grad_k, grad_v, None
+
+
+attention.defvjp(_attention_fwd, _attention_bwd)

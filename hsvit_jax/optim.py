@@ -1,0 +1,58 @@
+"""The optimizer: AdamW behind a global-norm clip, with a cosine schedule."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+
+def schedule(
+    optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int
+) -> optax.Schedule:
+    """Learning rate by optimizer step: linear warm-up, then a cosine to zero.
+
+    optim.warmup_epochs, in epochs; optim.cosine_per: 'step', or 'epoch' for a cosine that moves
+    once an epoch, as PyTorch Lightning's (the paper's recipe).
+    """
+    peak = optim.learning_rate
+    warmup = min(round(optim.warmup_epochs * steps_per_epoch), total_steps)
+    per_epoch = optim.cosine_per == "epoch"
+
+    def rate(step: jax.Array) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        along = step - warmup
+        if per_epoch:
+            along = jnp.floor(along / steps_per_epoch) * steps_per_epoch
+        progress = jnp.clip(along / max(total_steps - warmup, 1), 0.0, 1.0)
+        cosine = 0.5 * peak * (1.0 + jnp.cos(math.pi * progress))
+        return jnp.where(step < warmup, peak * (step + 1.0) / max(warmup, 1), cosine)
+
+    return rate
+
+
+def decay_mask(params: Any) -> Any:
+    """True for the leaves that decay: kernels, not biases, norms, CLS or positions."""
+
+    def is_kernel(path: tuple[Any, ...], _: Any) -> bool:
+        return any("kernel" in str(getattr(k, "key", "")) for k in path)
+
+    return jax.tree_util.tree_map_with_path(is_kernel, params)
+
+
+def build(
+    optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int
+) -> optax.GradientTransformation:
+    """Clip by global norm (0: none), then AdamW; decay on kernels, or on all with `decay_all`."""
+    adamw = optax.adamw(
+        schedule(optim, total_steps, steps_per_epoch),
+        b1=optim.beta1,
+        b2=optim.beta2,
+        weight_decay=optim.weight_decay,
+        mask=None if optim.decay_all else decay_mask,
+    )
+    return (
+        optax.chain(optax.clip_by_global_norm(optim.clip_norm), adamw) if optim.clip_norm else adamw
+    )

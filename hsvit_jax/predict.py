@@ -1,0 +1,213 @@
+"""A trained network at hand: load a checkpoint, classify arrays or image files."""
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hsvit_jax import checkpoint, data, evaluate, models, train
+from hsvit_jax import config as config_lib
+from hsvit_jax import mesh as mesh_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """A network with its weights and what its inputs and outputs mean.
+
+    image_size (H, W) in pixels and channels of the images it takes; class_names[i] is logit i.
+    """
+
+    config: Any
+    class_names: tuple[str, ...]
+    model: Any
+    params: dict
+    stats: dict
+    step: int
+    mesh: Mesh
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Rows and columns of an input image."""
+        return tuple(self.config.data.image_size)
+
+    @property
+    def channels(self) -> int:
+        """Colour channels of an input image."""
+        return self.config.data.channels
+
+    def logits(self, images_BHWC: np.ndarray, batch: int = 256) -> np.ndarray:
+        """Logits, float32 (B, K), of uint8 images (B, H, W, C) of the network's size.
+
+        Raises ValueError for another dtype or shape. `read_image` makes such images of files.
+        """
+        images_BHWC = np.asarray(images_BHWC)
+        expected = (*self.image_size, self.channels)
+        if images_BHWC.dtype != np.uint8 or images_BHWC.shape[1:] != expected:
+            raise ValueError(
+                f"expected uint8 images of shape (B, {', '.join(map(str, expected))}); got "
+                f"{images_BHWC.dtype} {images_BHWC.shape}"
+            )
+        if not len(images_BHWC):
+            return np.zeros((0, len(self.class_names)), np.float32)
+        forward = self._forward
+        split = data.Split(
+            labels=np.zeros(len(images_BHWC), np.int32), images=images_BHWC, reader=None
+        )
+        out = []
+        for part, _, valid in evaluate.padded_batches(split, batch, self.mesh.shape["data"]):
+            logits = forward(self.params, self.stats, mesh_lib.put_batch(self.mesh, part))
+            out.append(np.asarray(logits)[valid])
+        return np.concatenate(out)
+
+    @property
+    def _forward(self) -> Any:
+        """Compiled once, kept on the instance."""
+        if "forward" not in self.__dict__:
+            mean, std = tuple(self.config.data.mean), tuple(self.config.data.std)
+            self.__dict__["forward"] = evaluate.make_forward(self.model, self.mesh, mean, std)
+        return self.__dict__["forward"]
+
+    def predict(self, images_BHWC: np.ndarray) -> np.ndarray:
+        """Class probabilities, float32 (B, K), of uint8 images (B, H, W, C)."""
+        logits = self.logits(images_BHWC).astype(np.float64)
+        odds = np.exp(logits - logits.max(1, keepdims=True))
+        return (odds / odds.sum(1, keepdims=True)).astype(np.float32)
+
+    def read(self, path: str | Path) -> np.ndarray:
+        """An image file as this network takes it, uint8 (H, W, C); BadImage (ValueError) if bad."""
+        return data.read_image(path, self.image_size, self.channels)
+
+
+def load(path: str | Path, which: str | int = "best", *, devices: list | None = None) -> Classifier:
+    """The classifier in a run's folder or checkpoint folder.
+
+    which: 'best' (falls back to the latest where none was measured), 'latest', or a step. Raises
+    ValueError when there is no good checkpoint there.
+    """
+    step, state, meta = checkpoint.load_tree(path, which)
+    config = config_lib.from_json(json.dumps(meta["config"]))
+    model = train.build_model(config)
+    mesh = mesh_lib.make(1, -1, groups=model.groups, devices=devices)
+    source = state.get("ema", state)
+    sharding = mesh_lib.replicated(mesh)
+    params, stats = (jax.device_put(source.get(k, {}), sharding) for k in ("params", "stats"))
+    return Classifier(config, tuple(meta["class_names"]), model, params, stats, step, mesh)
+
+
+def build_model(
+    variant: str,
+    *,
+    image_size: int | tuple[int, int] = 32,
+    channels: int = 3,
+    num_classes: int = 10,
+) -> Any:
+    """A named network, fresh: `model.init(key)` → (params, stats), `model.apply(...)` → logits.
+
+    variant: 'c2a2', 'c3a4' or 'c4a8'. Raises ValueError for another name or a size that does not
+    fit.
+    """
+    from hsvit_jax.models import hsvit
+
+    if variant not in hsvit.VARIANTS:
+        raise ValueError(
+            f"unknown variant {variant!r}.{config_lib.nearest(variant, list(hsvit.VARIANTS))} "
+            f"Known: {', '.join(hsvit.VARIANTS)}"
+        )
+    sizes = hsvit.VARIANTS[variant]
+    blocks = len(sizes["channels"])
+    settings = {
+        "family": "hsvit",
+        "variant": variant,
+        "dtype": "float32",
+        "ablation": "none",
+        "conv_channels": sizes["channels"],
+        "conv_kernels": (3,) * blocks,
+        "pool_strides": (),
+        "groups": 16,
+        "depth": sizes["depth"],
+        "embed_dim": 64,
+        "heads": 8,
+        "dropout": 0.2,
+    }
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return models.build(settings, image_size=size, channels=channels, num_classes=num_classes)
+
+
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def image_files(paths: Sequence[str]) -> list[Path]:
+    """The files named, and the images below the folders named, in order.
+
+    Raises ValueError for a path that is not there, or when there is no image at all.
+    """
+
+    def below(folder: Path) -> Iterator[Path]:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."):
+                yield path
+
+    found: list[Path] = []
+    for name in paths:
+        path = Path(name)
+        if not path.exists():
+            raise ValueError(f"no such file or folder: {name}")
+        found += below(path) if path.is_dir() else [path]
+    if not found:
+        raise ValueError(
+            f"no images in {', '.join(paths) or 'nothing'}: name image files or folders of them, "
+            "as in --mode=predict --checkpoint=runs/my-run cat.jpg photos/"
+        )
+    return found
+
+
+def predict_files(
+    classifier: Classifier, paths: Sequence[Path], top_k: int = 5
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Top classes of every image file, and the errors of those that could not be read.
+
+    Each row: file, rank (from 1), label, probability.
+    """
+    images, names, errors = [], [], []
+    for path in paths:
+        try:
+            images.append(classifier.read(path))
+            names.append(str(path))
+        except data.BadImage as error:
+            errors.append(str(error))
+    rows = []
+    if images:
+        probabilities_BK = classifier.predict(np.stack(images))
+        for name, p_K in zip(names, probabilities_BK, strict=True):
+            for rank, k in enumerate(np.argsort(-p_K, kind="stable")[:top_k], 1):
+                label = classifier.class_names[k]
+                rows.append(
+                    {"file": name, "rank": rank, "label": label, "probability": float(p_K[k])}
+                )
+    return rows, errors
+
+
+def render(rows: list[dict[str, Any]], form: str) -> str:
+    """Rows as 'table', 'csv' or 'json' text. Raises ValueError for another form."""
+    if form == "json":
+        return json.dumps(rows, indent=2, ensure_ascii=False)
+    if form == "csv":
+        out = io.StringIO()
+        writer = csv.DictWriter(out, ("file", "rank", "label", "probability"), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**r, "probability": f"{r['probability']:.6f}"} for r in rows)
+        return out.getvalue().rstrip("\n")
+    if form != "table":
+        raise ValueError(f"unknown --format {form!r}; choose table, csv or json")
+    by_file: dict[str, list[str]] = {}
+    for row in rows:
+        by_file.setdefault(row["file"], []).append(f"{row['label']} {row['probability']:.1%}")
+    width = max((len(name) for name in by_file), default=0)
+    return "\n".join(f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())

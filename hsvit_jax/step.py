@@ -1,0 +1,217 @@
+"""The training state and the pure, compiled step.
+
+Everything random in a step is a function of (seed, epoch or step, example index, group index), so a
+run does not depend on the number of devices or on where it was interrupted.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+from flax import serialization
+from jax.sharding import Mesh
+
+from hsvit_jax import augment
+from hsvit_jax import mesh as mesh_lib
+
+Array = jax.Array
+
+# What a key is for: folded into the run's key, so that no two uses share a stream.
+_INIT, _ORDER, _AUGMENT, _MIX, _DROPOUT = range(5)
+
+
+def run_key(seed: int, use: int) -> Array:
+    """The key of one use of randomness in a run."""
+    return jax.random.fold_in(jax.random.key(seed), use)
+
+
+def init_state(model: Any, tx: optax.GradientTransformation, seed: int, *, ema: bool) -> dict:
+    """A fresh training state, a nested dict of arrays.
+
+    step: steps taken; params, stats, opt; ema: averaged params and stats, when asked for; bad:
+    non-finite steps in a row; skipped: in all; meter: sums since the last log line.
+    """
+    params, stats = model.init(run_key(seed, _INIT))
+    state = {
+        "step": jnp.zeros((), jnp.int32),
+        "params": params,
+        "stats": stats,
+        "opt": tx.init(params),
+        "bad": jnp.zeros((), jnp.int32),
+        "skipped": jnp.zeros((), jnp.int32),
+        "meter": {name: jnp.zeros(()) for name in ("loss", "accuracy", "steps")},
+    }
+    if ema:
+        state["ema"] = jax.tree.map(jnp.array, {"params": params, "stats": stats})
+    return state
+
+
+def to_plain(state: dict) -> dict:
+    """The state with optimizer internals as plain dicts: what a checkpoint holds."""
+    return {**state, "opt": serialization.to_state_dict(state["opt"])}
+
+
+def from_plain(plain: dict, like: dict) -> dict:
+    """The way back; `like` is a state (or its shapes) of the same optimizer."""
+    return {**plain, "opt": serialization.from_state_dict(like["opt"], plain["opt"])}
+
+
+def averaged(state: dict) -> tuple[dict, dict]:
+    """The (params, stats) to evaluate: the moving average where there is one."""
+    source = state.get("ema", state)
+    return source["params"], source["stats"]
+
+
+def make_epoch_order(examples: int, seed: int) -> Callable[[int], Array]:
+    """A compiled epoch → the order of that epoch's examples, int32 (N,)."""
+    key = run_key(seed, _ORDER)
+
+    @jax.jit
+    def order(epoch: Array) -> Array:
+        return jax.random.permutation(jax.random.fold_in(key, epoch), examples).astype(jnp.int32)
+
+    return lambda epoch: order(jnp.int32(epoch))
+
+
+def make_train_step(
+    model: Any,
+    tx: optax.GradientTransformation,
+    settings: augment.Augment,
+    mesh: Mesh,
+    *,
+    seed: int,
+    steps_per_epoch: int,
+    log_every: int,
+    ema_decay: float,
+) -> Callable[[dict, Array, Array, Array], tuple[dict, dict]]:
+    """The pure step: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → (state, metrics).
+
+    ids: each example's index in the training split. A step whose loss or gradient is not finite
+    changes nothing but the counters. metrics: scalars, means since the last log line.
+    """
+    run_groups = mesh_lib.group_runner(mesh)
+    augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
+
+    def loss_fn(
+        params: dict, stats: dict, images: Array, targets_BK: Array, key: Array, ids: Array
+    ):
+        logits_BK, stats = model.apply(
+            params,
+            stats,
+            images,
+            train=True,
+            dropout_key=key,
+            example_ids_B=ids,
+            run_groups=run_groups,
+        )
+        loss = optax.softmax_cross_entropy(logits_BK, targets_BK).mean()
+        hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
+        return loss, (stats, hits_B.astype(jnp.float32).mean())
+
+    def step(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> tuple[dict, dict]:
+        number = state["step"]
+        images, targets_BK = augment.train_batch(
+            settings,
+            jax.random.fold_in(augment_key, number // steps_per_epoch),
+            jax.random.fold_in(mix_key, number),
+            images_BHWC,
+            labels_B,
+            ids_B,
+        )
+        (loss, (stats, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+            state["params"],
+            state["stats"],
+            images,
+            targets_BK,
+            jax.random.fold_in(dropout_key, number),
+            ids_B,
+        )
+        norm = optax.global_norm(grads)
+        good = jnp.isfinite(loss) & jnp.isfinite(norm)
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        new = {"params": params, "stats": stats, "opt": opt}
+        if ema_decay:
+            new["ema"] = _average(
+                state["ema"], {"params": params, "stats": stats}, number, ema_decay
+            )
+        old = {name: state[name] for name in new}
+        new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+        one = good.astype(jnp.float32)
+        fresh = number % log_every == 0
+        sums = {"loss": jnp.where(good, loss, 0.0), "accuracy": accuracy * one, "steps": one}
+        meter = {k: jnp.where(fresh, v, state["meter"][k] + v) for k, v in sums.items()}
+        new |= {
+            "step": number + 1,
+            "bad": jnp.where(good, 0, state["bad"] + 1),
+            "skipped": state["skipped"] + (~good).astype(jnp.int32),
+            "meter": meter,
+        }
+        metrics = {
+            "loss": meter["loss"] / meter["steps"],
+            "accuracy": meter["accuracy"] / meter["steps"],
+            "grad_norm": norm,
+            "bad": new["bad"],
+            "skipped": new["skipped"],
+        }
+        return new, metrics
+
+    return step
+
+
+def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
+    """Exponential moving average, quick at first so that the start is soon forgotten."""
+    rate = jnp.minimum(decay, (1.0 + number) / (10.0 + number))
+    return jax.tree.map(lambda a, b: rate * a + (1.0 - rate) * b, ema, new)
+
+
+def compile_step(
+    step: Callable[..., tuple[dict, dict]], state: dict, mesh: Mesh, batch: int
+) -> tuple[Callable[..., tuple[dict, dict]], Callable[..., tuple[dict, dict]]]:
+    """The step, compiled for the mesh, in two forms; both donate the state.
+
+    resident(state, images uint8 (N, H, W, C), labels (N,), order (N,), first) takes its batch
+    from a data set that lies on the devices: examples order[first : first + B].
+    streamed(state, images (B, H, W, C), labels (B,), ids (B,)) is given one.
+    """
+    shardings = mesh_lib.state_shardings(mesh, state)
+    over_data = mesh_lib.batch_sharding(mesh)
+
+    def resident(state: dict, images: Array, labels: Array, order: Array, first: Array):
+        ids_B = jax.lax.dynamic_slice(order, (first,), (batch,))
+        ids_B = jax.lax.with_sharding_constraint(ids_B, over_data)
+        return step(state, images[ids_B], labels[ids_B], ids_B)
+
+    outputs = (shardings, mesh_lib.replicated(mesh))
+    return (
+        jax.jit(resident, donate_argnums=0, out_shardings=outputs),
+        jax.jit(step, donate_argnums=0, out_shardings=outputs),
+    )
+
+
+def place_state(state_fn: Callable[[], dict], mesh: Mesh) -> dict:
+    """Makes a state where it lives: each group's parameters on its own devices."""
+    shapes = jax.eval_shape(state_fn)
+    return jax.jit(state_fn, out_shardings=mesh_lib.state_shardings(mesh, shapes))()
+
+
+def state_template(state_fn: Callable[[], dict], mesh: Mesh) -> dict:
+    """Shapes, dtypes and shardings of a plain state, for a checkpoint to be restored into."""
+    plain = jax.eval_shape(lambda: to_plain(state_fn()))
+    shardings = mesh_lib.state_shardings(mesh, plain)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), plain, shardings
+    )
+
+
+def augment_settings(config: ml_collections.ConfigDict) -> augment.Augment:
+    """The augmentation of a resolved configuration."""
+    return augment.Augment(
+        mean=tuple(config.data.mean),
+        std=tuple(config.data.std),
+        num_classes=config.data.num_classes,
+        **config.augment.to_dict(),
+    )

@@ -1,0 +1,466 @@
+"""Training: from a configuration and a folder to a trained, evaluated, checkpointed network."""
+
+import collections
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from jax.sharding import Mesh
+
+from hsvit_jax import checkpoint, data, metrics, models, optim, signals
+from hsvit_jax import config as config_lib
+from hsvit_jax import evaluate as evaluate_lib
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import step as step_lib
+
+# Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
+_WINDOW = 4
+
+
+class Diverged(Exception):
+    """Loss or gradient was not finite several steps in a row; none of those steps was applied."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a finished run leaves: its folder, last step, and the test split's evaluation."""
+
+    workdir: Path
+    step: int
+    best_step: int
+    parameters: int
+    test: evaluate_lib.Evaluation
+    validation: evaluate_lib.Evaluation | None
+    seconds: float
+    curves: Path | None
+
+
+@dataclasses.dataclass
+class Run:
+    """Everything that stands before the first step, built once: shared by training and tests."""
+
+    config: ml_collections.ConfigDict
+    dataset: data.Dataset
+    model: Any
+    mesh: Mesh
+    steps_per_epoch: int
+    total_steps: int
+    make_state: Callable[[], dict]
+
+    @property
+    def meta(self) -> dict:
+        """What a checkpoint must agree with, and what eval and predict need to know."""
+        shapes = jax.eval_shape(self.make_state)
+        return {
+            "config": self.config.to_dict(),
+            "class_names": list(self.dataset.info.class_names),
+            "fingerprint": self.dataset.fingerprint,
+            "shapes": _shapes({"params": shapes["params"], "stats": shapes["stats"]}),
+        }
+
+
+def _shapes(tree: dict) -> dict[str, list[int]]:
+    """'params.head.linear.kernel' → its shape, for a readable difference."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {".".join(str(k.key) for k in path): list(leaf.shape) for path, leaf in flat}
+
+
+def prepare(
+    config: ml_collections.ConfigDict,
+    *,
+    dataset: data.Dataset | None = None,
+    devices: list | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Run:
+    """Loads the data, fills in and checks the configuration, and lays out network and mesh.
+
+    Raises ValueError for a configuration, data set and devices that do not fit together.
+    """
+    if dataset is None:
+        dataset = load_data(config, progress=progress)
+    config = config_lib.resolve(config, dataset.info)
+    model = build_model(config)
+    batch, examples = config.train.batch, len(dataset.train)
+    if batch > examples:
+        raise ValueError(
+            f"train.batch={batch} is larger than the training split of {examples} images: lower "
+            "train.batch or give more images"
+        )
+    mesh = mesh_lib.make(
+        config.mesh.group, config.mesh.data, groups=model.groups, batch=batch, devices=devices
+    )
+    steps_per_epoch = examples // batch
+    total_steps = config_lib.total_steps(config, steps_per_epoch)
+    tx = optim.build(config.optim, total_steps, steps_per_epoch)
+    return Run(
+        config=config,
+        dataset=dataset,
+        model=model,
+        mesh=mesh,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        make_state=lambda: step_lib.init_state(
+            model, tx, config.seed, ema=config.train.ema_decay > 0
+        ),
+    )
+
+
+def load_data(
+    config: ml_collections.ConfigDict, progress: Callable[[str, int, int], None] | None = None
+) -> data.Dataset:
+    """The data set of a configuration, at the image size it asks for."""
+    size = tuple(config.data.image_size)
+    return data.load(
+        config.data.name,
+        data_dir=config.data.dir or None,
+        image_size=(size * 2 if len(size) == 1 else size) or None,
+        channels=config.data.channels or None,
+        val_fraction=config.data.val_fraction,
+        on_bad_image=config.data.on_bad_image,
+        progress=progress,
+    )
+
+
+def build_model(config: ml_collections.ConfigDict) -> Any:
+    """The network of a resolved configuration."""
+    return models.build(
+        config.model.to_dict(),
+        image_size=tuple(config.data.image_size),
+        channels=config.data.channels,
+        num_classes=config.data.num_classes,
+    )
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    workdir: str | Path,
+    *,
+    dataset: data.Dataset | None = None,
+    devices: list | None = None,
+    verbose: bool = True,
+) -> Result:
+    """Trains to the end, resuming whatever `workdir` holds, and evaluates the best checkpoint.
+
+    config: as a config file's `get_config` returns it. dataset: to use instead of loading
+    config.data.name. devices: all of jax's when left out.
+
+    Raises ValueError for what cannot work, or a checkpoint of another network or data;
+    `signals.Interrupted` after SIGTERM or Ctrl-C, with the state saved; `Diverged` after
+    train.bad_steps_limit non-finite steps in a row.
+    """
+    started = time.monotonic()
+    workdir = Path(workdir)
+    lead = jax.process_index() == 0
+    progress = _data_progress if verbose and lead else None
+    run = prepare(config, dataset=dataset, devices=devices, progress=progress)
+    config = run.config
+    _make_workdir(workdir)
+    with (
+        checkpoint.Checkpoints(
+            workdir / "checkpoints",
+            keep_latest=config.checkpoint.keep_latest,
+            keep_best=config.checkpoint.keep_best,
+        ) as checkpoints,
+        signals.StopRequests() as stop,
+    ):
+        # The order of restoring: 1. this folder's latest good checkpoint; 2. a fresh start.
+        state = _restore(run, checkpoints, verbose and lead)
+        first = int(state["step"])
+        if lead:
+            (workdir / "config.json").write_text(config_lib.to_json(config) + "\n", "utf-8")
+        with (
+            metrics.MetricLog(workdir, start_step=first, enabled=lead) as log,
+            metrics.Progress(run.total_steps, first, enabled=verbose and lead) as bar,
+        ):
+            loop = _Loop(run, checkpoints, log, bar, stop)
+            bar.say(_opening(run, first))
+            state = loop.run(state)
+            best_step, state = _best(run, checkpoints, state)
+            test = loop.evaluate(state, "test", best_step)
+            validation = loop.evaluate(state, "val", None) if len(run.dataset.val) else None
+    curves = metrics.draw_curves(workdir, workdir.name) if lead else None
+    return Result(
+        workdir=workdir,
+        step=run.total_steps,
+        best_step=best_step,
+        parameters=sum(x.size for x in jax.tree.leaves(state["params"])),
+        test=test,
+        validation=validation,
+        seconds=time.monotonic() - started,
+        curves=curves,
+    )
+
+
+def _make_workdir(workdir: Path) -> None:
+    """Fails now, with advice, rather than at the first checkpoint."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        probe = workdir / f".probe-{jax.process_index()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to the work folder {workdir}: {error.strerror}; choose another with "
+            "--workdir"
+        ) from error
+
+
+def _data_progress(what: str, done: int, total: int) -> None:
+    """One line per tenth of a slow first load."""
+    if total and (done == total or done % max(total // 10, 1) == 0):
+        print(f"{what}: {done:,} of {total:,}", flush=True)
+
+
+def _opening(run: Run, first: int) -> str:
+    """What is about to happen, in a few figures."""
+    sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
+    shape = dict(run.mesh.shape)
+    start = f"from step {first:,}" if first else "from scratch"
+    return (
+        f"{run.config.data.name}: {sizes} images (train/val/test), "
+        f"{run.config.data.num_classes} classes, "
+        f"{run.config.data.image_size[0]}×{run.config.data.image_size[1]}; mesh {shape}; "
+        f"{run.total_steps:,} steps of {run.config.train.batch} {start}"
+        + (
+            "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
+            if run.config.train.select_on == "test"
+            else ""
+        )
+    )
+
+
+def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
+    """The newest good state in the folder, or a fresh one; refuses another network or data."""
+    meta = checkpoints.meta()
+    if meta is not None:
+        refuse_mismatch(meta, run.meta)
+        changed = checkpoint.diff(
+            _comparable(meta.get("config", {})), _comparable(run.config.to_dict())
+        )
+        if changed and verbose:
+            print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
+    restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh))
+    if restored is None:
+        return step_lib.place_state(run.make_state, run.mesh)
+    _, plain, _ = restored
+    return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
+
+
+def _comparable(config: dict) -> dict:
+    """As JSON would give it back: tuples are lists."""
+    return json.loads(json.dumps(config))
+
+
+def refuse_mismatch(saved: dict, wanted: dict) -> None:
+    """Raises ValueError with the differences in shapes, classes or data, if there are any."""
+    lines = []
+    for name in ("shapes", "class_names", "fingerprint"):
+        old, new = saved.get(name), wanted[name]
+        if old is not None and old != new:
+            pair = ({name: old}, {name: new})
+            lines += checkpoint.diff(*pair) if isinstance(old, dict) else [_differs(name, old, new)]
+    if lines:
+        raise ValueError(
+            "the checkpoint in this folder is of another network or other data:\n  "
+            + "\n  ".join(lines)
+            + "\nGo on with the old settings and data, or start afresh in another --workdir."
+        )
+
+
+def _differs(name: str, old: Any, new: Any) -> str:
+    """One line for a list or string that changed."""
+    if isinstance(old, list):
+        gone = [c for c in old if c not in new]
+        come = [c for c in new if c not in old]
+        return f"{name}: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {come}"
+    return f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"
+
+
+def _best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:
+    """The state that did best on the selection split, or the last one where none was measured."""
+    checkpoints.wait()
+    if checkpoints.best_step() is None:
+        return int(state["step"]), state
+    restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh), "best")
+    if restored is None:
+        return int(state["step"]), state
+    number, plain, _ = restored
+    return number, step_lib.from_plain(plain, jax.eval_shape(run.make_state))
+
+
+class _Loop:
+    """The loop over steps: data in, metrics out, evaluation and checkpoints at epoch ends."""
+
+    def __init__(
+        self,
+        run: Run,
+        checkpoints: checkpoint.Checkpoints,
+        log: metrics.MetricLog,
+        bar: metrics.Progress,
+        stop: signals.StopRequests,
+    ) -> None:
+        self.r, self.checkpoints, self.log, self.bar, self.stop = run, checkpoints, log, bar, stop
+        config = run.config
+        self.schedule = optim.schedule(config.optim, run.total_steps, run.steps_per_epoch)
+        self.meta = run.meta
+        self.evaluator = evaluate_lib.make_evaluator(
+            run.model,
+            run.mesh,
+            mean=tuple(config.data.mean),
+            std=tuple(config.data.std),
+            num_classes=config.data.num_classes,
+        )
+        self.pending: collections.deque = collections.deque()
+        self.marks: tuple[float, int] = (0.0, 0)
+
+    def run(self, state: dict) -> dict:
+        """Takes the remaining steps."""
+        run, config = self.r, self.r.config
+        number = int(state["step"])
+        tx = optim.build(config.optim, run.total_steps, run.steps_per_epoch)
+        pure = step_lib.make_train_step(
+            run.model,
+            tx,
+            step_lib.augment_settings(config),
+            run.mesh,
+            seed=config.seed,
+            steps_per_epoch=run.steps_per_epoch,
+            log_every=config.train.log_every,
+            ema_decay=config.train.ema_decay,
+        )
+        compiled = step_lib.compile_step(pure, state, run.mesh, config.train.batch)
+        take = (
+            self._resident(*compiled) if run.dataset.resident else self._streamed(*compiled, number)
+        )
+        self.marks = (time.monotonic(), number)
+        while number < run.total_steps:
+            state, values = take(state, number)
+            number += 1
+            self.pending.append((number, values))
+            if len(self.pending) > _WINDOW:
+                self._settle()
+            epoch_end = number % run.steps_per_epoch == 0
+            if self.stop.signum is not None:
+                self._drain()
+                self._save(state, number, None, wait=True)
+                raise signals.Interrupted(self.stop.signum, number)
+            if number == run.total_steps or epoch_end:
+                self._drain()
+                self._end_epoch(state, number)
+        return state
+
+    def _resident(self, resident: Callable, streamed: Callable) -> Callable:
+        """Takes batches from a data set that lies whole on every device."""
+        run = self.r
+        images = mesh_lib.put_replicated(run.mesh, run.dataset.train.images)
+        labels = mesh_lib.put_replicated(run.mesh, run.dataset.train.labels)
+        order_of = step_lib.make_epoch_order(len(run.dataset.train), run.config.seed)
+        orders: dict[int, jax.Array] = {}
+
+        def take(state: dict, number: int) -> tuple[dict, dict]:
+            epoch, place = divmod(number, run.steps_per_epoch)
+            if epoch not in orders:
+                orders.clear()
+                orders[epoch] = mesh_lib.put_replicated(run.mesh, np.asarray(order_of(epoch)))
+            first = jnp.int32(place * run.config.train.batch)
+            return resident(state, images, labels, orders[epoch], first)
+
+        return take
+
+    def _streamed(self, resident: Callable, streamed: Callable, first: int) -> Callable:
+        """Takes batches that are decoded on the host, in the same order with the same keys."""
+        from hsvit_jax.data import stream
+
+        run = self.r
+        order_of = step_lib.make_epoch_order(len(run.dataset.train), run.config.seed)
+
+        def batches() -> Iterator[np.ndarray]:
+            epoch, order = -1, np.empty(0, np.int32)
+            for number in range(first, run.total_steps):
+                now, place = divmod(number, run.steps_per_epoch)
+                if now != epoch:
+                    epoch, order = now, np.asarray(order_of(now))
+                start = place * run.config.train.batch
+                yield order[start : start + run.config.train.batch]
+
+        source = iter(stream.stream_batches(run.dataset.train, batches()))
+
+        def take(state: dict, number: int) -> tuple[dict, dict]:
+            arrays = (mesh_lib.put_batch(run.mesh, a) for a in next(source))
+            return streamed(state, *arrays)
+
+        return take
+
+    def _settle(self) -> None:
+        """Waits for the oldest step in flight and looks at it."""
+        number, values = self.pending.popleft()
+        train = self.r.config.train
+        bad = int(values["bad"])
+        if bad >= train.bad_steps_limit:
+            raise Diverged(
+                f"loss or gradient was not finite for {bad} steps in a row, up to step {number}; "
+                "none of them was applied, and the last good checkpoint is untouched. A lower "
+                "optim.learning_rate, a smaller optim.clip_norm or float32 may help."
+            )
+        if number % train.log_every and number != self.r.total_steps:
+            return
+        got = jax.device_get(values)
+        now, (since, before) = time.monotonic(), self.marks
+        self.marks = (now, number)
+        pace = (number - before) / max(now - since, 1e-9)
+        epoch = (number - 1) // self.r.steps_per_epoch
+        line = {
+            "epoch": epoch,
+            "loss": float(got["loss"]),
+            "accuracy": float(got["accuracy"]),
+            "learning_rate": float(self.schedule(number - 1)),
+            "grad_norm": float(got["grad_norm"]),
+            "images_per_second": pace * train.batch,
+            "skipped_steps": int(got["skipped"]),
+        }
+        self.log.write(number, line)
+        left = (self.r.total_steps - number) / max(pace, 1e-9)
+        self.bar.update(number, epoch, {**line, "seconds_left": left})
+
+    def _drain(self) -> None:
+        while self.pending:
+            self._settle()
+
+    def _end_epoch(self, state: dict, number: int) -> None:
+        """Evaluates and saves where the configuration asks for it, and always at the very end."""
+        train, last = self.r.config.train, number == self.r.total_steps
+        epochs = number // self.r.steps_per_epoch
+        metric = None
+        split = train.select_on
+        if (last or epochs % train.eval_every == 0) and len(getattr(self.r.dataset, split)):
+            result = self.evaluate(state, split, number)
+            # Equal accuracies, common on small splits, are told apart by the loss.
+            metric = result.accuracy - 1e-4 * min(result.loss, 1e3)
+        if last or epochs % self.r.config.checkpoint.every == 0 or metric is not None:
+            self._save(state, number, metric, wait=last)
+        self.marks = (time.monotonic(), number)
+
+    def evaluate(self, state: dict, split: str, step: int | None) -> evaluate_lib.Evaluation:
+        """Evaluates a split of the run's data; writes a metrics line when `step` is given."""
+        params, stats = step_lib.averaged(state)
+        part = getattr(self.r.dataset, split)
+        result = self.evaluator(params, stats, part, max(self.r.config.train.batch, 256))
+        if step is not None:
+            values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
+            self.log.write(step, values | {"top5": result.top5, "examples": result.examples})
+            self.bar.say(
+                f"step {step:,}  {split} accuracy {result.accuracy:.2%}  loss {result.loss:.4f}"
+            )
+        return result
+
+    def _save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
+        """Saves a copy: the next step reuses the state's own memory."""
+        plain = jax.tree.map(jnp.copy, step_lib.to_plain(state))
+        self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)

@@ -1,0 +1,31 @@
+"""One place for strictness: eight fake devices, no silent rank promotion, warnings are errors."""
+
+import os
+import sys
+from pathlib import Path
+
+# Both must be in the environment before jax is imported. With several CPU devices per process the
+# collectives wait for each other in one thread pool, whose size is NPROC: too small, and they hang.
+os.environ["NPROC"] = "32"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # tests import the configs as files, the package as installed
+    sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def strict_jax():
+    """Rank promotion raises, so a forgotten axis cannot pass by broadcasting."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def golden_dir() -> Path:
+    """The folder of committed golden vectors."""
+    return ROOT / "tests" / "golden"

@@ -1,0 +1,305 @@
+"""Augmented batches: independence of neighbours and devices, statistics of the draws, targets."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from hsvit_jax.augment import Augment, draws, normalise, one_hot_targets, tables, train_batch
+
+MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+PLAIN = Augment(mean=MEAN, std=STD, num_classes=7)
+# Identity normalisation: float pixels can be compared with the uint8 ones.
+RAW = Augment(mean=(0.0,), std=(1 / 255,), num_classes=7)
+PER_EXAMPLE = dataclasses.replace(PLAIN, crop_padding=3, flip=True, rand_augment_ops=2, erasing=0.5)
+EVERYTHING = dataclasses.replace(PER_EXAMPLE, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
+
+
+def batch(count: int, shape=(13, 17, 3), seed: int = 0):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+    labels = rng.integers(0, 7, count).astype(np.int32)
+    return images, labels, np.arange(count, dtype=np.int32) * 31 + 5
+
+
+def run(settings: Augment, images, labels, indices, seed: int = 0, batch_seed: int = 1):
+    step = jax.jit(lambda *args: train_batch(settings, *args))
+    out = step(jax.random.key(seed), jax.random.key(batch_seed), images, labels, indices)
+    return tuple(np.asarray(array) for array in out)
+
+
+@pytest.mark.parametrize("trivial", [False, True])
+def test_an_example_depends_on_its_index_alone(trivial):
+    ops = {"trivial_augment": True, "rand_augment_ops": 0} if trivial else {}
+    settings = dataclasses.replace(PER_EXAMPLE, **ops)
+    images, labels, indices = batch(48)
+    whole, _ = run(settings, images, labels, indices)
+    order = np.random.default_rng(1).permutation(48)
+    shuffled, _ = run(settings, images[order], labels[order], indices[order])
+    np.testing.assert_array_equal(shuffled, whole[order])
+    few = order[:5]
+    others, _ = run(settings, images[few], labels[few], indices[few])
+    np.testing.assert_array_equal(others, whole[few])
+    # ... and on the key and the index indeed.
+    assert (run(settings, images, labels, indices, seed=9)[0] != whole).any(axis=(1, 2, 3)).all()
+    moved, _ = run(settings, images, labels, indices + 1)
+    assert (moved != whole).any(axis=(1, 2, 3)).mean() > 0.9
+
+
+def test_eight_devices_give_the_same_bits():
+    images, labels, indices = batch(32)
+    alone = run(EVERYTHING, images, labels, indices)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+    sharded = [jax.device_put(array, spread) for array in (images, labels, indices)]
+    assert len(sharded[0].sharding.device_set) == 8
+    together = run(EVERYTHING, *sharded)
+    np.testing.assert_array_equal(together[0], alone[0])
+    np.testing.assert_array_equal(together[1], alone[1])
+
+
+def test_per_example_work_needs_no_communication():
+    """With the batch sharded, crop, flip, RandAugment and erasing compile to local work."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+    arrays = [jax.device_put(array, spread) for array in batch(32)]
+    step = jax.jit(lambda *args: train_batch(PER_EXAMPLE, *args), out_shardings=spread)
+    text = step.lower(jax.random.key(0), jax.random.key(1), *arrays).compile().as_text()
+    collectives = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
+    assert "fusion" in text and not any(name in text for name in collectives)
+
+
+def test_all_off_is_plain_normalisation():
+    images, labels, indices = batch(11)
+    out, targets = run(PLAIN, images, labels, indices)
+    np.testing.assert_array_equal(out, normalise(jnp.asarray(images), MEAN, STD))
+    expected = (images / 255.0 - np.array(MEAN)) / np.array(STD)
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+    np.testing.assert_array_equal(targets, np.eye(7, dtype=np.float32)[labels])
+    assert out.dtype == targets.dtype == np.float32
+    assert normalise(jnp.asarray(images), MEAN, STD, jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def test_flip_is_a_mirror_half_of_the_time():
+    images, labels, indices = batch(2000, (3, 5, 1))
+    out, _ = run(dataclasses.replace(RAW, flip=True), images, labels, indices)
+    mirrored = (out == images[:, :, ::-1]).all(axis=(1, 2, 3))
+    kept = (out == images).all(axis=(1, 2, 3))
+    assert (mirrored ^ kept).all()
+    assert abs(mirrored.mean() - 0.5) < 0.05
+    np.testing.assert_array_equal(run(RAW, images, labels, indices)[0], images)
+
+
+def test_crop_takes_every_place_of_the_padded_image():
+    images, labels, indices = batch(3000, (5, 7, 1))
+    images = np.maximum(images, 1)  # only the padding is black
+    out, _ = run(dataclasses.replace(RAW, crop_padding=2), images, labels, indices)
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    matches = np.array(
+        [
+            (out == padded[:, y : y + 5, x : x + 7]).all(axis=(1, 2, 3))
+            for y in range(5)
+            for x in range(5)
+        ]
+    )
+    assert (matches.sum(axis=0) == 1).all()
+    assert np.abs(matches.mean(axis=1) - 1 / 25).max() < 0.02
+
+
+def test_turning_one_augmentation_on_leaves_the_draws_of_the_others():
+    images, labels, indices = batch(64, (9, 9, 1))
+    flipped, _ = run(dataclasses.replace(RAW, flip=True), images, labels, indices)
+    erased, _ = run(dataclasses.replace(RAW, flip=True, erasing=1.0), images, labels, indices)
+    same = (erased == flipped) | (erased == 0.0)
+    assert same.all() and (erased != flipped).any()
+
+
+def test_ops_bins_and_signs_are_drawn_evenly():
+    bits = draws.example_bits(jax.random.key(3), jnp.arange(28_000), 3)
+    op = np.asarray(draws.whole_number(bits[:, 0], len(tables.OPS)))
+    counts = np.bincount(op, minlength=14)
+    assert len(counts) == 14 and np.abs(counts / 2000 - 1).max() < 0.1
+    bins = np.bincount(np.asarray(draws.whole_number(bits[:, 1], 31)), minlength=31)
+    assert len(bins) == 31 and np.abs(bins / (28_000 / 31) - 1).max() < 0.15
+    share = np.asarray(draws.fraction(bits[:, 2]))
+    assert share.min() >= 0.0 and share.max() < 1.0 and abs(share.mean() - 0.5) < 0.01
+    edge = jnp.array([0, 2**32 - 1], jnp.uint32)
+    np.testing.assert_array_equal(draws.whole_number(edge, 65535), [0, 65534])
+    np.testing.assert_array_equal(draws.fraction(edge), [0.0, 1.0 - 2.0**-24])
+
+
+def test_rand_augment_draws_ops_and_signs_evenly_on_images():
+    """Only TranslateX moves this picture's left edge sideways by four pixels: 1/28 each way."""
+    count = 4000
+    picture = np.zeros((1, 32, 32, 1), np.uint8)
+    picture[:, :, 16] = 255
+    images = np.repeat(picture, count, axis=0)
+    labels = np.zeros(count, np.int32)
+    settings = dataclasses.replace(RAW, rand_augment_ops=1)
+    out, _ = run(settings, images, labels, np.arange(count, dtype=np.int32))
+    for shift in (-4, 4):
+        moved = (out == np.roll(picture, shift, axis=2)).all(axis=(1, 2, 3))
+        assert abs(moved.mean() - 1 / 28) < 0.012
+    assert (out == picture).all(axis=(1, 2, 3)).any()
+
+
+def test_erasing_statistics():
+    count, height, width = 4000, 32, 24
+    images = np.full((count, height, width, 1), 255, np.uint8)
+    settings = dataclasses.replace(RAW, erasing=0.25)
+    out, _ = run(settings, images, np.zeros(count, np.int32), np.arange(count, dtype=np.int32))
+    erased = (out == 0.0)[..., 0]
+    assert set(np.unique(out)) == {0.0, 255.0}
+    hit = erased.any(axis=(1, 2))
+    assert abs(hit.mean() - 0.25) < 0.03
+    rows, columns = erased.any(axis=2)[hit].sum(axis=1), erased.any(axis=1)[hit].sum(axis=1)
+    area = erased[hit].sum(axis=(1, 2))
+    np.testing.assert_array_equal(area, rows * columns)  # one solid box
+    share = area / (height * width)
+    assert share.min() > 0.01 and share.max() < 0.37
+    assert abs(share.mean() - 0.17) < 0.02
+    assert (rows / columns).min() > 0.2 and (rows / columns).max() < 4.5
+    assert (rows < height).all() and (columns < width).all()
+    # Every part of the image is reached.
+    assert erased.any(axis=0).all()
+
+
+def test_erased_pixels_are_the_mean():
+    images, labels, indices = batch(40)
+    out, _ = run(dataclasses.replace(PLAIN, erasing=1.0), images, labels, indices)
+    plain, _ = run(PLAIN, images, labels, indices)
+    erased = out != plain
+    assert erased.any(axis=(1, 2, 3)).mean() > 0.9 and (out[erased] == 0.0).all()
+
+
+def mixed_runs(settings: Augment, runs: int, count: int = 6):
+    """Batches of distinct flat images, so that each pixel tells whose it is."""
+    values = np.arange(1, count + 1, dtype=np.uint8) * 40
+    images = np.broadcast_to(values[:, None, None, None], (count, 16, 20, 1)).copy()
+    labels = np.arange(count, dtype=np.int32)
+    step = jax.jit(
+        lambda key: train_batch(settings, jax.random.key(0), key, images, labels, labels)
+    )
+    for seed in range(runs):
+        out, targets = step(jax.random.key(seed))
+        yield values.astype(np.float32), np.asarray(out)[..., 0], np.asarray(targets)
+
+
+def test_mixup_targets_are_the_shares_of_the_pixels():
+    keeps = []
+    for values, out, targets in mixed_runs(dataclasses.replace(RAW, mixup=0.8), 40):
+        np.testing.assert_allclose(targets.sum(axis=1), 1.0, atol=1e-6)
+        keep = targets[0, 0]
+        keeps.append(keep)
+        expected = keep * values + (1.0 - keep) * np.roll(values, 1)
+        np.testing.assert_allclose(
+            out, np.broadcast_to(expected[:, None, None], out.shape), rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            targets[np.arange(6), (np.arange(6) - 1) % 6], 1.0 - keep, atol=1e-6
+        )
+    assert abs(np.mean(keeps) - 0.5) < 0.2 and np.std(keeps) > 0.2
+
+
+def test_cutmix_targets_are_the_pasted_area():
+    keeps = []
+    for values, out, targets in mixed_runs(dataclasses.replace(RAW, cutmix=1.0), 40):
+        own = out == values[:, None, None]
+        assert (own | (out == np.roll(values, 1)[:, None, None])).all()
+        assert (own == own[:1]).all()  # the same box in every image
+        pasted = ~own[0]
+        box = pasted.any(axis=1).sum() * pasted.any(axis=0).sum()
+        assert pasted.sum() == box
+        np.testing.assert_allclose(targets[np.arange(6), np.arange(6)], own[0].mean(), atol=1e-6)
+        np.testing.assert_allclose(targets.sum(axis=1), 1.0, atol=1e-6)
+        keeps.append(own[0].mean())
+    assert min(keeps) < 0.5 and max(keeps) > 0.9
+
+
+def test_mixing_kind_and_probability_are_drawn_per_batch():
+    settings = dataclasses.replace(RAW, mixup=1.0, cutmix=1.0, mix_probability=0.6)
+    kinds = {"none": 0, "mixup": 0, "cutmix": 0}
+    for values, out, _ in mixed_runs(settings, 200):
+        if (out == values[:, None, None]).all():
+            kinds["none"] += 1
+        elif np.isin(out, values).all():
+            kinds["cutmix"] += 1
+        else:
+            kinds["mixup"] += 1
+    # CutMix boxes can be empty, so a few of its batches count as unmixed.
+    assert abs(kinds["mixup"] - 60) < 22 and abs(kinds["cutmix"] - 60) < 25
+    assert abs(kinds["none"] - 80) < 25
+
+
+def test_label_smoothing_formula():
+    labels = jnp.array([2, 0], jnp.int32)
+    expected = 0.9 * np.eye(5)[[2, 0]] + 0.1 / 5
+    np.testing.assert_allclose(one_hot_targets(labels, 5, 0.1), expected, rtol=1e-6)
+    np.testing.assert_array_equal(one_hot_targets(labels, 5, 0.0), np.eye(5)[[2, 0]])
+    images, labels, indices = batch(12)
+    _, targets = run(EVERYTHING, images, labels, indices)
+    np.testing.assert_allclose(targets.sum(axis=1), 1.0, atol=1e-6)
+    assert targets.min() >= np.float32(0.1 / 7) - 1e-7
+
+
+def test_settings_are_hashable_and_compile_once():
+    assert hash(EVERYTHING) == hash(dataclasses.replace(EVERYTHING))
+    listed = Augment(mean=[0.5], std=[0.25], num_classes=3)
+    assert listed == Augment(mean=(0.5,), std=(0.25,), num_classes=3)
+    step = jax.jit(train_batch, static_argnums=0)
+    for seed in range(3):
+        step(EVERYTHING, jax.random.key(seed), jax.random.key(seed), *batch(4, seed=seed))
+    assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mean": ()}, "mean has 0 values"),
+        ({"mean": 0.5}, "mean is 0.5"),
+        ({"std": (0.2, 0.2)}, "std 2"),
+        ({"std": (0.2, 0.0, 0.2)}, "above 0"),
+        ({"mean": (0.2, float("nan"), 0.2)}, "finite"),
+        ({"num_classes": 0}, "num_classes is 0"),
+        ({"crop_padding": -1}, "crop_padding is -1"),
+        ({"crop_padding": 1.5}, "crop_padding is 1.5"),
+        ({"flip": 1}, "flip is 1"),
+        ({"rand_augment_ops": -2}, "rand_augment_ops is -2"),
+        ({"rand_augment_magnitude": 31}, "rand_augment_magnitude is 31.*from 0 to 30"),
+        ({"trivial_augment": True, "rand_augment_ops": 2}, "set it to 0"),
+        ({"erasing": 1.1}, "erasing is 1.1.*from 0.0 to 1.0"),
+        ({"mixup": -0.1}, "mixup is -0.1"),
+        ({"cutmix": float("inf")}, "cutmix is inf"),
+        ({"mix_probability": float("nan")}, "mix_probability is nan"),
+        ({"label_smoothing": 2}, "label_smoothing is 2"),
+    ],
+)
+def test_settings_out_of_range_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PLAIN, **change)
+
+
+def test_batches_that_do_not_fit_are_refused():
+    images, labels, indices = batch(4)
+    keys = (jax.random.key(0), jax.random.key(1))
+    with pytest.raises(ValueError, match=r"float32.*expected uint8"):
+        train_batch(PLAIN, *keys, images.astype(np.float32), labels, indices)
+    with pytest.raises(ValueError, match=r"labels are.*one per image"):
+        train_batch(PLAIN, *keys, images, labels[:3], indices)
+    with pytest.raises(ValueError, match="indices are float"):
+        train_batch(PLAIN, *keys, images, labels, indices.astype(np.float32))
+    with pytest.raises(ValueError, match="3 channels, but mean and std have 1"):
+        train_batch(RAW, *keys, images, labels, indices)
+    with pytest.raises(ValueError, match="crop_padding is 13"):
+        train_batch(dataclasses.replace(PLAIN, crop_padding=13), *keys, images, labels, indices)
+    two = dataclasses.replace(PER_EXAMPLE, mean=(0.5, 0.5), std=(0.5, 0.5))
+    with pytest.raises(ValueError, match=r"2 channels.*1 or 3"):
+        train_batch(two, *keys, images[..., :2], labels, indices)
+    with pytest.raises(ValueError, match="too large"):
+        huge = jax.ShapeDtypeStruct((4, 8193, 8, 3), jnp.uint8)
+        jax.eval_shape(lambda x: train_batch(PER_EXAMPLE, *keys, x, labels, indices), huge)
+    with pytest.raises(ValueError, match=r"threefry2x32.*'rbg'"):
+        train_batch(PLAIN, jax.random.key(0, impl="rbg"), keys[1], images, labels, indices)

@@ -1,0 +1,150 @@
+"""RandAugment's ops against Pillow, pixel for pixel, as torchvision calls it on PIL images."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+
+from hsvit_jax.augment import randaugment, tables
+
+ALL_BINS = tuple(range(tables.NUM_BINS))
+
+
+def pillow_op(image: Image.Image, op: str, magnitude: float) -> Image.Image:
+    """The op as torchvision's PIL backend does it, NEAREST, filled with black."""
+    enhancers = {name: getattr(ImageEnhance, name) for name in ("Brightness", "Contrast")}
+    enhancers |= {"Color": ImageEnhance.Color, "Sharpness": ImageEnhance.Sharpness}
+    if op in enhancers:
+        return enhancers[op](image).enhance(1.0 + magnitude)
+    if op in ("ShearX", "ShearY"):
+        angle = math.radians(math.degrees(math.atan(magnitude)))
+        x, y = (angle, 0.0) if op == "ShearX" else (0.0, angle)
+        matrix = pillow_matrix(x, y, (0, 0), image.size, centre=(0.0, 0.0))
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+    if op in ("TranslateX", "TranslateY"):
+        shift = (int(magnitude), 0) if op == "TranslateX" else (0, int(magnitude))
+        centre = (image.width * 0.5, image.height * 0.5)
+        matrix = pillow_matrix(0.0, 0.0, shift, image.size, centre=centre)
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+    if op == "Rotate":
+        return image.rotate(magnitude, Image.Resampling.NEAREST)
+    if op == "Posterize":
+        return ImageOps.posterize(image, int(magnitude))
+    if op == "Solarize":
+        return ImageOps.solarize(image, magnitude)
+    if op == "AutoContrast":
+        return ImageOps.autocontrast(image)
+    if op == "Equalize":
+        return ImageOps.equalize(image)
+    assert op == "Identity"
+    return image
+
+
+def pillow_matrix(shear_x, shear_y, shift, size, centre):
+    """Inverse of translate · centre · shear · centre⁻¹, with no rotation and no scaling."""
+    a, b = 1.0, -math.tan(shear_x)
+    c, d = -math.tan(shear_y), math.tan(shear_y) * math.tan(shear_x) + 1.0
+    x, y = -centre[0] - shift[0], -centre[1] - shift[1]
+    return (d, -b, d * x - b * y + centre[0], -c, a, -c * x + a * y + centre[1])
+
+
+def sample_images(height: int, width: int, channels: int) -> np.ndarray:
+    """Noise, low contrast, ramps, flat, two values, almost flat: uint8 (N, H, W, C)."""
+    rng = np.random.default_rng(height * 1000 + width)
+    shape = (height, width, channels)
+    ramp = np.linspace(3, 249, width).astype(np.uint8)[None, :, None]
+    almost_flat = np.full(shape, 90, np.uint8)
+    almost_flat[0, 0], almost_flat[-1, -1] = 12, 200
+    return np.stack(
+        [
+            rng.integers(0, 256, shape, dtype=np.uint8),
+            rng.integers(60, 131, shape, dtype=np.uint8),
+            np.broadcast_to(ramp, shape) // np.arange(1, channels + 1, dtype=np.uint8),
+            np.full(shape, 77, np.uint8),
+            np.where(rng.random(shape) < 0.3, 11, 240).astype(np.uint8),
+            almost_flat,
+        ]
+    )
+
+
+def to_pillow(image_HWC: np.ndarray) -> Image.Image:
+    return Image.fromarray(image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (19, 37, 3), (29, 23, 1), (2, 5, 3)])
+def test_every_op_bin_and_sign_equals_pillow(shape, wide):
+    height, width, channels = shape
+    images_NHWC = sample_images(height, width, channels)
+    op_tables = tables.op_tables(height, width, wide, ALL_BINS)
+    cases = [
+        (number, op, bin_, negative)
+        for number, op in enumerate(tables.OPS)
+        for bin_ in (
+            ALL_BINS if op in tables.SIGNED_OPS or op in ("Posterize", "Solarize") else [4]
+        )
+        for negative in ((0, 1) if op in tables.SIGNED_OPS else (0,))
+    ]
+    rows_R = np.array([op_tables.row(number, bin_, neg) for number, _, bin_, neg in cases])
+    count = len(images_NHWC)
+    batch = np.tile(images_NHWC, (len(cases), 1, 1, 1))
+    ours = jax.jit(lambda x, rows: randaugment.apply_rows(x, rows, op_tables))(
+        batch, np.repeat(rows_R, count).astype(np.int32)
+    )
+    ours = np.asarray(ours).reshape(len(cases), *images_NHWC.shape)
+    for case, got_NHWC in zip(cases, ours, strict=True):
+        _, op, bin_, negative = case
+        magnitude = tables.magnitudes(op, height, width, wide)[bin_] * (-1 if negative else 1)
+        for image_HWC, got_HWC in zip(images_NHWC, got_NHWC, strict=True):
+            expected = np.asarray(pillow_op(to_pillow(image_HWC), op, float(magnitude)))
+            np.testing.assert_array_equal(
+                got_HWC, expected.reshape(got_HWC.shape), err_msg=f"{op} {magnitude}"
+            )
+
+
+def test_ops_change_a_noisy_image():
+    """The comparison above would mean little if the ops did nothing."""
+    image = sample_images(32, 32, 3)[1]
+    op_tables = tables.op_tables(32, 32, False, (9,))
+    rows = jnp.arange(len(tables.OPS), dtype=jnp.int32) * 2
+    apply = jax.jit(lambda x, rows: randaugment.apply_rows(x, rows, op_tables))
+    out = np.asarray(apply(np.tile(image, (len(rows), 1, 1, 1)), rows))
+    changed = [op for op, got in zip(tables.OPS, out, strict=True) if (got != image).any()]
+    # At bin 9 Solarize starts at 178.5, above this image's brightest pixel.
+    assert changed == [op for op in tables.OPS if op not in ("Identity", "Solarize")]
+
+
+def test_autocontrast_stretches_every_range_as_float64_does():
+    """All 32,640 (darkest, brightest) pairs; one in five has a value that falls one short."""
+    values_V = np.arange(256)
+    low_P, high_P = np.triu_indices(256, 1)
+    op_tables = tables.op_tables(16, 16, False, (9,))
+    row = op_tables.row(tables.OPS.index("AutoContrast"), 0, 0)
+    stretch = jax.jit(lambda x: randaugment.apply_rows(x, jnp.full(len(x), row), op_tables))
+    chunk = 4080
+    for start in range(0, len(low_P), chunk):
+        low_P1 = low_P[start : start + chunk, None]
+        high_P1 = high_P[start : start + chunk, None]
+        images_PV = np.clip(values_V[None, :], low_P1, high_P1)
+        scale_P1 = 255.0 / (high_P1 - low_P1)
+        expected_PV = np.trunc(images_PV * scale_P1 + -low_P1 * scale_P1).astype(np.uint8)
+        got = stretch(images_PV.astype(np.uint8).reshape(-1, 16, 16, 1))
+        np.testing.assert_array_equal(np.asarray(got).reshape(-1, 256), expected_PV)
+
+
+def test_magnitudes_are_torchvisions():
+    def at(op, bin_, wide=False):
+        return tables.magnitudes(op, 24, 48, wide)[bin_]
+
+    assert at("ShearX", 30) == np.float32(0.3) and at("ShearY", 30, True) == np.float32(0.99)
+    assert at("TranslateX", 30) == np.float32(150 / 331 * 48)
+    assert at("TranslateY", 30) == np.float32(150 / 331 * 24)
+    assert at("TranslateX", 15, True) == np.float32(15.999999)  # shifts by 15 pixels
+    assert at("Rotate", 9) == 9.0 and at("Rotate", 20, True) == 90.0
+    assert at("Color", 9) == np.float32(0.26999998) and at("Color", 30, True) == np.float32(0.99)
+    assert [at("Posterize", b) for b in (0, 3, 4, 9, 30)] == [8, 8, 7, 7, 4]
+    assert [at("Posterize", b, True) for b in (0, 2, 3, 30)] == [8, 8, 7, 2]
+    assert at("Solarize", 0) == 255.0 and at("Solarize", 30) == 0.0 and at("Solarize", 9) == 178.5

@@ -1,0 +1,361 @@
+"""Class folders and archives of them: layouts, splits, bad input, streaming, caching."""
+
+import io
+import os
+import tarfile
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hsvit_jax import data
+from hsvit_jax.data import archives
+
+
+def put(path: Path, value: int, size=(6, 6), mode: str = "RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    colour = value if mode == "L" else (value, 255 - value, 7)
+    Image.new(mode, size, colour).save(path)
+    return path
+
+
+def make(root: Path, parts: dict[str, int], classes=("cat", "dog")) -> Path:
+    """``parts`` maps 'train', 'test', … (or '' for none) to images per class."""
+    value = 0
+    for part, count in parts.items():
+        for name in classes:
+            for i in range(count):
+                put(root / part / name / f"{i:03d}.png", value % 256)
+                value += 1
+    return root
+
+
+@pytest.fixture
+def load(tmp_path):
+    def call(path, **options):
+        options = {"image_size": (6, 6), "data_dir": str(tmp_path / "data"), **options}
+        return data.load(f"folder={path}", **options)
+
+    return call
+
+
+def sizes(dataset):
+    return len(dataset.train), len(dataset.val), len(dataset.test)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"train": 20, "test": 5}, (36, 4, 10)),
+        ({"train": 20, "val": 5}, (36, 4, 10)),
+        ({"train": 20, "val": 3, "test": 5}, (40, 6, 10)),
+        ({"train": 20, "valid": 3, "test": 5}, (40, 6, 10)),
+        ({"train": 20}, (32, 4, 4)),
+        ({"": 20}, (32, 4, 4)),
+    ],
+)
+def test_layouts(parts, expected, tmp_path, load):
+    dataset = load(make(tmp_path / "set", parts))
+    assert sizes(dataset) == expected
+    assert dataset.info.class_names == ("cat", "dog")
+    assert dataset.resident
+    every = np.concatenate(
+        [s.images[:, 0, 0, 0] for s in (dataset.train, dataset.val, dataset.test)]
+    )
+    assert len(set(every.tolist())) == sum(expected)  # each image has its own colour: disjoint
+    for split in (dataset.train, dataset.val, dataset.test):
+        np.testing.assert_array_equal(np.bincount(split.labels), [len(split) // 2] * 2)
+        assert split.labels.dtype == np.int32
+        np.testing.assert_array_equal(split.gather([1, 0, 1]), split.images[[1, 0, 1]])
+
+
+def test_labels_follow_the_folders(tmp_path, load):
+    root = make(tmp_path / "set", {"train": 4, "test": 2}, classes=("zebra", "ant", "été"))
+    dataset = load(root, val_fraction=0)
+    assert dataset.info.class_names == ("ant", "zebra", "été")
+    assert len(dataset.val) == 0
+    # 'zebra' was written first: colours 0..3 in train, 12 and 13 in test.
+    assert set(dataset.train.images[dataset.train.labels == 1][:, 0, 0, 0].tolist()) == {0, 1, 2, 3}
+    assert set(dataset.test.images[dataset.test.labels == 1][:, 0, 0, 0].tolist()) == {12, 13}
+
+
+def pack_zip(root: Path, path: Path, prefix: str = "") -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(root.rglob("*")):
+            archive.write(file, prefix + file.relative_to(root).as_posix())
+    return path
+
+
+def pack_tar(root: Path, path: Path, prefix: str = "set") -> Path:
+    with tarfile.open(path, "w:" + path.suffix[1:].replace("tar", "")) as archive:
+        archive.add(root, prefix)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.tar.xz"])
+def test_archives_equal_their_folder(name, tmp_path, load):
+    root = make(tmp_path / "set", {"train": 5, "test": 2})
+    pack = pack_zip if name.endswith("zip") else pack_tar
+    path = pack(root, tmp_path / name)
+    expected, found = load(root), load(path)
+    assert found.fingerprint == expected.fingerprint
+    np.testing.assert_array_equal(found.train.images, expected.train.images)
+    assert data.describe(f"folder={path}", str(tmp_path / "data")).class_names == ("cat", "dog")
+
+
+def test_fingerprint_is_of_the_content_not_of_the_place(tmp_path, load):
+    first = load(make(tmp_path / "one", {"train": 5, "test": 2}))
+    moved = load(make(tmp_path / "two", {"train": 5, "test": 2}))
+    assert moved.fingerprint == first.fingerprint
+    assert load(tmp_path / "one", val_fraction=0.3).fingerprint != first.fingerprint
+    assert load(tmp_path / "one", image_size=(7, 6)).fingerprint != first.fingerprint
+    assert load(tmp_path / "one", channels=1).fingerprint != first.fingerprint
+    put(tmp_path / "two/train/cat/000.png", 99)
+    assert load(tmp_path / "two").fingerprint != first.fingerprint
+
+
+def test_describe_peeks_at_size_and_channels(tmp_path):
+    for side, expected in ((20, 32), (33, 64), (100, 128), (400, 128)):
+        for name in ("a", "b"):
+            put(tmp_path / f"{side}" / name / "0.png", 1, (side, side + 50), "L")
+        info = data.describe(f"folder={tmp_path / str(side)}")
+        assert (info.image_size, info.channels, info.num_classes) == ((expected,) * 2, 1, 2)
+        assert len(info.mean) == len(info.std) == 1
+    put(tmp_path / "20" / "b" / "0.png", 1, (20, 20))
+    info = data.describe(f"folder={tmp_path / '20'}")
+    assert info.channels == len(info.mean) == 3
+
+
+def spoil(root: Path) -> list[str]:
+    (root / "train/cat/000.png").write_bytes(b"")
+    (root / "train/dog/001.png").write_bytes(b"<html>")
+    (root / "train/dog/link.png").symlink_to("nowhere.png")
+    whole = (root / "test/dog/000.png").read_bytes()
+    (root / "test/dog/000.png").write_bytes(whole[: len(whole) // 2])
+    return ["cat/000.png", "dog/001.png", "dog/link.png", "test/dog/000.png"]
+
+
+def test_bad_images_are_all_listed_and_fatal(tmp_path, load):
+    root = make(tmp_path / "set", {"train": 6, "test": 3})
+    names = spoil(root)
+    for _ in range(2):  # nothing of the first attempt may make the second succeed
+        with pytest.raises(ValueError, match="4 of 19 images cannot be used") as error:
+            load(root)
+        assert all(name in str(error.value) for name in names)
+        assert "on_bad_image='skip'" in str(error.value)
+
+
+def test_only_ten_bad_images_are_shown(tmp_path, load):
+    root = make(tmp_path / "set", {"": 14})
+    for i in range(13):
+        (root / f"cat/{i:03d}.png").write_bytes(b"no")
+    with pytest.raises(ValueError, match="13 of 28") as error:
+        load(root)
+    assert str(error.value).count(".png") == 10
+    assert "and 3 more" in str(error.value)
+
+
+@pytest.mark.parametrize("limit", [2**30, 0])
+def test_bad_images_can_be_skipped_with_a_warning(limit, tmp_path, load):
+    root = make(tmp_path / "set", {"train": 6, "test": 3})
+    clean = load(root, val_fraction=0)
+    names = spoil(root)
+    options = {"val_fraction": 0, "resident_limit_bytes": limit}
+    for _ in range(2):  # from the files, then from the cache
+        with pytest.warns(UserWarning, match="4 of 19 images") as caught:
+            dataset = load(root, on_bad_image="skip", **options)
+        assert all(name in str(caught[0].message) for name in names)
+        assert sizes(dataset) == (10, 0, 5)
+        kept = np.r_[1:6, 6, 8:12]  # cat 1..5, dog 0, 2..5
+        np.testing.assert_array_equal(dataset.train.gather(np.arange(10)), clean.train.images[kept])
+    with pytest.raises(ValueError, match="4 of 19"):  # the cache does not soften the other policy
+        load(root, **options)
+
+
+def test_a_class_that_loses_all_its_images_is_an_error(tmp_path, load):
+    root = make(tmp_path / "set", {"train": 2, "test": 2})
+    for i in range(2):
+        (root / f"train/cat/{i:03d}.png").write_bytes(b"no")
+    with (
+        pytest.warns(UserWarning, match="2 of 8"),
+        pytest.raises(ValueError, match=r"nothing is left of the classes \['cat'\]"),
+    ):
+        load(root, on_bad_image="skip")
+
+
+def test_hidden_and_other_files_are_passed_over(tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    for name in (".DS_Store", "cat/._000.png", "cat/.hidden.png", "dog/Thumbs.db", "dog/a.txt"):
+        (root / name).write_bytes(b"junk")
+    put(root / ".cache/x.png", 3)
+    put(root / "cat/deeper/000.JPEG", 200)  # folders within a class belong to it
+    assert sum(sizes(load(root))) == 21
+
+
+def test_loose_images_are_left_out_with_a_warning(tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    put(root / "preview.png", 3)
+    with pytest.warns(UserWarning, match=r"1 images .* no class folder.*preview\.png"):
+        assert sum(sizes(load(root))) == 20
+
+
+def test_symlink_loops_end_and_links_are_followed(tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    (root / "cat/again").symlink_to(root, target_is_directory=True)
+    (root / "cat/self").symlink_to(root / "cat", target_is_directory=True)
+    make(tmp_path / "elsewhere", {"": 10}, classes=("emu",))
+    (root / "emu").symlink_to(tmp_path / "elsewhere/emu", target_is_directory=True)
+    dataset = load(root)
+    assert dataset.info.class_names == ("cat", "dog", "emu")
+    assert sum(sizes(dataset)) == 30
+
+
+def test_bad_layouts_are_explained(tmp_path, load):
+    cases = {
+        "empty": (lambda r: r.mkdir(), r"no images in class folders.*PATH/train/CLASS"),
+        "one": (lambda r: make(r, {"": 3}, ("cat",)), r"one class, \['cat'\]"),
+        "hole": (
+            lambda r: (
+                make(r, {"train": 3, "test": 3}),
+                (r / "train/emu").mkdir(),
+                (r / "test/emu").mkdir(),
+            ),
+            r"without images in .*hole/train/: \['emu'\]",
+        ),
+        "differ": (
+            lambda r: (make(r, {"train": 3, "test": 3}), put(r / "test/emu/0.png", 1)),
+            r"only in train/ \[\], only in test/ \['emu'\]",
+        ),
+        "no train": (lambda r: make(r, {"val": 3, "test": 3}), "but no train/"),
+        "two vals": (lambda r: make(r, {"train": 3, "val": 3, "valid": 3}), "keep one"),
+    }
+    for name, (build, message) in cases.items():
+        build(tmp_path / name)
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            load(tmp_path / name)
+    with pytest.raises(ValueError, match=r"(?s)no such folder or archive.*PATH/train/CLASS"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ValueError, match="neither a folder nor an archive"):
+        load(tmp_path / "notes.txt")
+
+
+def test_bad_options_are_explained(tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    for options, message in (
+        ({"val_fraction": 1.0}, "val_fraction must lie between"),
+        ({"val_fraction": -0.1}, "val_fraction must lie between"),
+        ({"on_bad_image": "ignore"}, "'error' or 'skip', got 'ignore'"),
+        ({"channels": 2}, "channels must be 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(root, **options)
+    make(tmp_path / "few", {"": 1})
+    with pytest.raises(ValueError, match="leave 2 for training and 0 for test"):
+        load(tmp_path / "few")
+
+
+def test_too_large_for_memory_is_streamed_with_equal_pixels(tmp_path, load):
+    root = make(tmp_path / "set", {"train": 10, "test": 3})
+    resident, streamed = load(root), load(root, resident_limit_bytes=26 * 6 * 6 * 3 - 1)
+    assert resident.resident
+    assert not streamed.resident
+    assert streamed.fingerprint == resident.fingerprint
+    for a, b in ((resident.train, streamed.train), (resident.val, streamed.val)):
+        np.testing.assert_array_equal(a.images, b.gather(np.arange(len(b))))
+        np.testing.assert_array_equal(a.labels, b.labels)
+        np.testing.assert_array_equal(b.reader.read(1), a.images[1])
+    with pytest.raises(IndexError, match="do not fit a split of 6"):
+        streamed.test.gather([6])
+    (root / "test/dog/002.png").unlink()
+    with pytest.raises(data.BadImage, match=r"test/dog/002\.png: cannot be read"):
+        streamed.test.gather([5])
+
+
+def test_the_second_time_no_image_is_decoded(tmp_path, load, monkeypatch):
+    root = make(tmp_path / "set", {"": 10})
+    calls = []
+    first = load(root, progress=lambda *call: calls.append(call))
+    assert calls[-1] == ("decoding images", 20, 20)
+    monkeypatch.setattr("hsvit_jax.data.decode.read_image", None)
+    again = load(root)
+    assert again.fingerprint == first.fingerprint
+    np.testing.assert_array_equal(again.train.images, first.train.images)
+    assert not list((tmp_path / "data").rglob("*.part-*"))
+
+
+def test_changed_files_are_read_again(tmp_path, load):
+    root = make(tmp_path / "set", {"train": 10, "test": 3})
+    load(root)
+    path = put(root / "test/cat/000.png", 123)
+    os.utime(path, ns=(1, 1))
+    assert load(root).test.images[0, 0, 0, 0] == 123
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "notes", "missing"])
+def test_a_damaged_cache_is_built_again(damage, tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    first = load(root)
+    (folder,) = (tmp_path / "data/cache").iterdir()
+    path = folder / ("notes.json" if damage == "notes" else "images.npy")
+    raw = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(raw[:-50])
+    else:
+        raw[len(raw) // 2] ^= 4
+        path.write_bytes(raw)
+    with pytest.warns(UserWarning, match="damaged"):
+        again = load(root)
+    np.testing.assert_array_equal(again.train.images, first.train.images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(root).fingerprint == first.fingerprint
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(tmp_path, load):
+    (tmp_path / "file").write_text("x")
+    root = make(tmp_path / "set", {"": 10})
+    with pytest.raises(ValueError, match=r"cannot write to .*file.*HSVIT_DATA_DIR"):
+        load(root, data_dir=str(tmp_path / "file/data"))
+
+
+def tar_with(path: Path, *infos: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for info in infos:
+            archive.addfile(info, io.BytesIO(b"\0" * info.size))
+    return path
+
+
+def test_hostile_archives(tmp_path, load, monkeypatch):
+    up = tarfile.TarInfo("../evil.png")
+    with pytest.raises(ValueError, match=r"unsafe name '\.\./evil\.png'"):
+        load(tar_with(tmp_path / "up.tar", up))
+    link = tarfile.TarInfo("cat/0.png")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with pytest.raises(ValueError, match="no images in class folders"):
+        load(tar_with(tmp_path / "link.tar", link))
+    monkeypatch.setattr(archives, "_FLOOR_BYTES", 1000)
+    monkeypatch.setattr(archives, "_MAX_RATIO", 2)
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cat/0.png", b"\0" * 1_000_000)
+    with pytest.raises(ValueError, match="more than 2 times its size"):
+        load(tmp_path / "bomb.zip")
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 3)
+    with pytest.raises(ValueError, match="more than 3 members"):
+        load(tar_with(tmp_path / "many.tar", *(tarfile.TarInfo(f"{i}.txt") for i in range(5))))
+    assert not (tmp_path / "evil.png").exists()
+    assert not list((tmp_path / "data/cache").iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.xz"])
+def test_archives_cut_off_are_refused(name, tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    path = (pack_zip if name.endswith("zip") else pack_tar)(root, tmp_path / name)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    with pytest.raises(ValueError, match="damaged or cut off"):
+        load(path)

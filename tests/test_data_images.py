@@ -1,0 +1,185 @@
+"""Image files of every kind become uint8 (H, W, C) by the stated rules, or are refused by name."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hsvit_jax.data import BadImage, read_image
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def noise(shape, seed=0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size, with next to nothing in it."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    data = zlib.compress(b"\0" * 1000)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def test_the_right_size_is_untouched_bit_for_bit(tmp_path):
+    pixels = noise((13, 17, 3))
+    path = tmp_path / "ünïcode 图.png"
+    path.write_bytes(encoded(Image.fromarray(pixels)))
+    np.testing.assert_array_equal(read_image(path, (13, 17), 3), pixels)
+    grey = noise((13, 17))
+    np.testing.assert_array_equal(
+        read_image(encoded(Image.fromarray(grey)), (13, 17), 1), grey[..., None]
+    )
+
+
+def test_a_jpeg_of_the_right_size_equals_a_plain_decode():
+    data = encoded(Image.fromarray(noise((32, 32, 3))), "JPEG")
+    np.testing.assert_array_equal(
+        read_image(data, (32, 32), 3), np.asarray(Image.open(io.BytesIO(data)))
+    )
+
+
+def test_shorter_side_then_centre_crop():
+    pixels = np.zeros((20, 60, 3), np.uint8)
+    pixels[:, 20:40] = (10, 200, 30)  # the central square
+    pixels[:, :20] = 255
+    np.testing.assert_array_equal(
+        read_image(encoded(Image.fromarray(pixels)), (20, 20), 3), pixels[:, 20:40]
+    )
+    half = read_image(encoded(Image.fromarray(pixels)), (10, 10), 3)
+    np.testing.assert_array_equal(half[:, 2:-2], np.broadcast_to((10, 200, 30), (10, 6, 3)))
+
+
+def test_downscaling_is_antialiased_bicubic():
+    pixels = noise((64, 64, 3))
+    expected = Image.fromarray(pixels).resize((16, 16), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(
+        read_image(encoded(Image.fromarray(pixels)), (16, 16), 3), np.asarray(expected)
+    )
+
+
+def test_large_jpegs_through_draft_stay_close_to_a_full_decode():
+    smooth = Image.fromarray(noise((9, 12, 3))).resize((1200, 900), Image.Resampling.BICUBIC)
+    data = encoded(smooth, "JPEG", quality=95)
+    full = Image.open(io.BytesIO(data)).resize((43, 32), Image.Resampling.BICUBIC)
+    expected = np.asarray(full.crop((5, 0, 37, 32))).astype(int)
+    assert np.abs(read_image(data, (32, 32), 3) - expected).mean() < 4
+
+
+@pytest.mark.parametrize("size", [(11, 11), (30, 10), (10, 30), (1, 1)])
+@pytest.mark.parametrize("shape", [(1, 200, 3), (200, 1, 3), (7, 5, 3)])
+def test_any_shape_fits_any_target(size, shape):
+    assert read_image(encoded(Image.fromarray(noise(shape))), size, 3).shape == (*size, 3)
+
+
+def test_exif_rotation_is_applied():
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:8] = 255  # bright on top as stored
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn a quarter clockwise to see it upright: the top becomes the right
+    image = read_image(encoded(Image.fromarray(pixels), "JPEG", exif=exif), (16, 16), 3)
+    assert image[:, 10:].min() > 200
+    assert image[:, :6].max() < 50
+
+
+def test_sixteen_bits_are_scaled_and_never_saturate():
+    values = np.array([[0, 257, 1000, 32896, 65535]], np.uint16)
+    image = read_image(encoded(Image.fromarray(values)), (1, 5), 1)
+    np.testing.assert_array_equal(image[..., 0], [[0, 1, 4, 128, 255]])
+    np.testing.assert_array_equal(
+        read_image(encoded(Image.fromarray(values)), (1, 5), 3)[..., 2], [[0, 1, 4, 128, 255]]
+    )
+    tiff = read_image(encoded(Image.fromarray(values), "TIFF"), (1, 5), 1)
+    np.testing.assert_array_equal(tiff[..., 0], [[0, 1, 4, 128, 255]])
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_alpha_is_composited_on_white(mode):
+    clear = Image.new(mode, (3, 3), (40, 0) if mode == "LA" else (40, 40, 40, 0))
+    solid = Image.new(mode, (3, 3), (40, 255) if mode == "LA" else (40, 40, 40, 255))
+    for channels in (1, 3):
+        assert read_image(encoded(clear), (3, 3), channels).min() == 255
+        np.testing.assert_array_equal(np.unique(read_image(encoded(solid), (3, 3), channels)), 40)
+
+
+def test_palette_with_and_without_transparency():
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([255, 0, 0, 10, 20, 30])
+    np.testing.assert_array_equal(read_image(encoded(image), (4, 4), 3)[0, 0], [10, 20, 30])
+    np.testing.assert_array_equal(
+        read_image(encoded(image, transparency=1), (4, 4), 3)[0, 0], [255, 255, 255]
+    )
+    assert read_image(encoded(image, "GIF"), (4, 4), 1).shape == (4, 4, 1)
+
+
+def test_cmyk_bilevel_and_grey():
+    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    red = read_image(encoded(cmyk, "JPEG", quality=100), (8, 8), 3)[4, 4].astype(int)
+    assert red[0] > 240
+    assert red[1:].max() < 20
+    assert read_image(encoded(Image.new("1", (5, 5), 1)), (5, 5), 3).min() == 255
+    grey = read_image(encoded(Image.new("L", (5, 5), 77)), (5, 5), 3)
+    np.testing.assert_array_equal(np.unique(grey), 77)
+
+
+@pytest.mark.parametrize("side", [9_500, 20_000])
+def test_decompression_bombs_are_never_decoded(side, monkeypatch):
+    def decode(*_):
+        raise AssertionError("a bomb was decoded")
+
+    monkeypatch.setattr(Image.Image, "load", decode)
+    with pytest.raises(BadImage, match=r"bomb\.png.*decompression bomb"):
+        read_image(png_header(side, side), (8, 8), 3, name="bomb.png")
+
+
+def test_our_limit_holds_when_pillows_is_switched_off(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    with pytest.raises(BadImage, match="9500×9500"):
+        read_image(png_header(9500, 9500), (8, 8), 3)
+
+
+GOOD = encoded(Image.fromarray(noise((40, 40, 3))), "JPEG")
+BAD_FILES = {
+    "empty": (b"", "is empty"),
+    "html": (b"<!DOCTYPE html><html>404</html>", "HTML"),
+    "text": (b"hello", "not an image"),
+    "cut jpeg": (GOOD[: len(GOOD) // 2], "cut off"),
+    "cut png": (encoded(Image.fromarray(noise((40, 40, 3))))[:900], "cut off"),
+    "script": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+    "float": (encoded(Image.fromarray(np.ones((3, 3), np.float32)), "TIFF"), "floating-point"),
+    "int32": (
+        encoded(Image.fromarray(np.full((3, 3), 1 << 20, np.int32)), "TIFF"),
+        "32-bit",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_bad_files_are_named(kind, tmp_path):
+    data, why = BAD_FILES[kind]
+    path = tmp_path / "holiday.jpg"
+    path.write_bytes(data)
+    with pytest.raises(BadImage, match=rf"holiday\.jpg: .*{why}"):
+        read_image(path, (8, 8), 3)
+
+
+def test_missing_files_and_wrong_shapes(tmp_path):
+    with pytest.raises(BadImage, match=r"none\.png: cannot be read"):
+        read_image(tmp_path / "none.png", (8, 8), 3)
+    with pytest.raises(ValueError, match=r"channels must be 1 .* got 4"):
+        read_image(GOOD, (8, 8), 4)
+    with pytest.raises(ValueError, match="image_size must be two positive"):
+        read_image(GOOD, (0, 8), 3)
