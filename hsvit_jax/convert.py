@@ -76,7 +76,7 @@ def _unreadable(path: Path, kind: str, error: Exception) -> ValueError:
 
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             wanted = [k for k in archive.files if not k.startswith(("grad/", "after/"))]
             tensors = {k: archive[k] for k in wanted}
             if not all(isinstance(v, np.ndarray) for v in tensors.values()):

@@ -30,11 +30,11 @@ def make_forward(
     model: Any, mesh: Mesh, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Callable[[dict, dict, Array], Array]:
     """A jitted (params, stats, images uint8 (B, H, W, C) split over `data`) → logits (B, K)."""
-    run_groups = mesh_lib.group_runner(mesh)
+    apply = mesh_lib.spread(model.apply, mesh)
 
     def forward(params: dict, stats: dict, images_BHWC: Array) -> Array:
         x_BHWC = augment.normalise(images_BHWC, mean, std)
-        return model.apply(params, stats, x_BHWC, run_groups=run_groups)[0]
+        return apply(params, stats, x_BHWC)[0]
 
     return jax.jit(forward)
 

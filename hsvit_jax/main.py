@@ -20,7 +20,7 @@ flags.DEFINE_enum("split", "test", ("train", "val", "test"), "eval: the split.")
 flags.DEFINE_integer("top_k", 5, "predict: classes per image.", lower_bound=1)
 flags.DEFINE_enum("format", "table", ("table", "csv", "json"), "predict: form of the output.")
 
-USAGE = """usage: python -m hsvit_jax.main --config=FILE[:DATA,RECIPE,SWITCHES] [--config.KEY=VALUE …]
+USAGE = """usage: python -m hsvit_jax.main --config=FILE[:DATA,RECIPE,SWITCHES] [--config.KEY=VALUE]
 
   train     python -m hsvit_jax.main --config=configs/c4a8.py
             python -m hsvit_jax.main --config=configs/c2a2.py:digits --config.train.epochs=5

@@ -96,23 +96,45 @@ def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
 
-def group_runner(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Runs the attention groups where they live and sums their CLS tokens: one `psum`.
+def spread(apply: Callable[..., tuple[jax.Array, dict]], mesh: Mesh) -> Callable[..., Any]:
+    """A model's `apply`, run where its batch and its groups live.
 
-    The function returned takes (encode, params, tokens (B, G, T, D), example ids (B,), group ids
-    (G,)) and gives the sum over all groups, (B, D), split over `data`. The region is manual over
-    both axes, so nothing in it can be gathered behind our back.
+    The function returned takes (params, stats, images (B, H, W, C), train=, dropout_key=,
+    example_ids_B=) and gives logits (B, K) split over `data`, and the new statistics. All of it is
+    one region that is manual over both axes, so the compiler can add no communication of its own:
+    forward, one `psum` over `group`; in training also BatchNorm's moments over `data`.
     """
 
-    def run(encode, params, z_BGTD, example_ids_B, group_ids_G):
-        def local(params, z_BGTD, example_ids_B, group_ids_G):
-            return lax.psum(encode(params, z_BGTD, example_ids_B, group_ids_G).sum(0), GROUP)
+    def groups_here(encode, params, z_BGTD, example_ids_B, group_ids_G):
+        here = group_ids_G.shape[0] // mesh.shape[GROUP]
+        start = lax.axis_index(GROUP) * here
+        z_BGTD = lax.dynamic_slice_in_dim(z_BGTD, start, here, axis=1)
+        group_ids_G = lax.dynamic_slice_in_dim(group_ids_G, start, here)
+        cls_GBD = encode(params, z_BGTD, example_ids_B, group_ids_G)
+        return lax.psum(cls_GBD.sum(0), GROUP)
 
+    def run(params, stats, images_BHWC, *, train=False, dropout_key=None, example_ids_B=None):
+        if example_ids_B is None:
+            example_ids_B = jax.numpy.arange(images_BHWC.shape[0])
+
+        def local(params, stats, images_BHWC, example_ids_B, dropout_key):
+            return apply(
+                params,
+                stats,
+                images_BHWC,
+                train=train,
+                dropout_key=dropout_key,
+                example_ids_B=example_ids_B,
+                run_groups=groups_here,
+                batch_axes=(DATA,),
+            )
+
+        specs = jax.tree_util.tree_map_with_path(lambda path, _: spec_of(path), params)
         return jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(P(GROUP), P(DATA, GROUP), P(DATA), P(GROUP)),
-            out_specs=P(DATA),
-        )(params, z_BGTD, example_ids_B, group_ids_G)
+            in_specs=(specs, P(), P(DATA), P(DATA), P()),
+            out_specs=(P(DATA), P()),
+        )(params, stats, images_BHWC, example_ids_B, dropout_key)
 
     return run

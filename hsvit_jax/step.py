@@ -92,20 +92,19 @@ def make_train_step(
     ids: each example's index in the training split. A step whose loss or gradient is not finite
     changes nothing but the counters. metrics: scalars, means since the last log line.
     """
-    run_groups = mesh_lib.group_runner(mesh)
+    apply = mesh_lib.spread(model.apply, mesh)
     augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
 
     def loss_fn(
         params: dict, stats: dict, images: Array, targets_BK: Array, key: Array, ids: Array
     ):
-        logits_BK, stats = model.apply(
+        logits_BK, stats = apply(
             params,
             stats,
             images,
             train=True,
             dropout_key=key,
             example_ids_B=ids,
-            run_groups=run_groups,
         )
         loss = optax.softmax_cross_entropy(logits_BK, targets_BK).mean()
         hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)

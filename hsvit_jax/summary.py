@@ -102,6 +102,6 @@ def _aligned(table: list[tuple[str, ...]]) -> list[str]:
 
 
 def _bytes(count: int) -> str:
-    """Binary units, three figures."""
+    """Binary units, four figures."""
     power = max(p for p in range(5) if p == 0 or count >= 1024**p)
-    return f"{count / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -441,8 +442,7 @@ class _Loop:
         split = train.select_on
         if (last or epochs % train.eval_every == 0) and len(getattr(self.r.dataset, split)):
             result = self.evaluate(state, split, number)
-            # Equal accuracies, common on small splits, are told apart by the loss.
-            metric = result.accuracy - 1e-4 * min(result.loss, 1e3)
+            metric = result.accuracy if math.isfinite(result.loss) else math.nan
         if last or epochs % self.r.config.checkpoint.every == 0 or metric is not None:
             self._save(state, number, metric, wait=last)
         self.marks = (time.monotonic(), number)
@@ -461,6 +461,4 @@ class _Loop:
         return result
 
     def _save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
-        """Saves a copy: the next step reuses the state's own memory."""
-        plain = jax.tree.map(jnp.copy, step_lib.to_plain(state))
-        self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
+        self.checkpoints.save(number, step_lib.to_plain(state), self.meta, metric=metric, wait=wait)

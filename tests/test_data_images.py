@@ -74,8 +74,8 @@ def test_downscaling_is_antialiased_bicubic():
 def test_large_jpegs_through_draft_stay_close_to_a_full_decode():
     smooth = Image.fromarray(noise((9, 12, 3))).resize((1200, 900), Image.Resampling.BICUBIC)
     data = encoded(smooth, "JPEG", quality=95)
-    full = Image.open(io.BytesIO(data)).resize((43, 32), Image.Resampling.BICUBIC)
-    expected = np.asarray(full.crop((5, 0, 37, 32))).astype(int)
+    full = Image.open(io.BytesIO(data)).crop((150, 0, 1050, 900))
+    expected = np.asarray(full.resize((32, 32), Image.Resampling.BICUBIC)).astype(int)
     assert np.abs(read_image(data, (32, 32), 3) - expected).mean() < 4
 
 

@@ -5,6 +5,8 @@ member called ``../evil`` or a link to ``/etc`` has nowhere to go. Such archives
 the same, as something is wrong with them.
 """
 
+import bz2
+import gzip
 import json
 import lzma
 import shutil
@@ -97,13 +99,35 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def _tar_members(path: Path, budget: _Budget) -> Iterator[Member]:
-    with tarfile.open(path, "r|*") as tar:
-        for info in tar:
-            name = info.name.removeprefix("./")
-            if info.isdir():
-                yield _folder(name)
-            elif info.isreg():
-                yield _file(name, lambda info=info: tar.extractfile(info), budget)
+    # tarfile's own decompression takes a file that was cut off for one that ends there.
+    name = path.name.lower()
+    openers = {"gz": gzip.open, "xz": lzma.open, "z2": bz2.open}
+    with openers.get(name[-2:], open)(path, "rb") as file:
+        tail = _Tail(file)
+        with tarfile.open(fileobj=tail, mode="r|") as tar:
+            for info in tar:
+                name = info.name.removeprefix("./")
+                if info.isdir():
+                    yield _folder(name)
+                elif info.isreg():
+                    yield _file(name, lambda info=info: tar.extractfile(info), budget)
+        for _ in budget.blocks(tail):
+            pass  # to the end, so that the checksum there is compared
+        if tail.last.strip(b"\0") or len(tail.last) < tarfile.BLOCKSIZE:
+            raise EOFError("the end of archive mark is missing")
+
+
+class _Tail:
+    """Passes reads on and remembers the last block, which ends a whole tar with zeros."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.last = b""
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self.last = (self.last + data)[-tarfile.BLOCKSIZE :]
+        return data
 
 
 def _zip_members(path: Path, budget: _Budget) -> Iterator[Member]:

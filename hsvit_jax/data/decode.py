@@ -77,6 +77,11 @@ def decode_items(
         report_bad(bad, len(items.names), on_bad_image)
     good = np.flatnonzero(arrays["good"])
     labels = np.asarray(arrays["labels"][good], dtype=np.int32)
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
+        raise ValueError(
+            f"labels run from {labels.min()} to {labels.max()}, but there are {len(class_names)} "
+            "classes; examples without a label cannot be used"
+        )
     trained = np.bincount(labels[items.parts[good] != 2], minlength=len(class_names))
     lost = [name for name, count in zip(class_names, trained, strict=True) if not count]
     if bad and lost:

@@ -5,7 +5,8 @@ In order: the file must be JPEG, PNG, GIF (first frame), BMP, WebP, TIFF or PNM 
 divided by 257 and rounded; transparency is composited on white; palette, CMYK, bilevel and the
 rest become RGB or, for one channel, ITU-R 601 grey; the image is scaled, antialiased bicubic, to
 just cover the target (for a square target: shorter side to the target) and its centre is cut out.
-An image that already has the target's size is not resampled. Floating-point and 32-bit images
+An image that already has the target's size is not touched, and one that only has to be cut is not
+resampled. Floating-point and 32-bit images
 have no stated range and are refused.
 """
 
@@ -188,27 +189,20 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
 def _fit(
     image: "Image.Image", image_size: tuple[int, int], resample: "Image.Resampling | None" = None
 ) -> np.ndarray:
-    """Cover the target, cut the centre; returns uint8 (H, W, C)."""
+    """The largest centred box of the target's shape, resampled; returns uint8 (H, W, C)."""
     from PIL import Image
 
     height, width = image_size
     scale = max(height / image.height, width / image.width)
-    covered = (
-        max(width, int(image.width * scale + 0.5)),
-        max(height, int(image.height * scale + 0.5)),
-    )
-    left, top = (covered[0] - width) // 2, (covered[1] - height) // 2
-    if covered != image.size:
-        # Only the part that is kept is resampled: a 10000×1 strip must not be blown up first.
-        box = (
-            left * image.width / covered[0],
-            top * image.height / covered[1],
-            (left + width) * image.width / covered[0],
-            (top + height) * image.height / covered[1],
-        )
-        how = Image.Resampling.BICUBIC if resample is None else resample
-        image = image.resize((width, height), how, box=box)
-    elif image.size != (width, height):
+    if scale == 1:
+        left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
+    else:
+        # Only the part that is kept is resampled: a 10000×1 strip must not be blown up first.
+        left = max(0.0, (image.width - width / scale) / 2)
+        top = max(0.0, (image.height - height / scale) / 2)
+        how = Image.Resampling.BICUBIC if resample is None else resample
+        box = (left, top, image.width - left, image.height - top)
+        image = image.resize((width, height), how, box=box)
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels[..., None] if pixels.ndim == 2 else pixels

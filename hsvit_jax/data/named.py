@@ -87,7 +87,7 @@ REGISTRY: dict[str, Named] = {
             channels=1,
             class_names=tuple("0123456789"),
             mean=(0.3053,),
-            std=(0.3761,),
+            std=(0.3235,),
             flip=False,
         )
     ),

@@ -88,7 +88,7 @@ def load_tfds(name: str, request: Request) -> Source:
             found[split] = builder.as_data_source(split=split, decoders=decoders)
     if "train" not in found:
         raise ValueError(f"tfds={name} has no split 'train', only {sorted(builder.info.splits)}")
-    if "test" in found and "validation" in found and int(found["test"][0][label_key]) < 0:
+    if "test" in found and int(found["test"][0][label_key]) < 0:
         del found["test"]
     if "test" not in found and "validation" in found:
         found["test"] = found.pop("validation")

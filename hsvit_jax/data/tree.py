@@ -188,7 +188,7 @@ def _check_classes(
         raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
     if len(first) < 2:
         raise ValueError(f"{tree.where} has one class, {sorted(first)}. {LAYOUT}")
-    for part, classes in by_part.items():
+    for part, classes in sorted(by_part.items()):
         if set(classes) != set(first):
             here, there = groups[min(groups)], groups[part]
             raise ValueError(

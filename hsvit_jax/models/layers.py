@@ -7,7 +7,7 @@ for the back end that compiles it; the plain XLA formula is always the reference
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -41,47 +41,160 @@ def torch_linear(key: Array, groups: tuple[int, ...], fan_in: int, fan_out: int)
 # --- Convolution and pooling ---------------------------------------------------------------------
 
 
-def _patches(x_BHWC: Array, size: int) -> Array:
-    """Every pixel's size×size neighbourhood, zeros outside: (B, H, W, size·size·C)."""
+def _shifts(x_BHWC: Array, size: int) -> list[Array]:
+    """The image moved by every offset of a size×size kernel, row by row, zeros coming in."""
     _, rows, columns, _ = x_BHWC.shape
     pad = size // 2
     padded = jnp.pad(x_BHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    shifted = [padded[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
-    return jnp.concatenate(shifted, axis=-1)
+    return [padded[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
+
+
+def conv2d_xla(x_BHWC: Array, kernel_HWIO: Array) -> Array:
+    """`conv2d` as XLA's own convolution: the reference, and what accelerators run."""
+    pad = kernel_HWIO.shape[0] // 2
+    return lax.conv_general_dilated(
+        x_BHWC,
+        kernel_HWIO,
+        (1, 1),
+        ((pad, pad), (pad, pad)),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
 
 
 def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:
     """Stride-1 convolution with symmetric zero padding k//2, odd square kernels, no bias.
 
     Takes images (B, H, W, I) and kernels (k, k, I, O), returns (B, H, W, O) in the images' dtype.
-    On CPU, few input channels (an RGB image) go through one matrix product over patches: XLA's
-    convolution leaves the vector units idle there, forward and in the kernel's gradient.
+    On CPU two things are formulated as matrix products, because XLA's convolution leaves the vector
+    units idle there: few input channels (an RGB image), and the kernel's gradient.
     """
     size, _, c_in, c_out = kernel_HWIO.shape
-    kernel = kernel_HWIO.astype(x_BHWC.dtype)
-    if c_in <= 4 and jax.default_backend() == "cpu":
-        return _patches(x_BHWC, size) @ kernel.reshape(size * size * c_in, c_out)
-    pad = size // 2
-    return lax.conv_general_dilated(
-        x_BHWC, kernel, (1, 1), ((pad, pad), (pad, pad)), dimension_numbers=("NHWC", "HWIO", "NHWC")
+    kernel = _vary_like(kernel_HWIO.astype(x_BHWC.dtype), x_BHWC)
+    if jax.default_backend() != "cpu":
+        return conv2d_xla(x_BHWC, kernel)
+    if c_in <= 4:
+        patches = jnp.concatenate(_shifts(x_BHWC, size), axis=-1)
+        return patches @ kernel.reshape(size * size * c_in, c_out)
+    return _conv2d_cpu(x_BHWC, kernel)
+
+
+def _vary_like(x: Array, like: Array) -> Array:
+    """Marks x as differing along the mesh axes that `like` differs along, inside a manual region.
+
+    A custom gradient must hand back what it was given; this makes the sum over devices, which the
+    gradient of a replicated kernel needs, part of the step before it.
+    """
+    missing = tuple(jax.typeof(like).mat.varying - jax.typeof(x).mat.varying)
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+@jax.custom_vjp
+def _conv2d_cpu(x_BHWC: Array, kernel_HWIO: Array) -> Array:
+    return conv2d_xla(x_BHWC, kernel_HWIO)
+
+
+def _conv2d_cpu_fwd(x_BHWC: Array, kernel_HWIO: Array) -> tuple[Array, tuple[Array, Array]]:
+    return conv2d_xla(x_BHWC, kernel_HWIO), (x_BHWC, kernel_HWIO)
+
+
+def _conv2d_cpu_bwd(residuals: tuple[Array, Array], grad_BHWO: Array) -> tuple[Array, Array]:
+    """The kernel's gradient as products xᵀ·(shifted gradients), in slices that stay in cache."""
+    x_BHWC, kernel_HWIO = residuals
+    size, _, c_in, c_out = kernel_HWIO.shape
+    flipped_HWOI = kernel_HWIO[::-1, ::-1].swapaxes(2, 3)
+    grad_x = conv2d_xla(grad_BHWO, flipped_HWOI)
+
+    batch, rows, columns, _ = x_BHWC.shape
+    slice_size = _slice_size(batch, rows * columns)
+
+    def accumulate(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+        x, grad = part
+        shifted = jnp.concatenate(_shifts(grad, size), axis=-1).reshape(-1, size * size * c_out)
+        return total + x.reshape(-1, c_in).T @ shifted, None
+
+    parts = tuple(
+        a.reshape(batch // slice_size, slice_size, *a.shape[1:]) for a in (x_BHWC, grad_BHWO)
+    )
+    zeros = _vary_like(jnp.zeros((c_in, size * size * c_out), kernel_HWIO.dtype), grad_BHWO)
+    total, _ = lax.scan(accumulate, zeros, parts)
+    # Shifting the gradient one way is shifting the image the other: the offsets come out reversed.
+    grad_kernel = total.reshape(c_in, size, size, c_out).transpose(1, 2, 0, 3)[::-1, ::-1]
+    return grad_x, grad_kernel
+
+
+_conv2d_cpu.defvjp(_conv2d_cpu_fwd, _conv2d_cpu_bwd)
+
+
+def _slice_size(batch: int, pixels: int) -> int:
+    """Images per slice: the largest divisor of the batch with about 2,048 pixels in all (measured:
+    the shifted copies then stay in the second-level cache), 512 for small, many-channel maps."""
+    target = 2048 if pixels >= 256 else 512
+    return max(
+        d for d in range(1, batch + 1) if batch % d == 0 and (d == 1 or d * pixels <= target)
     )
 
 
-def _shifted_max(x: Array, axis: int, window: int, stride: int) -> Array:
-    """Maximum over a window along one axis, as a chain of maxima of strided slices."""
+def _windows(x: Array, axis: int, window: int, stride: int) -> list[Array]:
+    """For each offset in the window, the values that stand there, one per window, −inf outside."""
     pad = window // 2
     widths = [(0, 0)] * x.ndim
     widths[axis] = (pad, pad)
     padded = jnp.pad(x, widths, constant_values=-jnp.inf)
-    length = (x.shape[axis] + 2 * pad - window) // stride + 1
-    parts = [
-        lax.slice_in_dim(padded, i, i + (length - 1) * stride + 1, stride, axis)
+    count = (x.shape[axis] + 2 * pad - window) // stride + 1
+    return [
+        lax.slice_in_dim(padded, i, i + (count - 1) * stride + 1, stride, axis)
         for i in range(window)
     ]
-    out = parts[0]
-    for part in parts[1:]:
-        out = jnp.maximum(out, part)
-    return out
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _max_along(x: Array, axis: int, window: int, stride: int) -> Array:
+    """Maximum over a window along one axis, as a chain of maxima of strided slices."""
+    return reduce(jnp.maximum, _windows(x, axis, window, stride))
+
+
+def _max_along_fwd(x: Array, axis: int, window: int, stride: int) -> tuple[Array, Array]:
+    return _max_along(x, axis, window, stride), x
+
+
+def _max_along_bwd(axis: int, window: int, stride: int, x: Array, grad: Array) -> tuple[Array]:
+    """Gives each window's gradient to its first maximum, as PyTorch does.
+
+    Positions are handled by their remainder modulo the stride: each remainder's gradient is a sum
+    of shifted, masked copies of `grad`, and the remainders interleave to the whole.
+    """
+    parts = _windows(x, axis, window, stride)
+    best = reduce(jnp.maximum, parts)
+    taken = jnp.zeros(best.shape, bool)
+    shares = []
+    for part in parts:
+        first = (part == best) & ~taken
+        taken |= first
+        shares.append(jnp.where(first, grad, 0))
+    length, pad, count = x.shape[axis], window // 2, grad.shape[axis]
+    places = -(-length // stride)
+    phases = []
+    for phase in range(stride):
+        total = jnp.zeros((), grad.dtype)
+        for offset, share in enumerate(shares):
+            # Window w's offset stands at position w·stride + offset − pad.
+            if (offset - pad - phase) % stride == 0:
+                ahead = (offset - pad - phase) // stride
+                low, high = ahead, places - count - ahead
+                total = total + lax.pad(
+                    share,
+                    jnp.zeros((), grad.dtype),
+                    [(low, high, 0) if a == axis else (0, 0, 0) for a in range(x.ndim)],
+                )
+        shape = tuple(places if a == axis else n for a, n in enumerate(x.shape))
+        phases.append(jnp.broadcast_to(total, shape) if total.ndim == 0 else total)
+    interleaved = jnp.stack(phases, axis + 1).reshape(
+        *x.shape[:axis], places * stride, *x.shape[axis + 1 :]
+    )
+    return (lax.slice_in_dim(interleaved, 0, length, 1, axis),)
+
+
+_max_along.defvjp(_max_along_fwd, _max_along_bwd)
 
 
 def max_pool(x_BHWC: Array, window: int, stride: int) -> Array:
@@ -90,7 +203,7 @@ def max_pool(x_BHWC: Array, window: int, stride: int) -> Array:
     (B, H, W, C) → (B, H', W', C) with H' = (H + 2·(window//2) − window)//stride + 1. Shifted maxima
     rather than `reduce_window`, whose gradient is several times slower on CPU.
     """
-    return _shifted_max(_shifted_max(x_BHWC, 1, window, stride), 2, window, stride)
+    return _max_along(_max_along(x_BHWC, 1, window, stride), 2, window, stride)
 
 
 # --- Normalisation -------------------------------------------------------------------------------

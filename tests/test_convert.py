@@ -1,0 +1,400 @@
+"""PyTorch weights: goldens through the command line, any constructor, all kinds of bad files."""
+
+import io
+import json
+import pickle
+import sys
+import types
+import zipfile
+
+import hsvit_numpy
+import jax
+import numpy as np
+import pytest
+
+from hsvit_jax import config as configs
+from hsvit_jax import convert, models
+from hsvit_jax.checkpoint import load_tree
+
+GOLDENS = ("hsvit-convattn", "hsvit-convonly", "hsvit-attnonly")
+SMALL = {
+    "num_channels": 3,
+    "image_size": [4, 6],
+    "conv_kernel_nums": [5, 6],
+    "conv_kernel_sizes": [3, 3],
+    "pool_strides": [1, 2],
+    "attn_num": 2,
+    "attn_depth": 1,
+    "attn_embed_dim": 6,
+    "num_heads": 3,
+    "num_classes": 7,
+    "dropout": 0.1,
+}
+
+
+def npz(path, tensors, constructor=None, images=None, **entries):
+    """Writes a state dict as a golden is written; with images, also the NumPy network's logits."""
+    if images is not None:
+        logits = hsvit_numpy.forward(tensors, constructor, images)
+        entries = {"input": images, "logits": logits.astype(np.float32), **entries}
+    if constructor is not None and "config" not in entries:
+        entries["config"] = json.dumps({"family": "HSViT", "constructor": constructor})
+    np.savez(path, **tensors, **entries)
+    return path
+
+
+def pictures(constructor, batch=2):
+    size = np.broadcast_to(constructor["image_size"], 2)
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(batch, constructor["num_channels"], *size)).astype(np.float32)
+
+
+def rebuild(out):
+    """Model, parameters and statistics from nothing but a converted folder, as eval does it."""
+    step, state, meta = load_tree(out)
+    config = configs.from_json(json.dumps(meta["config"]))
+    assert step == 0 and configs.from_json((out / "config.json").read_text()) == config
+    data = config.data
+    model = models.build(
+        config.model,
+        image_size=data.image_size,
+        channels=data.channels,
+        num_classes=data.num_classes,
+    )
+    return model, state, meta
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_golden_through_the_command_line(name, golden_dir, tmp_path, capsys):
+    source = golden_dir / f"{name}.npz"
+    assert convert.main([str(source), str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    with np.load(source) as golden:
+        count = json.loads(golden["config"].item())["n_params"]
+        images, logits = golden["input"], golden["logits"]
+    assert out.count("\n") == 1 and err == ""
+    assert report["parameters"] == count
+    assert report["max_abs_logit"] == pytest.approx(np.abs(logits).max())
+    assert 0 < report["max_abs_error"] <= 1e-5 * report["max_abs_logit"]
+    model, state, meta = rebuild(tmp_path / "out")
+    ours, _ = jax.jit(model.apply)(
+        state["params"], state.get("stats", {}), images.transpose(0, 2, 3, 1)
+    )
+    np.testing.assert_allclose(ours, logits, rtol=0, atol=2e-5 * np.abs(logits).max())
+    assert meta["class_names"] == [str(i) for i in range(10)]
+    assert meta["config"]["data"]["mean"] == [0.5] * 3
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_numpy_network_agrees_with_the_goldens(name, golden_dir):
+    with np.load(golden_dir / f"{name}.npz") as golden:
+        tensors = {k: golden[k] for k in golden.files}
+    constructor = json.loads(tensors["config"].item())["constructor"]
+    logits = hsvit_numpy.forward(tensors, constructor, tensors["input"])
+    np.testing.assert_allclose(logits, tensors["logits_f64"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_channels": 1, "image_size": 4, "conv_kernel_sizes": [5, 1]},
+        {"num_channels": 2, "image_size": [12, 8], "pool_strides": [4, 1]},
+        {"num_channels": 5, "conv_kernel_sizes": [7, 5], "attn_num": 3, "attn_depth": 3},
+        {"attn_num": 0},
+        {"attn_num": 0, "num_heads": 7, "attn_depth": 0},
+        {"conv_kernel_sizes": [4, 0], "image_size": [2, 3], "num_channels": 4},
+        {"conv_kernel_nums": [11], "conv_kernel_sizes": [3], "pool_strides": [2], "attn_num": 11},
+        {"pool_strides": [1, 1], "num_classes": 2, "num_heads": 1, "attn_num": 1},
+    ],
+)
+def test_any_constructor(changes, tmp_path):
+    constructor = {**SMALL, **changes}
+    tensors = hsvit_numpy.state(constructor)
+    source = npz(tmp_path / "any.npz", tensors, constructor, pictures(constructor))
+    report = convert.convert_file(source)
+    assert report["max_abs_error"] <= 1e-5 * report["max_abs_logit"]
+    buffers = (k for k in tensors if "running" in k)
+    assert report["parameters"] == sum(t.size for t in tensors.values()) - sum(
+        tensors[k].size for k in buffers
+    )
+    assert report["checkpoint"] == str(tmp_path / "any-jax")
+    model, state, _ = rebuild(tmp_path / "any-jax")
+    ours = jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.tree.map(np.shape, ours[0]) == jax.tree.map(np.shape, state["params"])
+    assert model.config.dropout == 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, {"image_size": (4, 6), "strides": (1, 2), "heads": 3}),
+        ({"image_size": 8}, {"strides": (1, 2), "heads": 3}),
+        ({"conv_kernel_nums": [6], "conv_kernel_sizes": [5], "pool_strides": [2]}, "input"),
+        ({"pool_strides": [1, 1]}, "input"),
+        ({"conv_kernel_sizes": [3, 0], "image_size": [2, 3]}, "input"),
+        (
+            {"conv_kernel_sizes": [0], "conv_kernel_nums": [8], "pool_strides": [1]}
+            | {"attn_embed_dim": 9, "image_size": 3},
+            {"channels": 3, "heads": 3},
+        ),
+        (
+            {"conv_kernel_nums": [64, 128], "image_size": 28, "pool_strides": [2, 2]},
+            {"image_size": (28,), "heads": 3},
+        ),
+    ],
+)
+def test_sizes_from_shapes_and_options(changes, options, tmp_path):
+    constructor = {**SMALL, **changes}
+    tensors = hsvit_numpy.state(constructor)
+    plain = npz(tmp_path / "plain.npz", tensors)
+    if options == "input":  # the image's shape tells what would need options
+        options = {"heads": constructor["num_heads"]}
+        logits = hsvit_numpy.forward(tensors, constructor, pictures(constructor))
+        plain = npz(
+            tmp_path / "plain.npz", tensors, input=pictures(constructor), logits=logits.astype("f4")
+        )
+    convert.convert_file(plain, **options)
+    model, state, _ = rebuild(tmp_path / "plain-jax")
+    images = pictures(constructor)
+    ours, _ = jax.jit(model.apply)(
+        state["params"], state.get("stats", {}), images.transpose(0, 2, 3, 1)
+    )
+    theirs = hsvit_numpy.forward(tensors, constructor, images)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
+
+
+def test_unknown_sizes_name_their_options(tmp_path):
+    source = npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL))
+    with pytest.raises(ValueError, match=r"--image_size.*--strides.*--heads"):
+        convert.convert_file(source)
+    attention = hsvit_numpy.state({**SMALL, "conv_kernel_sizes": [3, 0], "image_size": [2, 3]})
+    with pytest.raises(ValueError, match=r"--image_size.*--channels.*--heads"):
+        convert.convert_file(npz(tmp_path / "b.npz", attention))
+
+
+def test_every_misfit_is_listed_in_one_error(tmp_path):
+    tensors = hsvit_numpy.state(SMALL)
+    del tensors["model.cls_token_embeddings"]
+    key = "model.attn_encoders.1.0.attn_block.self_attn"
+    tensors[f"{key}.in_proj_bias"] = tensors[f"{key}.in_proj_bias"][:-1]
+    tensors[f"{key}.out_proj.bias"] = np.arange(6)
+    tensors["model.embed_projection.0.bias"][2] = np.nan
+    tensors["classifier.mlp_head.0.bias"] = np.full(6, 1e300)
+    tensors["classifier.extra"] = np.zeros(3, np.float32)
+    source = npz(
+        tmp_path / "bad.npz",
+        tensors,
+        SMALL,
+        **{"grad/x": np.zeros(1), "model.n.num_batches_tracked": np.array(3)},
+    )
+    with pytest.raises(ValueError, match="6 tensors do not fit") as error:
+        convert.convert_file(source)
+    for line in (
+        "missing model.cls_token_embeddings (2, 1, 1, 6)",
+        f"misshapen {key}.in_proj_bias: (17,), expected (18,)",
+        f"not floating point {key}.out_proj.bias: int64",
+        "not finite as float32 model.embed_projection.0.bias",
+        "not finite as float32 classifier.mlp_head.0.bias",
+        "extra classifier.extra (3,)",
+    ):
+        assert line in str(error.value)
+    assert not (tmp_path / "bad-jax").exists()
+
+
+def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
+    tensors = hsvit_numpy.state(SMALL)
+    images = pictures(SMALL)
+    logits = hsvit_numpy.forward(tensors, SMALL, images).astype(np.float32)
+    logits[1, 2] += 0.01
+    source = npz(tmp_path / "a.npz", tensors, SMALL, input=images, logits=logits)
+    assert convert.main([str(source)]) == 1
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["max_abs_error"] == pytest.approx(0.01, rel=1e-2)
+    assert err.startswith("error: ") and "differ" in err
+    assert not (tmp_path / "a-jax").exists()
+    assert convert.main([str(source), "--tolerance=0.1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"input": np.zeros((2, 6, 4, 3), "f4"), "logits": np.zeros((2, 7), "f4")}, "do not fit"),
+        ({"input": np.zeros((2, 3, 4, 6), "f4"), "logits": np.float32(1)}, "do not fit"),
+        ({"input": np.zeros((2, 3, 4, 6), "f4"), "logits": np.full((2, 7), np.nan)}, "finite"),
+        ({"config": "{"}, "not JSON"),
+        ({"config": "[]"}, "not a JSON object"),
+        ({"config": json.dumps({"constructor": 3})}, "not a JSON object"),
+        ({"config": json.dumps({"family": "resnet"})}, "unknown family 'resnet'; known: hsvit"),
+        ({"config": json.dumps({"constructor": {**SMALL, "attn_num": "2"}})}, "attn_num must"),
+        ({"config": json.dumps({"constructor": {**SMALL, "num_heads": 0}})}, "heads=0"),
+        ({"config": json.dumps({"constructor": {**SMALL, "image_size": 5}})}, "divisible by.*2"),
+        (
+            {"config": json.dumps({"constructor": {**SMALL, "conv_kernel_sizes": [4, 3]}})},
+            "must be odd",
+        ),
+        (
+            {
+                "config": json.dumps(
+                    {"constructor": {**SMALL, "conv_kernel_sizes": [3, 0], "attn_num": 0}}
+                )
+            },
+            "no network",
+        ),
+    ],
+)
+def test_contradictions_are_clear_errors(entries, message, tmp_path, capsys):
+    source = npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL), SMALL, **entries)
+    assert convert.main([str(source)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and str(source) in err and "Traceback" not in err
+    with pytest.raises(ValueError, match=message):
+        convert.convert_file(source)
+    assert not (tmp_path / "a-jax").exists()
+
+
+def _bytes_of(name, tmp_path):
+    """Contents that are no state dict."""
+    good = npz(tmp_path / "good.npz", hsvit_numpy.state(SMALL), SMALL).read_bytes()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("weights.txt", "1 2 3")
+    array = io.BytesIO()
+    np.save(array, np.zeros(3))
+    objects = io.BytesIO()
+    np.savez(objects, a=np.array([{}], dtype=object))
+    return {
+        "pickle": pickle.dumps({"state_dict": {"a": [1.0]}}),
+        "html": b"<!DOCTYPE html><html><body>404 not found</body></html>",
+        "half": good[: len(good) // 2],
+        "flipped": good[:900] + bytes([good[900] ^ 1]) + good[901:],
+        "empty": b"",
+        "zip of text": buffer.getvalue(),
+        "bare array": array.getvalue(),
+        "objects": objects.getvalue(),
+        "long header": (2**63).to_bytes(8, "little") + b"{}",
+    }[name]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pickle", "html", "half", "flipped", "empty", "zip of text", "bare array"),
+        *("objects", "long header"),
+    ],
+)
+def test_foreign_and_damaged_files(name, suffix, tmp_path, capsys):
+    source = tmp_path / f"weights{suffix}"
+    source.write_bytes(_bytes_of(name, tmp_path))
+    assert convert.main([str(source)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+    assert f"{source} is not a whole {suffix} file" in err
+    assert not (tmp_path / "weights-jax").exists()
+
+
+def test_missing_file_and_unknown_suffix(tmp_path):
+    with pytest.raises(ValueError, match=r"nothing\.npz is not a file"):
+        convert.convert_file(tmp_path / "nothing.npz")
+    (tmp_path / "a.h5").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"ending in \.npz, \.safetensors"):
+        convert.convert_file(tmp_path / "a.h5")
+
+
+def test_safetensors_with_a_wrapper_prefix_in_half_precision(tmp_path):
+    from ml_dtypes import bfloat16
+    from safetensors.numpy import save_file
+
+    tensors = {k: v.astype(bfloat16) for k, v in hsvit_numpy.state(SMALL).items()}
+    source = tmp_path / "w.safetensors"
+    wrapped = {f"_orig_mod.net.{k}": v for k, v in tensors.items()}
+    save_file(wrapped, source, metadata={"config": json.dumps({"constructor": SMALL})})
+    convert.convert_file(source)
+    _, state, _ = rebuild(tmp_path / "w-jax")
+    kernel = state["params"]["head"]["linear"]["kernel"]
+    assert kernel.dtype == np.float32
+    theirs = tensors["classifier.mlp_head.1.weight"].astype(np.float32)
+    np.testing.assert_array_equal(kernel, theirs.T)
+
+
+def test_two_networks_in_one_file(tmp_path):
+    tensors = hsvit_numpy.state(SMALL)
+    both = {f"{owner}.{k}": v for owner in ("ema", "net") for k, v in tensors.items()}
+    with pytest.raises(ValueError, match="several networks"):
+        convert.convert_file(npz(tmp_path / "two.npz", both, SMALL))
+
+
+def test_pytorch_files_without_pytorch(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # makes `import torch` fail
+    (tmp_path / "a.ckpt").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"Install torch, or.*numpy\.savez"):
+        convert.convert_file(tmp_path / "a.ckpt")
+
+
+class FakeTensor:
+    """As much of a torch tensor as a state dict's reader touches."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def is_floating_point(self):
+        return self.array.dtype.kind == "f"
+
+    def float(self):
+        return FakeTensor(self.array.astype(np.float32))
+
+    def numpy(self):
+        return self.array
+
+
+def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
+    tensors = {f"model.{k}": FakeTensor(v) for k, v in hsvit_numpy.state(SMALL).items()}
+    asked = {}
+
+    def load(path, **options):
+        asked.update(options)
+        return {"epoch": 3, "state_dict": tensors}
+
+    fake = types.SimpleNamespace(load=load, Tensor=FakeTensor)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    source = tmp_path / "last.ckpt"
+    source.write_bytes(b"x")
+    arguments = [str(source), "--image_size=4x6", "--strides=1,2", "--heads=3", "--std=0.2,0.3,0.4"]
+    assert convert.main(arguments) == 0
+    assert asked == {"map_location": "cpu", "weights_only": True}
+    model, _, meta = rebuild(tmp_path / "last-jax")
+    assert model.config.image_size == (4, 6) and model.config.heads == 3
+    assert meta["config"]["data"]["std"] == [0.2, 0.3, 0.4]
+
+    def refuse(path, **options):
+        raise pickle.UnpicklingError("Weights only load failed")
+
+    fake.load = refuse
+    with pytest.raises(ValueError, match=r"not a whole \.ckpt file"):
+        convert.convert_file(source)
+
+
+def test_what_is_in_the_way_is_kept(tmp_path):
+    source = npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL), SMALL)
+    first = convert.convert_file(source)
+    assert convert.convert_file(source) == first  # the same again changes nothing
+    npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL, seed=1), SMALL)
+    with pytest.raises(ValueError, match="step 0"):
+        convert.convert_file(source)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("kept")
+    with pytest.raises(ValueError, match="already holds something else"):
+        convert.convert_file(source, other)
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+
+
+def test_mean_and_std_must_fit(tmp_path):
+    source = npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL), SMALL)
+    with pytest.raises(ValueError, match="mean needs 1 or 3 values"):
+        convert.convert_file(source, mean=(0.5, 0.5))
+    with pytest.raises(ValueError, match="std: positive"):
+        convert.convert_file(source, std=(0.0,))

@@ -1,0 +1,57 @@
+"""Splits are disjoint, complete, stratified and the same everywhere."""
+
+import numpy as np
+import pytest
+
+from hsvit_jax.data.splits import TEST, TRAIN, UNSPLIT, VAL, assign_splits
+
+
+def parts(*counts_and_codes):
+    return np.concatenate([np.full(n, code, np.int8) for n, code in counts_and_codes])
+
+
+@pytest.mark.parametrize("val_fraction", [0, 0.1, 0.37, 0.8])
+@pytest.mark.parametrize(
+    "given",
+    [
+        parts((211, UNSPLIT)),
+        parts((150, TRAIN), (61, TEST)),
+        parts((150, TRAIN), (30, VAL), (31, TEST)),
+    ],
+)
+def test_disjoint_and_complete(given, val_fraction):
+    labels = np.arange(211) * 7 % 5
+    train, val, test = assign_splits(labels, given, val_fraction)
+    together = np.concatenate([train, val, test])
+    np.testing.assert_array_equal(np.sort(together), np.arange(211))
+    for split in (train, val, test):
+        assert (np.diff(split) > 0).all()
+    if VAL in given:
+        np.testing.assert_array_equal(val, np.flatnonzero(given == VAL))
+    else:
+        per_class = np.bincount(labels[(given == TRAIN) | (given == UNSPLIT)])
+        np.testing.assert_allclose(
+            np.bincount(labels[val], minlength=5), per_class * val_fraction, atol=0.51
+        )
+    if UNSPLIT in given:
+        np.testing.assert_allclose(np.bincount(labels[test]), 4, atol=0.51)
+
+
+def test_the_choice_is_fixed_for_good():
+    _, val, test = assign_splits(np.zeros(40, int), parts((40, UNSPLIT)), 0.1)
+    assert (val.tolist(), test.tolist()) == ([2, 11, 14, 24], [16, 19, 29, 30])
+
+
+def test_small_classes_keep_a_training_example():
+    labels = np.array([0, 1, 1, 2, 2, 2])
+    train, val, test = assign_splits(labels, parts((6, UNSPLIT)), 0.1)
+    assert labels[train].tolist() == [0, 1, 2]
+    assert labels[test].tolist() == [1, 2]
+    assert labels[val].tolist() == [2]
+
+
+def test_without_training_or_test_examples():
+    with pytest.raises(ValueError, match="2 examples leave 2 for training and 0 for test"):
+        assign_splits(np.array([0, 1]), parts((2, UNSPLIT)), 0.1)
+    with pytest.raises(ValueError, match="leave 0 for training"):
+        assign_splits(np.array([0, 1]), parts((2, TEST)), 0.1)

@@ -1,0 +1,118 @@
+"""Streams give exactly the asked-for order, whatever the threads, and say which file failed."""
+
+import itertools
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hsvit_jax.data import BadImage, Split
+from hsvit_jax.data.stream import _Records, stream_batches
+
+N = 29
+
+
+class Reader:
+    """Images that hold their own index, read after an unpredictable wait."""
+
+    def __init__(self, bad: int = -1):
+        self.bad, self.reads = bad, 0
+        self.lock = threading.Lock()
+
+    def read(self, index: int) -> np.ndarray:
+        with self.lock:
+            self.reads += 1
+        time.sleep(random.random() * 0.002)
+        if index == self.bad:
+            raise BadImage("photos/cat_7.jpg: the file is empty")
+        return np.full((3, 5, 2), index, np.uint8)
+
+
+def split(bad: int = -1) -> Split:
+    return Split(np.arange(N, dtype=np.int32) % 7, None, Reader(bad))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_order_is_that_of_the_index_batches(threads, prefetch):
+    rng = np.random.default_rng(0)
+    batches = [rng.integers(0, N, size) for size in (8, 8, 8, 3, 1, 11)]
+    got = list(stream_batches(split(), iter(batches), threads=threads, prefetch=prefetch))
+    assert len(got) == len(batches)
+    for (images, labels, indices), expected in zip(got, batches, strict=True):
+        np.testing.assert_array_equal(indices, expected)
+        np.testing.assert_array_equal(labels, expected % 7)
+        np.testing.assert_array_equal(images[:, 2, 4, 1], expected)
+        assert images.shape == (len(expected), 3, 5, 2)
+        assert (images.dtype, labels.dtype, indices.dtype) == (np.uint8, np.int32, np.int64)
+
+
+def test_places_may_be_asked_for_in_any_order():
+    records = _Records(split(), iter([np.array([4, 9]), np.array([2, 9, 1])]))
+    assert [records[place][2] for place in (3, 0, 4, 1, 2)] == [9, 4, 1, 9, 2]
+    assert list(records.sizes) == [2, 3]
+
+
+def test_resident_splits_stream_too():
+    images = np.arange(N * 6, dtype=np.uint8).reshape(N, 2, 3, 1)
+    resident = Split(np.arange(N, dtype=np.int32), images, None)
+    ((got, labels, _),) = stream_batches(resident, iter([np.array([5, 2])]))
+    np.testing.assert_array_equal(got, images[[5, 2]])
+    np.testing.assert_array_equal(labels, [5, 2])
+
+
+def test_endless_iterators_are_read_ahead_only_so_far():
+    source = split()
+    drawn = itertools.count()
+    endless = (np.full(4, next(drawn) % N) for _ in itertools.repeat(0))
+    stream = stream_batches(source, endless, threads=4, prefetch=2)
+    for step in range(20):
+        assert next(stream)[2].tolist() == [step % N] * 4
+    stream.close()
+    time.sleep(0.05)
+    reads = source.reader.reads
+    assert next(drawn) < 20 + 2 + 4
+    time.sleep(0.05)
+    assert source.reader.reads == reads  # nothing goes on in the background
+
+
+def test_no_batches_at_all():
+    assert list(stream_batches(split(), iter([]))) == []
+
+
+def test_errors_name_the_file():
+    stream = stream_batches(split(bad=7), iter([np.arange(6), np.arange(6, 12)]))
+    assert next(stream)[2].tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(BadImage, match=r"photos/cat_7\.jpg"):
+        next(stream)
+
+
+def test_errors_of_the_index_iterator_come_through():
+    def batches():
+        yield np.arange(4)
+        raise KeyError("epoch")
+
+    with pytest.raises(KeyError, match="epoch"):
+        list(stream_batches(split(), batches()))
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (np.array([N]), IndexError, "do not fit a split of 29"),
+        (np.array([-1]), IndexError, "do not fit"),
+        (np.zeros((2, 2), int), ValueError, "one or more integers"),
+        (np.array([], int), ValueError, "one or more integers"),
+        (np.array([0.5]), ValueError, "one or more integers"),
+    ],
+)
+def test_bad_index_batches(batch, error, message):
+    with pytest.raises(error, match=message):
+        list(stream_batches(split(), iter([np.arange(3), batch])))
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="at least 1, got 0 and 4"):
+        stream_batches(split(), iter([]), threads=0)

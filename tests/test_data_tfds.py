@@ -1,0 +1,161 @@
+"""TFDS sets: prepared here without TensorFlow, in the forms that can be read without it."""
+
+import io
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from hsvit_jax import data
+from hsvit_jax.data import tfds_source
+
+
+def example(value: int, label: int) -> dict:
+    file = io.BytesIO()
+    Image.new("RGB", (9, 6), (value, 0, 0)).save(file, "PNG")
+    file.seek(0)
+    return {"image": file, "label": label}
+
+
+class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version("1.0.0")
+    counts = {"train": 20, "test": 6}  # noqa: RUF012 (read-only)
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            "label": tfds.features.ClassLabel(names=["dark", "light"]),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features),
+            supervised_keys=("image", "label"),
+        )
+
+    def _split_generators(self, dl_manager):
+        return {split: self._generate_examples(split) for split in self.counts}
+
+    def _generate_examples(self, split):
+        offset = 100 if split == "train" else 200
+        for i in range(self.counts[split]):
+            yield i, example(offset + i, i % 2)
+
+
+class TwoTone(_Builder):
+    pass
+
+
+class TwoToneNoTest(_Builder):
+    counts = {"train": 20, "validation": 6}  # noqa: RUF012
+
+
+class TwoToneThree(_Builder):
+    counts = {"train": 20, "validation": 4, "test": 6}  # noqa: RUF012
+
+
+class TwoToneTrainOnly(_Builder):
+    counts = {"train": 20}  # noqa: RUF012
+
+
+class TwoToneHiddenTest(_Builder):
+    counts = {"train": 20, "validation": 4, "test": 6}  # noqa: RUF012
+
+    def _generate_examples(self, split):
+        for i, one in super()._generate_examples(split):
+            yield i, {**one, "label": -1} if split == "test" else one
+
+
+class TwoToneUnknownLabel(_Builder):
+    def _generate_examples(self, split):
+        for i, one in super()._generate_examples(split):
+            yield i, {**one, "label": -1} if i == 3 else one
+
+
+class WithoutLabels(_Builder):
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=(None, None, 3))}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+
+def prepare(builder, folder, file_format="array_record"):
+    builder(data_dir=str(folder), file_format=file_format).download_and_prepare()
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "parquet"])
+@pytest.mark.parametrize("limit", [2**30, 0])
+def test_prepared_sets_are_read_without_tensorflow(file_format, limit, tmp_path):
+    prepare(TwoTone, tmp_path, file_format)
+    info = data.describe("tfds=two_tone", str(tmp_path))
+    assert (info.class_names, info.channels, info.image_size) == (("dark", "light"), 3, (128, 128))
+    options = {"data_dir": str(tmp_path), "image_size": (6, 6), "resident_limit_bytes": limit}
+    for _ in range(2):
+        dataset = data.load("tfds=two_tone", **options)
+        assert (len(dataset.train), len(dataset.val), len(dataset.test)) == (18, 2, 6)
+        assert dataset.resident == (limit > 0)
+        for split, offset in ((dataset.train, 100), (dataset.val, 100), (dataset.test, 200)):
+            values = split.gather(np.arange(len(split)))[:, 3, 3, 0].astype(int) - offset
+            np.testing.assert_array_equal(values % 2, split.labels)
+        assert set(values.tolist()) == set(range(6))
+
+
+@pytest.mark.parametrize(
+    ("builder", "name", "expected"),
+    [
+        (TwoToneNoTest, "two_tone_no_test", (18, 2, 6)),
+        (TwoToneThree, "two_tone_three", (20, 4, 6)),
+        (TwoToneHiddenTest, "two_tone_hidden_test", (18, 2, 4)),
+        (TwoToneTrainOnly, "two_tone_train_only", (16, 2, 2)),
+    ],
+)
+def test_which_splits_are_used(builder, name, expected, tmp_path):
+    prepare(builder, tmp_path)
+    dataset = data.load(f"tfds={name}", data_dir=str(tmp_path), image_size=(6, 6))
+    assert (len(dataset.train), len(dataset.val), len(dataset.test)) == expected
+
+
+def test_examples_without_a_label_are_refused(tmp_path):
+    prepare(TwoToneUnknownLabel, tmp_path)
+    with pytest.raises(ValueError, match="labels run from -1 to 1, but there are 2 classes"):
+        data.load("tfds=two_tone_unknown_label", data_dir=str(tmp_path), image_size=(6, 6))
+
+
+def test_unprepared_sets_say_so_before_any_download(tmp_path, monkeypatch):
+    def reach(*_):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(tfds_source, "probe", reach)
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", reach)
+    monkeypatch.setattr(tfds_source.importlib.util, "find_spec", lambda name: None)
+    with (
+        tfds.testing.mock_data(num_examples=3),
+        pytest.raises(data.DataUnavailable, match=r"(?s)TensorFlow.*Nothing was downloaded"),
+    ):
+        data.load("tfds=cifar10", data_dir=str(tmp_path))
+
+
+def test_with_tensorflow_an_unreachable_host_is_found_out_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds_source.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(tfds_source, "probe", lambda url: f"no route to {url}")
+    with (
+        tfds.testing.mock_data(num_examples=3),
+        pytest.raises(data.DataUnavailable, match=r"no route to https://www\.cs\.toronto\.edu"),
+    ):
+        data.load("tfds=cifar10", data_dir=str(tmp_path))
+
+
+def test_descriptions_come_from_the_features(tmp_path):
+    with tfds.testing.mock_data(num_examples=3):
+        cifar = data.describe("tfds=cifar10", str(tmp_path))
+        assert (cifar.image_size, cifar.channels, cifar.num_classes) == ((32, 32), 3, 10)
+        assert cifar.flip
+        mnist = data.describe("tfds=mnist", str(tmp_path))
+        assert (mnist.image_size, mnist.channels, mnist.flip) == ((28, 28), 1, False)
+        assert data.describe("tfds=fashion_mnist", str(tmp_path)).flip
+
+
+def test_sets_that_are_unknown_or_no_labelled_images(tmp_path):
+    with pytest.raises(ValueError, match=r"tfds=cifar1O cannot be opened"):
+        data.load("tfds=cifar1O", data_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="not a set of images with one class label each"):
+        data.load("tfds=without_labels", data_dir=str(tmp_path))

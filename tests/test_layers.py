@@ -1,0 +1,229 @@
+"""Layers against XLA's plain operations, in float64 where numbers are compared."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hsvit_jax.models import layers
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def value_and_pullback(function, *arguments, seed=9):
+    """A function's value and its gradients for a random cotangent, compiled."""
+
+    @jax.jit
+    def run(*args):
+        out, pull = jax.vjp(function, *args)
+        return out, pull(normal(seed, *out.shape).astype(out.dtype))
+
+    return run(*arguments)
+
+
+def assert_close(ours, theirs, tolerance):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1e-30, np.abs(b).max()))
+
+
+@pytest.mark.parametrize(
+    ("size", "c_in"), [(1, 3), (3, 1), (3, 2), (3, 4), (3, 5), (5, 3), (7, 2), (5, 7)]
+)
+def test_conv2d_equals_xla(size, c_in, x64):
+    def plain(x, kernel):
+        pad = size // 2
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1), ((pad, pad), (pad, pad)), dimension_numbers=numbers
+        )
+
+    arguments = normal(0, 2, 11, 13, c_in), normal(1, size, size, c_in, 7)
+    ours = value_and_pullback(layers.conv2d, *arguments)
+    assert_close(ours, value_and_pullback(plain, *arguments), 1e-13)
+
+
+@pytest.mark.parametrize("rows_columns", [(11, 13), (12, 10)])
+@pytest.mark.parametrize(
+    ("window", "stride"), [*itertools.product((3, 5), (1, 2, 3, 4)), (1, 2), (7, 2)]
+)
+def test_max_pool_equals_reduce_window(window, stride, rows_columns, x64):
+    pad = window // 2
+
+    def plain(x):
+        return lax.reduce_window(
+            x,
+            -jnp.inf,
+            lax.max,
+            (1, window, window, 1),
+            (1, stride, stride, 1),
+            ((0, 0), (pad, pad), (pad, pad), (0, 0)),
+        )
+
+    x = normal(0, 2, *rows_columns, 3)
+    ours = value_and_pullback(lambda y: layers.max_pool(y, window, stride), x)
+    assert_close(ours, value_and_pullback(plain, x), 1e-15)
+
+
+def test_max_pool_of_negative_maps_ignores_the_border():
+    x = -jnp.ones((1, 5, 5, 1))
+    np.testing.assert_array_equal(layers.max_pool(x, 3, 2), -np.ones((1, 3, 3, 1)))
+
+
+def test_layer_norm(x64):
+    x = normal(0, 3, 5, 7)
+    scale, bias = normal(1, 1, 1, 7), normal(2, 1, 1, 7)
+    theirs = (x - np.mean(x, -1, keepdims=True)) / np.sqrt(np.var(x, -1, keepdims=True) + 1e-5)
+    ours = layers.layer_norm(x, scale, bias)
+    np.testing.assert_allclose(ours, theirs * scale + bias, rtol=1e-12)
+    assert layers.layer_norm(x.astype(jnp.bfloat16), scale, bias).dtype == jnp.bfloat16
+
+
+def test_batch_norm_in_training_and_inference(x64):
+    norm = layers.BatchNorm(5)
+    norm.scale[...], norm.bias[...] = normal(1, 5), normal(2, 5)
+    before = normal(3, 5), jnp.abs(normal(4, 5))
+    norm.mean[...], norm.var[...] = before
+    x = 3 * normal(0, 2, 3, 7, 5) + 1
+    axes = (0, 1, 2)
+
+    def expected(mean, var):
+        return (x - mean) / np.sqrt(var + 1e-5) * norm.scale[...] + norm.bias[...]
+
+    with jax.numpy_rank_promotion("allow"):
+        trained = expected(np.mean(x, axes), np.var(x, axes))
+        evaluated = expected(*before)
+    np.testing.assert_allclose(norm(x, train=False), evaluated, rtol=1e-10, atol=1e-12)
+    np.testing.assert_array_equal(norm.mean[...], before[0])
+    np.testing.assert_allclose(norm(x, train=True), trained, rtol=1e-10, atol=1e-12)
+    mean, unbiased = np.mean(x, axes), np.var(x, axes, ddof=1)
+    np.testing.assert_allclose(norm.mean[...], 0.9 * before[0] + 0.1 * mean, rtol=1e-12)
+    np.testing.assert_allclose(norm.var[...], 0.9 * before[1] + 0.1 * unbiased, rtol=1e-12)
+
+
+def test_batch_norm_over_a_split_batch_is_that_of_the_whole(x64):
+    x = normal(0, 6, 5, 7, 3)
+
+    def run(part, axes):
+        norm = layers.BatchNorm(3)
+        y = norm(part, train=True, batch_axes=axes)
+        return y, norm.mean[...], norm.var[...]
+
+    whole, mean, var = run(x, ())
+    split = jax.vmap(lambda part: run(part, ("data",)), axis_name="data")(x.reshape(3, 2, 5, 7, 3))
+    np.testing.assert_allclose(split[0].reshape(x.shape), whole, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(split[1], np.tile(mean, (3, 1)), rtol=1e-12)
+    np.testing.assert_allclose(split[2], np.tile(var, (3, 1)), rtol=1e-12)
+
+
+def test_batch_norm_refuses_a_single_value():
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        layers.BatchNorm(3)(jnp.ones((1, 1, 1, 3)), train=True)
+
+
+WORDS = (jnp.uint32(11), jnp.uint32(22))
+
+
+def identities(groups, examples, layer=1):
+    """Counters as an attention layer gives them."""
+    return (
+        *WORDS,
+        layer,
+        jnp.asarray(groups).reshape(-1, 1, 1, 1, 1),
+        jnp.asarray(examples).reshape(1, -1, 1, 1, 1),
+    )
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+@pytest.mark.parametrize("queries", [5, 1])
+def test_attention_equals_the_plain_formula(rate, queries, x64):
+    groups, batch, heads, tokens, width = 3, 2, 2, 5, 7
+    words = identities(range(groups), [4, 9])
+
+    def plain(q, k, v):
+        scores = jnp.einsum("gbnte,gbnse->gbnts", q, k) / np.sqrt(width)
+        weights = jax.nn.softmax(scores, -1)
+        if rate:
+            weights = weights * layers.dropout_scale(words, weights.shape, rate)
+        return jnp.einsum("gbnts,gbnse->gbnte", weights, v)
+
+    def ours(q, k, v):
+        return layers.attention(rate, q, k, v, words)
+
+    q = normal(0, groups, batch, heads, queries, width)
+    k, v = (normal(i, groups, batch, heads, tokens, width) for i in (1, 2))
+    plain_result = value_and_pullback(plain, q, k, v)
+    assert_close(value_and_pullback(ours, q, k, v), plain_result, 1e-12)
+    if rate:  # the mask did something
+        undropped = layers.attention(0.0, q, k, v, ())
+        assert np.abs(plain_result[0] - undropped).max() > 0.01
+
+
+def test_dropout_rate_and_scale():
+    factors = np.asarray(
+        layers.dropout_scale(identities(range(7), range(31)), (7, 31, 8, 9, 9), 0.2)
+    )
+    assert set(np.unique(factors)) == {np.float32(0), np.float32(1.25)}
+    dropped = (factors == 0).mean()
+    n = factors.size
+    assert abs(dropped - 0.2) < 4 * np.sqrt(0.2 * 0.8 / n)
+    for axes in ((0,), (1,), (2,), (3, 4)):  # no slice is favoured
+        other = tuple(a for a in range(5) if a not in axes)
+        rates = (factors == 0).mean(other)
+        deviation = np.sqrt(0.2 * 0.8 / (n / rates.size))
+        assert np.abs(rates - 0.2).max() < 5 * deviation
+
+
+def test_counter_bits_are_uniform():
+    bits = np.asarray(layers.counter_bits(identities(range(5), range(13)), (5, 13, 3, 17, 17)))
+    assert bits.dtype == np.uint32
+    n = bits.size
+    assert abs(bits.mean() / 2**32 - 0.5) < 4 / np.sqrt(12 * n)
+    for position in range(32):
+        assert abs(((bits >> position) & 1).mean() - 0.5) < 5 * 0.5 / np.sqrt(n)
+    assert len(np.unique(bits)) > n - 40  # n²/2³³ ≈ 0.4 chance collisions expected
+
+
+def test_masks_of_different_identities_are_independent():
+    shape = (1, 1, 8, 33, 33)
+
+    def mask(groups=0, examples=0, layer=1, words=WORDS):
+        counters = (*words, *identities([groups], [examples], layer)[2:])
+        return np.asarray(layers.dropout_scale(counters, shape, 0.2)).ravel() == 0
+
+    base = mask()
+    n, variance = base.size, 0.2 * 0.8
+    others = {
+        "group": [mask(groups=g) for g in (1, 2, 15)],
+        "example": [mask(examples=e) for e in (1, 2, 3, 1000)],
+        "layer": [mask(layer=i) for i in (2, 3, 8)],
+        "key": [mask(words=(jnp.uint32(12), WORDS[1])), mask(words=(WORDS[0], jnp.uint32(23)))],
+        "swapped identities": [mask(groups=1, examples=0), mask(groups=0, examples=1)],
+        "shifted": [np.roll(base, s) for s in (1, 33, 33 * 33)],
+    }
+    for what, masks in others.items():
+        for other in masks:
+            correlation = ((base - 0.2) * (other - 0.2)).mean() / variance
+            assert abs(correlation) < 5 / np.sqrt(n), what
+
+
+def test_a_mask_follows_its_identity_through_any_batch():
+    shape = (3, 2, 5, 5)  # heads, tokens, … after groups and examples
+    examples, groups = np.array([7, 3, 11, 2, 40]), np.arange(4)
+    whole = layers.counter_bits(identities(groups, examples), (4, 5, *shape[1:]))
+    order = np.array([4, 0, 2, 1, 3])
+    shuffled = layers.counter_bits(identities(groups, examples[order]), (4, 5, *shape[1:]))
+    np.testing.assert_array_equal(shuffled, whole[:, order])
+    part = layers.counter_bits(identities(groups[2:3], examples[1:2]), (1, 1, *shape[1:]))
+    np.testing.assert_array_equal(part, whole[2:3, 1:2])

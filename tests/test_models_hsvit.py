@@ -1,0 +1,542 @@
+"""HSViT: exact sizes, equality with the reference's numbers, and the properties that define it."""
+
+import json
+import math
+
+import hsvit_numpy
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hsvit_jax import convert, models
+from hsvit_jax.models import hsvit, layers
+
+GOLDENS = ("hsvit-convattn", "hsvit-convonly", "hsvit-attnonly")
+
+#: (family, variant, image size, channels, classes) → trained values; the paper's tables, and the
+#: reference's code where the paper is silent.
+PARAMETERS = {
+    ("hsvit", "c2a2", 64, 3, 200): 824_648,
+    ("hsvit", "c2a2", 32, 3, 10): 812_298,
+    ("hsvit", "c2a2", 32, 3, 100): 818_148,
+    ("hsvit", "c2a2", 28, 1, 10): 810_186,
+    ("hsvit", "c2a2", 128, 3, 101): 818_213,
+    ("hsvit", "c3a4", 64, 3, 200): 2_255_176,
+    ("hsvit", "c3a4", 32, 3, 10): 2_242_826,
+    ("hsvit", "c3a4", 32, 3, 100): 2_248_676,
+    ("hsvit", "c3a4", 28, 1, 10): 2_240_714,
+    ("hsvit", "c3a4", 128, 3, 101): 2_248_741,
+    ("hsvit", "c4a8", 64, 3, 200): 6_885_704,
+    ("hsvit", "c4a8", 32, 3, 10): 6_873_354,
+    ("hsvit", "c4a8", 32, 3, 100): 6_879_204,
+    ("hsvit", "c4a8", 28, 1, 10): 6_871_242,
+    ("hsvit", "c4a8", 128, 3, 101): 6_879_269,
+}
+ABLATIONS = {
+    ("c2a2", "conv_only", 32): 265_482,
+    ("c3a4", "conv_only", 32): 1_151_242,
+    ("c4a8", "conv_only", 32): 4_692_234,
+    ("c2a2", "attention_only", 8): 547_594,
+    ("c3a4", "attention_only", 8): 1_092_362,
+    ("c4a8", "attention_only", 8): 2_181_898,
+}
+
+
+def settings(variant, **changes):
+    """A configuration's `model` section for a named variant, as a plain dict."""
+    named = hsvit.VARIANTS[variant]
+    return {
+        "family": "hsvit",
+        "variant": variant,
+        "ablation": "none",
+        "dtype": "float32",
+        "conv_channels": named["channels"],
+        "conv_kernels": (3,) * len(named["channels"]),
+        "pool_strides": (),
+        "groups": 16,
+        "depth": named["depth"],
+        "embed_dim": 64,
+        "heads": 8,
+        "dropout": 0.2,
+        **changes,
+    }
+
+
+def parameters(model):
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("case", PARAMETERS, ids=str)
+def test_parameter_counts(case):
+    _, variant, size, channels, classes = case
+    model = models.build(
+        settings(variant), image_size=(size, size), channels=channels, num_classes=classes
+    )
+    assert parameters(model) == PARAMETERS[case]
+
+
+@pytest.mark.parametrize("case", ABLATIONS, ids=str)
+def test_parameter_counts_of_ablations(case):
+    variant, ablation, size = case
+    model = models.build(
+        settings(variant, ablation=ablation),
+        image_size=(size, size),
+        channels=3,
+        num_classes=10,
+    )
+    assert parameters(model) == ABLATIONS[case]
+
+
+def test_every_registered_variant_has_a_count():
+    assert set(models.VARIANTS) == {case[:2] for case in PARAMETERS}
+    assert {family for family, _ in models.VARIANTS} == set(models.MODELS)
+
+
+# --- Goldens -------------------------------------------------------------------------------------
+
+
+def golden(directory, name):
+    """(tensors, network, params, stats) of a golden file."""
+    with np.load(directory / f"{name}.npz") as archive:
+        tensors = {k: archive[k] for k in archive.files}
+    c = json.loads(tensors["config"].item())["constructor"]
+    model = hsvit.HSViT(
+        hsvit.HSViTConfig(
+            image_size=(c["image_size"],) * 2,
+            image_channels=c["num_channels"],
+            num_classes=c["num_classes"],
+            conv_channels=tuple(c["conv_kernel_nums"]),
+            conv_kernels=tuple(c["conv_kernel_sizes"]),
+            pool_strides=tuple(c["pool_strides"]),
+            groups=c["attn_num"],
+            depth=c["attn_depth"],
+            embed_dim=c["attn_embed_dim"],
+            heads=c["num_heads"],
+            dropout=c["dropout"],
+        )
+    )
+    return tensors, model, *convert.params_from_torch(tensors, model.config)
+
+
+def assert_trees_close(ours, theirs, tolerance):
+    """Each tensor within `tolerance` of its own largest value."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
+    ):
+        limit = tolerance * np.abs(b).max()
+        np.testing.assert_allclose(a, b, rtol=0, atol=limit, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_logits_equal_the_reference(name, golden_dir):
+    tensors, model, params, stats = golden(golden_dir, name)
+    images = tensors["input"].transpose(0, 2, 3, 1)
+    with jax.default_matmul_precision("highest"):
+        logits, after = jax.jit(model.apply)(params, stats, images)
+    assert logits.dtype == jnp.float32
+    limit = 1e-5 * np.abs(tensors["logits"]).max()
+    np.testing.assert_allclose(logits, tensors["logits"], rtol=0, atol=limit)
+    jax.tree.map(np.testing.assert_array_equal, after, stats)  # evaluation leaves them alone
+
+
+@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("name", GOLDENS)
+def test_training_step_equals_the_reference(name, double, golden_dir):
+    tensors, model, params, stats = golden(golden_dir, name)
+    gradients = {k.removeprefix("grad/"): v for k, v in tensors.items() if k.startswith("grad/")}
+    buffers = {k.removeprefix("after/"): v for k, v in tensors.items() if k.startswith("after/")}
+    expected = convert.params_from_torch(gradients | buffers, model.config)
+    dtype = np.float64 if double else np.float32
+    # The stored gradients are float32 and agree with float64 to 2.1e-6 of each tensor's maximum.
+    tolerance = 3e-6 if double else 1e-5
+
+    def loss(params, stats, images, labels):
+        logits, stats = model.apply(
+            params, stats, images, train=True, dropout_key=jax.random.key(0)
+        )
+        scores = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
+        return -scores.mean(), (logits, stats)
+
+    with jax.enable_x64(double), jax.default_matmul_precision("highest"):
+        wide = jax.tree.map(lambda x: x.astype(dtype), (params, stats))
+        images = tensors["input"].transpose(0, 2, 3, 1).astype(dtype)
+        labels = tensors["labels"].astype(np.int32)
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        (value, (logits, after)), grads = step(*wide, images, labels)
+    assert logits.dtype == dtype
+    exact = tensors["loss_f64"] if double else tensors["loss"]
+    assert value == pytest.approx(float(exact), rel=1e-12 if double else 1e-6)
+    limit = 3e-6 * np.abs(logits).max()
+    np.testing.assert_allclose(logits, tensors["train_logits"], rtol=0, atol=limit)
+    assert_trees_close(after, expected[1], 1e-6)
+    if "groups" in grads:  # the key biases' true gradient is zero: what is stored is rounding noise
+        for block in grads["groups"]["blocks"].values():
+            noise = np.abs(block["qkv_bias"][:, 1]).max()
+            assert noise < (1e-12 if double else 1e-6) * np.abs(block["qkv_bias"]).max()
+    assert_trees_close(grads, expected[0], tolerance)
+
+
+# --- Properties ----------------------------------------------------------------------------------
+
+
+def small(**changes):
+    """A network whose sizes differ wherever they can: a swapped axis cannot pass."""
+    sizes = {
+        "image_size": (6, 10),
+        "image_channels": 3,
+        "num_classes": 7,
+        "conv_channels": (5, 15),
+        "conv_kernels": (3, 3),
+        "pool_strides": (2, 1),
+        "groups": 3,
+        "depth": 2,
+        "embed_dim": 22,
+        "heads": 2,
+        "dropout": 0.2,
+        **changes,
+    }
+    return hsvit.HSViT(hsvit.HSViTConfig(**sizes))
+
+
+def started(model, seed=0):
+    """Random parameters and statistics of moderate size, as no initialisation would give them."""
+    rng = np.random.default_rng(seed)
+    params, stats = jax.eval_shape(model.init, jax.random.key(0))
+
+    def draw(path, leaf):
+        name = path[-1].key
+        if name == "var":
+            values = rng.uniform(0.5, 2, leaf.shape)
+        else:
+            kernel = "kernel" in jax.tree_util.keystr(path)
+            spread = math.prod(leaf.shape[-4:-1]) ** -0.5 if kernel else 0.4
+            mean = 1.0 if name in ("scale", "norm_scale") else 0.0
+            values = rng.normal(mean, spread, leaf.shape)
+        return jnp.asarray(values, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, (params, stats))
+
+
+def images_for(model, batch=2, seed=3):
+    shape = (batch, *model.config.image_size, model.config.image_channels)
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def encoder(model, params, stats, dropout_key=None):
+    """The groups' encoder (group parameters, tokens) → CLS, and its input tokens, compiled."""
+
+    def run(what, group_params=None, tokens=None):
+        seen = {}
+
+        def spy(encode, own_params, z_BGTD, example_ids_B, group_ids_G):
+            p = own_params if group_params is None else group_params
+            seen["tokens"] = z_BGTD
+            seen["cls"] = encode(
+                p, z_BGTD if tokens is None else tokens, example_ids_B, group_ids_G
+            )
+            return seen["cls"].sum(0)
+
+        model.apply(params, stats, images_for(model), dropout_key=dropout_key, run_groups=spy)
+        return seen[what]
+
+    return jax.jit(lambda p, z: run("cls", p, z)), jax.jit(lambda: run("tokens"))()
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_a_group_sees_only_its_own_channels(dropout):
+    model = small()
+    params, stats = started(model)
+    encode, z_BGTD = encoder(model, params, stats, jax.random.key(5) if dropout else None)
+    jacobian = jax.jit(jax.jacrev(lambda z: encode(params["groups"], z).sum((1, 2))))(z_BGTD)
+    reach = np.abs(jacobian).max((1, 3, 4))  # (group of the CLS, group of the tokens)
+    assert (reach[~np.eye(3, dtype=bool)] == 0).all()
+    assert (np.diag(reach) > 1e-3).all()
+
+
+def test_groups_may_be_permuted_with_their_channels():
+    model = small()
+    params, stats = started(model)
+    order = np.array([2, 0, 1])
+    channels = np.arange(15).reshape(3, 5)[order].ravel()
+    moved, moved_stats = jax.tree.map(lambda x: x, (params, stats))
+    last = moved["trunk"]["blocks"]["1"]
+    last["kernels"]["1"] = last["kernels"]["1"][..., channels]
+    last["norms"]["1"] = {k: v[channels] for k, v in last["norms"]["1"].items()}
+    norm = moved_stats["trunk"]["blocks"]["1"]["norms"]
+    norm["1"] = {k: v[channels] for k, v in norm["1"].items()}
+    run = jax.jit(lambda p, s: model.apply(p, s, images_for(model))[0])
+    logits = run(params, stats)
+    channels_only = run(moved, moved_stats)
+    moved["groups"] = jax.tree.map(lambda x: x[order], moved["groups"])
+    np.testing.assert_allclose(run(moved, moved_stats), logits, rtol=0, atol=2e-6)
+    assert np.abs(channels_only - logits).max() > 1e-3
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_last_block_for_cls_alone_equals_all_of_it(depth):
+    model = small(depth=depth)
+    params, stats = started(model)
+    encode, z_BGTD = encoder(model, params, stats)
+    params = params["groups"]
+    heads, d = model.config.heads, model.config.embed_dim
+
+    def whole(z_BGTD):
+        """Every block for every token, one group after the other."""
+        out = []
+        for g in range(model.groups):
+            p = jax.tree.map(lambda x: x[g], params)  # noqa: B023
+            cls = jnp.tile(p["cls"][None, None], (len(z_BGTD), 1, 1))
+            z = jnp.concatenate([cls, z_BGTD[:, g]], 1) + p["position"][None]
+            for i in range(depth):
+                b = p["blocks"][str(i)]
+                y = layers.layer_norm(z, b["norm_scale"][None, None], b["norm_bias"][None, None])
+                q, k, v = (
+                    (y @ b["qkv_kernel"][j] + b["qkv_bias"][j][None, None])
+                    .reshape(*y.shape[:2], heads, d // heads)
+                    .swapaxes(1, 2)
+                    for j in range(3)
+                )
+                weights = jax.nn.softmax(q @ k.swapaxes(2, 3) / math.sqrt(d // heads))
+                o = (weights @ v).swapaxes(1, 2).reshape(y.shape)
+                z = z + o @ b["out_kernel"] + b["out_bias"][None, None]
+            out.append(z[:, 0])
+        return jnp.stack(out)
+
+    ours = jax.jit(encode)(params, z_BGTD)
+    assert ours.shape == (3, 2, d)
+    np.testing.assert_allclose(ours, jax.jit(whole)(z_BGTD), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_channels": 1},
+        {"image_channels": 2, "image_size": (10, 4), "conv_kernels": (5, 1)},
+        {"image_channels": 5, "pool_strides": (1, 2), "groups": 5},
+        {"groups": 0},
+        {"conv_kernels": (3, 0), "image_size": (2, 11), "image_channels": 4},
+    ],
+)
+def test_other_shapes_equal_the_numpy_network(changes):
+    model = small(**changes)
+    c = model.config
+    constructor = {
+        "num_channels": c.image_channels,
+        "image_size": c.image_size,
+        "conv_kernel_nums": c.conv_channels,
+        "conv_kernel_sizes": c.conv_kernels,
+        "pool_strides": c.pool_strides,
+        "attn_num": c.groups,
+        "attn_depth": c.depth,
+        "attn_embed_dim": c.embed_dim,
+        "num_heads": c.heads,
+        "num_classes": c.num_classes,
+    }
+    tensors, images = hsvit_numpy.state(constructor), images_for(model)
+    params, stats = convert.params_from_torch(tensors, c)
+    with jax.default_matmul_precision("highest"):
+        ours = jax.jit(model.apply)(params, stats, images)[0]
+    theirs = hsvit_numpy.forward(tensors, constructor, images.transpose(0, 3, 1, 2))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_dropout_follows_the_example_and_the_key():
+    model = small()
+    params, stats = started(model)
+    images, ids = images_for(model, batch=5), np.array([31, 7, 2, 19, 3])
+
+    @jax.jit
+    def run(images, ids, key):
+        # Statistics of evaluation: in training, another batch would change them too.
+        return model.apply(params, stats, images, dropout_key=key, example_ids_B=ids)[0]
+
+    key = jax.random.key(1)
+    whole = run(images, ids, key)
+    order = np.array([3, 1, 4, 0, 2])
+    close = {"rtol": 0, "atol": 1e-5}
+    np.testing.assert_allclose(run(images[order], ids[order], key), whole[order], **close)
+    np.testing.assert_allclose(run(images[1:3], ids[1:3], key), whole[1:3], **close)
+    assert np.abs(run(images, ids, jax.random.key(2)) - whole).min(0).max() > 1e-3
+    assert np.abs(run(images, ids + 1, key) - whole).max() > 1e-2
+    plain = run(images, ids, None)
+    assert np.abs(plain - whole).max() > 1e-2
+    np.testing.assert_array_equal(run(images, ids + 1, None), plain)
+
+
+def test_dropout_of_the_embedding():
+    model = small(conv_channels=(5, 60), depth=1)
+    params, stats = started(model)
+    _, plain = encoder(model, params, stats)
+    _, dropped = encoder(model, params, stats, jax.random.key(5))
+    alive = np.asarray(plain) != 0  # the rest are zeros of the ReLU
+    factors = np.asarray(dropped)[alive] / np.asarray(plain)[alive]
+    assert set(np.round(factors, 4)) == {0, 1.25}
+    assert abs((factors == 0).mean() - 0.2) < 4 * math.sqrt(0.2 * 0.8 / factors.size)
+
+
+def test_statistics_of_a_batch_split_over_an_axis():
+    model = small()
+    params, stats = started(model)
+    images = images_for(model, batch=6)
+    whole, whole_stats = jax.jit(lambda x: model.apply(params, stats, x, train=True))(images)
+
+    def part(x):
+        return model.apply(params, stats, x, train=True, batch_axes=("data",))
+
+    split, split_stats = jax.jit(jax.vmap(part, axis_name="data"))(images.reshape(3, 2, 6, 10, 3))
+    np.testing.assert_allclose(split.reshape(whole.shape), whole, rtol=0, atol=1e-5)
+    first = jax.tree.map(lambda x: x[0], split_stats)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), first, whole_stats)
+
+
+def test_bfloat16_computes_narrow_and_keeps_float32():
+    """Logits within 5 % of the largest, gradients in direction, at eight bits of mantissa."""
+    wide = small(dropout=0.0)
+    narrow = hsvit.HSViT(wide.config, jnp.bfloat16)
+    params, stats = started(wide)
+    images = images_for(wide, batch=4)
+    assert {x.dtype for x in jax.tree.leaves(jax.eval_shape(narrow.init, jax.random.key(0)))} == {
+        jnp.dtype("float32")
+    }
+
+    def run(model):
+        def loss(p):
+            logits, after = model.apply(p, stats, images, train=True)
+            return jax.nn.logsumexp(logits, axis=1).mean(), (logits, after)
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    (grads, (logits, after)), (exact, (exact_logits, exact_after)) = run(narrow), run(wide)
+    assert {x.dtype for x in jax.tree.leaves((grads, logits, after))} == {jnp.dtype("float32")}
+    error = np.abs(logits - exact_logits).max() / np.abs(exact_logits).max()
+    assert 1e-5 < error < 0.05
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.02), after, exact_after)
+    a, b = (np.concatenate([x.ravel() for x in jax.tree.leaves(g)]) for g in (grads, exact))
+    assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.99
+
+
+def test_initial_values_are_the_reference_s():
+    d, groups, classes, pixels, tokens = 48, 7, 37, 15, 6
+    model = small(
+        embed_dim=d,
+        groups=groups,
+        num_classes=classes,
+        conv_channels=(33, 35),
+        conv_kernels=(5, 3),
+    )
+    params, stats = jax.jit(model.init)(jax.random.key(4))
+
+    def is_uniform(x, bound):
+        x = np.asarray(x).ravel()
+        n = x.size
+        assert np.abs(x).max() <= bound
+        assert np.abs(x).max() > bound * (1 - 8 / n)
+        assert abs(x.mean()) < 4 * bound / math.sqrt(3 * n)
+        assert abs(np.mean(x**2) * 3 / bound**2 - 1) < 4 / math.sqrt(n)
+
+    def is_normal(x):
+        n = x.size
+        assert abs(np.mean(x)) < 4 / math.sqrt(n)
+        assert abs(np.var(x) - 1) < 4 * math.sqrt(2 / n)
+        assert np.abs(x).max() > 2.3  # not cut off
+
+    def is_constant(x, value):
+        np.testing.assert_array_equal(x, np.full(x.shape, value, np.float32))
+
+    fans = {("0", "0"): 3 * 25, ("0", "1"): 33 * 9, ("1", "0"): 33 * 9, ("1", "1"): 35 * 9}
+    for (i, j), fan_in in fans.items():
+        block = params["trunk"]["blocks"][i]
+        is_uniform(block["kernels"][j], fan_in**-0.5)
+        is_constant(block["norms"][j]["scale"], 1)
+        is_constant(block["norms"][j]["bias"], 0)
+        is_constant(stats["trunk"]["blocks"][i]["norms"][j]["mean"], 0)
+        is_constant(stats["trunk"]["blocks"][i]["norms"][j]["var"], 1)
+    for linear, fan_in in (
+        (params["trunk"]["embed"], pixels),
+        (params["head"]["linear"], d),
+    ):
+        is_uniform(linear["kernel"], fan_in**-0.5)
+        is_uniform(linear["bias"], fan_in**-0.5)
+    assert params["groups"]["position"].shape == (groups, tokens, d)
+    is_normal(params["groups"]["cls"])
+    is_normal(params["groups"]["position"])
+    for block in params["groups"]["blocks"].values():
+        is_constant(block["norm_scale"], 1)
+        is_constant(block["norm_bias"], 0)
+        is_uniform(block["qkv_kernel"], math.sqrt(6 / (d + 3 * d)))
+        is_uniform(block["out_kernel"], d**-0.5)
+        is_constant(block["qkv_bias"], 0)
+        is_constant(block["out_bias"], 0)
+    is_constant(params["head"]["norm_scale"], 1)
+    is_constant(params["head"]["norm_bias"], 0)
+
+
+# --- What does not fit ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pool_strides": (2,)}, r"one entry per block.*\(2,\)"),
+        ({"conv_channels": (), "conv_kernels": (), "pool_strides": ()}, "one entry per block"),
+        ({"conv_kernels": (3, 4)}, r"must be odd; got conv_kernels=\(3, 4\)"),
+        ({"conv_kernels": (0, 3)}, "must be odd"),
+        ({"image_size": (6, 11)}, r"6×11 pixels.*divisible by their product 2"),
+        ({"pool_strides": (4, 3)}, "divisible by their product 12"),
+        ({"conv_kernels": (3, 0)}, r"must equal embed_dim=22; got 6×10"),
+        ({"groups": 4}, r"15 channel tokens.*groups=4.*divisor of 15: \[1, 3, 5, 15\]"),
+        ({"depth": 0}, "depth of at least 1"),
+        ({"heads": 3}, r"embed_dim=22.*heads=3.*\[1, 2, 11, 22\]"),
+        ({"heads": 0}, "heads=0"),
+        ({"groups": -1}, "must be positive"),
+        ({"num_classes": 0}, "must be positive"),
+        ({"image_size": (0, 10)}, "must be positive"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),
+        ({"dropout": -0.1}, "dropout must be in"),
+    ],
+)
+def test_sizes_that_do_not_fit_say_so(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        ({"family": "vgg"}, 32, r"unknown model.family 'vgg'; choose one of \['hsvit'\]"),
+        ({"dtype": "float16"}, 32, "unknown model.dtype 'float16'"),
+        ({"ablation": "both"}, 32, "unknown model.ablation 'both'"),
+        ({"variant": "c9"}, 32, "unknown model.variant 'c9'"),
+        ({}, 30, r"no pool strides of c2a2 fit.*30×30.*divisible by 4.*model.pool_strides"),
+        ({"ablation": "attention_only"}, 32, "must equal embed_dim=64"),
+    ],
+)
+def test_settings_that_do_not_fit_say_so(changes, size, message):
+    with pytest.raises(ValueError, match=message):
+        models.build(
+            {**settings("c2a2"), **changes}, image_size=(size, size), channels=3, num_classes=10
+        )
+
+
+def test_images_of_another_size_are_refused():
+    model = small()
+    with pytest.raises(ValueError, match=r"\(10, 6, 3\).*\(6, 10, 3\)"):
+        model.apply({}, {}, jnp.zeros((2, 10, 6, 3)))
+
+
+@pytest.mark.parametrize(
+    ("variant", "size", "strides"),
+    [
+        ("c2a2", (64, 64), (4, 2)),
+        ("c2a2", (128, 128), (4, 4)),
+        ("c3a4", (28, 28), (2, 1, 2)),
+        ("c4a8", (64, 64), (2, 2, 2, 1)),
+        ("c4a8", (96, 64), (2, 2, 2, 1)),
+        ("c2a2", (36, 20), (2, 2)),
+    ],
+)
+def test_default_strides(variant, size, strides):
+    assert hsvit.default_strides(variant, size) == strides

@@ -1,0 +1,103 @@
+"""Parameters and FLOPs of the summary, against the exact table of the networks."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from configs import c2a2, c3a4, c4a8
+from hsvit_jax import config as configs
+from hsvit_jax import models, summary
+
+CONFIGS = {"c2a2": c2a2, "c3a4": c3a4, "c4a8": c4a8}
+#: (variant, pixels, channels, classes) → parameters, forward FLOPs in G (2·MAC) where known.
+KNOWN = {
+    ("c2a2", 64, 3, 200): (824_648, "0.4406"),
+    ("c3a4", 64, 3, 200): (2_255_176, "1.2646"),
+    ("c4a8", 64, 3, 200): (6_885_704, "1.8534"),
+    ("c2a2", 32, 3, 10): (812_298, "0.2034"),
+    ("c3a4", 32, 3, 10): (2_242_826, "0.6878"),
+    ("c4a8", 32, 3, 10): (6_873_354, "1.2765"),
+    ("c2a2", 128, 3, 101): (818_213, "1.7287"),
+    ("c3a4", 128, 3, 101): (2_248_741, "2.2130"),
+    ("c4a8", 128, 3, 101): (6_879_269, "6.8787"),
+}
+
+
+SMALL = {
+    "variant": "c2a2",
+    "conv_channels": (8, 16),
+    "conv_kernels": (3, 3),
+    "groups": 4,
+    "depth": 2,
+    "embed_dim": 16,
+    "heads": 2,
+    "dropout": 0.2,
+}
+
+
+def network(variant, pixels, channels, classes, argument=None):
+    if variant == "small":
+        config = configs.base(argument, SMALL)
+    else:
+        config = CONFIGS[variant].get_config(argument)
+    info = SimpleNamespace(
+        image_size=(pixels, pixels),
+        channels=channels,
+        num_classes=classes,
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+    )
+    config = configs.resolve(config, info)
+    data = config.data
+    return config, models.build(
+        config.model,
+        image_size=data.image_size,
+        channels=data.channels,
+        num_classes=data.num_classes,
+    )
+
+
+@pytest.mark.parametrize("case", KNOWN, ids=str)
+def test_parameters_and_flops_of_the_paper(case):
+    _, model = network(*case)
+    parameters, giga = KNOWN[case]
+    assert summary.parameters(model) == parameters
+    assert sum(row[2] for row in model.layer_table()) == parameters
+    assert f"{summary.flops(model) / 1e9:.4f}" == giga
+
+
+@pytest.mark.parametrize("argument", [None, "conv_only", "attention_only"])
+def test_the_table_holds_every_parameter(argument):
+    _, model = network("c3a4", 32, 3, 7, argument)
+    assert sum(row[2] for row in model.layer_table()) == summary.parameters(model)
+
+
+def test_the_text():
+    config, model = network("small", 64, 3, 200)
+    text = summary.summarise(config, model)
+    assert re.search(r"^parameters 6,952$", text, re.M)
+    assert re.search(r"^FLOPs 0\.0097 G \(forward, 2·MAC, one image; ", text, re.M)
+    lines = text.splitlines()
+    table = lines[4 : lines.index("", 4)]
+    assert len(table) == len(model.layer_table())
+    assert len({len(line) for line in lines[2 : 4 + len(table)]}) == 1
+    printed = [int(line.split()[-2].replace(",", "")) for line in table]
+    assert sum(printed) == summary.parameters(model)
+    assert "27.2 KiB parameters + 54.3 KiB AdamW moments + 27.2 KiB moving average" in text
+    assert re.search(r"^activations [\d.]+ [MG]iB \(training step, batch 128,", text, re.M)
+
+
+def test_what_xla_counts():
+    _, model = network("small", 32, 3, 10)
+    counted = summary.compiled_flops(model)
+    assert 0.5 * summary.flops(model) < counted < 2 * summary.flops(model)
+    small, large = (summary.activation_bytes(model, batch) for batch in (8, 32))
+    assert 3 * small < large < 5 * small
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (5 * 2**40, "5 TiB")]
+)
+def test_bytes(count, text):
+    assert summary._bytes(count) == text
