@@ -366,6 +366,27 @@ def test_dropout_follows_the_example_and_the_key():
     np.testing.assert_array_equal(run(images, ids + 1, None), plain)
 
 
+def test_a_group_elsewhere_drops_the_same():
+    """One group alone, as on its own device, equals its part of all groups."""
+    model = small()
+    params, stats = started(model)
+
+    def run(part):
+        seen = {}
+
+        def spy(encode, group_params, z_BGTD, example_ids_B, group_ids_G):
+            own = jax.tree.map(lambda x: x[part], group_params)
+            seen["cls"] = encode(own, z_BGTD[:, part], example_ids_B, group_ids_G[part])
+            return seen["cls"].sum(0)
+
+        key = jax.random.key(6)
+        model.apply(params, stats, images_for(model), dropout_key=key, run_groups=spy)
+        return seen["cls"]
+
+    whole, alone = (jax.jit(lambda p=part: run(p))() for part in (slice(0, 3), slice(1, 2)))
+    np.testing.assert_allclose(alone[0], whole[1], rtol=0, atol=1e-5)
+
+
 def test_dropout_of_the_embedding():
     model = small(conv_channels=(5, 60), depth=1)
     params, stats = started(model)
@@ -394,7 +415,7 @@ def test_statistics_of_a_batch_split_over_an_axis():
 
 def test_bfloat16_computes_narrow_and_keeps_float32():
     """Logits within 5 % of the largest, gradients in direction, at eight bits of mantissa."""
-    wide = small(dropout=0.0)
+    wide = small(conv_channels=(15,), conv_kernels=(3,), pool_strides=(2,), dropout=0.0)
     narrow = hsvit.HSViT(wide.config, jnp.bfloat16)
     params, stats = started(wide)
     images = images_for(wide, batch=4)

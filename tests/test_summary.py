@@ -76,15 +76,15 @@ def test_the_table_holds_every_parameter(argument):
 def test_the_text():
     config, model = network("small", 64, 3, 200)
     text = summary.summarise(config, model)
-    assert re.search(r"^parameters 6,952$", text, re.M)
-    assert re.search(r"^FLOPs 0\.0097 G \(forward, 2·MAC, one image; ", text, re.M)
+    assert re.search(r"^parameters 18,160$", text, re.M)
+    assert re.search(r"^FLOPs 0\.0084 G \(forward, 2·MAC, one image; ", text, re.M)
     lines = text.splitlines()
     table = lines[4 : lines.index("", 4)]
     assert len(table) == len(model.layer_table())
     assert len({len(line) for line in lines[2 : 4 + len(table)]}) == 1
     printed = [int(line.split()[-2].replace(",", "")) for line in table]
     assert sum(printed) == summary.parameters(model)
-    assert "27.2 KiB parameters + 54.3 KiB AdamW moments + 27.2 KiB moving average" in text
+    assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
     assert re.search(r"^activations [\d.]+ [MG]iB \(training step, batch 128,", text, re.M)
 
 
@@ -93,7 +93,7 @@ def test_what_xla_counts():
     counted = summary.compiled_flops(model)
     assert 0.5 * summary.flops(model) < counted < 2 * summary.flops(model)
     small, large = (summary.activation_bytes(model, batch) for batch in (8, 32))
-    assert 3 * small < large < 5 * small
+    assert 2 * small < large < 5 * small
 
 
 @pytest.mark.parametrize(
