@@ -72,7 +72,15 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     config.seed = 0
     config.recipe = recipe
     config.model = ml_collections.ConfigDict(
-        {"family": "hsvit", "ablation": "none", "dtype": "float32", "pool_strides": (), **model}
+        {
+            "family": "hsvit",
+            "ablation": "none",
+            "dtype": "float32",
+            "pool_strides": (),
+            "trunk": "replicated",
+            "towers": 1,
+            **model,
+        }
     )
     config.data = ml_collections.ConfigDict(
         {

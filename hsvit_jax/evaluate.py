@@ -30,7 +30,7 @@ def make_forward(
     model: Any, mesh: Mesh, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Callable[[dict, dict, Array], Array]:
     """A jitted (params, stats, images uint8 (B, H, W, C) split over `data`) → logits (B, K)."""
-    apply = mesh_lib.spread(model.apply, mesh)
+    apply = mesh_lib.spread(model, mesh)
 
     def forward(params: dict, stats: dict, images_BHWC: Array) -> Array:
         x_BHWC = augment.normalise(images_BHWC, mean, std)

@@ -63,16 +63,26 @@ def _fill(group: int, data: int, devices: int, groups: int) -> tuple[int, int]:
     return group, data
 
 
-def spec_of(path: tuple[Any, ...]) -> P:
-    """Where a leaf of a state lies: split over `group` below a `groups` key, else whole."""
-    return P(GROUP) if any(getattr(k, "key", None) == "groups" for k in path) else P()
+def spec_of(path: tuple[Any, ...], network: Any) -> P:
+    """Where a leaf of a training state lies: split over `group` as the network says, else whole.
+
+    The optimizer's and the average's copies of a parameter end in the parameter's own path.
+    """
+    names = tuple(str(k.key) for k in path if hasattr(k, "key"))
+    for start, name in enumerate(names):
+        if name in network.part_names:
+            axis = network.spread_axis(names[start:])
+            return P() if axis is None else P(*(None,) * axis, GROUP)
+    return P()
 
 
-def state_shardings(mesh: Mesh, state: Any) -> Any:
+def _specs(tree: Any, network: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, _: spec_of(path, network), tree)
+
+
+def state_shardings(mesh: Mesh, state: Any, network: Any) -> Any:
     """A tree like `state` (arrays or shapes) of the NamedSharding of each leaf."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: NamedSharding(mesh, spec_of(path)), state
-    )
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(state, network))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -96,45 +106,55 @@ def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
 
-def spread(apply: Callable[..., tuple[jax.Array, dict]], mesh: Mesh) -> Callable[..., Any]:
-    """A model's `apply`, run where its batch and its groups live.
+class _MeshShare:
+    """A `models.network.Share` of one device of the `group` axis, inside the manual region."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.size = mesh.shape[GROUP]
+
+    def take(self, x: jax.Array, axis: int) -> jax.Array:
+        here = x.shape[axis] // self.size
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(GROUP) * here, here, axis)
+
+    def gather(self, x: jax.Array, axis: int) -> jax.Array:
+        return lax.all_gather(x, GROUP, axis=axis, tiled=True)
+
+    def total(self, x_GBD: jax.Array) -> jax.Array:
+        return lax.psum(x_GBD.sum(0), GROUP)
+
+
+def spread(network: Any, mesh: Mesh) -> Callable[..., Any]:
+    """A network's `apply`, run where its batch and its groups, kernels or towers live.
 
     The function returned takes (params, stats, images (B, H, W, C), train=, dropout_key=,
     example_ids_B=) and gives logits (B, K) split over `data`, and the new statistics. All of it is
     one region that is manual over both axes, so the compiler can add no communication of its own:
     forward, one `psum` over `group`; in training also BatchNorm's moments over `data`.
     """
-
-    def groups_here(encode, params, z_BGTD, example_ids_B, group_ids_G):
-        here = group_ids_G.shape[0] // mesh.shape[GROUP]
-        start = lax.axis_index(GROUP) * here
-        z_BGTD = lax.dynamic_slice_in_dim(z_BGTD, start, here, axis=1)
-        group_ids_G = lax.dynamic_slice_in_dim(group_ids_G, start, here)
-        cls_GBD = encode(params, z_BGTD, example_ids_B, group_ids_G)
-        return lax.psum(cls_GBD.sum(0), GROUP)
+    share = _MeshShare(mesh)
 
     def run(params, stats, images_BHWC, *, train=False, dropout_key=None, example_ids_B=None):
         if example_ids_B is None:
             example_ids_B = jax.numpy.arange(images_BHWC.shape[0])
 
         def local(params, stats, images_BHWC, example_ids_B, dropout_key):
-            return apply(
+            return network.apply(
                 params,
                 stats,
                 images_BHWC,
                 train=train,
                 dropout_key=dropout_key,
                 example_ids_B=example_ids_B,
-                run_groups=groups_here,
+                share=share,
                 batch_axes=(DATA,),
             )
 
-        specs = jax.tree_util.tree_map_with_path(lambda path, _: spec_of(path), params)
+        param_specs, stat_specs = _specs(params, network), _specs(stats, network)
         return jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(specs, P(), P(DATA), P(DATA), P()),
-            out_specs=(P(DATA), P()),
+            in_specs=(param_specs, stat_specs, P(DATA), P(DATA), P()),
+            out_specs=(P(DATA), stat_specs),
         )(params, stats, images_BHWC, example_ids_B, dropout_key)
 
     return run

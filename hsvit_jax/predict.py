@@ -135,6 +135,8 @@ def build_model(
         "embed_dim": 64,
         "heads": 8,
         "dropout": 0.2,
+        "trunk": "replicated",
+        "towers": 1,
     }
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     return models.build(settings, image_size=size, channels=channels, num_classes=num_classes)

@@ -92,7 +92,7 @@ def make_train_step(
     ids: each example's index in the training split. A step whose loss or gradient is not finite
     changes nothing but the counters. metrics: scalars, means since the last log line.
     """
-    apply = mesh_lib.spread(model.apply, mesh)
+    apply = mesh_lib.spread(model, mesh)
     augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
 
     def loss_fn(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import convert, models
-from hsvit_jax.models import hsvit, layers
+from hsvit_jax.models import hsvit, layers, network
 
 GOLDENS = ("hsvit-convattn", "hsvit-convonly", "hsvit-attnonly")
 
@@ -59,6 +59,8 @@ def settings(variant, **changes):
         "embed_dim": 64,
         "heads": 8,
         "dropout": 0.2,
+        "trunk": "replicated",
+        "towers": 1,
         **changes,
     }
 
@@ -225,24 +227,34 @@ def images_for(model, batch=2, seed=3):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+class Spy(network.Share):
+    """Sees, and can replace, what goes into the groups; sees what comes out."""
+
+    def __init__(self, tokens=None, part=slice(None)):
+        self.replacement, self.part = tokens, part
+
+    def take(self, x, axis):
+        if axis == 0:
+            return x[self.part]
+        self.tokens = x if self.replacement is None else self.replacement
+        return self.tokens[:, self.part]
+
+    def total(self, x_GBD):
+        self.cls = x_GBD
+        return x_GBD.sum(0)
+
+
 def encoder(model, params, stats, dropout_key=None):
     """The groups' encoder (group parameters, tokens) → CLS, and its input tokens, compiled."""
 
-    def run(what, group_params=None, tokens=None):
-        seen = {}
+    def run(group_params, tokens=None):
+        spy = Spy(tokens)
+        own = {**params, "groups": group_params}
+        model.apply(own, stats, images_for(model), dropout_key=dropout_key, share=spy)
+        return spy
 
-        def spy(encode, own_params, z_BGTD, example_ids_B, group_ids_G):
-            p = own_params if group_params is None else group_params
-            seen["tokens"] = z_BGTD
-            seen["cls"] = encode(
-                p, z_BGTD if tokens is None else tokens, example_ids_B, group_ids_G
-            )
-            return seen["cls"].sum(0)
-
-        model.apply(params, stats, images_for(model), dropout_key=dropout_key, run_groups=spy)
-        return seen[what]
-
-    return jax.jit(lambda p, z: run("cls", p, z)), jax.jit(lambda: run("tokens"))()
+    encode = jax.jit(lambda p, z: run(p, z).cls)
+    return encode, jax.jit(lambda: run(params["groups"]).tokens)()
 
 
 @pytest.mark.parametrize("dropout", [False, True])
@@ -372,16 +384,11 @@ def test_a_group_elsewhere_drops_the_same():
     params, stats = started(model)
 
     def run(part):
-        seen = {}
-
-        def spy(encode, group_params, z_BGTD, example_ids_B, group_ids_G):
-            own = jax.tree.map(lambda x: x[part], group_params)
-            seen["cls"] = encode(own, z_BGTD[:, part], example_ids_B, group_ids_G[part])
-            return seen["cls"].sum(0)
-
+        spy = Spy(part=part)
+        own = {**params, "groups": jax.tree.map(lambda x: x[part], params["groups"])}
         key = jax.random.key(6)
-        model.apply(params, stats, images_for(model), dropout_key=key, run_groups=spy)
-        return seen["cls"]
+        model.apply(own, stats, images_for(model), dropout_key=key, share=spy)
+        return spy.cls
 
     whole, alone = (jax.jit(lambda p=part: run(p))() for part in (slice(0, 3), slice(1, 2)))
     np.testing.assert_allclose(alone[0], whole[1], rtol=0, atol=1e-5)

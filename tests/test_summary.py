@@ -33,6 +33,8 @@ SMALL = {
     "embed_dim": 16,
     "heads": 2,
     "dropout": 0.2,
+    "trunk": "replicated",
+    "towers": 1,
 }
 
 

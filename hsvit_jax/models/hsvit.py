@@ -5,13 +5,13 @@ the tokens are split into G contiguous attention groups that never meet; each ha
 positions and encoder. Head: the groups' CLS tokens are averaged, normalised and classified.
 
 Source: HSViT paper, sections 3.1 to 3.3; where it is silent (projection, learned positions,
-dropout) the authors' code. Only `Groups` has a leading G axis, so a mesh can spread it; the sum
-over groups is the one thing the caller supplies.
+dropout) the authors' code. What can be spread over devices has a leading axis of groups or towers,
+or is a kernel's output channels; the `Share` in a call says which part is here.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from math import log, prod
+from collections.abc import Iterator, Mapping
+from math import gcd, prod
 from typing import Any
 
 import jax
@@ -19,114 +19,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.hsvit_sizes import VARIANTS, HSViTConfig, default_strides
+from hsvit_jax.models.network import WHOLE, Bound, Call, Network, Share
+
+__all__ = ["VARIANTS", "HSViT", "HSViTConfig", "TowerHSViT", "default_strides", "from_settings"]
 
 Array = jax.Array
-
-#: Named sizes: convolution channels, attention blocks, pool strides by image size (paper, table 2).
-VARIANTS: Mapping[str, dict] = {
-    "c2a2": {
-        "channels": (64, 128),
-        "depth": 2,
-        "strides": {28: (2, 2), 32: (2, 2), 64: (4, 2), 128: (4, 4)},
-    },
-    "c3a4": {
-        "channels": (64, 128, 256),
-        "depth": 4,
-        "strides": {28: (2, 1, 2), 32: (2, 1, 2), 64: (2, 2, 2), 128: (4, 2, 2)},
-    },
-    "c4a8": {
-        "channels": (64, 128, 256, 512),
-        "depth": 8,
-        "strides": {28: (2, 1, 2, 1), 32: (2, 1, 2, 1), 64: (2, 2, 2, 1), 128: (2, 2, 2, 2)},
-    },
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class HSViTConfig:
-    """Every size of an HSViT. `groups=0` leaves attention out, a last kernel of 0 convolution.
-
-    image_size in pixels (H, W); conv_kernels are odd sizes of each block's first convolution and of
-    its pool; pool_strides of 1 mean no pool. Raises ValueError for sizes that do not fit together.
-    """
-
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
-    conv_channels: tuple[int, ...]
-    conv_kernels: tuple[int, ...]
-    pool_strides: tuple[int, ...]
-    groups: int = 16
-    depth: int = 2
-    embed_dim: int = 64
-    heads: int = 8
-    dropout: float = 0.2
-
-    def __post_init__(self) -> None:
-        _check_sizes(self)
-
-    @property
-    def convolution(self) -> bool:
-        """False for the attention-only ablation."""
-        return self.conv_kernels[-1] != 0
-
-    @property
-    def map_size(self) -> tuple[int, int]:
-        """Rows and columns of the feature map that becomes a token."""
-        stride = prod(self.pool_strides) if self.convolution else 1
-        return self.image_size[0] // stride, self.image_size[1] // stride
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one group, its CLS included."""
-        return self.conv_channels[-1] // self.groups + 1
-
-
-def _check_sizes(c: HSViTConfig) -> None:
-    """Names both numbers of every pair that does not fit, and the way out."""
-    blocks = len(c.conv_channels)
-    if not blocks or blocks != len(c.conv_kernels) or blocks != len(c.pool_strides):
-        raise ValueError(
-            "conv_channels, conv_kernels and pool_strides need one entry per block; got "
-            f"{c.conv_channels}, {c.conv_kernels} and {c.pool_strides}"
-        )
-    sizes = (*c.image_size, c.image_channels, c.num_classes, *c.conv_channels, *c.pool_strides)
-    if min(*sizes, c.embed_dim) < 1 or c.groups < 0 or c.depth < 0:
-        raise ValueError(f"sizes must be positive; got {c}")
-    if not 0 <= c.dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1); got {c.dropout}")
-    if c.convolution:
-        if any(k < 1 or k % 2 == 0 for k in c.conv_kernels):
-            raise ValueError(f"convolution kernels must be odd; got conv_kernels={c.conv_kernels}")
-        divisor = prod(c.pool_strides)
-        if c.image_size[0] % divisor or c.image_size[1] % divisor:
-            raise ValueError(
-                f"an image of {c.image_size[0]}×{c.image_size[1]} pixels does not fit pool_strides="
-                f"{c.pool_strides}: both sides must be divisible by their product {divisor}"
-            )
-    elif c.image_size[0] * c.image_size[1] != c.embed_dim:
-        raise ValueError(
-            "without convolution each colour plane is a token, so height × width must equal "
-            f"embed_dim={c.embed_dim}; got {c.image_size[0]}×{c.image_size[1]}"
-        )
-    if c.groups:
-        if c.conv_channels[-1] % c.groups:
-            raise ValueError(
-                f"{c.conv_channels[-1]} channel tokens cannot split into groups={c.groups}: "
-                f"choose a divisor of {c.conv_channels[-1]}: {divisors(c.conv_channels[-1])}"
-            )
-        if c.depth < 1:
-            raise ValueError("attention groups need depth of at least 1; for none set groups=0")
-        if c.heads < 1 or c.embed_dim % c.heads:
-            raise ValueError(
-                f"embed_dim={c.embed_dim} is not divisible by heads={c.heads}: choose one of "
-                f"{divisors(c.embed_dim)}"
-            )
-
-
-def divisors(n: int) -> list[int]:
-    """All divisors of n, ascending: what an error message offers."""
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 class ConvBlock(nnx.Module):
@@ -141,10 +39,11 @@ class ConvBlock(nnx.Module):
         )
         self.norms = nnx.List(layers.BatchNorm(c_out) for _ in range(2))
 
-    def __call__(self, x_BHWC: Array, *, train: bool, batch_axes: tuple[str, ...]) -> Array:
-        for kernel, norm in zip(self.kernels, self.norms, strict=True):
-            y = layers.conv2d(x_BHWC, kernel[...])
-            x_BHWC = jax.nn.relu(norm(y, train=train, batch_axes=batch_axes))
+    def __call__(self, x_BHWC: Array, call: Call, kernels: Share) -> Array:
+        """All channels in, this device's share of the block's kernels' channels out."""
+        for i, (kernel, norm) in enumerate(zip(self.kernels, self.norms, strict=True)):
+            y = layers.conv2d(kernels.gather(x_BHWC, 3) if i else x_BHWC, kernel[...])
+            x_BHWC = jax.nn.relu(norm(y, train=call.train, batch_axes=call.batch_axes))
         return layers.max_pool(x_BHWC, self.window, self.stride) if self.stride > 1 else x_BHWC
 
 
@@ -165,19 +64,14 @@ class Trunk(nnx.Module):
             c_in = c_out
         self.embed = nnx.Dict(layers.torch_linear(embed_key, (), prod(c.map_size), c.embed_dim))
 
-    def __call__(
-        self,
-        images_BHWC: Array,
-        *,
-        train: bool,
-        dropout_words: tuple[Array, ...] | None,
-        example_ids_B: Array,
-        batch_axes: tuple[str, ...],
-    ) -> Array:
-        """(B, H, W, C) → (B, channel tokens, D)."""
+    def __call__(self, images_BHWC: Array, call: Call, kernels: Share, first_token: Array) -> Array:
+        """(B, H, W, C) → (B, channel tokens, D), for the kernels that are here.
+
+        first_token: number of the first of them among all the network's, which keys its dropout.
+        """
         x_BHWC = images_BHWC
-        for block in self.blocks:
-            x_BHWC = block(x_BHWC, train=train, batch_axes=batch_axes)
+        for i, block in enumerate(self.blocks):
+            x_BHWC = block(kernels.gather(x_BHWC, 3) if i else x_BHWC, call, kernels)
         batch, rows, columns, channels = x_BHWC.shape
         x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
         if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
@@ -186,11 +80,11 @@ class Trunk(nnx.Module):
         kernel_PD = self.embed["kernel"][...].astype(x_BPC.dtype)
         bias_D = self.embed["bias"][...].astype(x_BPC.dtype)
         z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
-        if dropout_words is not None and self.dropout:
-            words = (*dropout_words, 0, example_ids_B.reshape(-1, 1, 1))
-            z_BCD = z_BCD * layers.dropout_scale(words, z_BCD.shape, self.dropout).astype(
-                z_BCD.dtype
-            )
+        if call.dropout_words is not None and self.dropout:
+            tokens = first_token + jnp.arange(channels)
+            examples = call.example_ids_B.reshape(-1, 1, 1)
+            words = (*call.dropout_words, 0, examples, tokens.reshape(1, -1, 1))
+            z_BCD *= layers.dropout_scale(words, z_BCD.shape, self.dropout).astype(z_BCD.dtype)
         return z_BCD
 
 
@@ -249,14 +143,7 @@ class Groups(nnx.Module):
         )
         self.blocks = nnx.List(Block(c, k) for k in block_keys)
 
-    def __call__(
-        self,
-        z_BGTD: Array,
-        *,
-        dropout_words: tuple[Array, ...] | None,
-        example_ids_B: Array,
-        group_ids_G: Array,
-    ) -> Array:
+    def __call__(self, z_BGTD: Array, call: Call, group_ids_G: Array) -> Array:
         """Channel tokens (B, G, T−1, D) → each group's CLS output (G, B, D)."""
         batch, g, _, d = z_BGTD.shape
         cls_GBTD = jnp.broadcast_to(
@@ -266,9 +153,10 @@ class Groups(nnx.Module):
         z_GBTD = z_GBTD + self.position[...].astype(z_BGTD.dtype)[:, None]
         for i, block in enumerate(self.blocks):
             words = None
-            if dropout_words is not None:
-                group_word = group_ids_G.reshape(-1, 1, 1, 1, 1)
-                words = (*dropout_words, i + 1, group_word, example_ids_B.reshape(1, -1, 1, 1, 1))
+            if call.dropout_words is not None:
+                group, examples = group_ids_G, call.example_ids_B
+                words = (*call.dropout_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
+                words += (examples.reshape(1, -1, 1, 1, 1),)
             z_GBTD = block(z_GBTD, words, cls_only=i == len(self.blocks) - 1)
         return z_GBTD[:, :, 0]
 
@@ -288,118 +176,115 @@ class Head(nnx.Module):
         return y_BD @ kernel_DK + self.linear["bias"][...].astype(y_BD.dtype)[None]
 
 
-#: Runs `encode(params_G, tokens_BGTD, example_ids_B, group_ids_G) -> cls_GBD` and sums it over
-#: groups to (B, D). On one device this is `sum_groups`; a mesh supplies its own.
-RunGroups = Callable[[Callable[..., Array], dict, Array, Array, Array], Array]
-
-
-def sum_groups(
-    encode: Callable[..., Array],
-    params: dict,
-    z_BGTD: Array,
-    example_ids_B: Array,
-    group_ids_G: Array,
-) -> Array:
-    """All groups on this device: their CLS tokens summed, (B, D)."""
-    return encode(params, z_BGTD, example_ids_B, group_ids_G).sum(0)
-
-
-class HSViT:
-    """The network as two pure functions, `init` and `apply`, over plain nested dicts.
-
-    Parameters: {'trunk', 'groups' (leading G axis), 'head'}; statistics: {'trunk'} (BatchNorm).
-    """
+class HSViT(Network):
+    """The reference network. Parameters: {'trunk', 'groups' (leading G axis), 'head'}."""
 
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
-        """dtype: of the computation; parameters stay float32."""
-        self.config, self.dtype = config, jnp.dtype(dtype)
+        super().__init__(config, dtype)
         self.groups = config.groups
-        parts = nnx.eval_shape(lambda: self._modules(jax.random.key(0)))
-        self._graphs = {name: nnx.graphdef(module) for name, module in parts.items()}
+        if config.trunk == "sharded":
+            self.groups = gcd(config.groups, *config.conv_channels)
 
-    def _modules(self, key: Array) -> dict[str, nnx.Module]:
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
         trunk_key, groups_key, head_key = jax.random.split(key, 3)
         parts = {"trunk": Trunk(self.config, trunk_key), "head": Head(self.config, head_key)}
-        if self.groups:
+        if self.config.groups:
             parts["groups"] = Groups(self.config, groups_key)
         return parts
 
-    def init(self, key: Array) -> tuple[dict, dict]:
-        """Fresh (params, stats) of float32 arrays, started as the reference starts them."""
-        params, stats = {}, {}
-        for name, module in self._modules(key).items():
-            params[name] = _plain(module, nnx.Param)
-            stats[name] = _plain(module, nnx.BatchStat)
-        return _without_empty(params), _without_empty(stats)
+    def spread_axis(self, path: tuple[str, ...]) -> int | None:
+        if path[0] == "groups":
+            return 0
+        if self.config.trunk == "sharded" and path[:2] == ("trunk", "blocks"):
+            return 3 if "kernels" in path else 0
+        return None
+
+    def group_cls(
+        self, bound: Bound, images_BHWC: Array, call: Call, first_group: Array | int = 0
+    ) -> Array:
+        """CLS outputs (G, B, D) of the groups that are here; first_group numbers the first."""
+        c = self.config
+        per_group = c.conv_channels[-1] // c.groups
+        here = call.share.take(first_group + jnp.arange(c.groups), 0)
+        sharded = c.trunk == "sharded"
+        first_token = (here[0] if sharded else first_group) * per_group
+        kernels = call.share if sharded else WHOLE
+        z_BCD = bound["trunk"](images_BHWC, call, kernels, first_token)
+        z_BGTD = z_BCD.reshape(len(images_BHWC), -1, per_group, z_BCD.shape[-1])
+        if not sharded:
+            z_BGTD = call.share.take(z_BGTD, 1)
+        return bound["groups"](z_BGTD, call, here)
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        if self.config.groups:
+            cls_BD = call.share.total(self.group_cls(bound, images_BHWC, call)) / self.config.groups
+        else:
+            cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
+        return bound["head"](cls_BD), bound.stats()
 
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """(layer, output shape of one image, parameters, multiply-adds) in order of computation.
-
-        Multiply-adds of the matrix products and convolutions alone, the last attention block for
-        every token, as the literature counts them; `apply` computes that block for CLS only.
-        """
+        """As `Network.layer_table`, the last attention block for every token, as the literature
+        counts it; `apply` computes that block for CLS only."""
         return list(_layer_table(self.config))
 
-    def _merge(self, name: str, params: dict, stats: dict) -> nnx.Module:
-        """A module that holds the given plain arrays."""
-        return nnx.merge(self._graphs[name], nnx.State(_module_state(params, stats)))
 
-    def apply(
-        self,
-        params: dict,
-        stats: dict,
-        images_BHWC: Array,
-        *,
-        train: bool = False,
-        dropout_key: Array | None = None,
-        example_ids_B: Array | None = None,
-        run_groups: RunGroups = sum_groups,
-        batch_axes: tuple[str, ...] = (),
+class TowerHSViT(Network):
+    """K independent towers, each a small HSViT with its own kernels; only CLS tokens meet.
+
+    Parameters: {'towers' (a tower's 'trunk' and 'groups', each leaf with a leading K axis),
+    'head'}. Source: paper, section 3.2; the reference implementation has one tower.
+    """
+
+    def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
+        super().__init__(config, dtype)
+        self.tower = HSViT(config.tower, dtype)
+        self.groups = config.towers
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        return {"head": Head(self.config, key)}
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        return ("towers", "head")
+
+    def spread_axis(self, path: tuple[str, ...]) -> int | None:
+        return 0 if path[0] == "towers" else None
+
+    def init(self, key: Array) -> tuple[dict, dict]:
+        """Fresh (params, stats); each tower is started as a network of its own."""
+        head_key, *tower_keys = jax.random.split(key, self.config.towers + 1)
+        params, stats = super().init(head_key)
+        towers, tower_stats = jax.vmap(self.tower.init)(jnp.stack(tower_keys))
+        towers.pop("head")
+        return {**params, "towers": towers}, {**stats, "towers": tower_stats}
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
     ) -> tuple[Array, dict]:
-        """Logits (B, K), at least float32, and the statistics after this batch.
+        ids_K = call.share.take(jnp.arange(self.config.towers), 0)
+        alone = dataclasses.replace(call, share=WHOLE)
+        cls, new_stats = [], []
+        for k in range(len(ids_K)):
+            tower = jax.tree.map(lambda leaf, k=k: leaf[k], (params["towers"], stats["towers"]))
+            bound = self.tower.bind(*tower)
+            first_group = ids_K[k] * self.tower.config.groups
+            cls.append(self.tower.group_cls(bound, images_BHWC, alone, first_group))
+            new_stats.append(bound.stats())
+        cls_BD = call.share.total(jnp.concatenate(cls)) / self.config.groups
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *new_stats)
+        return self.bind(params, {})["head"](cls_BD), {**stats, "towers": stacked}
 
-        images (B, H, W, C) float, normalised. train: use the batch's statistics and update them.
-        dropout_key: a jax key for this step; None for no dropout. example_ids (B,) int32: identity
-        of each example, so that a mask is a function of (key, example, group) alone; the position
-        in the batch when left out. batch_axes: mesh axes over which the batch is split by hand.
-        """
-        if images_BHWC.shape[1:] != (*self.config.image_size, self.config.image_channels):
-            raise ValueError(
-                f"images of shape {images_BHWC.shape[1:]} given to a network built for "
-                f"{(*self.config.image_size, self.config.image_channels)} (rows, columns, channels)"
-            )
-        if example_ids_B is None:
-            example_ids_B = jnp.arange(images_BHWC.shape[0])
-        words = None
-        if dropout_key is not None and self.config.dropout:
-            bits = jax.random.bits(dropout_key, (2,), jnp.uint32)
-            words = (bits[0], bits[1])
-        dtype = self.dtype if self.dtype != jnp.float32 else images_BHWC.dtype
-        trunk = self._merge("trunk", params.get("trunk", {}), stats.get("trunk", {}))
-        z_BCD = trunk(
-            images_BHWC.astype(dtype),
-            train=train,
-            dropout_words=words,
-            example_ids_B=example_ids_B,
-            batch_axes=batch_axes,
-        )
-        new_stats = _without_empty({"trunk": _plain(trunk, nnx.BatchStat)})
-        if self.groups:
-            batch, tokens, d = z_BCD.shape
-            z_BGTD = z_BCD.reshape(batch, self.groups, tokens // self.groups, d)
-
-            def encode(p: dict, z: Array, examples: Array, groups: Array) -> Array:
-                return self._merge("groups", p, {})(
-                    z, dropout_words=words, example_ids_B=examples, group_ids_G=groups
-                )
-
-            group_ids_G = jnp.arange(self.groups)
-            total_BD = run_groups(encode, params["groups"], z_BGTD, example_ids_B, group_ids_G)
-            cls_BD = total_BD / self.groups
-        else:
-            cls_BD = z_BCD.mean(1)
-        logits_BK = self._merge("head", params["head"], {})(cls_BD)
-        return logits_BK.astype(jnp.promote_types(logits_BK.dtype, jnp.float32)), new_stats
+    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """One row for each layer of all towers together, then the head."""
+        k = self.config.towers
+        return [
+            (f"{k} towers, {name}", shape, k * params, k * macs)
+            for name, shape, params, macs in self.tower.layer_table()
+            if not name.startswith("head")
+        ] + [row for row in _layer_table(self.config) if row[0].startswith("head")]
 
 
 def _layer_table(c: HSViTConfig) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
@@ -437,55 +322,6 @@ def _layer_table(c: HSViTConfig) -> Iterator[tuple[str, tuple[int, ...], int, in
     yield "head: linear", (c.num_classes,), (d + 1) * c.num_classes, d * c.num_classes
 
 
-def _without_empty(tree: dict) -> dict:
-    """Drops parts that hold nothing, so that a tree has one shape however it was made."""
-    return {k: v for k, v in tree.items() if v}
-
-
-def _plain(module: nnx.Module, kind: type) -> dict:
-    """One kind of a module's variables as nested dicts; list positions become '0', '1', …"""
-
-    def named(tree: dict) -> dict:
-        return {str(k): named(v) if isinstance(v, dict) else v for k, v in tree.items()}
-
-    return named(nnx.to_pure_dict(nnx.state(module, kind)))
-
-
-def _module_state(params: dict, stats: dict) -> dict:
-    """The way back: parameters and statistics in one tree, list positions as integers again."""
-    out = {}
-    for key in (*params, *(k for k in stats if k not in params)):
-        child, stat = params.get(key, {}), stats.get(key, {})
-        leaf = (
-            child if not isinstance(child, dict) else stat if not isinstance(stat, dict) else None
-        )
-        place = int(key) if key.isdigit() else key
-        out[place] = _module_state(child, stat) if leaf is None else leaf
-    return out
-
-
-def default_strides(variant: str, image_size: tuple[int, int]) -> tuple[int, ...]:
-    """Pool strides of a named variant for an image size.
-
-    The paper's for 28, 32, 64 and 128 pixels square; for other sizes those of the table that divide
-    both sides and leave a map nearest to 8×8. Raises ValueError when none does.
-    """
-    if variant not in VARIANTS:
-        raise ValueError(f"unknown model.variant {variant!r}; choose one of {sorted(VARIANTS)}")
-    table = VARIANTS[variant]["strides"]
-    rows, columns = image_size
-    if rows == columns and rows in table:
-        return table[rows]
-    fitting = [s for s in table.values() if rows % prod(s) == 0 and columns % prod(s) == 0]
-    if not fitting:
-        smallest = min(prod(s) for s in table.values())
-        raise ValueError(
-            f"no pool strides of {variant} fit an image of {rows}×{columns} pixels: both must "
-            f"be divisible by {smallest}; change data.image_size, or set model.pool_strides"
-        )
-    return min(fitting, key=lambda s: abs(log(rows * columns / prod(s) ** 2 / 64)))
-
-
 def from_settings(
     settings: Mapping[str, Any],
     *,
@@ -493,7 +329,7 @@ def from_settings(
     channels: int,
     num_classes: int,
     dtype: jnp.dtype = jnp.float32,
-) -> HSViT:
+) -> Network:
     """The network of a configuration's `model` section.
 
     An empty `pool_strides` means the variant's own for this image size. `ablation` is 'none',
@@ -511,19 +347,19 @@ def from_settings(
         raise ValueError(
             f"unknown model.ablation {ablation!r}; choose none, conv_only or attention_only"
         )
-    return HSViT(
-        HSViTConfig(
-            image_size=image_size,
-            image_channels=channels,
-            num_classes=num_classes,
-            conv_channels=tuple(settings["conv_channels"]),
-            conv_kernels=kernels,
-            pool_strides=strides or default_strides(settings["variant"], image_size),
-            groups=groups,
-            depth=settings["depth"],
-            embed_dim=settings["embed_dim"],
-            heads=settings["heads"],
-            dropout=settings["dropout"],
-        ),
-        dtype,
+    config = HSViTConfig(
+        image_size=image_size,
+        image_channels=channels,
+        num_classes=num_classes,
+        conv_channels=tuple(settings["conv_channels"]),
+        conv_kernels=kernels,
+        pool_strides=strides or default_strides(settings["variant"], image_size),
+        groups=groups,
+        depth=settings["depth"],
+        embed_dim=settings["embed_dim"],
+        heads=settings["heads"],
+        dropout=settings["dropout"],
+        trunk=settings["trunk"],
+        towers=settings["towers"],
     )
+    return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)

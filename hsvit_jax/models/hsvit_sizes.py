@@ -1,0 +1,173 @@
+"""HSViT's sizes: the named variants, what fits together, and pool strides by image size."""
+
+import dataclasses
+from collections.abc import Mapping
+from math import gcd, log, prod
+
+#: Named sizes: convolution channels, attention blocks, pool strides by image size (paper, table 2).
+VARIANTS: Mapping[str, dict] = {
+    "c2a2": {
+        "channels": (64, 128),
+        "depth": 2,
+        "strides": {28: (2, 2), 32: (2, 2), 64: (4, 2), 128: (4, 4)},
+    },
+    "c3a4": {
+        "channels": (64, 128, 256),
+        "depth": 4,
+        "strides": {28: (2, 1, 2), 32: (2, 1, 2), 64: (2, 2, 2), 128: (4, 2, 2)},
+    },
+    "c4a8": {
+        "channels": (64, 128, 256, 512),
+        "depth": 8,
+        "strides": {28: (2, 1, 2, 1), 32: (2, 1, 2, 1), 64: (2, 2, 2, 1), 128: (2, 2, 2, 2)},
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class HSViTConfig:
+    """Every size of an HSViT. `groups=0` leaves attention out, a last kernel of 0 convolution.
+
+    image_size in pixels (H, W); conv_kernels are odd sizes of each block's first convolution and of
+    its pool; pool_strides of 1 mean no pool. trunk: 'replicated' or 'sharded' (its kernels spread
+    over devices). towers: independent networks that share nothing but the head; each has a 1/towers
+    share of every block's kernels and of the groups. Raises ValueError for sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    conv_channels: tuple[int, ...]
+    conv_kernels: tuple[int, ...]
+    pool_strides: tuple[int, ...]
+    groups: int = 16
+    depth: int = 2
+    embed_dim: int = 64
+    heads: int = 8
+    dropout: float = 0.2
+    trunk: str = "replicated"
+    towers: int = 1
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_spread(self)
+
+    @property
+    def tower(self) -> "HSViTConfig":
+        """The sizes of one tower."""
+        return dataclasses.replace(
+            self,
+            conv_channels=tuple(c // self.towers for c in self.conv_channels),
+            groups=self.groups // self.towers,
+            towers=1,
+        )
+
+    @property
+    def convolution(self) -> bool:
+        """False for the attention-only ablation."""
+        return self.conv_kernels[-1] != 0
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Rows and columns of the feature map that becomes a token."""
+        stride = prod(self.pool_strides) if self.convolution else 1
+        return self.image_size[0] // stride, self.image_size[1] // stride
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one group, its CLS included."""
+        return self.conv_channels[-1] // self.groups + 1
+
+
+def _check_sizes(c: HSViTConfig) -> None:
+    """Names both numbers of every pair that does not fit, and the way out."""
+    blocks = len(c.conv_channels)
+    if not blocks or blocks != len(c.conv_kernels) or blocks != len(c.pool_strides):
+        raise ValueError(
+            "conv_channels, conv_kernels and pool_strides need one entry per block; got "
+            f"{c.conv_channels}, {c.conv_kernels} and {c.pool_strides}"
+        )
+    sizes = (*c.image_size, c.image_channels, c.num_classes, *c.conv_channels, *c.pool_strides)
+    if min(*sizes, c.embed_dim) < 1 or c.groups < 0 or c.depth < 0:
+        raise ValueError(f"sizes must be positive; got {c}")
+    if not 0 <= c.dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1); got {c.dropout}")
+    if c.convolution:
+        if any(k < 1 or k % 2 == 0 for k in c.conv_kernels):
+            raise ValueError(f"convolution kernels must be odd; got conv_kernels={c.conv_kernels}")
+        divisor = prod(c.pool_strides)
+        if c.image_size[0] % divisor or c.image_size[1] % divisor:
+            raise ValueError(
+                f"an image of {c.image_size[0]}×{c.image_size[1]} pixels does not fit pool_strides="
+                f"{c.pool_strides}: both sides must be divisible by their product {divisor}"
+            )
+    elif c.image_size[0] * c.image_size[1] != c.embed_dim:
+        raise ValueError(
+            "without convolution each colour plane is a token, so height × width must equal "
+            f"embed_dim={c.embed_dim}; got {c.image_size[0]}×{c.image_size[1]}"
+        )
+    if c.groups:
+        if c.conv_channels[-1] % c.groups:
+            raise ValueError(
+                f"{c.conv_channels[-1]} channel tokens cannot split into groups={c.groups}: "
+                f"choose a divisor of {c.conv_channels[-1]}: {divisors(c.conv_channels[-1])}"
+            )
+        if c.depth < 1:
+            raise ValueError("attention groups need depth of at least 1; for none set groups=0")
+        if c.heads < 1 or c.embed_dim % c.heads:
+            raise ValueError(
+                f"embed_dim={c.embed_dim} is not divisible by heads={c.heads}: choose one of "
+                f"{divisors(c.embed_dim)}"
+            )
+
+
+def _check_spread(c: HSViTConfig) -> None:
+    """Towers and sharded trunks need something to divide."""
+    if c.trunk not in ("replicated", "sharded"):
+        raise ValueError(f"trunk must be 'replicated' or 'sharded'; got {c.trunk!r}")
+    if c.towers < 1:
+        raise ValueError(f"towers must be at least 1; got {c.towers}")
+    if c.towers == 1 and c.trunk == "replicated":
+        return
+    if not c.groups or not c.convolution:
+        raise ValueError(
+            f"towers={c.towers} and trunk={c.trunk!r} need both convolution and attention groups: "
+            "leave them at 1 and 'replicated' for an ablation"
+        )
+    if c.towers > 1 and c.trunk == "sharded":
+        raise ValueError(
+            f"towers={c.towers} already spread the convolutions: leave trunk at 'replicated'"
+        )
+    common = gcd(*c.conv_channels, c.groups)
+    if common % c.towers:
+        raise ValueError(
+            f"conv_channels={c.conv_channels} and groups={c.groups} cannot split into "
+            f"towers={c.towers}: choose one of {divisors(common)}"
+        )
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of n, ascending: what an error message offers."""
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def default_strides(variant: str, image_size: tuple[int, int]) -> tuple[int, ...]:
+    """Pool strides of a named variant for an image size.
+
+    The paper's for 28, 32, 64 and 128 pixels square; for other sizes those of the table that divide
+    both sides and leave a map nearest to 8×8. Raises ValueError when none does.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown model.variant {variant!r}; choose one of {sorted(VARIANTS)}")
+    table = VARIANTS[variant]["strides"]
+    rows, columns = image_size
+    if rows == columns and rows in table:
+        return table[rows]
+    fitting = [s for s in table.values() if rows % prod(s) == 0 and columns % prod(s) == 0]
+    if not fitting:
+        smallest = min(prod(s) for s in table.values())
+        raise ValueError(
+            f"no pool strides of {variant} fit an image of {rows}×{columns} pixels: both must "
+            f"be divisible by {smallest}; change data.image_size, or set model.pool_strides"
+        )
+    return min(fitting, key=lambda s: abs(log(rows * columns / prod(s) ** 2 / 64)))

@@ -1,0 +1,192 @@
+"""What every family shares: a network as two pure functions over plain nested dicts.
+
+A family says what its parts are (Flax modules) and how an image goes through them. A `Call` carries
+what a pass is told besides its input; a `Share` says which part of the network lives here.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Array = jax.Array
+
+
+class Share:
+    """The part of a network that this device has: here, all of it. A mesh supplies its own.
+
+    `take` cuts an array that is whole everywhere to this device's part along an axis, `gather` puts
+    the parts together again, `total` sums an array over its first axis and over all devices.
+    """
+
+    def take(self, x: Array, axis: int) -> Array:
+        """This device's part of x along `axis`."""
+        return x
+
+    def gather(self, x: Array, axis: int) -> Array:
+        """All devices' parts of x, in order, along `axis`."""
+        return x
+
+    def total(self, x_GBD: Array) -> Array:
+        """The sum over the first axis, here and on all other devices: (B, D)."""
+        return x_GBD.sum(0)
+
+
+WHOLE = Share()
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One pass through a network.
+
+    train: use the batch's statistics and update them. dropout_words: two uint32 scalars that key
+    this step's masks, or None for no dropout. example_ids_B: identity of each example, so that a
+    mask does not depend on the place in the batch. batch_axes: mesh axes over which the batch is
+    split by hand. share: the part of the network that lives here.
+    """
+
+    train: bool
+    dropout_words: tuple[Array, ...] | None
+    example_ids_B: Array
+    batch_axes: tuple[str, ...] = ()
+    share: Share = WHOLE
+
+
+class Network(abc.ABC):
+    """A family's network: `init` and `apply` over {'part': {…}} trees of parameters and statistics.
+
+    `config` has at least image_size (H, W), image_channels and num_classes; `groups` is the number
+    of attention groups or towers that a mesh can spread, 0 when there is nothing to spread.
+    """
+
+    groups: int = 0
+
+    def __init__(self, config: Any, dtype: jnp.dtype = jnp.float32) -> None:
+        """dtype: of the computation; parameters stay float32."""
+        self.config, self.dtype = config, jnp.dtype(dtype)
+        parts = nnx.eval_shape(lambda: self.parts(jax.random.key(0)))
+        self._graphs = {name: nnx.graphdef(module) for name, module in parts.items()}
+
+    @abc.abstractmethod
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        """Fresh modules by name; their variables make the trees of `init`."""
+
+    @abc.abstractmethod
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        """Logits (B, K), and new statistics, of images already in the computation's dtype."""
+
+    @abc.abstractmethod
+    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """(layer, output shape of one image, parameters, multiply-adds) in order of computation.
+
+        Multiply-adds of matrix products and convolutions alone, as the literature counts them.
+        """
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Top-level names of the trees that `init` makes."""
+        return tuple(self._graphs)
+
+    def spread_axis(self, path: tuple[str, ...]) -> int | None:
+        """Axis along which the leaf at `path` is split over devices; None: whole everywhere."""
+        return None
+
+    def init(self, key: Array) -> tuple[dict, dict]:
+        """Fresh (params, stats) of float32 arrays, started as the reference starts them."""
+        params, stats = {}, {}
+        for name, module in self.parts(key).items():
+            params[name] = plain(module, nnx.Param)
+            stats[name] = plain(module, nnx.BatchStat)
+        return without_empty(params), without_empty(stats)
+
+    def apply(
+        self,
+        params: dict,
+        stats: dict,
+        images_BHWC: Array,
+        *,
+        train: bool = False,
+        dropout_key: Array | None = None,
+        example_ids_B: Array | None = None,
+        share: Share = WHOLE,
+        batch_axes: tuple[str, ...] = (),
+    ) -> tuple[Array, dict]:
+        """Logits (B, K), at least float32, and the statistics after this batch.
+
+        images (B, H, W, C) float, normalised. train: use the batch's statistics and update them.
+        dropout_key: a jax key for this step; None for no dropout. example_ids (B,) int32: identity
+        of each example, so that a mask is a function of (key, example, group) alone; the position
+        in the batch when left out. share, batch_axes: see `Call`. Raises ValueError for images of
+        another shape.
+        """
+        expected = (*self.config.image_size, self.config.image_channels)
+        if images_BHWC.shape[1:] != expected:
+            raise ValueError(
+                f"images of shape {images_BHWC.shape[1:]} given to a network built for {expected} "
+                "(rows, columns, channels)"
+            )
+        words = None
+        if dropout_key is not None:
+            bits = jax.random.bits(dropout_key, (2,), jnp.uint32)
+            words = (bits[0], bits[1])
+        if example_ids_B is None:
+            example_ids_B = jnp.arange(images_BHWC.shape[0])
+        dtype = self.dtype if self.dtype != jnp.float32 else images_BHWC.dtype
+        call = Call(train, words, example_ids_B, batch_axes, share)
+        logits_BK, stats = self.forward(params, stats, images_BHWC.astype(dtype), call)
+        return logits_BK.astype(jnp.promote_types(logits_BK.dtype, jnp.float32)), stats
+
+    def bind(self, params: dict, stats: dict) -> "Bound":
+        """The network's modules with these parameters and statistics in them."""
+        return Bound(self._graphs, params, stats)
+
+
+class Bound:
+    """A network's modules with given parameters and statistics in them, by name, made on use."""
+
+    def __init__(self, graphs: dict[str, Any], params: dict, stats: dict) -> None:
+        self._graphs, self._params, self._stats = graphs, params, stats
+        self._modules: dict[str, nnx.Module] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._modules:
+            state = module_state(self._params.get(name, {}), self._stats.get(name, {}))
+            self._modules[name] = nnx.merge(self._graphs[name], nnx.State(state))
+        return self._modules[name]
+
+    def stats(self) -> dict:
+        """The statistics after the pass: those of parts not used are as they were."""
+        used = {name: plain(module, nnx.BatchStat) for name, module in self._modules.items()}
+        return {name: used.get(name, old) for name, old in self._stats.items()}
+
+
+def without_empty(tree: dict) -> dict:
+    """Drops parts that hold nothing, so that a tree has one shape however it was made."""
+    return {k: v for k, v in tree.items() if v}
+
+
+def plain(module: nnx.Module, kind: type) -> dict:
+    """One kind of a module's variables as nested dicts; list positions become '0', '1', …"""
+
+    def named(tree: dict) -> dict:
+        return {str(k): named(v) if isinstance(v, dict) else v for k, v in tree.items()}
+
+    return named(nnx.to_pure_dict(nnx.state(module, kind)))
+
+
+def module_state(params: dict, stats: dict) -> dict:
+    """The way back: parameters and statistics in one tree, list positions as integers again."""
+    out = {}
+    for key in (*params, *(k for k in stats if k not in params)):
+        child, stat = params.get(key, {}), stats.get(key, {})
+        leaf = (
+            child if not isinstance(child, dict) else stat if not isinstance(stat, dict) else None
+        )
+        place = int(key) if key.isdigit() else key
+        out[place] = module_state(child, stat) if leaf is None else leaf
+    return out
