@@ -79,6 +79,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
             "pool_strides": (),
             "trunk": "replicated",
             "towers": 1,
+            "group_dropout": 0.0,
             **model,
         }
     )
@@ -109,7 +110,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
         }
     )
     config.optim = ml_collections.ConfigDict(_optim(recipe))
-    config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1})
+    config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1, "aggregate": "psum"})
     config.checkpoint = ml_collections.ConfigDict(
         {"every": 1, "keep_latest": 2, "keep_best": 1}  # every: epochs
     )

@@ -109,8 +109,8 @@ def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
 class _MeshShare:
     """A `models.network.Share` of one device of the `group` axis, inside the manual region."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.size = mesh.shape[GROUP]
+    def __init__(self, mesh: Mesh, aggregate: str) -> None:
+        self.size, self.ordered = mesh.shape[GROUP], aggregate == "ordered"
 
     def take(self, x: jax.Array, axis: int) -> jax.Array:
         here = x.shape[axis] // self.size
@@ -120,24 +120,42 @@ class _MeshShare:
         return lax.all_gather(x, GROUP, axis=axis, tiled=True)
 
     def total(self, x_GBD: jax.Array) -> jax.Array:
+        if self.ordered:
+            return lax.all_gather(x_GBD, GROUP, axis=0, tiled=True, to="invarying").sum(0)
         return lax.psum(x_GBD.sum(0), GROUP)
 
 
-def spread(network: Any, mesh: Mesh) -> Callable[..., Any]:
+#: How CLS tokens meet: one all-reduce of each device's sum, or an all-gather of every group's token
+#: and a sum in the order of the groups, which gives the same bits on any number of devices.
+AGGREGATES = ("psum", "ordered")
+
+
+def spread(network: Any, mesh: Mesh, aggregate: str = "psum") -> Callable[..., Any]:
     """A network's `apply`, run where its batch and its groups, kernels or towers live.
 
     The function returned takes (params, stats, images (B, H, W, C), train=, dropout_key=,
-    example_ids_B=) and gives logits (B, K) split over `data`, and the new statistics. All of it is
-    one region that is manual over both axes, so the compiler can add no communication of its own:
+    example_ids_B=, votes_G=) and gives logits (B, K) split over `data`, and the new statistics. All
+    of it is one region, manual over both axes, so the compiler adds no communication of its own:
     forward, one `psum` over `group`; in training also BatchNorm's moments over `data`.
     """
-    share = _MeshShare(mesh)
+    if aggregate not in AGGREGATES:
+        raise ValueError(f"mesh.aggregate must be one of {AGGREGATES}; got {aggregate!r}")
+    share = _MeshShare(mesh, aggregate)
 
-    def run(params, stats, images_BHWC, *, train=False, dropout_key=None, example_ids_B=None):
+    def run(
+        params,
+        stats,
+        images_BHWC,
+        *,
+        train=False,
+        dropout_key=None,
+        example_ids_B=None,
+        votes_G=None,
+    ):
         if example_ids_B is None:
             example_ids_B = jax.numpy.arange(images_BHWC.shape[0])
 
-        def local(params, stats, images_BHWC, example_ids_B, dropout_key):
+        def local(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G):
             return network.apply(
                 params,
                 stats,
@@ -147,14 +165,15 @@ def spread(network: Any, mesh: Mesh) -> Callable[..., Any]:
                 example_ids_B=example_ids_B,
                 share=share,
                 batch_axes=(DATA,),
+                votes_G=votes_G,
             )
 
         param_specs, stat_specs = _specs(params, network), _specs(stats, network)
         return jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(param_specs, stat_specs, P(DATA), P(DATA), P()),
+            in_specs=(param_specs, stat_specs, P(DATA), P(DATA), P(), P()),
             out_specs=(P(DATA), stat_specs),
-        )(params, stats, images_BHWC, example_ids_B, dropout_key)
+        )(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G)
 
     return run

@@ -137,6 +137,7 @@ def build_model(
         "dropout": 0.2,
         "trunk": "replicated",
         "towers": 1,
+        "group_dropout": 0.0,
     }
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     return models.build(settings, image_size=size, channels=channels, num_classes=num_classes)

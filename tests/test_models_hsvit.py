@@ -61,6 +61,7 @@ def settings(variant, **changes):
         "dropout": 0.2,
         "trunk": "replicated",
         "towers": 1,
+        "group_dropout": 0.0,
         **changes,
     }
 

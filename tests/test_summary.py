@@ -35,6 +35,7 @@ SMALL = {
     "dropout": 0.2,
     "trunk": "replicated",
     "towers": 1,
+    "group_dropout": 0.0,
 }
 
 

@@ -26,6 +26,9 @@ __all__ = ["VARIANTS", "HSViT", "HSViTConfig", "TowerHSViT", "default_strides", 
 
 Array = jax.Array
 
+#: Salt of group dropout's masks; the embedding's is 0 and block i's is i + 1.
+_VOTES = 1 << 20
+
 
 class ConvBlock(nnx.Module):
     """Two convolutions, each with BatchNorm and ReLU, then a max pool if the stride is over 1."""
@@ -176,6 +179,26 @@ class Head(nnx.Module):
         return y_BD @ kernel_DK + self.linear["bias"][...].astype(y_BD.dtype)[None]
 
 
+def average_votes(c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array) -> Array:
+    """The CLS outputs of the groups that vote, averaged over all devices: (B, D).
+
+    cls: of the groups that are here, numbered here_G among all c.groups. A group whose vote is 0,
+    or that group dropout leaves out, does not count; an example that would lose all keeps all.
+    """
+    if call.votes_G is None and (call.dropout_words is None or not c.group_dropout):
+        return call.share.total(cls_GBD) / c.groups
+    weights_GB = jnp.ones((c.groups, cls_GBD.shape[1]), cls_GBD.dtype)
+    if call.votes_G is not None:
+        weights_GB *= call.votes_G.astype(cls_GBD.dtype)[:, None]
+    if call.dropout_words is not None and c.group_dropout:
+        groups, examples = jnp.arange(c.groups)[:, None], call.example_ids_B[None]
+        words = (*call.dropout_words, _VOTES, groups, examples)
+        kept_GB = weights_GB * (layers.dropout_scale(words, weights_GB.shape, c.group_dropout) > 0)
+        weights_GB = jnp.where(kept_GB.sum(0, keepdims=True) > 0, kept_GB, weights_GB)
+    total_BD = call.share.total(cls_GBD * weights_GB[here_G][:, :, None])
+    return total_BD / weights_GB.sum(0)[:, None]
+
+
 class HSViT(Network):
     """The reference network. Parameters: {'trunk', 'groups' (leading G axis), 'head'}."""
 
@@ -202,7 +225,7 @@ class HSViT(Network):
     def group_cls(
         self, bound: Bound, images_BHWC: Array, call: Call, first_group: Array | int = 0
     ) -> Array:
-        """CLS outputs (G, B, D) of the groups that are here; first_group numbers the first."""
+        """CLS outputs (G, B, D) of the groups that are here; first_group numbers this network's."""
         c = self.config
         per_group = c.conv_channels[-1] // c.groups
         here = call.share.take(first_group + jnp.arange(c.groups), 0)
@@ -211,16 +234,31 @@ class HSViT(Network):
         kernels = call.share if sharded else WHOLE
         z_BCD = bound["trunk"](images_BHWC, call, kernels, first_token)
         z_BGTD = z_BCD.reshape(len(images_BHWC), -1, per_group, z_BCD.shape[-1])
+        if call.share.ordered:  # nothing of the trunk may be fused with what depends on the mesh
+            z_BGTD = jax.lax.optimization_barrier(z_BGTD)
         if not sharded:
             z_BGTD = call.share.take(z_BGTD, 1)
-        return bound["groups"](z_BGTD, call, here)
+        if not call.share.ordered:
+            return bound["groups"](z_BGTD, call, here)
+        # One by one: a product's bits can depend on how many are batched with it.
+        params = bound.params("groups")
+        return jnp.concatenate(
+            [
+                self.bind({"groups": jax.tree.map(lambda x, i=i: x[i : i + 1], params)}, {})[
+                    "groups"
+                ](z_BGTD[:, i : i + 1], call, here[i : i + 1])
+                for i in range(len(here))
+            ]
+        )
 
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, call: Call
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
         if self.config.groups:
-            cls_BD = call.share.total(self.group_cls(bound, images_BHWC, call)) / self.config.groups
+            cls_GBD = self.group_cls(bound, images_BHWC, call)
+            here_G = call.share.take(jnp.arange(self.config.groups), 0)
+            cls_BD = average_votes(self.config, call, cls_GBD, here_G)
         else:
             cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
         return bound["head"](cls_BD), bound.stats()
@@ -266,15 +304,21 @@ class TowerHSViT(Network):
     ) -> tuple[Array, dict]:
         ids_K = call.share.take(jnp.arange(self.config.towers), 0)
         alone = dataclasses.replace(call, share=WHOLE)
-        cls, new_stats = [], []
-        for k in range(len(ids_K)):
-            tower = jax.tree.map(lambda leaf, k=k: leaf[k], (params["towers"], stats["towers"]))
-            bound = self.tower.bind(*tower)
-            first_group = ids_K[k] * self.tower.config.groups
-            cls.append(self.tower.group_cls(bound, images_BHWC, alone, first_group))
-            new_stats.append(bound.stats())
-        cls_BD = call.share.total(jnp.concatenate(cls)) / self.config.groups
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *new_stats)
+
+        def run(tower: tuple[dict, dict, Array]) -> tuple[Array, dict]:
+            own_params, own_stats, number = tower
+            bound = self.tower.bind(own_params, own_stats)
+            first_group = number * self.tower.config.groups
+            return self.tower.group_cls(bound, images_BHWC, alone, first_group), bound.stats()
+
+        here = (params["towers"], stats["towers"], ids_K)
+        if len(ids_K) == 1:  # a device of its own: no loop around it
+            cls, stacked = jax.tree.map(lambda x: x[None], run(jax.tree.map(lambda x: x[0], here)))
+        else:
+            cls, stacked = jax.lax.map(run, here)
+        cls_GBD = cls.reshape(-1, *cls.shape[2:])
+        here_G = call.share.take(jnp.arange(self.config.groups), 0)
+        cls_BD = average_votes(self.config, call, cls_GBD, here_G)
         return self.bind(params, {})["head"](cls_BD), {**stats, "towers": stacked}
 
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
@@ -361,5 +405,6 @@ def from_settings(
         dropout=settings["dropout"],
         trunk=settings["trunk"],
         towers=settings["towers"],
+        group_dropout=settings["group_dropout"],
     )
     return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)

@@ -31,7 +31,8 @@ class HSViTConfig:
     image_size in pixels (H, W); conv_kernels are odd sizes of each block's first convolution and of
     its pool; pool_strides of 1 mean no pool. trunk: 'replicated' or 'sharded' (its kernels spread
     over devices). towers: independent networks that share nothing but the head; each has a 1/towers
-    share of every block's kernels and of the groups. Raises ValueError for sizes that do not fit.
+    share of every block's kernels and of the groups. group_dropout: probability that a group's vote
+    is left out of an example's average in training. Raises ValueError for sizes that do not fit.
     """
 
     image_size: tuple[int, int]
@@ -47,6 +48,7 @@ class HSViTConfig:
     dropout: float = 0.2
     trunk: str = "replicated"
     towers: int = 1
+    group_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -92,6 +94,8 @@ def _check_sizes(c: HSViTConfig) -> None:
         raise ValueError(f"sizes must be positive; got {c}")
     if not 0 <= c.dropout < 1:
         raise ValueError(f"dropout must be in [0, 1); got {c.dropout}")
+    if not 0 <= c.group_dropout < 1:
+        raise ValueError(f"group_dropout must be in [0, 1); got {c.group_dropout}")
     if c.convolution:
         if any(k < 1 or k % 2 == 0 for k in c.conv_kernels):
             raise ValueError(f"convolution kernels must be odd; got conv_kernels={c.conv_kernels}")

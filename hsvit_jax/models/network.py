@@ -22,6 +22,8 @@ class Share:
     the parts together again, `total` sums an array over its first axis and over all devices.
     """
 
+    ordered = False  # add in the order of the groups, each computed by itself
+
     def take(self, x: Array, axis: int) -> Array:
         """This device's part of x along `axis`."""
         return x
@@ -45,7 +47,8 @@ class Call:
     train: use the batch's statistics and update them. dropout_words: two uint32 scalars that key
     this step's masks, or None for no dropout. example_ids_B: identity of each example, so that a
     mask does not depend on the place in the batch. batch_axes: mesh axes over which the batch is
-    split by hand. share: the part of the network that lives here.
+    split by hand. share: the part of the network that lives here. votes_G: weight of each attention
+    group's CLS in the average, 0 for a group that is lost; None: all count alike.
     """
 
     train: bool
@@ -53,6 +56,7 @@ class Call:
     example_ids_B: Array
     batch_axes: tuple[str, ...] = ()
     share: Share = WHOLE
+    votes_G: Array | None = None
 
 
 class Network(abc.ABC):
@@ -115,14 +119,15 @@ class Network(abc.ABC):
         example_ids_B: Array | None = None,
         share: Share = WHOLE,
         batch_axes: tuple[str, ...] = (),
+        votes_G: Array | None = None,
     ) -> tuple[Array, dict]:
         """Logits (B, K), at least float32, and the statistics after this batch.
 
         images (B, H, W, C) float, normalised. train: use the batch's statistics and update them.
         dropout_key: a jax key for this step; None for no dropout. example_ids (B,) int32: identity
         of each example, so that a mask is a function of (key, example, group) alone; the position
-        in the batch when left out. share, batch_axes: see `Call`. Raises ValueError for images of
-        another shape.
+        in the batch when left out. share, batch_axes, votes_G: see `Call`. Raises ValueError for
+        images of another shape.
         """
         expected = (*self.config.image_size, self.config.image_channels)
         if images_BHWC.shape[1:] != expected:
@@ -137,7 +142,7 @@ class Network(abc.ABC):
         if example_ids_B is None:
             example_ids_B = jnp.arange(images_BHWC.shape[0])
         dtype = self.dtype if self.dtype != jnp.float32 else images_BHWC.dtype
-        call = Call(train, words, example_ids_B, batch_axes, share)
+        call = Call(train, words, example_ids_B, batch_axes, share, votes_G)
         logits_BK, stats = self.forward(params, stats, images_BHWC.astype(dtype), call)
         return logits_BK.astype(jnp.promote_types(logits_BK.dtype, jnp.float32)), stats
 
@@ -158,6 +163,10 @@ class Bound:
             state = module_state(self._params.get(name, {}), self._stats.get(name, {}))
             self._modules[name] = nnx.merge(self._graphs[name], nnx.State(state))
         return self._modules[name]
+
+    def params(self, name: str) -> dict:
+        """The parameters of one part, as given."""
+        return self._params[name]
 
     def stats(self) -> dict:
         """The statistics after the pass: those of parts not used are as they were."""

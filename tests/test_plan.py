@@ -1,0 +1,292 @@
+"""Planning: formulas against compiled programs on fake devices, arithmetic by hand, mistakes."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import plan, plan_compiled, plan_costs
+from hsvit_jax.plan_costs import Machine, Transfer
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ODD = {
+    "conv_channels": (6, 12),
+    "conv_kernels": (5, 1),
+    "pool_strides": (2, 1),
+    "groups": 6,
+    "depth": 1,
+    "embed_dim": 14,
+    "heads": 2,
+    "towers": 2,
+}
+ROUND = Machine(flops=1e9, bandwidth=1e6, latency=1e-3)
+
+
+def resolved(size=(32, 32), channels=3, classes=10, **model):
+    """C2A2's configuration with the data set's sizes filled in, and some of the network changed."""
+    spec = importlib.util.spec_from_file_location("c2a2", ROOT / "configs" / "c2a2.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = module.get_config("cifar10").unlock()
+    config.model.update(model)
+    config.data.update({"image_size": size, "channels": channels, "num_classes": classes})
+    return config.lock()
+
+
+def odd(**changes):
+    return resolved((6, 10), 2, 7, **{**ODD, **changes})
+
+
+# --- Agreement with compiled programs ------------------------------------------------------------
+
+
+def assert_agrees(rows):
+    """FLOPs and every collective within 1 % of what is compiled (the promise is 5 %)."""
+    assert {row["program"] for row in rows} == {"forward", "step"}
+    for row in rows:
+        if not row["quantity"].startswith("activations"):
+            assert row["predicted"] == pytest.approx(row["compiled"], rel=0.01), row
+
+
+def assert_estimates_activations(rows):
+    """The estimate is what the gradient keeps; a program holds workspace besides, which is most of
+    what a small network holds."""
+    row = next(row for row in rows if row["quantity"].startswith("activations"))
+    assert row["compiled"] / 3 < row["predicted"] < row["compiled"], row
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("way", plan_costs.WAYS)
+def test_an_odd_network_agrees_with_its_programs(way, devices):
+    rows = plan.compare(way, plan_costs.networks(odd())[way], devices)
+    assert_agrees(rows)
+    axes = {row["quantity"].split(":")[0] for row in rows if ":" in row["quantity"]}
+    group = 1 if way == "data" else min(devices, 2)
+    assert {"group"} <= axes if group > 1 else "group" not in axes
+    assert ("data" in axes) == (devices > group)
+
+
+@pytest.mark.parametrize("way", plan_costs.WAYS)
+def test_c2a2_agrees_with_its_programs_on_eight_devices(way):
+    rows = plan.compare(way, plan_costs.networks(resolved(towers=8))[way], 8)
+    assert_agrees(rows)
+    assert_estimates_activations(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("way", plan_costs.WAYS)
+def test_c2a2_agrees_with_its_programs(way, devices):
+    rows = plan.compare(way, plan_costs.networks(resolved(towers=8))[way], devices)
+    assert_agrees(rows)
+    assert_estimates_activations(rows)
+
+
+def test_an_ordered_aggregate_agrees_too():
+    rows = plan.compare("towers", plan_costs.networks(odd())["towers"], 2, aggregate="ordered")
+    assert_agrees(rows)
+    gathered = [row for row in rows if row["quantity"] == "group: all-gather"]
+    # 16 images of all 6 groups' CLS tokens of 14 numbers.
+    assert [row["compiled"] for row in gathered] == [16 * 6 * 14 * 4] * 2
+
+
+def test_ablations_agree_too():
+    for changes, size in (({"groups": 0}, (6, 10)), ({"ablation": "attention_only"}, (2, 7))):
+        config = resolved(size, 2, 7, **{**ODD, "towers": 1, "pool_strides": (), **changes})
+        config.unlock().model.pool_strides = (1, 1) if "ablation" in changes else (2, 1)
+        networks = plan_costs.networks(config)
+        assert tuple(networks) == (("data",) if "groups" in changes else ("data", "replicated"))
+        way = list(networks)[-1]
+        assert_agrees(plan.compare(way, networks[way], 2))
+
+
+def test_loops_count_as_often_as_they_turn():
+    def run(x):
+        return lax.scan(lambda total, _: (total @ x, None), x, length=7)[0]
+
+    compiled = jax.jit(run).lower(jax.ShapeDtypeStruct((5, 5), jnp.float32)).compile()
+    assert plan_compiled.read(compiled, 1).flops == 7 * 2 * 5**3
+    with pytest.raises(ValueError, match="unknown length"):
+        plan_compiled.count(compiled.as_text().replace("known_trip_count", "no_count"), 1)
+
+
+def test_devices_of_a_collective_are_read_in_both_notations():
+    line = "  %r = f32[3,5]{1,0} all-reduce(%x), replica_groups=%s, to_apply=%add"
+    for groups, axis in (
+        ("{{0,1},{2,3}}", "group"),
+        ("{{0,2},{1,3}}", "data"),
+        ("{{0,1,2,3}}", "data+group"),
+        ("[2,2]<=[4]", "group"),
+        ("[2,2]<=[2,2]T(1,0)", "data"),
+        ("[1,4]<=[4]", "data+group"),
+    ):
+        text = "\n".join(["ENTRY %main (x: f32[]) -> f32[] {", line.replace("%s", groups), "}"])
+        assert plan_compiled.count(text, 2) == (0, {(axis, "all-reduce"): 60})
+
+
+# --- Arithmetic ----------------------------------------------------------------------------------
+
+
+def test_transfers_take_what_the_model_says():
+    def seconds(kind):
+        return ROUND.seconds(Transfer("group", kind, 4, 2_000_000, 3, "test"))
+
+    assert seconds("all-reduce") == pytest.approx(1.5 * 2 + 3 * 2e-3)
+    assert seconds("all-gather") == seconds("reduce-scatter") == pytest.approx(0.75 * 2 + 3 * 2e-3)
+
+
+def test_idle_time_ratios_by_hand():
+    assert plan.idle_model_parallel(4) == 3
+    assert plan.idle_pipeline(9, 2) == 4
+    assert plan.idle_ratio(4, 2.0, 0.5) == pytest.approx(0.5 / 8.5)
+    assert plan.idle_elapsed(4, 2.0, 0.5) == pytest.approx(3 * 0.5 / 2.5)
+
+
+def planned(config, **changes):
+    options = {"devices": 8, "group": None, "batch": None, "machine": ROUND, **changes}
+    return plan.plan(config, **options)
+
+
+def rows_of(result, way):
+    return [row for row in result["rows"] if row["way"] == way]
+
+
+def test_what_each_way_spreads():
+    result = planned(resolved(), devices=16)
+    first, *_, last = rows_of(result, "towers")
+    assert last["group"] == result["towers"] == 16
+    head = 2 * 128 * 64 * 10
+    assert last["forward_flops"] - head == (first["forward_flops"] - head) / 16
+    first, *_, last = rows_of(result, "sharded")
+    assert last["forward_flops"] - head == (first["forward_flops"] - head) / 16
+    first, *_, last = rows_of(result, "replicated")
+    assert last["forward_flops"] > 0.9 * first["forward_flops"]
+    # Exact parameters of C2A2; AdamW's two moments and an average beside them.
+    first, last = rows_of(result, "data")[0], rows_of(result, "data")[-1]
+    assert first["parameter_bytes"] == last["parameter_bytes"] == 4 * 812_298
+    assert first["optimizer_bytes"] == 3 * 4 * 812_298
+    assert last["step_flops"] == first["step_flops"] / 16
+
+
+def test_the_smallest_aggregate_does_not_know_the_network():
+    small, large = (planned(resolved(depth=depth), batch=64)["aggregate"] for depth in (1, 6))
+    assert [row["group"] for row in small] == [2, 4, 8]
+    for a, b in zip(small, large, strict=True):
+        assert a["bytes"] == b["bytes"] == 64 * 64 * 4
+        assert a["crossover_flops_per_image"] == b["crossover_flops_per_image"]
+        assert a["forward_flops_per_image"] < b["forward_flops_per_image"]
+
+
+def test_the_crossover_is_where_computing_takes_as_long():
+    row = planned(resolved(), batch=64)["aggregate"][-1]
+    computing = row["crossover_flops_per_image"] * 64 / ROUND.flops
+    assert computing == pytest.approx(1.75 * 64 * 64 * 4 / 1e6 + 3e-3)
+
+
+def test_times_and_efficiency():
+    result = planned(odd(), batch=16)
+    for row in result["rows"]:
+        alone = rows_of(result, row["way"])[0]
+        assert row["compute_seconds"] == row["step_flops"] / 1e9
+        sending = sum(ROUND.seconds(Transfer(**t)) for t in row["transfers"])
+        assert row["step_seconds"] == pytest.approx(row["compute_seconds"] + sending)
+        assert row["efficiency"] * row["devices"] == pytest.approx(
+            alone["step_seconds"] / row["step_seconds"]
+        )
+        assert row["limit"] == ("links" if sending > row["compute_seconds"] else "compute")
+    assert all(row["efficiency"] == 1 for row in result["rows"] if row["devices"] == 1)
+    assert {row["limit"] for row in result["rows"]} == {"links", "compute"}
+
+
+def test_devices_group_and_batch():
+    result = planned(resolved(), devices=24, group=4)
+    assert [r["devices"] for r in rows_of(result, "towers")] == [1, 2, 4, 8, 16, 24]
+    assert [r["group"] for r in rows_of(result, "towers")] == [1, 2, 4, 4, 4, 4]
+    assert [r["data"] for r in rows_of(result, "data")] == [1, 2, 4, 8, 16, 24]
+    assert result["batch"] == 384  # 128, raised until 24 devices divide it
+    few = planned(resolved(), devices=8, batch=4)
+    assert [r["devices"] for r in rows_of(few, "data")] == [1, 2, 4]
+    assert few["left_out"] == [{"way": "data", "devices": 8, "data": 8}]
+
+
+# --- What is printed -----------------------------------------------------------------------------
+
+
+def test_text_json_and_figure(tmp_path):
+    out = tmp_path / "plots" / "plan.png"
+    text = plan.run(odd(), devices=8, batch=4, out=out)
+    assert "prediction" in text and "crossover" in text and "Idle Time Ratio" in text
+    assert "data: not at 8 devices, batch 4 does not split over 8 data devices" in text
+    lines = text.splitlines()
+    rule = next(i for i, line in enumerate(lines) if line.startswith("---"))
+    assert {len(line) for line in lines[rule - 1 : rule + 3]} == {len(lines[rule])}
+    assert out.read_bytes().startswith(b"\x89PNG")
+    found = json.loads(plan.run(odd(), devices=8, batch=4, json=True))
+    assert found["label"] == "prediction"
+    assert {row["way"] for row in found["rows"]} == set(plan_costs.WAYS)
+
+
+def test_one_device_and_networks_with_nothing_to_spread(tmp_path):
+    text = plan.run(odd(towers=1, groups=0), devices=1, out=tmp_path / "plan.png")
+    assert "data" in text and "towers" not in text
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+def test_verify_prints_both():
+    text = plan.run(odd(towers=1, groups=0), devices=1, verify=True)
+    assert "compiled" in text and "predicted" in text
+    flops = [line.split() for line in text.splitlines() if " FLOPs " in line and "1×1" in line]
+    assert [line[2] for line in flops] == ["forward", "step"]
+    assert all(abs(float(line[-1].rstrip("%"))) < 5 for line in flops)
+
+
+# --- Mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices": 0}, "--devices must be at least 1; got 0"),
+        ({"devices": -4}, "--devices must be at least 1; got -4"),
+        ({"devices": 8, "group": 5}, r"--group=5 does not divide the 16 .* \[1, 2, 4, 8, 16\]"),
+        ({"devices": 8, "group": 0}, "--group must be at least 1; got 0"),
+        ({"devices": 8, "batch": 0}, "a batch of 0"),
+        ({"devices": 8, "bandwidth": 0.0}, "--bandwidth must be .*positive"),
+        ({"devices": 8, "flops": float("nan")}, "--flops must be finite"),
+        ({"devices": 8, "latency": -1.0}, "--latency must be .*at least 0"),
+    ],
+)
+def test_mistakes_say_what_fits(changes, message):
+    with pytest.raises(ValueError, match=message):
+        plan.run(resolved(), **changes)
+
+
+def test_unknown_ways_families_and_aggregates():
+    network = plan_costs.networks(odd())["towers"]
+    with pytest.raises(ValueError, match="unknown way 'tower'; choose one of data"):
+        plan_costs.group_axis("tower", network, 8, None)
+    with pytest.raises(ValueError, match=r"knows mesh\.aggregate psum and ordered; got 'int4'"):
+        plan_costs.predict("towers", network, data=1, group=1, batch=1, aggregate="int4")
+    with pytest.raises(ValueError, match="does not split over 3"):
+        plan_costs.predict("towers", network, data=3, group=1, batch=16)
+    with pytest.raises(ValueError, match=r"hsvit family; got model\.family='vix'"):
+        plan_costs.networks(odd(family="vix"))
+
+
+def test_too_few_fake_devices_name_the_variable():
+    with pytest.raises(ValueError, match="XLA_FLAGS=--xla_force_host_platform_device_count=16"):
+        plan_compiled.cpu_devices(16)
+    assert len(plan_compiled.cpu_devices(8)) == 8
+
+
+def test_the_mesh_agrees_on_the_group_axis():
+    for way, network in plan_costs.networks(odd()).items():
+        axis = plan_costs.group_axis(way, network, 8, None)
+        mesh = mesh_lib.make(axis, -1, groups=network.groups, batch=16)
+        assert dict(mesh.shape) == {"data": 8 // axis, "group": axis}

@@ -1,0 +1,240 @@
+"""The three ways to spread the convolutions: same numbers, and what the compiled program sends."""
+
+import dataclasses
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.models import hsvit
+
+BASE = hsvit.HSViTConfig(
+    image_size=(8, 12),
+    image_channels=3,
+    num_classes=7,
+    conv_channels=(16, 32),
+    conv_kernels=(3, 3),
+    pool_strides=(2, 2),
+    groups=8,
+    depth=2,
+    embed_dim=10,
+    heads=2,
+    dropout=0.2,
+)
+BATCH = 8
+NETWORKS = {
+    "replicated": hsvit.HSViT(BASE),
+    "sharded": hsvit.HSViT(dataclasses.replace(BASE, trunk="sharded")),
+    "towers": hsvit.TowerHSViT(dataclasses.replace(BASE, towers=8)),
+}
+
+
+def inputs():
+    rng = np.random.default_rng(3)
+    images = rng.normal(size=(BATCH, *BASE.image_size, 3)).astype(np.float32)
+    return images, rng.integers(0, BASE.num_classes, BATCH)
+
+
+def objective(apply, votes_G=None):
+    """(params, stats, images) → (loss, (logits, new stats)), in training, with dropout."""
+    labels = inputs()[1]
+
+    def loss(params, stats, images):
+        key = jax.random.key(5)
+        logits, stats = apply(params, stats, images, train=True, dropout_key=key, votes_G=votes_G)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
+        return -chosen.mean(), (logits, stats)
+
+    return loss
+
+
+def placed(network, group, data):
+    """A mesh, and parameters, statistics and images where they belong on it."""
+    devices = jax.devices()[: group * data]
+    mesh = mesh_lib.make(group, data, groups=network.groups, batch=BATCH, devices=devices)
+    params, stats = network.init(jax.random.key(0))
+    trees = [jax.device_put(t, mesh_lib.state_shardings(mesh, t, network)) for t in (params, stats)]
+    return mesh, (*trees, mesh_lib.put_batch(mesh, inputs()[0]))
+
+
+def collectives(compiled):
+    """Counter of (kind, 'group' | 'data' | 'both' | 'none') in a compiled program for 2×4."""
+    axes = {
+        "{{0,1},{2,3},{4,5},{6,7}}": "group",
+        "{{0,2,4,6},{1,3,5,7}}": "data",
+        "{{0,1,2,3,4,5,6,7}}": "both",
+    }
+    pattern = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\(.*"
+    found = Counter()
+    for line in compiled.as_text().splitlines():
+        if match := re.search(pattern, line):
+            groups = re.search(r"replica_groups=(\{\{.*?\}\})", line)
+            found[match[1], axes[groups[1]] if groups else "both"] += 1
+    return found
+
+
+def close(actual, expected, tolerance=1e-5):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-6))
+
+
+@pytest.mark.parametrize("group, data", [(1, 1), (2, 4), (8, 1)])
+@pytest.mark.parametrize("way", NETWORKS)
+def test_spread_equals_whole(way, group, data):
+    """Loss, logits, statistics and every gradient, with dropout on, BatchNorm over all examples."""
+    network = NETWORKS[way]
+    params, stats = network.init(jax.random.key(0))
+    step = jax.jit(jax.value_and_grad(objective(network.apply), has_aux=True))
+    whole = step(params, stats, inputs()[0])
+    mesh, arguments = placed(network, group, data)
+    spread = mesh_lib.spread(network, mesh)
+    close(jax.jit(jax.value_and_grad(objective(spread), has_aux=True))(*arguments), whole)
+
+
+def test_sharded_trunk_is_the_reference_network():
+    """Its parameters are the reference's own, and so are its logits without a mesh."""
+    params, stats = NETWORKS["replicated"].init(jax.random.key(0))
+    images = inputs()[0]
+    logits = [NETWORKS[w].apply(params, stats, images)[0] for w in ("replicated", "sharded")]
+    np.testing.assert_array_equal(*map(np.asarray, logits))
+
+
+def test_collectives_of_each_way():
+    """Mesh 2×4. Towers: one all-reduce over `group` forward, none backward."""
+    forward, backward = {}, {}
+    for way, network in NETWORKS.items():
+        mesh, arguments = placed(network, 2, 4)
+        spread = mesh_lib.spread(network, mesh)
+        evaluate = jax.jit(lambda p, s, x, spread=spread: spread(p, s, x)[0])
+        forward[way] = collectives(evaluate.lower(*arguments).compile())
+        gradient = jax.jit(jax.grad(objective(spread), has_aux=True))
+        backward[way] = collectives(gradient.lower(*arguments).compile())
+    one = {("all-reduce", "group"): 1}
+    gathers = {("all-gather", "group"): 3}  # between four convolutions
+    assert forward == {"replicated": one, "sharded": one | gathers, "towers": one}
+    over_group = {
+        way: {k: n for (k, axis), n in found.items() if axis == "group"}
+        for way, found in backward.items()
+    }
+    assert over_group["replicated"] == {"all-reduce": 2}  # and the gradient of the tokens
+    assert over_group["towers"] == {"all-reduce": 1}
+    assert over_group["sharded"] == {"all-reduce": 1, "all-gather": 3, "reduce-scatter": 3}
+    kinds = {kind for found in backward.values() for kind, axis in found if axis == "data"}
+    assert kinds == {"all-reduce"}
+
+
+def test_flops_of_a_device_fall_with_the_group_axis():
+    """Towers: as 1/devices. Sharded trunk: nearly so. Replicated trunk: hardly at all."""
+
+    def flops(network, group):
+        mesh, arguments = placed(network, group, 1)
+        spread = mesh_lib.spread(network, mesh)
+        run = jax.jit(lambda p, s, x: spread(p, s, x)[0])
+        return run.lower(*arguments).compile().cost_analysis()["flops"]
+
+    share = {w: flops(NETWORKS[w], 8) / flops(NETWORKS[w], 1) for w in ("replicated", "sharded")}
+    assert 1 / 8 <= share["sharded"] < 0.15
+    assert share["replicated"] > 0.5
+    # Several towers on a device are a loop, whose body XLA counts once: with one on each of 2, 4
+    # and 8 devices a device computes that tower, 1/K of the kernels, and the head.
+    for k in (2, 4, 8):
+        network = hsvit.TowerHSViT(dataclasses.replace(BASE, towers=k))
+        alone = flops(hsvit.HSViT(network.config.tower), 1)
+        assert flops(network, k) == pytest.approx(alone, rel=0.02)
+
+
+def test_towers_are_small_networks_averaged():
+    network = NETWORKS["towers"]
+    params, stats = network.init(jax.random.key(0))
+    images = inputs()[0]
+
+    class Keep(hsvit.Share):
+        """Sees the CLS outputs before they are averaged."""
+
+        def total(self, x_GBD):
+            self.cls = x_GBD
+            return x_GBD.sum(0)
+
+    small, seen = hsvit.HSViT(network.config.tower), []
+    for k in range(8):
+        own = jax.tree.map(lambda x, k=k: x[k], (params["towers"], stats["towers"]))
+        keep = Keep()
+        small.apply({**own[0], "head": params["head"]}, own[1], images, share=keep)
+        seen.append(np.asarray(keep.cls))
+    keep = Keep()
+    logits, _ = network.apply(params, stats, images, share=keep)
+    np.testing.assert_allclose(keep.cls, np.concatenate(seen), rtol=0, atol=1e-5)
+    head = network.bind(params, {})["head"]
+    mean_BD = jnp.asarray(np.concatenate(seen).mean(0))
+    np.testing.assert_allclose(logits, head(mean_BD), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["replicated", "towers"])
+def test_ordered_aggregation_gives_the_same_bits_on_any_number_of_devices(way):
+    network, reference = NETWORKS[way], None
+    for group in (1, 2, 4, 8):
+        mesh, arguments = placed(network, group, 1)
+        spread = mesh_lib.spread(network, mesh, "ordered")
+        step = jax.jit(jax.value_and_grad(objective(spread), has_aux=True))
+        result = jax.tree.map(np.asarray, step(*arguments))
+        reference = result if reference is None else reference
+        jax.tree.map(np.testing.assert_array_equal, result, reference)
+
+
+@pytest.mark.parametrize("way", NETWORKS)
+def test_groups_without_a_vote_do_not_count(way):
+    """Any subset of groups votes: averaged over those present, and deaf to the others' weights."""
+    network = NETWORKS[way]
+    votes_G = jnp.array([1.0, 1, 0, 1, 1, 0, 1, 1])
+    params, stats = network.init(jax.random.key(0))
+    images = inputs()[0]
+
+    def groups_of(tree):
+        return tree["towers"]["groups"] if way == "towers" else tree["groups"]
+
+    step = jax.grad(lambda p: network.apply(p, stats, images, votes_G=votes_G)[0].sum())
+    per_group = groups_of(jax.jit(step)(params))["cls"].reshape(8, -1)
+    assert (np.abs(per_group).max(1) > 0).tolist() == (votes_G > 0).tolist()
+    mesh, arguments = placed(network, 2, 4)
+    spread = mesh_lib.spread(network, mesh)
+    run = jax.jit(lambda p, s, x: spread(p, s, x, votes_G=votes_G)[0])
+    close(run(*arguments), network.apply(params, stats, images, votes_G=votes_G)[0])
+
+
+def test_group_dropout_is_for_training_and_leaves_someone_to_vote():
+    config = dataclasses.replace(BASE, dropout=0.0, group_dropout=0.9)
+    network = hsvit.HSViT(config)
+    params, stats = network.init(jax.random.key(0))
+    images = np.repeat(inputs()[0][:1], 64, 0)
+    plain = network.apply(params, stats, images)[0]
+    dropped = network.apply(params, stats, images, dropout_key=jax.random.key(1))[0]
+    assert np.isfinite(dropped).all()
+    assert len(np.unique(np.asarray(dropped).round(5), axis=0)) > 8  # each example its own voters
+    assert np.unique(np.asarray(plain).round(5), axis=0).shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"towers": 3}, r"cannot split into towers=3: choose one of \[1, 2, 4, 8\]"),
+        ({"towers": 0}, "towers must be at least 1"),
+        ({"towers": 2, "trunk": "sharded"}, "leave trunk at 'replicated'"),
+        ({"trunk": "spread"}, "'replicated' or 'sharded'; got 'spread'"),
+        ({"towers": 2, "groups": 0}, "need both convolution and attention groups"),
+        ({"group_dropout": 1.0}, r"group_dropout must be in \[0, 1\)"),
+    ],
+)
+def test_ways_that_do_not_fit_say_so(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(BASE, **changes)
+
+
+def test_unknown_aggregation():
+    mesh, _ = placed(NETWORKS["replicated"], 1, 1)
+    with pytest.raises(ValueError, match=r"mesh\.aggregate must be one of"):
+        mesh_lib.spread(NETWORKS["replicated"], mesh, "mean")
