@@ -1,0 +1,330 @@
+"""What one device computes, holds and sends in a step: formulas of the network's sizes alone.
+
+FLOPs are two for each multiply-add of matrix products and convolutions, padding counted, the last
+attention block for its CLS only, as `apply` computes it; a training step is forward plus a gradient
+with respect to the inputs and one with respect to the kernels of each (none for the images).
+A transfer's bytes are those of the whole array on one device: what an all-reduce sums, what an
+all-gather leaves, what a reduce-scatter starts from. Times follow a simple model, see `Machine`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import ml_collections
+
+from hsvit_jax import models
+from hsvit_jax.models.hsvit_sizes import HSViTConfig
+
+#: Plain data parallelism, then the three ways to spread one network.
+WAYS = ("data", "replicated", "sharded", "towers")
+
+_FLOAT = 4  # bytes of parameters, gradients, moments and statistics, whatever the computation's
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A device and its links. flops: FLOP/s that it sustains; bandwidth: B/s that it sends;
+    latency: seconds that one stage of a collective takes.
+
+    A ring over n devices sends 2·(n−1)/n of the bytes in an all-reduce, half of that in an
+    all-gather or reduce-scatter; a collective starts in latency·log2 n. Nothing overlaps. Raises
+    ValueError for numbers that are not positive (latency: negative).
+    """
+
+    flops: float
+    bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        for name, low in (("flops", 0), ("bandwidth", 0), ("latency", None)):
+            value = getattr(self, name)
+            fits = value >= 0 if low is None else value > 0
+            if not (math.isfinite(value) and fits):
+                kind = "positive (per second)" if low is not None else "at least 0 (seconds)"
+                raise ValueError(f"--{name} must be finite and {kind}; got {value}")
+
+    def seconds(self, transfer: "Transfer") -> float:
+        """How long a transfer takes."""
+        n = transfer.devices
+        share = (2 if transfer.kind == "all-reduce" else 1) * (n - 1) / n
+        wait = transfer.calls * self.latency * math.log2(n)
+        return share * transfer.bytes / self.bandwidth + wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A kind of collective over an axis ('data', 'group' or 'data+group') of `devices` devices.
+
+    calls: how often it must start; independent ones are counted as one, as compilers merge them.
+    """
+
+    axis: str
+    kind: str
+    devices: int
+    bytes: int
+    calls: int
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """One device's share of a step of `batch` images in all, spread over data × group devices.
+
+    FLOPs and bytes are per device; `forward` is an evaluation's, `step` a training step's. Of the
+    forward FLOPs, head_flops are the classifier's; sum_flops, not among them, add up the CLS tokens
+    of the groups that are here.
+    """
+
+    way: str
+    data: int
+    group: int
+    batch: int
+    forward_flops: int
+    step_flops: int
+    head_flops: int
+    sum_flops: int
+    parameter_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    forward: tuple[Transfer, ...]
+    step: tuple[Transfer, ...]
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.group
+
+    @property
+    def memory_bytes(self) -> int:
+        """Parameters, their gradients, optimizer and averages, and activations."""
+        return 2 * self.parameter_bytes + self.optimizer_bytes + self.activation_bytes
+
+
+def by_axis_and_kind(transfers: Iterable[Transfer]) -> dict[tuple[str, str], int]:
+    """Bytes of transfers, summed by (axis, kind)."""
+    sums: dict[tuple[str, str], int] = {}
+    for t in transfers:
+        sums[t.axis, t.kind] = sums.get((t.axis, t.kind), 0) + t.bytes
+    return sums
+
+
+def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The network of each way that the resolved configuration's network can take.
+
+    'towers' has model.towers of them, or as many as its sizes allow where that is 1; the other ways
+    are of the network with one. Raises ValueError for a family other than hsvit.
+    """
+    settings = config.model.to_dict()
+    if settings["family"] != "hsvit":
+        raise ValueError(
+            f"--mode=plan knows the hsvit family; got model.family={settings['family']!r}"
+        )
+
+    def build(**changes: Any) -> Any:
+        return models.build(
+            {**settings, "towers": 1, "trunk": "replicated", **changes},
+            image_size=tuple(config.data.image_size),
+            channels=config.data.channels,
+            num_classes=config.data.num_classes,
+        )
+
+    whole = build()
+    c = whole.config
+    found = {"data": whole}
+    if c.groups:
+        found["replicated"] = whole
+    if c.groups and c.convolution:
+        found["sharded"] = build(trunk="sharded")
+        most = math.gcd(*c.conv_channels, c.groups)
+        towers = settings["towers"] if settings["towers"] > 1 else most
+        if towers > 1:
+            found["towers"] = build(towers=towers)
+    return found
+
+
+def group_axis(way: str, network: Any, devices: int, group: int | None) -> int:
+    """How many of `devices` the group axis takes: as many as divide, `group` at most.
+
+    Raises ValueError for an unknown way, devices below 1, or a group that the network's groups
+    (towers, kernels) do not divide into.
+    """
+    if way not in WAYS:
+        raise ValueError(f"unknown way {way!r}; choose one of {', '.join(WAYS)}")
+    if devices < 1:
+        raise ValueError(f"--devices must be at least 1; got {devices}")
+    if group is not None and group < 1:
+        raise ValueError(f"--group must be at least 1; got {group}")
+    if way == "data":
+        return 1
+    if group is not None and network.groups % group:
+        fitting = [d for d in range(1, network.groups + 1) if network.groups % d == 0]
+        raise ValueError(
+            f"--group={group} does not divide the {network.groups} parts that the way {way!r} can "
+            f"spread: choose one of {fitting}"
+        )
+    return math.gcd(devices, group or network.groups)
+
+
+def predict(
+    way: str,
+    network: Any,
+    *,
+    data: int,
+    group: int,
+    batch: int,
+    aggregate: str = "psum",
+    ema: bool = False,
+) -> Cost:
+    """One device's share of a step of `batch` images over data × group devices.
+
+    Raises ValueError where the batch does not split over `data`, or for an aggregate that the
+    formulas do not know.
+    """
+    if batch < 1 or batch % data:
+        raise ValueError(
+            f"a batch of {batch} does not split over {data} data-parallel devices: choose a "
+            f"multiple of {data} for --batch"
+        )
+    if aggregate not in ("psum", "ordered"):
+        raise ValueError(f"the plan knows mesh.aggregate psum and ordered; got {aggregate!r}")
+    c, images, item = network.config, batch // data, network.dtype.itemsize
+    here = _Here(network, group)
+    head = c.embed_dim * c.num_classes
+    macs = here.trunk_macs + here.group_macs + head
+    parameters, embed = _local_parameters(network, group)
+    forward = _forward(here, images, item, aggregate)
+    backward = _backward(here, images, item, data, parameters, embed)
+    return Cost(
+        way=way,
+        data=data,
+        group=group,
+        batch=batch,
+        forward_flops=2 * images * macs,
+        step_flops=2 * images * (3 * macs - here.first_macs - here.outer_macs),
+        head_flops=2 * images * head,
+        sum_flops=images * c.groups // group * c.embed_dim,
+        parameter_bytes=_FLOAT * parameters,
+        optimizer_bytes=_FLOAT * parameters * (3 if ema else 2),
+        activation_bytes=images * item * here.activations,
+        forward=tuple(t for t in forward if t.devices > 1),
+        step=tuple(t for t in (*forward, *backward) if t.devices > 1),
+    )
+
+
+def _layers(c: HSViTConfig) -> list[tuple[int, int, int, int, int]]:
+    """(pixels, kernel size, channels in, channels out, pixels after a pool or 0) of each
+    convolution; of no convolution, nothing."""
+    out, (rows, columns), c_in = [], c.image_size, c.image_channels
+    for c_out, kernel, stride in zip(c.conv_channels, c.conv_kernels, c.pool_strides, strict=True):
+        pixels = rows * columns
+        rows, columns = rows // stride, columns // stride
+        out.append((pixels, kernel, c_in, c_out, 0))
+        out.append((pixels, 3, c_out, c_out, rows * columns if stride > 1 else 0))
+        c_in = c_out
+    return out if c.convolution else []
+
+
+class _Here:
+    """What of one image lives on one of `group` devices: multiply-adds, gathered maps, values."""
+
+    def __init__(self, network: Any, group: int) -> None:
+        c = network.config
+        self.config, self.group = c, group
+        self.way = "towers" if c.towers > 1 else c.trunk
+        self.towers = c.towers // group if c.towers > 1 else 1
+        own = c.tower if c.towers > 1 else c
+        kernels = group if self.way == "sharded" else 1
+        layers = _layers(own)
+        convolutions = [p * k * k * i * o // kernels for p, k, i, o, _ in layers]
+        pixels = math.prod(own.map_size) if layers else 0
+        tokens = own.conv_channels[-1] // kernels
+        self.first_macs = self.towers * convolutions[0] if layers else 0
+        self.trunk_macs = self.towers * (sum(convolutions) + tokens * pixels * c.embed_dim)
+        self.group_macs = c.groups // group * _group_macs(c) if c.groups else 0
+        # The last block has one query, so its keys' and values' gradients are outer products: sums
+        # of one term, which are no matrix products.
+        self.outer_macs = 2 * c.groups // group * c.tokens * c.embed_dim if c.groups else 0
+        #: Values of the maps gathered before each convolution but the first.
+        self.gathered = (
+            [p * i for p, _, i, _, _ in layers[1:]] if self.way == "sharded" and group > 1 else []
+        )
+        #: Channels of each BatchNorm here.
+        self.norm_channels = [self.towers * o // kernels for *_, o, _ in layers]
+        # Kept for the gradient: each convolution's result and what it is normalised and cut to,
+        # a pool's result, maps gathered, tokens, and what an attention block's products take.
+        maps = sum(2 * p * o // kernels + after * o // kernels for p, _, _, o, after in layers)
+        tokens_here = self.towers * tokens * c.embed_dim
+        blocks = 7 * c.depth * c.groups // group * c.tokens * c.embed_dim if c.groups else 0
+        self.activations = self.towers * maps + sum(self.gathered) + tokens_here + blocks
+
+
+def _group_macs(c: HSViTConfig) -> int:
+    """Multiply-adds of one attention group and image; the last block asks for CLS alone."""
+    t, d = c.tokens, c.embed_dim
+    whole = 4 * t * d * d + 2 * t * t * d
+    last = 2 * t * d * d + 2 * d * d + 2 * t * d
+    return (c.depth - 1) * whole + last
+
+
+def _local_parameters(network: Any, group: int) -> tuple[int, int]:
+    """Trained values on one device, and those of them that project maps to tokens."""
+    params, _ = jax.eval_shape(network.init, jax.random.key(0))
+    total = embed = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        names = tuple(str(k.key) for k in path)
+        here = leaf.size if network.spread_axis(names) is None else leaf.size // group
+        total += here
+        embed += here if names[:2] == ("trunk", "embed") else 0
+    return total, embed
+
+
+def _forward(here: _Here, images: int, item: int, aggregate: str) -> list[Transfer]:
+    """Maps gathered between sharded convolutions, then the CLS tokens: the smallest aggregate."""
+    c, out = here.config, []
+    if here.gathered:
+        size = images * item * sum(here.gathered)
+        out.append(
+            Transfer("group", "all-gather", here.group, size, len(here.gathered), "feature maps")
+        )
+    if c.groups:
+        size = images * c.embed_dim * item
+        kind = "all-reduce" if aggregate == "psum" else "all-gather"
+        copies = 1 if aggregate == "psum" else c.groups
+        out.append(Transfer("group", kind, here.group, copies * size, 1, "CLS tokens"))
+    return out
+
+
+def _backward(
+    here: _Here, images: int, item: int, data: int, parameters: int, embed: int
+) -> list[Transfer]:
+    """What training adds: the gradients of what was shared over `group`, and over `data` the
+    moments of BatchNorm with their gradients and the parameters'."""
+    c, group, out = here.config, here.group, []
+    if here.gathered:
+        size = images * item * sum(here.gathered)
+        calls = len(here.gathered)
+        out.append(Transfer("group", "reduce-scatter", group, size, calls, "map gradients"))
+    if here.way == "replicated" and c.groups and c.convolution:
+        size = images * c.conv_channels[-1] * c.embed_dim * item
+        out.append(Transfer("group", "all-reduce", group, size, 1, "token gradients"))
+    if here.norm_channels:
+        # Forward: mean, then variance. Backward: scale and shift at once, then the variance's way
+        # back to the mean; the parameters' own gradients are made of those sums.
+        size, calls = 5 * _FLOAT * sum(here.norm_channels), 4 * len(here.norm_channels)
+        out.append(Transfer("data", "all-reduce", data, size, calls, "BatchNorm"))
+        parameters -= 2 * sum(here.norm_channels)
+    if here.way == "sharded" and group > 1:
+        # One projection for all devices' tokens: its gradient is a sum over both axes.
+        axis = "data+group" if data > 1 else "group"
+        out.append(
+            Transfer(axis, "all-reduce", data * group, _FLOAT * embed, 1, "projection gradient")
+        )
+        parameters -= embed
+    if c.groups:  # the CLS parameter's gradient is summed over devices before it is over images
+        parameters -= c.groups // group * c.embed_dim
+        size = images * c.groups // group * c.embed_dim * item
+        out.append(Transfer("data", "all-reduce", data, size, 1, "CLS gradient"))
+    out.append(Transfer("data", "all-reduce", data, _FLOAT * parameters, 1, "gradients"))
+    return out
