@@ -89,8 +89,8 @@ def make_train_step(
 ) -> Callable[[dict, Array, Array, Array], tuple[dict, dict]]:
     """The pure step: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → (state, metrics).
 
-    ids: each example's index in the training split. A step whose loss or gradient is not finite
-    changes nothing but the counters. metrics: scalars, means since the last log line.
+    ids: each example's index in the training split. A step whose loss, gradient or outcome is not
+    finite changes nothing but the counters. metrics: scalars, means since the last log line.
     """
     apply = mesh_lib.spread(model.apply, mesh)
     augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
@@ -128,10 +128,12 @@ def make_train_step(
             jax.random.fold_in(dropout_key, number),
             ids_B,
         )
-        norm = optax.global_norm(grads)
-        good = jnp.isfinite(loss) & jnp.isfinite(norm)
+        norm = optax.tree.norm(grads)
         updates, opt = tx.update(grads, state["opt"], state["params"])
         params = optax.apply_updates(state["params"], updates)
+        # The new parameters too: a learning rate that overflows them has a finite gradient.
+        sizes = jnp.stack([loss, norm, optax.tree.norm(params), optax.tree.norm(stats)])
+        good = jnp.isfinite(sizes).all()
         new = {"params": params, "stats": stats, "opt": opt}
         if ema_decay:
             new["ema"] = _average(
