@@ -1,3 +1,46 @@
-"""HSViT in JAX: horizontally scalable vision transformers for small data sets."""
+"""HSViT in JAX: horizontally scalable vision transformers for small data sets.
+
+From Python, without flags:
+
+    import numpy as np, hsvit_jax
+
+    model = hsvit_jax.build_model("c2a2", image_size=32, channels=3, num_classes=10)
+
+    config = hsvit_jax.get_config("c2a2:digits,tiny")   # or "configs/c2a2.py:cifar100,paper"
+    hsvit_jax.fit(config, "runs/from-python")           # trains, or goes on where it stopped
+
+    classifier = hsvit_jax.load("runs/from-python")     # the best checkpoint
+    images = np.zeros((4, *classifier.image_size, classifier.channels), np.uint8)
+    probabilities = classifier.predict(images)          # float32 (4, number of classes)
+
+`model.init(key)` gives plain nested dicts (params, stats); `model.apply(params, stats, images)`
+gives (logits, stats). What stands behind these names is imported when one is first used.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+# Name offered here → (module, name there).
+_LAZY = {
+    "Classifier": ("predict", "Classifier"),
+    "build_model": ("predict", "build_model"),
+    "fit": ("train", "train"),
+    "get_config": ("configfile", "get_config"),
+    "load": ("predict", "load"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'hsvit_jax' has no attribute {name!r}")
+    module, there = _LAZY[name]
+    value = getattr(importlib.import_module(f"hsvit_jax.{module}"), there)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -8,7 +8,8 @@ strides) follows from the data set once it is known: see `resolve`.
 import difflib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -25,6 +26,19 @@ DATA_SETS = (
 )
 RECIPES = ("strong", "paper")
 SWITCHES = ("tiny", "bf16", "conv_only", "attention_only")
+
+# Settings that are in a run's folder name already, or that leave its results as they are.
+_NO_OTHER_RUN = (
+    "seed",
+    "data.name",
+    "data.dir",
+    "mesh.data",
+    "mesh.group",
+    "train.log_every",
+    "checkpoint.every",
+    "checkpoint.keep_best",
+    "checkpoint.keep_latest",
+)
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
 
@@ -100,8 +114,8 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     config.train = ml_collections.ConfigDict(
         {
             "batch": 512 if recipe == "paper" else 128,
-            "epochs": 300 if recipe == "paper" else 100,
-            "steps": 0,  # instead of epochs (set epochs=0)
+            "epochs": 300.0 if recipe == "paper" else 100.0,
+            "steps": 0,  # instead of epochs (then epochs is 0)
             "log_every": 10,
             "eval_every": 1,  # epochs
             "ema_decay": 0.0 if recipe == "paper" else 0.999,
@@ -154,7 +168,7 @@ def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
     """What a data set changes in the strong recipe; the paper's is the same for all."""
     if data == "digits" and config.recipe == "strong":
         # 1,437 training images: a short, light recipe that a laptop finishes in a minute or two.
-        config.train.batch, config.train.epochs, config.train.ema_decay = 64, 12, 0.98
+        config.train.batch, config.train.epochs, config.train.ema_decay = 64, 12.0, 0.98
         config.optim.warmup_epochs = 1.0
         config.augment.update({"crop_padding": 2, "rand_augment_ops": 0, "erasing": 0.0})
         config.augment.update({"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.05})
@@ -199,16 +213,19 @@ def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.Conf
         raise ValueError(
             f"data.num_classes={data.num_classes}, but {data.name} has {info.num_classes} classes"
         )
-    data.mean = _per_channel(data.mean or info.mean, data.channels)
-    data.std = _per_channel(data.std or info.std, data.channels)
+    data.mean = _per_channel("data.mean", data.mean or info.mean, data.channels)
+    data.std = _per_channel("data.std", data.std or info.std, data.channels)
+    config.augment.flip = config.augment.flip and info.flip  # a mirrored digit is another digit
     validate(config)
     return config.lock()
 
 
-def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+def _per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """Colour statistics for grey images and the reverse: the mean, or the same value thrice."""
     if len(values) == channels:
         return tuple(float(v) for v in values)
+    if len(values) not in (1, 3):
+        raise ValueError(f"{key} must hold one value per channel ({channels}); got {values}")
     return (float(sum(values)) / len(values),) * channels
 
 
@@ -217,10 +234,12 @@ def validate(config: ml_collections.ConfigDict) -> None:
 
     def require(key: str, fits: bool, expected: str) -> None:
         if not fits:
-            section, name = key.split(".")
-            raise ValueError(f"{key} must be {expected}; got {config[section][name]!r}")
+            section, _, name = key.rpartition(".")
+            value = (config[section] if section else config)[name]
+            raise ValueError(f"{key} must be {expected}; got {value!r}")
 
     train, optim, data = config.train, config.optim, config.data
+    require("seed", 0 <= config.seed < 2**32, "from 0 to 4294967295")
     require("train.batch", train.batch >= 1, "at least 1")
     require("train.epochs", train.epochs >= 0, "at least 0")
     require("train.steps", train.steps >= 0, "at least 0")
@@ -229,8 +248,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
             f"train.epochs={train.epochs:g} and train.steps={train.steps} both say how long to "
             "train: set one of them to 0"
         )
-    require("train.log_every", train.log_every >= 1, "at least 1 (steps)")
     require("train.eval_every", train.eval_every >= 1, "at least 1 (epochs)")
+    require("train.log_every", train.log_every >= 1, "at least 1 (steps)")
     require("train.ema_decay", 0 <= train.ema_decay < 1, "in [0, 1), 0 for none")
     require("train.bad_steps_limit", train.bad_steps_limit >= 1, "at least 1")
     require("train.select_on", train.select_on in ("val", "test"), "'val' or 'test'")
@@ -258,20 +277,27 @@ def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
     return config.train.steps or round(config.train.epochs * steps_per_epoch)
 
 
-def default_workdir(config: ml_collections.ConfigDict, config_file: str) -> str:
-    """A readable folder under runs/: configuration, data set, recipe and seed.
+def default_workdir(
+    config: ml_collections.ConfigDict, spec: str, settings: Sequence[str] = ()
+) -> str:
+    """A readable folder under runs/: configuration, data set, recipe, switches, changes and seed.
 
-    The same command gives the same folder, so that a second run goes on where the first stopped.
+    spec: the configuration's file or name with the words after the colon; settings: the KEY=VALUE
+    texts that changed it. The same command gives the same folder, so that a second run goes on
+    where the first stopped, and another setting gives another, so that runs do not mix.
     """
-    stem = config_file.split(":")[0].rsplit("/", 1)[-1].removesuffix(".py")
+    place, _, argument = spec.partition(":")
+    stem = place.rsplit("/", 1)[-1].removesuffix(".py")
     kind, _, path = config.data.name.partition("=")
     data = f"{kind}-{path.rstrip('/').rsplit('/', 1)[-1]}" if path else kind
-    words = [stem, data, config.recipe]
-    if config.train.steps:
-        words.append(f"{config.train.steps}steps")
-    if config.model.ablation != "none":
-        words.append(config.model.ablation)
-    return "runs/" + "-".join([*words, f"seed{config.seed}"])
+    given = [word.strip() for word in argument.split(",")]
+    words = [stem, data, config.recipe, *(word for word in SWITCHES if word in given)]
+    last = dict(setting.partition("=")[::2] for setting in settings)
+    for key, value in sorted(last.items()):
+        if key not in _NO_OTHER_RUN:
+            words.append(key.rpartition(".")[2] + value)
+    name = "-".join([*words, f"seed{config.seed}"])
+    return "runs/" + re.sub(r"[^\w.=-]+", "_", name)[:200]
 
 
 def to_json(config: ml_collections.ConfigDict) -> str:

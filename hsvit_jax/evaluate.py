@@ -27,33 +27,49 @@ class Evaluation:
 
 
 def make_forward(
-    model: Any, mesh: Mesh, mean: tuple[float, ...], std: tuple[float, ...]
+    model: Any,
+    mesh: Mesh,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    aggregate: str = "psum",
+    votes_G: Array | None = None,
 ) -> Callable[[dict, dict, Array], Array]:
-    """A jitted (params, stats, images uint8 (B, H, W, C) split over `data`) → logits (B, K)."""
-    apply = mesh_lib.spread(model, mesh)
+    """A jitted (params, stats, images uint8 (B, H, W, C) split over `data`) → logits (B, K).
+
+    votes_G: weight of each attention group's CLS in the average, 0 for one that is lost.
+    """
+    apply = mesh_lib.spread(model, mesh, aggregate)
 
     def forward(params: dict, stats: dict, images_BHWC: Array) -> Array:
         x_BHWC = augment.normalise(images_BHWC, mean, std)
-        return apply(params, stats, x_BHWC)[0]
+        return apply(params, stats, x_BHWC, votes_G=votes_G)[0]
 
     return jax.jit(forward)
 
 
 def make_evaluator(
-    model: Any, mesh: Mesh, *, mean: tuple[float, ...], std: tuple[float, ...], num_classes: int
+    model: Any,
+    mesh: Mesh,
+    *,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    num_classes: int,
+    aggregate: str = "psum",
+    votes_G: Array | None = None,
 ) -> Callable[..., Evaluation]:
     """A function (params, stats, split, batch) → Evaluation; it compiles once per batch size.
 
-    The last batch is filled up with copies of the first example that count for nothing. Raises
+    The last batch is filled up with copies of the first example that count for nothing. A fifth
+    argument, `before_batch`, is called before each batch and may raise to give up. Raises
     ValueError for an empty split.
     """
-    forward = make_forward(model, mesh, mean, std)
+    forward = make_forward(model, mesh, mean, std, aggregate, votes_G)
 
     def count(
         params: dict, stats: dict, images_BHWC: Array, labels_B: Array, valid_B: Array
     ) -> dict:
         logits_BK = forward(params, stats, images_BHWC)
-        rank_B = (logits_BK > jnp.take_along_axis(logits_BK, labels_B[:, None], 1)).sum(1)
+        rank_B = _rank(logits_BK, labels_B)
         finite_B = jnp.isfinite(logits_BK).all(1)
         log_p_BK = jax.nn.log_softmax(logits_BK)
         loss_B = -jnp.take_along_axis(log_p_BK, labels_B[:, None], 1)[:, 0]
@@ -68,12 +84,19 @@ def make_evaluator(
 
     compiled = jax.jit(count, out_shardings=mesh_lib.replicated(mesh))
 
-    def evaluate(params: dict, stats: dict, split: Any, batch: int) -> Evaluation:
+    def evaluate(
+        params: dict,
+        stats: dict,
+        split: Any,
+        batch: int,
+        before_batch: Callable[[], None] = lambda: None,
+    ) -> Evaluation:
         total = len(split)
         if not total:
             raise ValueError("cannot evaluate on an empty split: hold some examples out for it")
         loss, top5, confusion_KK = 0.0, 0, np.zeros((num_classes, num_classes), np.int64)
         for images, labels, valid in padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
+            before_batch()
             arrays = (mesh_lib.put_batch(mesh, a) for a in (images, labels, valid))
             sums = jax.device_get(compiled(params, stats, *arrays))
             loss += float(sums["loss"])
@@ -83,6 +106,13 @@ def make_evaluator(
         return Evaluation(loss / total, correct / total, top5 / total, total, confusion_KK)
 
     return evaluate
+
+
+def _rank(logits_BK: Array, labels_B: Array) -> Array:
+    """How many classes come before the true one, (B,); of equals the first does, as in argmax."""
+    own_B1 = jnp.take_along_axis(logits_BK, labels_B[:, None], 1)
+    earlier_BK = jnp.arange(logits_BK.shape[1])[None] < labels_B[:, None]
+    return ((logits_BK > own_B1) | ((logits_BK == own_B1) & earlier_BK)).sum(1)
 
 
 def padded_batches(

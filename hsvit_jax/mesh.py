@@ -63,12 +63,15 @@ def _fill(group: int, data: int, devices: int, groups: int) -> tuple[int, int]:
     return group, data
 
 
-def spec_of(path: tuple[Any, ...], network: Any) -> P:
-    """Where a leaf of a training state lies: split over `group` as the network says, else whole.
+def spec_of(path: tuple[Any, ...], network: Any = None) -> P:
+    """Where a leaf of a training state lies: split over `group` as its network says, else whole.
 
-    The optimizer's and the average's copies of a parameter end in the parameter's own path.
+    The optimizer's and the average's copies of a parameter end in the parameter's own path. Without
+    a network: what lies below `groups` or `towers` is split along its first axis.
     """
     names = tuple(str(k.key) for k in path if hasattr(k, "key"))
+    if network is None:
+        return P(GROUP) if {"groups", "towers"} & set(names) else P()
     for start, name in enumerate(names):
         if name in network.part_names:
             axis = network.spread_axis(names[start:])
@@ -80,8 +83,8 @@ def _specs(tree: Any, network: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: spec_of(path, network), tree)
 
 
-def state_shardings(mesh: Mesh, state: Any, network: Any) -> Any:
-    """A tree like `state` (arrays or shapes) of the NamedSharding of each leaf."""
+def state_shardings(mesh: Mesh, state: Any, network: Any = None) -> Any:
+    """A tree like `state` (arrays or shapes) of the NamedSharding of each leaf; see `spec_of`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(state, network))
 
 

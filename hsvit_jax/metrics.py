@@ -1,5 +1,6 @@
 """What a run says: JSON lines, TensorBoard events, a bar or plain lines, curves (process 0)."""
 
+import datetime
 import json
 import math
 import os
@@ -14,15 +15,18 @@ class MetricLog:
     """Appends metrics to `metrics.jsonl` and TensorBoard events in a run's folder.
 
     `start_step`: the step a run goes on from; lines of later steps, left by a run that was killed
-    before it could save them, are dropped so that every step is told once.
+    before it could save them, are dropped, and a line that is there already is not written again,
+    so that every step is told once.
     """
 
     def __init__(self, workdir: Path, *, start_step: int = 0, enabled: bool = True) -> None:
         self._file = self._events = None
+        self._told: set[tuple[int, str | None]] = set()
         if not enabled:
             return
         path = workdir / "metrics.jsonl"
         _drop_after(path, start_step)
+        self._told.update((line["step"], line.get("split")) for line in read_metrics(path))
         self._file = path.open("a", encoding="utf-8")
         from tensorboardX import SummaryWriter
 
@@ -30,11 +34,13 @@ class MetricLog:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One line: {'step': step, **values}; floats that are not finite become null."""
-        if self._file is None:
+        told = (step, values.get("split"))
+        if self._file is None or told in self._told:
             return
-        clean = {k: _json_value(v) for k, v in values.items()}
-        self._file.write(json.dumps({"step": step, **clean}) + "\n")
+        self._told.add(told)
+        self._file.write(to_line(step, values) + "\n")
         self._file.flush()
+        clean = {k: _json_value(v) for k, v in values.items()}
         prefix = clean.get("split", "train")
         for key, value in clean.items():
             if isinstance(value, float):
@@ -53,6 +59,11 @@ class MetricLog:
         self.close()
 
 
+def to_line(step: int, values: Mapping[str, Any]) -> str:
+    """{'step': step, **values} as one line of JSON; floats that are not finite become null."""
+    return json.dumps({"step": int(step), **{k: _json_value(v) for k, v in values.items()}})
+
+
 def _json_value(value: Any) -> Any:
     """Plain Python numbers; JSON has no NaN."""
     if isinstance(value, str | bool | int):
@@ -67,9 +78,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if path.exists():
         for text in path.read_text(encoding="utf-8").splitlines():
             try:
-                lines.append(json.loads(text))
+                line = json.loads(text)
             except json.JSONDecodeError:
                 continue
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
     return lines
 
 
@@ -77,7 +90,7 @@ def _drop_after(path: Path, step: int) -> None:
     """Keeps the lines up to `step`, in one atomic replacement."""
     if not path.exists():
         return
-    kept = [line for line in read_metrics(path) if line.get("step", 0) <= step]
+    kept = [line for line in read_metrics(path) if line["step"] <= step]
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     temporary.replace(path)
@@ -104,7 +117,7 @@ class Progress:
 
             self._bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
+                BarColumn(bar_width=10),  # leaves one line at 80 columns
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[figures]}"),
                 TimeRemainingColumn(),
@@ -127,7 +140,7 @@ class Progress:
             )
         elif time.monotonic() - self._said >= self._every or step == self._total:
             self._said = time.monotonic()
-            left = time.strftime("%H:%M:%S", time.gmtime(values["seconds_left"]))
+            left = datetime.timedelta(seconds=round(values["seconds_left"]))
             print(
                 f"step {step:,}/{self._total:,}  epoch {epoch + 1}  {text}  {left} left",
                 file=sys.stderr,
@@ -139,7 +152,7 @@ class Progress:
         if not self._enabled:
             return
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
@@ -156,7 +169,10 @@ class Progress:
 
 
 def draw_curves(workdir: Path, title: str) -> Path | None:
-    """Loss and accuracy by step from `metrics.jsonl`, as `curves.png`; None without any line."""
+    """Loss and accuracy by step from `metrics.jsonl`, as `curves.png`; None without any line.
+
+    A `$` in the title is only a dollar sign.
+    """
     lines = read_metrics(workdir / "metrics.jsonl")
     if not lines:
         return None
@@ -171,18 +187,23 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
         series.setdefault(line.get("split", "train, augmented"), []).append(line)
     for name, rows in series.items():
         single = len(rows) == 1  # an end-of-run test figure is a point, not a curve
-        for axes, key in ((loss_axes, "loss"), (accuracy_axes, "accuracy")):
+        style = {"marker": "*", "markersize": 11, "linestyle": "none", "color": "black"}
+        for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
             points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]
             if points:
-                style = {"marker": "o", "linestyle": "none"} if single else {"linewidth": 1.4}
-                label = f"{name} {points[-1][1]:.4f}" if key == "accuracy" else name
-                axes.plot(*zip(*points, strict=True), label=label, **style)
-    loss_axes.set(xlabel="step", ylabel="loss (nats)", title=title)
-    accuracy_axes.set(xlabel="step", ylabel="accuracy (last value in the legend)", ylim=(0, 1.02))
+                label = f"{name}: {points[-1][1]:{form}}"
+                axes.plot(
+                    *zip(*points, strict=True),
+                    label=label,
+                    **(style if single else {"linewidth": 1.4}),
+                )
+    figure.suptitle(title, parse_math=False)
+    loss_axes.set(xlabel="step", ylabel="loss (nats)")
+    accuracy_axes.set(xlabel="step", ylabel="accuracy", ylim=(0, 1.02))
     for axes in (loss_axes, accuracy_axes):
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend()
+            axes.legend(title="last value")
     path = workdir / "curves.png"
     figure.savefig(path)
     return path

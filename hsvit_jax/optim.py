@@ -53,6 +53,5 @@ def build(
         weight_decay=optim.weight_decay,
         mask=None if optim.decay_all else decay_mask,
     )
-    return (
-        optax.chain(optax.clip_by_global_norm(optim.clip_norm), adamw) if optim.clip_norm else adamw
-    )
+    clip = optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
+    return optax.chain(clip, adamw)  # one shape of state, so that a resumed run may change the clip

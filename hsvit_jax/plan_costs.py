@@ -322,9 +322,5 @@ def _backward(
             Transfer(axis, "all-reduce", data * group, _FLOAT * embed, 1, "projection gradient")
         )
         parameters -= embed
-    if c.groups:  # the CLS parameter's gradient is summed over devices before it is over images
-        parameters -= c.groups // group * c.embed_dim
-        size = images * c.groups // group * c.embed_dim * item
-        out.append(Transfer("data", "all-reduce", data, size, 1, "CLS gradient"))
     out.append(Transfer("data", "all-reduce", data, _FLOAT * parameters, 1, "gradients"))
     return out

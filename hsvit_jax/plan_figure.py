@@ -52,9 +52,8 @@ def _efficiency(axes: Any, rows: list[dict[str, Any]]) -> None:
                 color=_COLOURS[way],
             )
     axes.plot([], [], "o", markersize=12, fillstyle="none", color="black", label="links the limit")
-    axes.set(
-        xscale="log", ylim=(0, 1.05), xlabel="devices", ylabel="efficiency", title="Training step"
-    )
+    axes.set(ylim=(0, 1.05), xlabel="devices", ylabel="efficiency", title="Training step")
+    axes.set_xscale("log", base=2)
     axes.legend()
 
 
@@ -70,7 +69,8 @@ def _aggregate(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.plot(x, own, marker=".", color=_COLOURS["towers"], label="this network")
     axes.plot(x, limit, color="black", linestyle="--", label="crossover: computing = aggregate")
     axes.fill_between(x, limit, min(*own, *limit) / 2, color=_TOGETHER, alpha=0.15)
-    axes.set(xscale="log", yscale="log")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
     axes.annotate("links the limit", (x[0], min(*own, *limit) / 1.8), color=_TOGETHER)
     axes.legend()
 
@@ -90,8 +90,10 @@ def _idle(axes: Any, rows: list[dict[str, Any]], stages: int) -> None:
         ("hsvit_elapsed", "HSViT, as eq. 1 counts", "--"),
     ):
         axes.plot(x, [row[key] for row in rows], style, marker=".", label=name)
-    axes.set(xscale="log", yscale="log")
-    axes.legend()
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_ylim(top=100 * rows[-1]["model_parallel"])  # room for the legend
+    axes.legend(loc="upper left")
 
 
 def _say(axes: Any, text: str) -> None:

@@ -56,9 +56,9 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['data']}×{row['group']}",
             f"{row['forward_flops'] / 1e9:.4g}",
             f"{row['step_flops'] / 1e9:.4g}",
-            summary._bytes(row["memory_bytes"]),
-            summary._bytes(row["activation_bytes"]),
-            *(summary._bytes(found[key]) if key in found else "–" for key in keys),
+            summary.byte_text(row["memory_bytes"]),
+            summary.byte_text(row["activation_bytes"]),
+            *(summary.byte_text(found[key]) if key in found else "–" for key in keys),
             f"{1e3 * row['step_seconds']:.4g}",
             f"{row['efficiency']:.1%}",
             row["limit"],
@@ -66,7 +66,7 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
         )
         for row, found in zip(rows, sums, strict=True)
     ]
-    return summary._aligned([head, *body])
+    return summary.aligned([head, *body])
 
 
 def _limits(rows: list[dict[str, Any]]) -> list[str]:
@@ -98,7 +98,7 @@ def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
         "the smallest aggregate, one device's CLS sum in a forward pass: images × embedding × bytes"
         " of a number, whatever the network's size.",
         "Above the crossover a device computes longer than it takes, and the links are no limit:",
-        *summary._aligned(table),
+        *summary.aligned(table),
     ]
 
 
@@ -119,7 +119,7 @@ def _idle_text(rows: list[dict[str, Any]], stages: int) -> list[str]:
         "of this network on each, one device adds up all CLS tokens).",
         "Equation 3 divides by all devices' time, 1 and 2 by the time that passes; last column: "
         "HSViT by theirs.",
-        *summary._aligned(table),
+        *summary.aligned(table),
     ]
 
 
@@ -142,5 +142,5 @@ def _verify_text(rows: list[dict[str, Any]], batch: int) -> list[str]:
         f"verification: compiled for fake CPU devices, float32, {batch} images in all; FLOPs "
         "of matrix products and convolutions, loops unrolled, bytes of collectives;",
         "activations against all the program's temporary memory, its workspace included",
-        *summary._aligned(table),
+        *summary.aligned(table),
     ]

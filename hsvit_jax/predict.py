@@ -12,16 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, data, evaluate, models, train
+from hsvit_jax import checkpoint, configfile, data, evaluate, models, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.data.images import is_image_name
 
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
     """A network with its weights and what its inputs and outputs mean.
 
-    image_size (H, W) in pixels and channels of the images it takes; class_names[i] is logit i.
+    image_size (H, W) in pixels and channels of the images it takes; class_names[i] is logit i;
+    fingerprint identifies the data it was trained on, where that is known.
     """
 
     config: Any
@@ -31,6 +33,7 @@ class Classifier:
     stats: dict
     step: int
     mesh: Mesh
+    fingerprint: str | None = None
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -98,7 +101,8 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
     source = state.get("ema", state)
     sharding = mesh_lib.replicated(mesh)
     params, stats = (jax.device_put(source.get(k, {}), sharding) for k in ("params", "stats"))
-    return Classifier(config, tuple(meta["class_names"]), model, params, stats, step, mesh)
+    names, fingerprint = tuple(meta["class_names"]), meta.get("fingerprint")
+    return Classifier(config, names, model, params, stats, step, mesh, fingerprint)
 
 
 def build_model(
@@ -113,37 +117,15 @@ def build_model(
     variant: 'c2a2', 'c3a4' or 'c4a8'. Raises ValueError for another name or a size that does not
     fit.
     """
-    from hsvit_jax.models import hsvit
-
-    if variant not in hsvit.VARIANTS:
-        raise ValueError(
-            f"unknown variant {variant!r}.{config_lib.nearest(variant, list(hsvit.VARIANTS))} "
-            f"Known: {', '.join(hsvit.VARIANTS)}"
-        )
-    sizes = hsvit.VARIANTS[variant]
-    blocks = len(sizes["channels"])
-    settings = {
-        "family": "hsvit",
-        "variant": variant,
-        "dtype": "float32",
-        "ablation": "none",
-        "conv_channels": sizes["channels"],
-        "conv_kernels": (3,) * blocks,
-        "pool_strides": (),
-        "groups": 16,
-        "depth": sizes["depth"],
-        "embed_dim": 64,
-        "heads": 8,
-        "dropout": 0.2,
-        "trunk": "replicated",
-        "towers": 1,
-        "group_dropout": 0.0,
-    }
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    return models.build(settings, image_size=size, channels=channels, num_classes=num_classes)
+    config = config_lib.base(None, configfile.named_model(variant))
+    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    return models.build(
+        config.model.to_dict(), image_size=size, channels=channels, num_classes=num_classes
+    )
 
 
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+# Decoded images of a large folder need not all lie in memory at once.
+_FILES_AT_ONCE = 256
 
 
 def image_files(paths: Sequence[str]) -> list[Path]:
@@ -154,7 +136,7 @@ def image_files(paths: Sequence[str]) -> list[Path]:
 
     def below(folder: Path) -> Iterator[Path]:
         for path in sorted(folder.rglob("*")):
-            if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."):
+            if is_image_name(path.name) and path.is_file():
                 yield path
 
     found: list[Path] = []
@@ -165,8 +147,9 @@ def image_files(paths: Sequence[str]) -> list[Path]:
         found += below(path) if path.is_dir() else [path]
     if not found:
         raise ValueError(
-            f"no images in {', '.join(paths) or 'nothing'}: name image files or folders of them, "
-            "as in --mode=predict --checkpoint=runs/my-run cat.jpg photos/"
+            (f"no images in {', '.join(paths)}" if paths else "no images given")
+            + ": name image files or folders of them, as in --mode=predict "
+            "--checkpoint=runs/my-run cat.jpg photos/"
         )
     return found
 
@@ -178,16 +161,16 @@ def predict_files(
 
     Each row: file, rank (from 1), label, probability.
     """
-    images, names, errors = [], [], []
-    for path in paths:
-        try:
-            images.append(classifier.read(path))
-            names.append(str(path))
-        except data.BadImage as error:
-            errors.append(str(error))
-    rows = []
-    if images:
-        probabilities_BK = classifier.predict(np.stack(images))
+    rows, errors = [], []
+    for first in range(0, len(paths), _FILES_AT_ONCE):
+        images, names = [], []
+        for path in paths[first : first + _FILES_AT_ONCE]:
+            try:
+                images.append(classifier.read(path))
+                names.append(str(path))
+            except data.BadImage as error:
+                errors.append(str(error))
+        probabilities_BK = classifier.predict(np.stack(images)) if images else ()
         for name, p_K in zip(names, probabilities_BK, strict=True):
             for rank, k in enumerate(np.argsort(-p_K, kind="stable")[:top_k], 1):
                 label = classifier.class_names[k]

@@ -5,6 +5,8 @@ import signal
 from types import FrameType
 from typing import Self
 
+_NOTICE = b"\nstopping as soon as the state is saved; a second signal stops at once, unsaved\n"
+
 
 class Interrupted(Exception):
     """A run that was asked to stop and has saved its state."""
@@ -30,6 +32,7 @@ class StopRequests:
         if self.signum is not None:
             os._exit(128 + signum)
         self.signum = signum
+        os.write(2, _NOTICE)  # print may not be entered anew from a signal handler
 
     def __enter__(self) -> Self:
         try:
@@ -41,4 +44,5 @@ class StopRequests:
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
+            # None: the handler before was not installed by Python, which cannot put it back.
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)

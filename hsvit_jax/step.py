@@ -86,13 +86,14 @@ def make_train_step(
     steps_per_epoch: int,
     log_every: int,
     ema_decay: float,
+    aggregate: str = "psum",
 ) -> Callable[[dict, Array, Array, Array], tuple[dict, dict]]:
     """The pure step: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → (state, metrics).
 
-    ids: each example's index in the training split. A step whose loss or gradient is not finite
-    changes nothing but the counters. metrics: scalars, means since the last log line.
+    ids: each example's index in the training split. A step whose loss, gradient or outcome is not
+    finite changes nothing but the counters. metrics: scalars, means since the last log line.
     """
-    apply = mesh_lib.spread(model, mesh)
+    apply = mesh_lib.spread(model, mesh, aggregate)
     augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
 
     def loss_fn(
@@ -128,10 +129,12 @@ def make_train_step(
             jax.random.fold_in(dropout_key, number),
             ids_B,
         )
-        norm = optax.global_norm(grads)
-        good = jnp.isfinite(loss) & jnp.isfinite(norm)
+        norm = optax.tree.norm(grads)
         updates, opt = tx.update(grads, state["opt"], state["params"])
         params = optax.apply_updates(state["params"], updates)
+        # The new parameters too: a learning rate that overflows them has a finite gradient.
+        sizes = jnp.stack([loss, norm, optax.tree.norm(params), optax.tree.norm(stats)])
+        good = jnp.isfinite(sizes).all()
         new = {"params": params, "stats": stats, "opt": opt}
         if ema_decay:
             new["ema"] = _average(
@@ -168,7 +171,11 @@ def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
 
 
 def compile_step(
-    step: Callable[..., tuple[dict, dict]], state: dict, mesh: Mesh, batch: int
+    step: Callable[..., tuple[dict, dict]],
+    state: dict,
+    mesh: Mesh,
+    batch: int,
+    network: Any = None,
 ) -> tuple[Callable[..., tuple[dict, dict]], Callable[..., tuple[dict, dict]]]:
     """The step, compiled for the mesh, in two forms; both donate the state.
 
@@ -176,7 +183,7 @@ def compile_step(
     from a data set that lies on the devices: examples order[first : first + B].
     streamed(state, images (B, H, W, C), labels (B,), ids (B,)) is given one.
     """
-    shardings = mesh_lib.state_shardings(mesh, state)
+    shardings = mesh_lib.state_shardings(mesh, state, network)
     over_data = mesh_lib.batch_sharding(mesh)
 
     def resident(state: dict, images: Array, labels: Array, order: Array, first: Array):
@@ -191,16 +198,16 @@ def compile_step(
     )
 
 
-def place_state(state_fn: Callable[[], dict], mesh: Mesh) -> dict:
+def place_state(state_fn: Callable[[], dict], mesh: Mesh, network: Any = None) -> dict:
     """Makes a state where it lives: each group's parameters on its own devices."""
     shapes = jax.eval_shape(state_fn)
-    return jax.jit(state_fn, out_shardings=mesh_lib.state_shardings(mesh, shapes))()
+    return jax.jit(state_fn, out_shardings=mesh_lib.state_shardings(mesh, shapes, network))()
 
 
-def state_template(state_fn: Callable[[], dict], mesh: Mesh) -> dict:
+def state_template(state_fn: Callable[[], dict], mesh: Mesh, network: Any = None) -> dict:
     """Shapes, dtypes and shardings of a plain state, for a checkpoint to be restored into."""
     plain = jax.eval_shape(lambda: to_plain(state_fn()))
-    shardings = mesh_lib.state_shardings(mesh, plain)
+    shardings = mesh_lib.state_shardings(mesh, plain, network)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), plain, shardings
     )

@@ -68,26 +68,27 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     """
     count, batch = parameters(model), config.train.batch
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
-    ema = f" + {_bytes(4 * count)} moving average" if config.train.ema_decay else ""
+    ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
     lines = [
         f"{config.model.variant} ({config.model.family}), images {image}, "
         f"{model.config.num_classes} classes",
         "",
-        *_aligned([("layer", "output shape", "parameters", "FLOPs"), *rows(model)]),
+        *aligned([("layer", "output shape", "parameters", "FLOPs"), *rows(model)]),
         "",
         f"parameters {count:,}",
         f"FLOPs {flops(model) / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and matrix "
         "products, every token of the last block)",
         f"compiled FLOPs {compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's count on "
         f"{jax.default_backend()}, the last block for its CLS only)",
-        f"bytes {_bytes(4 * count)} parameters + {_bytes(8 * count)} AdamW moments{ema}, float32",
-        f"activations {_bytes(activation_bytes(model, batch))} (training step, batch {batch}, "
+        f"bytes {byte_text(4 * count)} parameters + {byte_text(8 * count)} AdamW moments{ema}, "
+        "float32",
+        f"activations {byte_text(activation_bytes(model, batch))} (training step, batch {batch}, "
         f"{model.dtype} computation, compiled for {jax.default_backend()}, one device)",
     ]
     return "\n".join(lines)
 
 
-def _aligned(table: list[tuple[str, ...]]) -> list[str]:
+def aligned(table: list[tuple[str, ...]]) -> list[str]:
     """Columns of equal width: the first to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     rule = "-" * (sum(widths) + 2 * len(widths) - 2)
@@ -101,7 +102,7 @@ def _aligned(table: list[tuple[str, ...]]) -> list[str]:
     return [lines[0], rule, *lines[1:]]
 
 
-def _bytes(count: int) -> str:
+def byte_text(count: int) -> str:
     """Binary units, four figures."""
     power = max(p for p in range(5) if p == 0 or count >= 1024**p)
     return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -89,6 +89,7 @@ def prepare(
     config = config_lib.resolve(config, dataset.info)
     model = build_model(config)
     batch, examples = config.train.batch, len(dataset.train)
+    _check_held_out(config, dataset)
     if batch > examples:
         raise ValueError(
             f"train.batch={batch} is larger than the training split of {examples} images: lower "
@@ -99,6 +100,11 @@ def prepare(
     )
     steps_per_epoch = examples // batch
     total_steps = config_lib.total_steps(config, steps_per_epoch)
+    if not total_steps and config.train.epochs:
+        raise ValueError(
+            f"train.epochs={config.train.epochs:g} is less than one step of {batch} of {examples} "
+            "images: raise it, or set train.epochs=0 and train.steps"
+        )
     tx = optim.build(config.optim, total_steps, steps_per_epoch)
     return Run(
         config=config,
@@ -111,6 +117,19 @@ def prepare(
             model, tx, config.seed, ema=config.train.ema_decay > 0
         ),
     )
+
+
+def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
+    """What the end of a run needs is better missed at its start."""
+    if not len(dataset.test):
+        raise ValueError(
+            f"{config.data.name} has no test images: the run could not be evaluated; add some"
+        )
+    if config.train.select_on == "val" and not len(dataset.val):
+        raise ValueError(
+            f"train.select_on='val', but {config.data.name} has no validation images: raise "
+            "data.val_fraction or add images, or say train.select_on='test' and report it so"
+        )
 
 
 def load_data(
@@ -155,6 +174,10 @@ def train(
     Raises ValueError for what cannot work, or a checkpoint of another network or data;
     `signals.Interrupted` after SIGTERM or Ctrl-C, with the state saved; `Diverged` after
     train.bad_steps_limit non-finite steps in a row.
+
+    A request to stop is honoured after the step under way, or at the end of an epoch after its
+    evaluation, whose figure belongs in the checkpoint: so a run that was interrupted has the same
+    metrics as one that was not. Once all steps are taken only evaluation is left to stop.
     """
     started = time.monotonic()
     workdir = Path(workdir)
@@ -183,13 +206,17 @@ def train(
             loop = _Loop(run, checkpoints, log, bar, stop)
             bar.say(_opening(run, first))
             state = loop.run(state)
+            last = int(state["step"])
             best_step, state = _best(run, checkpoints, state)
-            test = loop.evaluate(state, "test", best_step)
-            validation = loop.evaluate(state, "val", None) if len(run.dataset.val) else None
+            validation = None
+            if len(run.dataset.val):
+                validation = loop.evaluate(state, "val", loop.give_up)
+            test = loop.evaluate(state, "test", loop.give_up)
+            loop.tell(best_step, "test", test)
     curves = metrics.draw_curves(workdir, workdir.name) if lead else None
     return Result(
         workdir=workdir,
-        step=run.total_steps,
+        step=last,
         best_step=best_step,
         parameters=sum(x.size for x in jax.tree.leaves(state["params"])),
         test=test,
@@ -247,9 +274,9 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
         )
         if changed and verbose:
             print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
-    restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh))
+    restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
     if restored is None:
-        return step_lib.place_state(run.make_state, run.mesh)
+        return step_lib.place_state(run.make_state, run.mesh, run.model)
     _, plain, _ = restored
     return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
 
@@ -289,7 +316,9 @@ def _best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[i
     checkpoints.wait()
     if checkpoints.best_step() is None:
         return int(state["step"]), state
-    restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh), "best")
+    restored = checkpoints.restore(
+        step_lib.state_template(run.make_state, run.mesh, run.model), "best"
+    )
     if restored is None:
         return int(state["step"]), state
     number, plain, _ = restored
@@ -317,6 +346,7 @@ class _Loop:
             mean=tuple(config.data.mean),
             std=tuple(config.data.std),
             num_classes=config.data.num_classes,
+            aggregate=config.mesh.aggregate,
         )
         self.pending: collections.deque = collections.deque()
         self.marks: tuple[float, int] = (0.0, 0)
@@ -335,27 +365,30 @@ class _Loop:
             steps_per_epoch=run.steps_per_epoch,
             log_every=config.train.log_every,
             ema_decay=config.train.ema_decay,
+            aggregate=config.mesh.aggregate,
         )
-        compiled = step_lib.compile_step(pure, state, run.mesh, config.train.batch)
+        compiled = step_lib.compile_step(pure, state, run.mesh, config.train.batch, run.model)
         take = (
             self._resident(*compiled) if run.dataset.resident else self._streamed(*compiled, number)
         )
         self.marks = (time.monotonic(), number)
-        while number < run.total_steps:
+        if number == run.total_steps == 0 and not self.checkpoints.steps():
+            self._end_epoch(state, number)  # no step was asked for: the fresh network is the result
+        while True:
+            if self.stop.signum is not None:
+                self._drain()
+                self._save(state, number, None, wait=True)
+                raise signals.Interrupted(self.stop.signum, number)
+            if number >= run.total_steps:
+                return state
             state, values = take(state, number)
             number += 1
             self.pending.append((number, values))
             if len(self.pending) > _WINDOW:
                 self._settle()
-            epoch_end = number % run.steps_per_epoch == 0
-            if self.stop.signum is not None:
-                self._drain()
-                self._save(state, number, None, wait=True)
-                raise signals.Interrupted(self.stop.signum, number)
-            if number == run.total_steps or epoch_end:
+            if number == run.total_steps or number % run.steps_per_epoch == 0:
                 self._drain()
                 self._end_epoch(state, number)
-        return state
 
     def _resident(self, resident: Callable, streamed: Callable) -> Callable:
         """Takes batches from a data set that lies whole on every device."""
@@ -421,7 +454,8 @@ class _Loop:
             "epoch": epoch,
             "loss": float(got["loss"]),
             "accuracy": float(got["accuracy"]),
-            "learning_rate": float(self.schedule(number - 1)),
+            # A skipped step does not move the schedule on.
+            "learning_rate": float(self.schedule(max(number - 1 - int(got["skipped"]), 0))),
             "grad_norm": float(got["grad_norm"]),
             "images_per_second": pace * train.batch,
             "skipped_steps": int(got["skipped"]),
@@ -441,24 +475,34 @@ class _Loop:
         metric = None
         split = train.select_on
         if (last or epochs % train.eval_every == 0) and len(getattr(self.r.dataset, split)):
-            result = self.evaluate(state, split, number)
+            result = self.evaluate(state, split)
+            self.tell(number, split, result)
             metric = result.accuracy if math.isfinite(result.loss) else math.nan
         if last or epochs % self.r.config.checkpoint.every == 0 or metric is not None:
             self._save(state, number, metric, wait=last)
         self.marks = (time.monotonic(), number)
 
-    def evaluate(self, state: dict, split: str, step: int | None) -> evaluate_lib.Evaluation:
-        """Evaluates a split of the run's data; writes a metrics line when `step` is given."""
+    def evaluate(
+        self, state: dict, split: str, before_batch: Callable[[], None] = lambda: None
+    ) -> evaluate_lib.Evaluation:
+        """Evaluates a split of the run's data."""
         params, stats = step_lib.averaged(state)
         part = getattr(self.r.dataset, split)
-        result = self.evaluator(params, stats, part, max(self.r.config.train.batch, 256))
-        if step is not None:
-            values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
-            self.log.write(step, values | {"top5": result.top5, "examples": result.examples})
-            self.bar.say(
-                f"step {step:,}  {split} accuracy {result.accuracy:.2%}  loss {result.loss:.4f}"
-            )
-        return result
+        batch = max(self.r.config.train.batch, 256)
+        return self.evaluator(params, stats, part, batch, before_batch)
+
+    def tell(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
+        """Writes an evaluation's line to the metrics, and says it."""
+        values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
+        self.log.write(step, values | {"top5": result.top5, "examples": result.examples})
+        self.bar.say(
+            f"step {step:,}  {split} accuracy {result.accuracy:.2%}  loss {result.loss:.4f}"
+        )
+
+    def give_up(self) -> None:
+        """Ends the evaluations after the last step when asked to: everything is saved by then."""
+        if self.stop.signum is not None:
+            raise signals.Interrupted(self.stop.signum, self.r.total_steps)
 
     def _save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
         self.checkpoints.save(number, step_lib.to_plain(state), self.meta, metric=metric, wait=wait)

@@ -149,9 +149,8 @@ class Groups(nnx.Module):
     def __call__(self, z_BGTD: Array, call: Call, group_ids_G: Array) -> Array:
         """Channel tokens (B, G, T−1, D) → each group's CLS output (G, B, D)."""
         batch, g, _, d = z_BGTD.shape
-        cls_GBTD = jnp.broadcast_to(
-            self.cls[...].astype(z_BGTD.dtype)[:, None, None], (g, batch, 1, d)
-        )
+        cls_GD = layers.vary_like(self.cls[...].astype(z_BGTD.dtype), z_BGTD)
+        cls_GBTD = jnp.broadcast_to(cls_GD[:, None, None], (g, batch, 1, d))
         z_GBTD = jnp.concatenate([cls_GBTD, z_BGTD.swapaxes(0, 1)], axis=2)
         z_GBTD = z_GBTD + self.position[...].astype(z_BGTD.dtype)[:, None]
         for i, block in enumerate(self.blocks):
@@ -312,8 +311,9 @@ class TowerHSViT(Network):
             return self.tower.group_cls(bound, images_BHWC, alone, first_group), bound.stats()
 
         here = (params["towers"], stats["towers"], ids_K)
-        if len(ids_K) == 1:  # a device of its own: no loop around it
-            cls, stacked = jax.tree.map(lambda x: x[None], run(jax.tree.map(lambda x: x[0], here)))
+        if len(ids_K) == 1 or call.share.ordered:  # no loop, which would be compiled differently
+            own = [jax.tree.map(lambda x, k=k: x[k], here) for k in range(len(ids_K))]
+            cls, stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(run, own))
         else:
             cls, stacked = jax.lax.map(run, here)
         cls_GBD = cls.reshape(-1, *cls.shape[2:])

@@ -69,7 +69,7 @@ def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:
     units idle there: few input channels (an RGB image), and the kernel's gradient.
     """
     size, _, c_in, c_out = kernel_HWIO.shape
-    kernel = _vary_like(kernel_HWIO.astype(x_BHWC.dtype), x_BHWC)
+    kernel = vary_like(kernel_HWIO.astype(x_BHWC.dtype), x_BHWC)
     if jax.default_backend() != "cpu":
         return conv2d_xla(x_BHWC, kernel)
     if c_in <= 4:
@@ -78,7 +78,7 @@ def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:
     return _conv2d_cpu(x_BHWC, kernel)
 
 
-def _vary_like(x: Array, like: Array) -> Array:
+def vary_like(x: Array, like: Array) -> Array:
     """Marks x as differing along the mesh axes that `like` differs along, inside a manual region.
 
     A custom gradient must hand back what it was given; this makes the sum over devices, which the
@@ -115,7 +115,7 @@ def _conv2d_cpu_bwd(residuals: tuple[Array, Array], grad_BHWO: Array) -> tuple[A
     parts = tuple(
         a.reshape(batch // slice_size, slice_size, *a.shape[1:]) for a in (x_BHWC, grad_BHWO)
     )
-    zeros = _vary_like(jnp.zeros((c_in, size * size * c_out), kernel_HWIO.dtype), grad_BHWO)
+    zeros = vary_like(jnp.zeros((c_in, size * size * c_out), kernel_HWIO.dtype), grad_BHWO)
     total, _ = lax.scan(accumulate, zeros, parts)
     # Shifting the gradient one way is shifting the image the other: the offsets come out reversed.
     grad_kernel = total.reshape(c_in, size, size, c_out).transpose(1, 2, 0, 3)[::-1, ::-1]

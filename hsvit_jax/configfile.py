@@ -1,0 +1,234 @@
+"""From what a user writes to a configuration: `FILE:words`, `NAME:words`, and `KEY=VALUE`.
+
+A configuration file is Python that defines `get_config(argument)`; it is run, so use only files you
+trust. The named networks (`c2a2`, `c3a4`, `c4a8`) need no file and work wherever the package is.
+"""
+
+import difflib
+import math
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from hsvit_jax import config as config_lib
+
+_EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
+
+
+def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
+    """The configuration of `spec`, such as 'configs/c4a8.py:cifar100' or 'c2a2:digits,tiny'.
+
+    settings: 'KEY=VALUE' texts, applied by `override`. Raises ValueError when there is no such file
+    or name, when the file fails, or for a word, key or value that does not fit.
+    """
+    place, _, argument = spec.partition(":")
+    if not place:
+        raise ValueError(f"--config names no file; {_EXAMPLE}")
+    if "/" in place or place.endswith(".py") or Path(place).is_file():
+        config = _from_file(Path(place), argument or None)
+    else:
+        config = config_lib.base(argument or None, named_model(place))
+    return override(config, settings)
+
+
+def named_model(variant: str) -> dict[str, Any]:
+    """The `model` section of a named network; the files in configs/ spell the same out.
+
+    Raises ValueError for an unknown name.
+    """
+    from hsvit_jax.models import hsvit  # late: it imports jax
+
+    if variant not in hsvit.VARIANTS:
+        raise ValueError(
+            f"unknown network {variant!r}.{config_lib.nearest(variant, list(hsvit.VARIANTS))} "
+            f"Known: {', '.join(hsvit.VARIANTS)}, or a file ending in .py ({_EXAMPLE})"
+        )
+    channels = hsvit.VARIANTS[variant]["channels"]
+    return {
+        "variant": variant,
+        "conv_channels": channels,
+        "conv_kernels": (3,) * len(channels),
+        "groups": 16,
+        "depth": hsvit.VARIANTS[variant]["depth"],
+        "embed_dim": 64,
+        "heads": 8,
+        "dropout": 0.2,
+    }
+
+
+def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
+    """Runs the file and its `get_config`; whatever goes wrong there is told with its line."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        others = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        there = f" {path.parent}/ has {', '.join(others)}." if others else ""
+        raise ValueError(f"cannot read the config file {path}: {why}.{there}") from None
+    module = {"__name__": f"hsvit_config_{path.stem}", "__file__": str(path)}
+    try:
+        exec(compile(text, str(path), "exec"), module)
+        config = module["get_config"](argument)
+    except Exception as error:  # the file may raise anything
+        if _spoken_by(error).startswith("hsvit_jax.") and isinstance(error, ValueError):
+            raise
+        if isinstance(error, KeyError) and error.args == ("get_config",):
+            raise ValueError(f"the config file {path} defines no get_config(argument)") from None
+        raise ValueError(
+            f"the config file {path} failed{_line_of(error, path)}: {type(error).__name__}: {error}"
+        ) from error
+    _check_keys(config, path)
+    return config.copy_and_resolve_references().lock()
+
+
+def _spoken_by(error: BaseException) -> str:
+    """The name of the module that raised."""
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals.get("__name__", "")
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    if isinstance(error, SyntaxError):
+        return f" in line {error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f" in line {lines[-1]}" if lines else ""
+
+
+def _check_keys(config: Any, path: Path) -> None:
+    """A file of one's own that forgets a key must not fail in the middle of a run."""
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise ValueError(
+            f"get_config of {path} returned {type(config).__name__}; expected a ConfigDict, as "
+            "hsvit_jax.config.base makes it"
+        )
+    wanted = set(dict(leaves(config_lib.base(None, named_model("c2a2")))))
+    found = set(dict(leaves(config)))
+    if wanted != found:
+        parts = [
+            f"{what} {', '.join(sorted(keys))}"
+            for what, keys in (("missing", wanted - found), ("unknown", found - wanted))
+            if keys
+        ]
+        raise ValueError(f"the configuration of {path} has other keys: {'; '.join(parts)}")
+
+
+def leaves(config: ml_collections.ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting as ('section.key', value)."""
+    for key in sorted(config.keys()):
+        value = config[key]
+        if isinstance(value, ml_collections.ConfigDict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def override(
+    config: ml_collections.ConfigDict, settings: Sequence[str]
+) -> ml_collections.ConfigDict:
+    """A copy with 'KEY=VALUE' texts applied; the last one of a key counts.
+
+    Values are read as the type of the value they replace; tuples as '64' or '64,32'. Setting only
+    one of train.epochs and train.steps makes the other 0. Raises ValueError for an unknown key
+    (naming the nearest), a value of another type, and keys that only name what was chosen.
+    """
+    config = config.copy_and_resolve_references()
+    known = dict(leaves(config))
+    given = set()
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if key not in known:
+            raise ValueError(_unknown(key, list(known)))
+        if not equals:
+            raise ValueError(f"{key} needs a value, as in --config.{key}={_shown(known[key])}")
+        _refuse_label(key, text)
+        section, _, name = key.rpartition(".")
+        (config[section] if section else config)[name] = _value(key, text, known[key])
+        given.add(key)
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):
+        if f"train.{one}" in given and f"train.{other}" not in given and config.train[one]:
+            config.train[other] = type(config.train[other])(0)
+    return config.lock()
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    """What to write instead: the same last word elsewhere, or the closest spelling."""
+    section = [k for k in known if k.startswith(f"{key}.")]
+    if section:
+        return f"{key} is a section; its keys are {', '.join(section)}"
+    leaf = key.rpartition(".")[2]
+    near = [k for k in known if k.rpartition(".")[2] == leaf]
+    near = near or difflib.get_close_matches(key, known, 1, 0.6)
+    if not near:
+        words = difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in known], 1, 0.6)
+        near = [k for k in known if words and k.rpartition(".")[2] == words[0]]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    return f"unknown configuration key {key!r}; {hint}"
+
+
+def _refuse_label(key: str, text: str) -> None:
+    """These decide many other settings, so changing the word alone would be a false label."""
+    if key in ("recipe", "model.variant") or (
+        key == "data.name" and not text.startswith(("folder=", "tfds="))
+    ):
+        raise ValueError(
+            f"{key} follows from --config and cannot be set to {text!r} alone: name the network by "
+            f"its file, the data set and recipe after the colon ({_EXAMPLE})"
+        )
+
+
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _value(key: str, text: str, old: Any) -> Any:
+    """`text` as the type of `old`."""
+    try:
+        if isinstance(old, bool):
+            return _TRUTH[text.strip().lower()]
+        if isinstance(old, int):
+            return _whole(text)
+        if isinstance(old, float):
+            return _finite(text)
+        if isinstance(old, tuple):
+            number = _finite if key in ("data.mean", "data.std") else _whole
+            parts = text.strip().strip("()[]").split(",")
+            return tuple(number(part) for part in parts if part.strip())
+    except (KeyError, ValueError):
+        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+        expected = kinds.get(type(old), "numbers with commas between them, such as 64,64")
+        raise ValueError(f"{key} must be {expected}; got {text!r} (it was {_shown(old)})") from None
+    return text
+
+
+def _whole(text: str) -> int:
+    """Also '1e3' and '5.0', which mean a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("neither infinite nor NaN")
+    return number
+
+
+def _shown(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe(config: ml_collections.ConfigDict) -> str:
+    """Every setting as the flag that sets it, for --help."""
+    return "\n".join(f"  --config.{key}={_shown(value)}" for key, value in leaves(config))

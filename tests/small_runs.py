@@ -1,0 +1,92 @@
+"""Runs of a second or two for the tests of the trainer: a tiny network and made-up images."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from hsvit_jax import config as config_lib
+from hsvit_jax import data
+
+CLASSES, SIDE = 7, 8
+
+
+class _Reader:
+    """Images of a streamed split, which the trainer may only ask for one by one."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self._images = images
+
+    def read(self, index: int) -> np.ndarray:
+        """Image `index`."""
+        return self._images[index]
+
+
+def small_dataset(
+    sizes: tuple[int, int, int] = (70, 21, 23), *, seed: int = 3, streamed: bool = False
+) -> data.Dataset:
+    """Noise on a bright row that tells the class; train, validation and test of these sizes."""
+    rng = np.random.default_rng(seed)
+
+    def split(count: int) -> data.Split:
+        labels = (np.arange(count) % CLASSES).astype(np.int32)
+        images = rng.integers(0, 120, size=(count, SIDE, SIDE, 1), dtype=np.uint8)
+        images[np.arange(count), labels] += 120
+        if streamed:
+            return data.Split(labels, None, _Reader(images))
+        return data.Split(labels, images, None)
+
+    info = data.DataInfo(
+        name="rows",
+        image_size=(SIDE, SIDE),
+        channels=1,
+        class_names=tuple(f"row {i}" for i in range(CLASSES)),
+        mean=(0.3,),
+        std=(0.2,),
+        flip=False,
+    )
+    return data.Dataset(info, *(split(n) for n in sizes), fingerprint=f"rows-{seed}-{sizes}")
+
+
+def small_config(**settings: Any) -> ml_collections.ConfigDict:
+    """A configuration for `small_dataset`; settings as section__key=value."""
+    config = config_lib.base(
+        "digits",
+        model={
+            "variant": "c2a2",
+            "conv_channels": (4, 16),
+            "conv_kernels": (3, 3),
+            "groups": 8,
+            "depth": 1,
+            "embed_dim": 8,
+            "heads": 2,
+            "dropout": 0.2,
+        },
+    )
+    wanted = {
+        "train__batch": 16,
+        "train__epochs": 0,
+        "train__steps": 6,
+        "train__log_every": 1,
+        "augment__crop_padding": 1,
+        "augment__mixup": 0.8,
+        "augment__cutmix": 1.0,
+        "mesh__data": 1,
+        **settings,
+    }
+    with config.unlocked():
+        for name, value in wanted.items():
+            section, _, key = name.partition("__")
+            if key:
+                config[section][key] = value
+            else:
+                config[section] = value
+    return config
+
+
+def metric_lines(workdir: Path) -> list[dict]:
+    """The lines of a run's metrics, without what depends on the clock."""
+    lines = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines]

@@ -1,0 +1,254 @@
+"""The argument after the colon, what follows from a data set, durations, folders, JSON."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import hsvit_jax
+from hsvit_jax import config as config_lib
+from hsvit_jax import configfile, data
+
+PACKAGE = Path(hsvit_jax.__file__).resolve().parent
+
+
+def make(argument=None, **changes):
+    """C2A2 with changes such as train__batch=5."""
+    config = config_lib.base(argument, configfile.named_model("c2a2"))
+    for key, value in changes.items():
+        section, name = key.split("__")
+        config[section][name] = value
+    return config
+
+
+def resolved(argument=None, **changes):
+    config = make(argument, **changes)
+    return config_lib.resolve(config, data.describe(config.data.name))
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        (None, ("cifar10", "strong", ())),
+        ("", ("cifar10", "strong", ())),
+        ("digits", ("digits", "strong", ())),
+        ("paper", ("cifar10", "paper", ())),
+        ("bf16, paper ,cifar100,tiny", ("cifar100", "paper", ("bf16", "tiny"))),
+        ("folder=my images/x", ("folder=my images/x", "strong", ())),
+        ("tfds=svhn_cropped,paper", ("tfds=svhn_cropped", "paper", ())),
+    ],
+)
+def test_words_after_the_colon(argument, expected):
+    assert config_lib.parse_argument(argument) == expected
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("cifar1O", "'cifar1O' after the colon. Did you mean cifar10?"),
+        ("digits,cifar10", "one data set at a time; got digits and cifar10"),
+        ("paper,strong", "one recipe at a time"),
+        ("qqqq", "Known: digits"),
+        ("folder", "unknown word 'folder'"),
+    ],
+)
+def test_a_wrong_word_names_the_nearest(argument, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        config_lib.parse_argument(argument)
+
+
+def test_recipes():
+    paper, strong = make("cifar10,paper"), make()
+    assert (paper.train.batch, paper.train.epochs, paper.train.ema_decay) == (512, 300, 0)
+    assert (paper.optim.learning_rate, paper.optim.weight_decay) == (1e-3, 0.01)
+    assert (paper.optim.decay_all, paper.optim.warmup_epochs) == (True, 0)
+    assert (paper.optim.clip_norm, paper.optim.cosine_per) == (0.01, "epoch")
+    assert (paper.augment.crop_padding, paper.augment.flip, paper.augment.erasing) == (0, False, 0)
+    assert (paper.augment.rand_augment_ops, paper.augment.rand_augment_magnitude) == (2, 9)
+    assert paper.augment.mix_probability == 1 and paper.augment.label_smoothing == 0
+    assert strong.optim.warmup_epochs > 0 and not strong.optim.decay_all
+    assert strong.augment.crop_padding and strong.augment.flip and strong.augment.erasing
+    assert strong.augment.label_smoothing and strong.train.ema_decay
+    assert paper.model == strong.model
+    assert paper.train.select_on == strong.train.select_on == "val"
+
+
+@pytest.mark.parametrize("data_set", config_lib.DATA_SETS)
+@pytest.mark.parametrize("switch", [(), *((s,) for s in config_lib.SWITCHES), ("tiny", "paper")])
+def test_every_combination_of_words_makes_a_configuration(data_set, switch):
+    config = make(",".join((data_set, *switch)))
+    assert config.is_locked
+    if "tiny" in switch:
+        assert (config.train.epochs, config.train.steps) == (0, 8)
+    if switch == ("bf16",):
+        assert config.model.dtype == "bfloat16"
+    for order in ("tiny,attention_only", "attention_only,tiny"):
+        assert resolved(f"{data_set},{order}").data.image_size == (4, 4)
+
+
+def test_a_misspelt_key_is_refused():
+    with pytest.raises(AttributeError, match="batch"):
+        make().train.bacth = 5
+
+
+def test_what_is_empty_follows_from_the_data():
+    config = resolved("fashion_mnist")
+    assert config.data.image_size == (28, 28)
+    assert (config.data.channels, config.data.num_classes) == (1, 10)
+    assert len(config.data.mean) == len(config.data.std) == 1
+    assert config.is_locked
+    chosen = resolved("fashion_mnist", data__image_size=(64,), data__channels=3)
+    assert chosen.data.image_size == (64, 64)
+    assert len(chosen.data.mean) == 3 and len(set(chosen.data.mean)) == 1
+    grey = resolved("cifar10", data__channels=1)
+    assert grey.data.mean == pytest.approx((sum(resolved("cifar10").data.mean) / 3,))
+
+
+def test_the_original_stays_as_it_was():
+    config = make("digits")
+    before = config_lib.to_json(config)
+    config_lib.resolve(config, data.describe("digits"))
+    assert config_lib.to_json(config) == before
+
+
+def test_digits_are_never_mirrored():
+    assert not resolved("digits", augment__flip=True).augment.flip
+    assert resolved("cifar10").augment.flip
+    assert not resolved("cifar10", augment__flip=False).augment.flip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train__batch": 0}, "train.batch must be at least 1; got 0"),
+        ({"train__epochs": -1.0}, "train.epochs must be at least 0"),
+        ({"train__steps": 5}, "train.steps=5 both say how long to train: set one of them to 0"),
+        ({"train__log_every": 0}, "train.log_every must be"),
+        ({"train__eval_every": 0}, "train.eval_every must be"),
+        ({"train__ema_decay": 1.0}, r"train.ema_decay must be in \[0, 1\)"),
+        ({"train__select_on": "train"}, "'val' or 'test'; got 'train'"),
+        ({"train__bad_steps_limit": 0}, "train.bad_steps_limit"),
+        ({"optim__learning_rate": 0.0}, "optim.learning_rate must be positive"),
+        ({"optim__cosine_per": "batch"}, "'epoch' or 'step'"),
+        ({"data__val_fraction": 1.0}, "data.val_fraction"),
+        ({"data__val_fraction": 0.0}, "needs a held-out validation split"),
+        ({"data__channels": 2}, "data.channels must be 1 or 3; got 2"),
+        ({"data__image_size": (32, 32, 3)}, "data.image_size"),
+        ({"data__num_classes": 9}, "data.num_classes=9, but cifar10 has 10"),
+        ({"data__mean": (0.5, 0.5)}, "data.mean must hold one value per channel"),
+        ({"data__std": (0.0, 0.0, 0.0)}, "data.std must be positive"),
+        ({"data__on_bad_image": "ignore"}, "'error' or 'skip'"),
+        ({"checkpoint__keep_latest": 0}, "checkpoint.keep_latest"),
+        ({"checkpoint__every": 0}, "checkpoint.every"),
+    ],
+)
+def test_values_that_cannot_work_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        resolved(**changes)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_fits_32_bits(seed):
+    config = make()
+    config.seed = seed
+    with pytest.raises(ValueError, match="seed must be"):
+        config_lib.resolve(config, data.describe("cifar10"))
+
+
+def test_choosing_on_the_test_split_needs_no_validation():
+    assert resolved(train__select_on="test", data__val_fraction=0.0).train.select_on == "test"
+
+
+def test_durations():
+    assert config_lib.total_steps(make(train__epochs=2.5), 10) == 25
+    assert config_lib.total_steps(make(train__epochs=0.0, train__steps=7), 10) == 7
+
+
+def test_a_run_has_a_readable_folder():
+    def folder(spec, *settings):
+        config = configfile.get_config(spec, *settings)
+        return config_lib.default_workdir(config, spec, settings)
+
+    assert folder("configs/c2a2.py:digits") == "runs/c2a2-digits-strong-seed0"
+    assert folder("c2a2:digits") == "runs/c2a2-digits-strong-seed0"
+    assert folder("c4a8:cifar100,paper", "seed=3") == "runs/c4a8-cifar100-paper-seed3"
+    assert folder("c2a2:folder=a/my cats/") == "runs/c2a2-folder-my_cats-strong-seed0"
+    assert folder("c2a2:tiny,digits,bf16") == "runs/c2a2-digits-strong-tiny-bf16-seed0"
+
+
+def test_other_settings_are_another_run():
+    def folder(*settings):
+        config = configfile.get_config("c2a2:digits", *settings)
+        return config_lib.default_workdir(config, "c2a2:digits", settings)
+
+    assert folder("train.epochs=5") == "runs/c2a2-digits-strong-epochs5-seed0"
+    assert folder("optim.learning_rate=1e-4") == "runs/c2a2-digits-strong-learning_rate1e-4-seed0"
+    assert folder("train.epochs=5", "train.batch=32") == folder(
+        "train.batch=8", "train.batch=32", "train.epochs=5"
+    )
+    for same in ("mesh.data=1", "train.log_every=1", "data.dir=/x", "checkpoint.keep_latest=9"):
+        assert folder(same) == folder()
+    assert "/" not in folder("data.name=folder=/a/../b").removeprefix("runs/")
+
+
+@pytest.mark.parametrize("argument", [None, "digits,paper", "tiny_imagenet,tiny,bf16"])
+def test_json_is_the_whole_configuration(argument):
+    for config in (make(argument), resolved(argument)):
+        back = config_lib.from_json(config_lib.to_json(config))
+        assert back == config and back.is_locked
+        assert back.to_dict() == config.to_dict()  # types too: tuples are tuples again
+
+
+def test_json_that_is_no_configuration():
+    with pytest.raises(ValueError, match="JSON object; got list"):
+        config_lib.from_json("[]")
+
+
+def _pairs_read() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """(owner, key) of every `owner.key` and `owner["key"]` in the package, besides where keys are
+    only made or checked; and those of `config.owner.key` alone."""
+    read, through_config = set(), set()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        if path.name in ("config.py", "configfile.py"):
+            use = ("total_steps", "default_workdir")
+            tree.body = [node for node in tree.body if getattr(node, "name", "") in use]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                key = node.attr
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                key = node.slice.value
+            else:
+                continue
+            owner = node.value
+            if isinstance(owner, ast.Name):
+                read.add((owner.id, key))
+            elif isinstance(owner, ast.Attribute):
+                read.add((owner.attr, key))
+                if ast.unparse(owner.value).split(".")[-1] == "config":
+                    through_config.add((owner.attr, key))
+    return read, through_config
+
+
+def test_every_key_is_read_somewhere():
+    read, _ = _pairs_read()
+    names = {"model": ("model", "settings"), "": ("config",), "augment": ("settings",)}
+    unread = []
+    for key, _ in configfile.leaves(make()):
+        section, _, name = key.rpartition(".")
+        owners = names.get(section, (section,))
+        if not any((owner, name) in read for owner in owners):
+            unread.append(key)
+    assert unread == []
+
+
+def test_no_code_reads_a_key_that_is_not_there():
+    config = make()
+    _, through_config = _pairs_read()
+    assert ("train", "batch") in through_config
+    wrong = [
+        f"{section}.{key}"
+        for section, key in through_config
+        if section in config and key not in config[section] and not hasattr(dict, str(key))
+    ]
+    assert [key for key in wrong if not key.endswith(".to_dict")] == []

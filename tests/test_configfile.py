@@ -1,0 +1,151 @@
+"""Configurations from files, names and KEY=VALUE texts."""
+
+import pytest
+
+from hsvit_jax import configfile
+
+GOOD = "from hsvit_jax import config, configfile\n"
+
+
+def settings(*texts, spec="c2a2:digits"):
+    return configfile.get_config(spec, *texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("train.epochs=5", "epochs", 5.0),
+        ("train.epochs=0.5", "epochs", 0.5),
+        ("train.batch=1e3", "batch", 1000),
+        ("train.batch=16.0", "batch", 16),
+        ("train.select_on=test", "select_on", "test"),
+    ],
+)
+def test_values_take_the_type_of_the_key(text, key, value):
+    found = settings(text).train[key]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["64", "64,", "(64,)", "[64]"])
+def test_tuples_are_numbers_with_commas(text):
+    assert settings(f"data.image_size={text}").data.image_size == (64,)
+    assert settings("data.image_size=(64, 32)").data.image_size == (64, 32)
+    assert settings("data.mean=0.5,1,0").data.mean == (0.5, 1.0, 0.0)
+    assert settings("data.image_size=").data.image_size == ()
+
+
+def test_truth_values():
+    for text, value in (("true", True), ("1", True), ("No", False), ("False", False)):
+        assert settings(f"optim.decay_all={text}").optim.decay_all is value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train.bacth=5", r"'train.bacth'; did you mean train.batch\?"),
+        ("batch=5", r"'batch'; did you mean train.batch\?"),
+        ("trian.batch=5", r"did you mean train.batch\?"),
+        ("learning_rat=5", r"did you mean optim.learning_rate\?"),
+        ("zzz=1", "known: augment.crop_padding"),
+        ("train=5", "train is a section; its keys are train.bad_steps_limit, train.batch"),
+        ("train.batch", "train.batch needs a value, as in --config.train.batch=64"),
+        ("train.batch=abc", r"train.batch must be a whole number; got 'abc' \(it was 64\)"),
+        ("train.batch=1.5", "a whole number"),
+        ("train.batch=true", "a whole number"),
+        ("train.batch=inf", "a whole number"),
+        ("train.epochs=nan", "train.epochs must be a number"),
+        ("optim.decay_all=maybe", "true or false"),
+        ("data.image_size=32x32", "numbers with commas between them"),
+        ("data.image_size=32.5", "numbers with commas"),
+        ("recipe=paper", "after the colon"),
+        ("data.name=cifar10", "after the colon"),
+        ("model.variant=c4a8", "name the network by its file"),
+    ],
+)
+def test_a_wrong_setting_says_what_fits(text, message):
+    with pytest.raises(ValueError, match=message):
+        settings(text)
+
+
+def test_the_duration_given_replaces_the_other():
+    train = settings("train.steps=10").train
+    assert (train.epochs, train.steps) == (0.0, 10)
+    train = settings("train.epochs=2", spec="c2a2:digits,tiny").train
+    assert (train.epochs, train.steps) == (2.0, 0)
+    train = settings("train.epochs=2", "train.steps=3").train
+    assert (train.epochs, train.steps) == (2.0, 3)  # refused where the two are checked together
+    assert settings("train.steps=0").train.epochs == 12.0
+
+
+def test_later_settings_win_and_the_rest_stays():
+    config = settings("train.batch=5", "train.batch=7")
+    assert config.train.batch == 7 and config.is_locked
+    assert dict(configfile.leaves(config)) == {
+        **dict(configfile.leaves(settings())),
+        "train.batch": 7,
+    }
+
+
+def test_a_path_with_commas_can_be_set_by_its_key():
+    assert settings("data.name=folder=a,b").data.name == "folder=a,b"
+
+
+def test_help_shows_what_can_be_given_back():
+    config = settings("data.image_size=64,32", "optim.decay_all=true")
+    lines = [line.strip().removeprefix("--config.") for line in configfile.describe(config).split()]
+    again = [x for x in lines if x.split("=")[0] not in ("recipe", "model.variant", "data.name")]
+    assert settings(*again) == config
+
+
+def test_a_file_and_a_name(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        GOOD + "def get_config(argument):\n"
+        "    c = config.base(argument, configfile.named_model('c3a4'))\n"
+        "    c.train.batch = 7\n"
+        "    return c\n"
+    )
+    config = configfile.get_config(f"{file}:digits,paper")
+    assert (config.model.variant, config.train.batch, config.recipe) == ("c3a4", 7, "paper")
+    assert config.is_locked
+    assert configfile.get_config("c3a4").data.name == "cifar10"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("x = (", "failed in line 2: SyntaxError"),
+        ("x = 1", r"defines no get_config\(argument\)"),
+        ("\nraise RuntimeError('boo')", "failed in line 3: RuntimeError: boo"),
+        ("import no_such_module", "ModuleNotFoundError"),
+        ("def get_config(argument):\n    return {}", "returned dict; expected a ConfigDict"),
+        ("def get_config(argument):\n    return int('x')", "failed in line 3: ValueError"),
+        (
+            "def get_config(argument):\n    return config.base('digit', {})",
+            r"^unknown word 'digit' after the colon. Did you mean digits\?",
+        ),
+        (
+            "def get_config(argument):\n"
+            "    c = config.base('digits', configfile.named_model('c2a2'))\n"
+            "    c.unlock()\n    del c.train.batch\n    c.train.bach = 5\n    return c",
+            "other keys: missing train.batch; unknown train.bach",
+        ),
+    ],
+)
+def test_a_file_that_fails_is_told_with_its_line(tmp_path, body, message):
+    file = tmp_path / "mine.py"
+    file.write_text(GOOD + body)
+    with pytest.raises(ValueError, match=message):
+        configfile.get_config(str(file))
+
+
+def test_a_file_or_name_that_is_not_there(tmp_path):
+    (tmp_path / "other.py").write_text("")
+    with pytest.raises(ValueError, match=r"No such file.* has other.py"):
+        configfile.get_config(f"{tmp_path}/mine.py:digits")
+    with pytest.raises(ValueError, match=r"'c2a3'. Did you mean c2a2\?"):
+        configfile.get_config("c2a3:digits")
+    with pytest.raises(ValueError, match="names no file"):
+        configfile.get_config(":digits")
+    with pytest.raises(ValueError, match=r"cannot read the config file .*directory"):
+        configfile.get_config(f"{tmp_path}/")

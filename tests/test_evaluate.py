@@ -1,0 +1,141 @@
+"""Evaluation: every example counts exactly once, compared with NumPy's counts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hsvit_jax import data, evaluate
+from hsvit_jax import mesh as mesh_lib
+
+
+class Linear:
+    """A network of one matrix: logits are the normalised pixels times a kernel."""
+
+    groups = 8
+    part_names = ("groups", "kernel")
+
+    def spread_axis(self, path):
+        return 0 if path[0] == "groups" else None
+
+    def apply(self, params, stats, images_BHWC, *, share, **_):
+        flat = images_BHWC.reshape(images_BHWC.shape[0], -1)
+        return share.total(params["groups"]["scale"][:, None, None] * flat[None]) @ params[
+            "kernel"
+        ], stats
+
+
+def linear_params(classes, seed=0):
+    kernel = np.random.default_rng(seed).normal(size=(6, classes)).astype(np.float32)
+    return {"groups": {"scale": jnp.full((8,), 0.125)}, "kernel": jnp.asarray(kernel)}
+
+
+def split_of(count, classes, seed=1):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, size=(count, 2, 3, 1), dtype=np.uint8)
+    return data.Split(rng.integers(classes, size=count).astype(np.int32), images, None)
+
+
+def by_hand(params, split):
+    """Loss, top-1 and top-5 counts and the confusion matrix in float64."""
+    x = (split.images.reshape(len(split), -1) / 255 - 0.4) / 0.3
+    logits = x @ np.asarray(params["kernel"], np.float64)
+    own = logits[np.arange(len(split)), split.labels]
+    loss = np.log(np.exp(logits).sum(1)) - own
+    rank = (logits > own[:, None]).sum(1)
+    confusion = np.zeros((logits.shape[1],) * 2, int)
+    np.add.at(confusion, (split.labels, logits.argmax(1)), 1)
+    return loss.mean(), (rank == 0).sum(), (rank < 5).sum(), confusion
+
+
+def run(params, split, batch, mesh, classes):
+    evaluator = evaluate.make_evaluator(
+        Linear(), mesh, mean=(0.4,), std=(0.3,), num_classes=classes
+    )
+    params = jax.device_put(params, mesh_lib.state_shardings(mesh, params))
+    return evaluator(params, {}, split, batch)
+
+
+@pytest.mark.parametrize(("group", "count"), [(1, 1), (1, 8), (2, 4), (8, 1)])
+@pytest.mark.parametrize(("examples", "batch"), [(101, 16), (101, 1000), (96, 16), (3, 16)])
+def test_exact_counts(group, count, examples, batch):
+    """101 and 3 divide by neither the batch nor the devices."""
+    mesh = mesh_lib.make(group, count, groups=8)
+    params, split = linear_params(7), split_of(examples, 7)
+    got = run(params, split, batch, mesh, 7)
+    loss, top1, top5, confusion = by_hand(params, split)
+    assert got.examples == examples
+    assert got.accuracy == top1 / examples
+    assert got.top5 == top5 / examples
+    np.testing.assert_array_equal(got.confusion_KK, confusion)
+    assert got.confusion_KK.sum() == examples
+    assert got.confusion_KK.dtype == np.int64
+    assert got.loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_fewer_than_five_classes():
+    params, split = linear_params(3), split_of(20, 3)
+    got = run(params, split, 8, mesh_lib.make(1, 1, groups=8), 3)
+    assert got.top5 == 1.0
+    assert got.accuracy == by_hand(params, split)[1] / 20
+
+
+def test_ties_are_not_counted_for_everybody():
+    """A network that says the same of all classes has a top-5 of 5/K, not 1."""
+    params = jax.tree.map(jnp.zeros_like, linear_params(7))
+    images = np.zeros((14, 2, 3, 1), np.uint8)
+    split = data.Split(np.arange(14, dtype=np.int32) % 7, images, None)
+    got = run(params, split, 8, mesh_lib.make(1, 1, groups=8), 7)
+    assert (got.accuracy, got.top5) == (2 / 14, 10 / 14)
+
+
+def test_logits_that_are_not_finite_show_in_the_loss():
+    params = jax.tree.map(lambda x: x * jnp.nan, linear_params(7))
+    got = run(params, split_of(20, 7), 8, mesh_lib.make(1, 1, groups=8), 7)
+    assert np.isnan(got.loss)
+    assert got.top5 == 0
+    assert got.confusion_KK.sum() == 20
+
+
+def test_empty_split():
+    with pytest.raises(ValueError, match="empty split"):
+        run(linear_params(7), split_of(0, 7), 8, mesh_lib.make(1, 1, groups=8), 7)
+
+
+def test_streamed_split_counts_the_same():
+    split = split_of(21, 7)
+
+    class Reader:
+        def read(self, index):
+            return split.images[index]
+
+    streamed = data.Split(split.labels, None, Reader())
+    mesh = mesh_lib.make(1, 4, groups=8)
+    one, other = (run(linear_params(7), s, 8, mesh, 7) for s in (split, streamed))
+    assert one.loss == other.loss
+    np.testing.assert_array_equal(one.confusion_KK, other.confusion_KK)
+
+
+def test_it_can_be_given_up_between_batches():
+    calls = []
+
+    def stop():
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    mesh = mesh_lib.make(1, 1, groups=8)
+    evaluator = evaluate.make_evaluator(Linear(), mesh, mean=(0.4,), std=(0.3,), num_classes=7)
+    with pytest.raises(KeyboardInterrupt):
+        evaluator(linear_params(7), {}, split_of(101, 7), 16, stop)
+    assert len(calls) == 3
+
+
+def test_padded_batches_cover_everything_once():
+    split = split_of(11, 7)
+    seen = []
+    for images, labels, valid in evaluate.padded_batches(split, 5, 4):
+        assert len(images) == len(labels) == len(valid) == 8
+        assert images.dtype == np.uint8 and labels.dtype == np.int32
+        seen += [tuple(image.ravel()) for image in images[valid]]
+    assert seen == [tuple(image.ravel()) for image in split.images]

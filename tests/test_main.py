@@ -1,0 +1,379 @@
+"""The command line from end to end, as a new user would meet it."""
+
+import csv
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hsvit_jax
+from hsvit_jax import checkpoint, commands, host, main, metrics, signals, train
+
+# The smallest network and run that go through everything.
+SMALL = ("--config.train.steps=2", "--config.model.depth=1", "--config.mesh.data=1")
+CONFIG = f"--config={Path(__file__).resolve().parents[1]}/configs/c2a2.py:digits,tiny"
+
+
+def call(capfd, *words):
+    """(exit code, stdout, stderr) of a command line."""
+    capfd.readouterr()
+    code = main.main(["main", *words])
+    return (code, *capfd.readouterr())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("main") / "my run"
+    assert main.main(["main", CONFIG, *SMALL, f"--workdir={folder}"]) == 0
+    return folder
+
+
+# --- usage and mistakes -------------------------------------------------------------------------
+
+
+def test_no_arguments_print_the_usage(capfd):
+    code, out, err = call(capfd)
+    assert (code, err) == (2, "")
+    assert out.startswith("usage: ") and "--config=configs/c4a8.py" in out
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "--helpshort", "-help", "--helpfull"])
+def test_help(capfd, word):
+    code, out, err = call(capfd, word, "--config.train.batch=5")
+    assert (code, err) == (0, "")
+    for flag in ("mode", "workdir", "checkpoint", "which", "split", "top_k", "format"):
+        assert f"\n  --{flag}=" in out
+
+
+def test_help_with_a_configuration_shows_its_keys(capfd):
+    code, out, _ = call(capfd, "--help", CONFIG, "--config.train.batch=99")
+    assert code == 0 and "--config.train.batch=99" in out and "--config.data.name=digits" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mode=train"], "--mode=train needs --config=FILE"),
+        (["--mode=summary"], "--mode=summary needs --config=FILE"),
+        (["--config.train.batch=5"], "--config.train.batch=5 needs --config=FILE"),
+        (["--config="], "--config names no file"),
+        (["--config"], "--config names no file"),
+        (["--config=nope.py:digits"], "cannot read the config file nope.py: No such file"),
+        (["--config=c2a3"], "'c2a3'. Did you mean c2a2?"),
+        ([CONFIG + "x"], "Did you mean tiny?"),
+        ([CONFIG + ",cifar10"], "one data set at a time; got digits and cifar10"),
+        ([CONFIG, "--config.train.bacth=5"], "'train.bacth'; did you mean train.batch?"),
+        ([CONFIG, "--config.train.batch=abc"], "a whole number; got 'abc'"),
+        ([CONFIG, "--config.train.batch", "abc"], "a whole number; got 'abc'"),
+        ([CONFIG, "--mode=evla"], "--mode=evla: value should be one of <train|eval|"),
+        ([CONFIG, "--wrokdir=x"], "Did you mean: workdir"),
+        ([CONFIG, "--top_k=0"], "--top_k=0"),
+        ([CONFIG, "stray"], "unexpected words: stray"),
+        ([CONFIG, "--", "--mode=eval"], "unexpected words: --mode=eval"),
+    ],
+)
+def test_mistakes_in_the_command_line(capfd, words, message):
+    code, out, err = call(capfd, *words)
+    assert (code, out) == (2, "")
+    assert message in err and "Traceback" not in err
+    assert "--help" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [CONFIG, "--config.train.steps=1", "--config.train.epochs=1"],
+            "train.epochs=1 and train.steps=1 both say how long",
+        ),
+        ([CONFIG, "--config.train.batch=5000"], "train.batch=5000 is larger than the training"),
+        ([CONFIG, "--config.data.image_size=30"], "30×30"),
+        ([CONFIG, "--config.mesh.group=3"], "mesh.group"),
+        (["--config=c2a2:folder=/no/such"], "/no/such"),
+        (["--mode=eval"], "--mode=eval needs --checkpoint"),
+        (["--mode=predict", "x.png"], "no such file or folder: x.png"),
+        (["--mode=predict"], "no images given"),
+        (["--mode=eval", "--checkpoint=/no/such"], "/no/such is not a directory"),
+        (["--mode=eval", "--config=c2a2:cifar10"], "runs/c2a2-cifar10-strong-seed0"),
+    ],
+)
+def test_mistakes_in_the_request(capfd, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capfd, *words)
+    assert (code, out) == (1, "")
+    assert message in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []  # a mistake leaves nothing behind
+
+
+def test_a_bug_is_not_taken_for_a_mistake(capfd, monkeypatch):
+    def broken(*_):
+        return int("x")
+
+    def jax_raises(*_):
+        np.zeros(2).reshape(3)
+
+    for bug in (broken, jax_raises):
+        monkeypatch.setitem(commands._MODES, "summary", bug)
+        with pytest.raises(ValueError):
+            call(capfd, CONFIG, "--mode=summary")
+
+
+def test_other_ends(capfd, monkeypatch):
+    ends = [
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
+        (signals.Interrupted(signal.SIGTERM, 7), 42, "after step 7"),
+        (signals.Interrupted(signal.SIGINT, 7), 130, "To go on, give the same command again"),
+        (train.Diverged("not finite"), 3, "not finite"),
+        (OSError(28, "No space left on device", "/x/y"), 1, "No space left on device: /x/y"),
+    ]
+    for error, code, message in ends:
+
+        def mode(_, error=error):
+            raise error
+
+        monkeypatch.setitem(commands._MODES, "train", mode)
+        found, out, err = call(capfd, CONFIG, "--config.data.dir=a b")
+        assert (found, out) == (code, "") and message in err and "Traceback" not in err
+        if isinstance(error, signals.Interrupted):
+            assert f"  python -m hsvit_jax.main {CONFIG} '--config.data.dir=a b'" in err
+
+
+def test_warnings_are_one_line(capfd, monkeypatch):
+    import warnings
+
+    def mode(_):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("step 5 is damaged", checkpoint.CheckpointWarning, stacklevel=1)
+        return 0
+
+    monkeypatch.setitem(commands._MODES, "train", mode)
+    before = warnings.showwarning
+    assert call(capfd, CONFIG) == (0, "", "warning: step 5 is damaged\n")
+    assert warnings.showwarning is before
+
+
+def test_a_pipe_that_closes_is_no_error(run, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main.main(["main", "--mode=eval", f"--checkpoint={run}"]) == 141
+
+
+# --- the modes ----------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_what_it_promises(run):
+    config = json.loads((run / "config.json").read_text())
+    assert config["data"]["image_size"] == [32, 32] and config["data"]["num_classes"] == 10
+    assert (config["train"]["steps"], config["train"]["epochs"]) == (2, 0)
+    saved = checkpoint.load_tree(run)[2]["config"]
+    assert config == json.loads(json.dumps(saved))
+    rows = metrics.read_metrics(run / "metrics.jsonl")
+    assert [(r["step"], r.get("split")) for r in rows] == [
+        (1, None),
+        (2, None),
+        (2, "val"),
+        (2, "test"),
+    ]
+    for row in rows:
+        assert np.isfinite(row["loss"]) and 0 <= row["accuracy"] <= 1
+        assert "split" not in row or 0 <= row["accuracy"] <= row["top5"] <= 1
+    assert list((run / "tensorboard").iterdir())
+    with Image.open(run / "curves.png") as image:
+        assert image.format == "PNG"
+
+
+def test_the_same_command_again_is_done_at_once(capfd, run):
+    before = (run / "metrics.jsonl").read_text()
+    code, out, err = call(capfd, CONFIG, *SMALL, f"--workdir={run}")
+    assert code == 0 and "from step 2" in err
+    assert out.splitlines()[0].startswith("done: test accuracy")
+    assert f"--checkpoint='{run}'" in out  # ready to paste, in spite of the space
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(("split", "examples"), [("train", 1439), ("val", 179), ("test", 179)])
+def test_eval_prints_one_line_of_json(capfd, run, split, examples):
+    code, out, err = call(
+        capfd, "--mode=eval", f"--split={split}", "--which=2", "--checkpoint", str(run)
+    )
+    assert code == 0
+    line = json.loads(out)
+    assert set(line) == {"step", "split", "loss", "accuracy", "top5", "examples"}
+    assert (line["step"], line["split"], line["examples"]) == (2, split, examples)
+    assert "rows: true class" in err
+    told = [r for r in metrics.read_metrics(run / "metrics.jsonl") if r.get("split") == split]
+    for row in told:
+        assert line["accuracy"] == row["accuracy"]
+        assert line["loss"] == pytest.approx(row["loss"], rel=1e-5)
+
+
+def test_eval_of_what_is_not_there(capfd, run):
+    code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", "--which=9")
+    assert (code, out) == (1, "") and "no step 9" in err
+    code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", "--which=last")
+    assert (code, out) == (1, "") and "'latest', 'best' or a step" in err
+
+
+def pictures(folder, classes, size=12):
+    """Class folders of noise."""
+    random = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for i in range(size):
+            pixels = random.integers(0, 256, (8, 8), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_eval_on_other_data(capfd, run, tmp_path):
+    """Other images of the same classes count; other classes are refused."""
+    digits = pictures(tmp_path / "digits", [str(i) for i in range(10)])
+    words = ("--mode=eval", f"--checkpoint={run}", f"--config.data.dir={tmp_path}")
+    code, out, err = call(capfd, *words, f"--config=c2a2:folder={digits}", "--split=train")
+    assert code == 0, err
+    assert json.loads(out)["examples"] > 90
+    pets = pictures(tmp_path / "pets", ["cat", "dog"])
+    code, out, err = call(capfd, *words, f"--config=c2a2:folder={pets}")
+    assert (code, out) == (1, "")
+    assert "only in the checkpoint: 0, 1, 2, 3, 4, ...; only in the data: cat, dog" in err
+
+
+def test_eval_notes_data_that_changed(capfd, run, monkeypatch):
+    load = train.load_data
+    code, _, err = call(capfd, "--mode=eval", f"--checkpoint={run}")
+    assert code == 0 and "note:" not in err
+    monkeypatch.setattr(
+        train, "load_data", lambda config: dataclasses.replace(load(config), fingerprint="other")
+    )
+    code, _, err = call(capfd, "--mode=eval", f"--checkpoint={run}")
+    assert code == 0 and "note: digits is not what it was when this network was trained" in err
+
+
+def test_predict(capfd, run, tmp_path):
+    folder = pictures(tmp_path, ["some"], 3) / "some"
+    Image.new("RGB", (40, 30), (200, 10, 90)).save(folder / "photo.jpg")  # for one channel
+    words = ("--mode=predict", f"--checkpoint={run}", str(folder))
+    code, out, err = call(capfd, *words, "--top_k=2")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == [
+        str(folder / name) for name in ("0.png", "1.png", "2.png", "photo.jpg")
+    ]
+    (folder / "bad.png").write_bytes(b"")
+    code, out, err = call(capfd, *words, "--top_k=2", "--format=csv")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert code == 1 and len(rows) == 8 and {r["rank"] for r in rows} == {"1", "2"}
+    assert len(err.splitlines()) == 1 and "bad.png" in err
+    code, out, err = call(capfd, *words[:2], str(folder / "0.png"), "--format=json")
+    assert code == 0 and len(json.loads(out)) == 5
+    code, out, err = call(capfd, *words[:2], str(folder / "bad.png"))
+    assert (code, out) == (1, "") and "bad.png" in err
+
+
+def test_confusions_of_many_classes():
+    confusion_KK = np.zeros((30, 30), int)
+    confusion_KK[3, 4], confusion_KK[5, 5], confusion_KK[7, 0] = 2, 99, 9
+    text = commands.confusion_table(confusion_KK, tuple(f"k{i}" for i in range(30)))
+    assert text.splitlines() == [
+        "most frequent confusions:",
+        "     9 × k7 taken for k0",
+        "     2 × k3 taken for k4",
+    ]
+
+
+@pytest.mark.parametrize("data_set", ["tiny_imagenet", "digits", "cifar100,tiny"])
+def test_summary(capfd, monkeypatch, data_set):
+    """Without the network, and here without the seconds that XLA's own figures take."""
+    from hsvit_jax import summary
+
+    monkeypatch.setattr(summary, "compiled_flops", lambda model: 0.0)
+    monkeypatch.setattr(summary, "activation_bytes", lambda model, batch: 0)
+    config = CONFIG.replace("c2a2.py:digits,tiny", "c4a8.py:" + data_set)
+    code, out, err = call(capfd, "--mode=summary", config)
+    assert (code, err) == (0, "")
+    if data_set == "tiny_imagenet":
+        assert "parameters 6,885,704" in out.splitlines()
+    assert "images 32×32×1, 10 classes" in out or data_set != "digits"
+
+
+# --- from Python, and the process itself ----------------------------------------------------------
+
+
+def test_the_example_in_the_package_runs(run, tmp_path, monkeypatch):
+    """Word for word, but for the size; the training goes on from a finished run."""
+    lines = hsvit_jax.__doc__.splitlines()
+    example = "\n".join(line[4:] for line in lines if line.startswith("    "))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, "runs/from-python")
+    (tmp_path / "runs" / "from-python" / "curves.png").unlink()
+    small = "".join(f', "{word.removeprefix("--config.")}"' for word in SMALL)
+    assert 'digits,tiny"' in example
+    names = {}
+    exec(example.replace('digits,tiny"', f'digits,tiny"{small}'), names)
+    assert names["probabilities"].shape == (4, 10)
+    np.testing.assert_allclose(names["probabilities"].sum(1), 1, rtol=1e-5)
+    assert names["classifier"].step == 2
+    assert (tmp_path / "runs" / "from-python" / "curves.png").exists()
+
+
+def test_lazy_names():
+    for name in ("fit", "load", "get_config", "build_model", "Classifier"):
+        assert callable(getattr(hsvit_jax, name)) and name in dir(hsvit_jax)
+        assert not (Path(hsvit_jax.__file__).parent / f"{name}.py").exists()  # no clash
+    with pytest.raises(AttributeError, match="no attribute 'fti'"):
+        hsvit_jax.fti  # noqa: B018
+
+
+def test_the_process(tmp_path):
+    """`python -m`: exit code, the cache of compiled programs, and no jax for a mistake's sake."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ""}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    words = [sys.executable, "-m", "hsvit_jax.main", CONFIG, "--mode=predict", "nothing.png"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "no such file or folder: nothing.png\n"
+    (folder,) = (tmp_path / "hsvit_jax").iterdir()
+    assert folder.name.startswith("xla-")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_the_compilation_cache_is_private(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    host.remember_compilations()
+    folder = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    assert folder.parent == tmp_path / "hsvit_jax"
+    for mode in (0o770, 0o707, 0o701):
+        folder.chmod(mode)
+        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+        host.remember_compilations()
+        assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+        folder.chmod(0o700)
+        host.remember_compilations()
+        assert "JAX_COMPILATION_CACHE_DIR" in os.environ
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
+    host.remember_compilations()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/mine"
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    folder.rmdir()
+    folder.symlink_to(tmp_path)  # somebody else's choice of place
+    host.remember_compilations()
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    folder.unlink()
+    folder.write_text("")
+    host.remember_compilations()
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ

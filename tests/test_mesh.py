@@ -1,0 +1,259 @@
+"""The mesh: the same numbers however it is cut, and no more communication than was meant."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from small_runs import small_config, small_dataset
+
+from hsvit_jax import augment, evaluate, step, train
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.models.hsvit import HSViT, HSViTConfig
+
+BATCH, CLASSES, EMBED = 16, 7, 12
+SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1), (1, 1)]  # group × data
+MODEL = HSViT(
+    HSViTConfig(
+        image_size=(12, 8),
+        image_channels=3,
+        num_classes=CLASSES,
+        conv_channels=(32,),
+        conv_kernels=(3,),
+        pool_strides=(4,),
+        groups=8,
+        depth=2,
+        embed_dim=EMBED,
+        heads=3,
+        dropout=0.2,
+    )
+)
+
+
+def make_mesh(group: int, data: int):
+    return mesh_lib.make(group, data, groups=8, batch=BATCH)
+
+
+def inputs():
+    """A network with statistics that are not the initial ones, and a batch."""
+    params, stats = MODEL.init(jax.random.key(1))
+    stats = jax.tree.map(lambda s: s + 0.25, stats)
+    rng = np.random.default_rng(2)
+    images = rng.normal(size=(BATCH, 12, 8, 3)).astype(np.float32)
+    labels = rng.integers(CLASSES, size=BATCH).astype(np.int32)
+    ids = rng.permutation(1000)[:BATCH].astype(np.int32)
+    return params, stats, images, labels, ids
+
+
+def make_loss(apply):
+    def loss(params, stats, images, labels, ids):
+        logits, stats = apply(
+            params, stats, images, train=True, dropout_key=jax.random.key(5), example_ids_B=ids
+        )
+        losses_B = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return losses_B.mean(), (logits, stats)
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def placed(mesh, params, stats, *arrays):
+    """The same inputs, where the mesh wants them."""
+    params = jax.device_put(params, mesh_lib.state_shardings(mesh, params))
+    stats = jax.device_put(stats, mesh_lib.replicated(mesh))
+    return params, stats, *(mesh_lib.put_batch(mesh, a) for a in arrays)
+
+
+@functools.cache
+def unsharded():
+    """The loss function on one device, without any mesh, compiled once for the module."""
+    return make_loss(MODEL.apply)
+
+
+@functools.cache
+def trained(group: int, data: int):
+    """Loss, logits, statistics and gradients on a mesh, and the program that computed them."""
+    mesh = make_mesh(group, data)
+    arguments = placed(mesh, *inputs())
+    compiled = make_loss(mesh_lib.spread(MODEL, mesh)).lower(*arguments).compile()
+    return jax.device_get(compiled(*arguments)), compiled.as_text()
+
+
+@functools.cache
+def evaluated(group: int, data: int):
+    """Logits of the evaluation's forward on a mesh, and the program that computed them."""
+    mesh = make_mesh(group, data)
+    params, stats, images, _, _ = inputs()
+    arguments = placed(mesh, params, stats, to_pixels(images))
+    forward = evaluate.make_forward(MODEL, mesh, (0.5,) * 3, (0.25,) * 3)
+    compiled = forward.lower(*arguments).compile()
+    return jax.device_get(compiled(*arguments)), compiled.as_text()
+
+
+def to_pixels(images):
+    """Bytes that normalise to about the same values."""
+    return np.clip((images * 0.25 + 0.5) * 255, 0, 255).astype(np.uint8)
+
+
+def assert_close(got, expected, tolerance=1e-5):
+    """Each tensor to `tolerance` of its largest entry."""
+    expected_flat, tree = jax.tree_util.tree_flatten_with_path(expected)
+    got_flat, got_tree = jax.tree_util.tree_flatten_with_path(jax.device_get(got))
+    assert got_tree == tree
+    for (path, a), (_, b) in zip(got_flat, expected_flat, strict=True):
+        error = np.abs(np.asarray(a) - b).max() / np.abs(b).max()
+        assert error < tolerance, (jax.tree_util.keystr(path), error)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sharded_training_equals_unsharded(shape):
+    expected = jax.device_get(unsharded()(*inputs()))
+    got, _ = trained(*shape)
+    assert_close(got, expected)  # loss, logits, BatchNorm's statistics and every gradient
+
+
+def test_the_comparison_sees_dropout():
+    """The masks are part of it: other examples are given others."""
+    params, stats, images, labels, ids = inputs()
+    (_, (one, _)), _ = unsharded()(params, stats, images, labels, ids)
+    (_, (other, _)), _ = unsharded()(params, stats, images, labels, ids + 1)
+    assert np.abs(one - other).max() > 1e-2 * np.abs(one).max()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sharded_evaluation_equals_unsharded(shape):
+    params, stats, images, _, _ = inputs()
+    x_BHWC = augment.normalise(to_pixels(images), (0.5,) * 3, (0.25,) * 3)
+    expected = jax.device_get(jax.jit(MODEL.apply)(params, stats, x_BHWC)[0])
+    assert_close(evaluated(*shape)[0], expected)
+
+
+# --- What the compiler made of it ----------------------------------------------------------------
+
+_COLLECTIVE = re.compile(
+    r"= (?P<type>.+?) (?P<op>all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|"
+    r"collective-broadcast|ragged-all-to-all)(-start)?\("
+)
+
+
+def collectives(text: str) -> list[tuple[str, str, tuple]]:
+    """(kind, result type, device groups) of every collective that moves data between devices."""
+    found = []
+    for line in text.splitlines():
+        if match := _COLLECTIVE.search(line):
+            where = device_groups(line)
+            if any(len(devices) > 1 for devices in where):
+                found.append((match["op"], match["type"], where))
+    return found
+
+
+def device_groups(line: str) -> tuple:
+    """The replica groups of a line of HLO, in any of its notations, as sorted tuples."""
+    if listed := re.search(r"replica_groups=\{(\{[\d,{}]*\})\}", line):
+        rows = [[int(i) for i in row.split(",")] for row in re.findall(r"\{([\d,]+)\}", listed[1])]
+    elif named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
+        axes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+        sizes = [int(size) for size in axes.values()]
+        over = [list(axes).index(name) for name in re.findall(r"'(\w+)'", named[2])]
+        grid = np.moveaxis(np.arange(np.prod(sizes)).reshape(sizes), over, range(-len(over), 0))
+        rows = grid.reshape(-1, np.prod([sizes[i] for i in over])).tolist()
+    else:
+        iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+        assert iota, line
+        shape, dims, order = ([int(i) for i in (g or "").split(",") if i] for g in iota.groups())
+        grid = np.arange(np.prod(dims)).reshape(dims)
+        rows = (grid.transpose(order) if order else grid).reshape(shape).tolist()
+    return tuple(sorted(tuple(sorted(row)) for row in rows))
+
+
+def along(group: int, data: int) -> dict[str, tuple]:
+    """The device groups of a collective over one axis; devices are numbered data-major."""
+    grid = np.arange(group * data).reshape(data, group)
+    return {
+        "group": tuple(map(tuple, grid.tolist())),
+        "data": tuple(map(tuple, grid.T.tolist())),
+    }
+
+
+def test_device_groups_reads_every_notation():
+    mesh = "replica_groups=mesh['a'=2,'b'=3] "
+    assert device_groups(mesh + "{'b'}, x") == ((0, 1, 2), (3, 4, 5))
+    assert device_groups(mesh + "{'a'}, x") == ((0, 3), (1, 4), (2, 5))
+    assert device_groups(mesh + "{'a','b'}, x") == ((0, 1, 2, 3, 4, 5),)
+    assert device_groups("replica_groups={{0,2},{1,3}}, x={}") == ((0, 2), (1, 3))
+    assert device_groups("replica_groups=[2,2]<=[4], x") == ((0, 1), (2, 3))
+    assert device_groups("replica_groups=[2,2]<=[2,2]T(1,0), x") == ((0, 2), (1, 3))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_evaluation_has_one_all_reduce_over_group_and_nothing_else(shape):
+    group, data = shape
+    expected = []
+    if group > 1:  # the sum of the groups' CLS tokens: batch/data × embed × 4 bytes
+        expected = [("all-reduce", f"f32[{BATCH // data},{EMBED}]", along(*shape)["group"])]
+    found = collectives(evaluated(*shape)[1])
+    assert [(op, re.sub(r"\{.*?\}", "", kind), where) for op, kind, where in found] == expected
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] > 1])
+def test_backward_adds_one_all_reduce_over_group(shape):
+    data = shape[1]
+    axes = along(*shape)
+    found = collectives(trained(*shape)[1])
+    assert {op for op, _, _ in found} == {"all-reduce"}
+    over_group = [
+        re.sub(r"\{.*?\}", "", kind) for _, kind, where in found if where == axes["group"]
+    ]
+    local = BATCH // data
+    tokens = 32 // 8
+    assert over_group == [f"f32[{local},{EMBED}]", f"f32[{local},8,{tokens},{EMBED}]"]
+    others = {where for _, _, where in found} - {axes["group"]}
+    assert others == ({axes["data"]} if data > 1 else set())  # none over both axes at once
+
+
+# --- Where things live ---------------------------------------------------------------------------
+
+
+def test_groups_live_on_their_own_devices():
+    """Parameters, optimizer moments and the moving average: each device holds G/g groups."""
+    config = small_config(mesh__group=4, mesh__data=2)
+    run = train.prepare(config, dataset=small_dataset())
+    state = step.place_state(run.make_state, run.mesh)
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    split = [path for path, _ in leaves if "groups" in [getattr(k, "key", None) for k in path]]
+    assert len(split) == 4 * len(jax.tree.leaves(state["params"]["groups"]))
+    for path, leaf in leaves:
+        expected = (8 // 4, *leaf.shape[1:]) if path in split else leaf.shape
+        assert len(leaf.addressable_shards) == 8
+        assert {s.data.shape for s in leaf.addressable_shards} == {expected}, path
+
+
+def test_make_fills_in_the_rest():
+    assert dict(mesh_lib.make(1, -1, groups=16, batch=8).shape) == {"data": 8, "group": 1}
+    assert dict(mesh_lib.make(-1, 2, groups=16, batch=8).shape) == {"data": 2, "group": 4}
+    assert dict(mesh_lib.make(-1, 1, groups=4, batch=8).shape) == {"data": 1, "group": 4}
+    assert dict(mesh_lib.make(-1, 8, groups=0, batch=8).shape) == {"data": 8, "group": 1}
+    three = jax.devices()[:3]
+    assert dict(mesh_lib.make(-1, 1, groups=16, batch=8, devices=three).shape)["group"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"group": 3, "data": 1, "groups": 16}, ["16 groups", "3 devices", "[1, 2, 4, 8, 16]"]),
+        ({"group": 16, "data": 1, "groups": 16}, ["mesh.group=16", "8", "-1"]),
+        ({"group": 4, "data": 4, "groups": 16}, ["mesh.data=4", "mesh.group=4", "16", "8"]),
+        ({"group": 2, "data": 1, "groups": 0}, ["0 groups", "2 devices", "[1]"]),
+        ({"group": 1, "data": 8, "groups": 16, "batch": 12}, ["12", "data=8", "[1, 2, 3, 4, 6]"]),
+        ({"group": 1, "data": -1, "groups": 16, "batch": 10}, ["10", "mesh.data=8", "[1, 2, 5]"]),
+        ({"group": -1, "data": -1, "groups": 16}, ["only one", "mesh.group", "mesh.data"]),
+        ({"group": 0, "data": 1, "groups": 16}, ["mesh.group", "positive", "0"]),
+        ({"group": 1, "data": -2, "groups": 16}, ["mesh.data", "positive", "-2"]),
+    ],
+)  # fmt: skip
+def test_make_names_what_does_not_fit(arguments, words):
+    with pytest.raises(ValueError) as caught:
+        mesh_lib.make(**arguments)
+    for word in words:
+        assert word in str(caught.value)

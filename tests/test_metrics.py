@@ -1,0 +1,160 @@
+"""JSON lines, TensorBoard events, progress with and without a terminal, curves."""
+
+import json
+import os
+import pty
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+from hsvit_jax import metrics
+
+TRAIN = {"loss": 1.5, "accuracy": 0.25, "epoch": 0}
+TEST = {"split": "test", "loss": 0.5, "accuracy": 0.75, "top5": 1.0, "examples": 7}
+
+
+def lines(folder):
+    return [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write(folder, *steps, start_step=0):
+    with metrics.MetricLog(folder, start_step=start_step) as log:
+        for step, values in steps:
+            log.write(step, values)
+
+
+def test_every_line_has_its_step(tmp_path):
+    write(tmp_path, (1, TRAIN), (np.int32(2), {"loss": np.float32(0.5)}), (2, TEST))
+    assert lines(tmp_path) == [{"step": 1, **TRAIN}, {"step": 2, "loss": 0.5}, {"step": 2, **TEST}]
+    assert metrics.read_metrics(tmp_path / "metrics.jsonl") == lines(tmp_path)
+
+
+def test_json_has_no_nan(tmp_path):
+    write(tmp_path, (1, {"loss": float("nan"), "accuracy": float("inf"), "examples": 3}))
+    assert lines(tmp_path) == [{"step": 1, "loss": None, "accuracy": None, "examples": 3}]
+    assert metrics.to_line(2, {"loss": -np.inf}) == '{"step": 2, "loss": null}'
+
+
+def test_each_line_is_on_disk_at_once(tmp_path):
+    with metrics.MetricLog(tmp_path) as log:
+        log.write(1, TRAIN)
+        assert len(lines(tmp_path)) == 1
+
+
+def test_a_resumed_run_tells_every_step_once(tmp_path):
+    write(tmp_path, (1, TRAIN), (2, TRAIN), (2, TEST), (3, TRAIN), (4, TRAIN))
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(file.read_text() + '{"step": 5, "lo')  # killed while writing
+    write(tmp_path, (3, {"loss": 9.0}), (2, TEST), start_step=2)
+    assert [(x["step"], x.get("split"), x["loss"]) for x in lines(tmp_path)] == [
+        (1, None, 1.5),
+        (2, None, 1.5),
+        (2, "test", 0.5),
+        (3, None, 9.0),
+    ]
+    assert [p.name for p in tmp_path.glob("*.tmp")] == []
+
+
+def test_foreign_lines_are_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('5\n{"loss": 1}\n\n{"step": 1, "loss": 2.0}\n[1]\n')
+    assert metrics.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.0}]
+    assert metrics.read_metrics(tmp_path / "none.jsonl") == []
+
+
+def test_other_processes_write_nothing(tmp_path):
+    with metrics.MetricLog(tmp_path, enabled=False) as log:
+        log.write(1, TRAIN)
+    assert list(tmp_path.iterdir()) == []
+
+
+def events(folder):
+    """(step, tag, value) of every scalar, read by TensorBoard's record format."""
+    from tensorboardX.proto import event_pb2
+
+    found = []
+    for file in sorted((folder / "tensorboard").glob("events.out.tfevents.*")):
+        data = file.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event.FromString(data[12 : 12 + size])
+            found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+            data = data[12 + size + 4 :]
+    return found
+
+
+def test_tensorboard_events_can_be_read_back(tmp_path):
+    write(tmp_path, (1, TRAIN), (2, TEST), (3, {"loss": float("nan")}))
+    assert events(tmp_path) == [
+        (1, "train/loss", 1.5),
+        (1, "train/accuracy", 0.25),
+        (2, "test/loss", 0.5),
+        (2, "test/accuracy", 0.75),
+        (2, "test/top5", 1.0),
+    ]
+
+
+VALUES = {"loss": 1.25, "accuracy": 0.5, "images_per_second": 1234.0, "seconds_left": 90_061.0}
+
+
+def test_plain_lines_when_not_a_terminal(capsys):
+    with metrics.Progress(100, 0, every=1e9) as progress:
+        progress.update(10, 0, VALUES)
+        progress.update(20, 0, VALUES)  # too soon after the first
+        progress.update(100, 3, VALUES)  # the last is always told
+        progress.say("hello [/x]")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "step 10/100  epoch 1  loss 1.2500  accuracy 50.00%  1,234 images/s  1 day, 1:01:01 left",
+        "step 100/100  epoch 4  loss 1.2500  accuracy 50.00%  1,234 images/s  1 day, 1:01:01 left",
+        "hello [/x]",
+    ]
+
+
+def test_silence(capsys):
+    with metrics.Progress(100, 0, enabled=False) as progress:
+        progress.update(10, 0, VALUES)
+        progress.say("hello")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_live_bar_on_a_terminal(monkeypatch):
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with metrics.Progress(100, 10, enabled=True) as progress:
+            progress.update(50, 2, VALUES)
+            progress.say("val accuracy 50.00% [/run]")
+        terminal.flush()
+        text = os.read(ours, 65536).decode()
+    os.close(ours)
+    for part in ("epoch 3", "50/100", "loss 1.2500", "accuracy 50.00%", "1,234 images/s"):
+        assert part in text
+    assert "val accuracy 50.00% [/run]" in text
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_curves_are_a_picture_with_something_on_it(tmp_path):
+    from PIL import Image
+
+    assert metrics.draw_curves(tmp_path, "nothing yet") is None
+    steps = [(i, {"loss": 1 / i, "accuracy": 1 - 1 / i}) for i in range(1, 9)]
+    write(tmp_path, *steps, (4, TEST | {"split": "val"}), (8, TEST | {"split": "val"}), (8, TEST))
+    path = metrics.draw_curves(tmp_path, "a_run $5^")
+    assert path == tmp_path / "curves.png"
+    with Image.open(path) as image:
+        assert image.format == "PNG" and image.size == (1200, 480)
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    colours = {tuple(map(int, c)) for c in np.unique(pixels, axis=0)}
+    assert {(31, 119, 180), (255, 127, 14), (0, 0, 0)} <= colours  # train, val, test
+
+
+@pytest.mark.parametrize("line", [{"loss": None, "accuracy": None}, {"split": "val"}])
+def test_curves_of_a_run_without_figures(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **line}) + "\n")
+    assert metrics.draw_curves(tmp_path, "x").stat().st_size

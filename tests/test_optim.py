@@ -1,0 +1,118 @@
+"""The optimizer: its schedule at points worked out by hand, what decays, and the clip."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_runs import small_config
+
+from hsvit_jax import models, optim
+
+
+def settings(**values):
+    return small_config(**{f"optim__{key}": value for key, value in values.items()}).optim
+
+
+def test_warm_up_then_cosine_to_zero():
+    """Warm-up over 2 epochs of 5 steps to the peak; then 40 steps of cosine."""
+    chosen = settings(learning_rate=0.2, warmup_epochs=2.0, cosine_per="step")
+    rate = optim.schedule(chosen, 50, 5)
+    expected = {0: 0.02, 4: 0.1, 9: 0.2, 10: 0.2, 20: 0.2 * (2 + math.sqrt(2)) / 4, 30: 0.1, 50: 0}
+    for step, value in expected.items():
+        assert float(rate(step)) == pytest.approx(value, abs=1e-7), step
+    assert float(rate(49)) > 0
+
+
+def test_cosine_per_epoch_is_pytorchs():
+    """CosineAnnealingLR(T_max=epochs) stepped once an epoch: lr/2 · (1 + cos(π·epoch/T_max))."""
+    peak, epochs, per_epoch = 1e-3, 10, 7
+    rate = optim.schedule(
+        settings(learning_rate=peak, warmup_epochs=0.0, cosine_per="epoch"), 70, per_epoch
+    )
+    for step in range(epochs * per_epoch):
+        closed_form = peak / 2 * (1 + math.cos(math.pi * (step // per_epoch) / epochs))
+        assert float(rate(step)) == pytest.approx(closed_form, rel=1e-5), step
+
+
+def test_a_run_shorter_than_its_warm_up_only_warms_up():
+    rate = optim.schedule(settings(learning_rate=1.0, warmup_epochs=5.0), 4, 10)
+    assert [float(rate(step)) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
+    config = {
+        "family": "hsvit",
+        "variant": "c2a2",
+        "ablation": "none",
+        "dtype": "float32",
+        "conv_channels": (64, 128),
+        "conv_kernels": (3, 3),
+        "pool_strides": (),
+        "groups": 16,
+        "depth": 2,
+        "embed_dim": 64,
+        "heads": 8,
+        "dropout": 0.2,
+    }
+    model = models.build(config, image_size=(32, 32), channels=3, num_classes=10)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    decays = jax.tree.leaves(optim.decay_mask(params))
+    # The matrices, told by their size: convolutions, the projection (an 8×8 map to 64), packed
+    # queries, keys and values, attention's output, the classifier. 4 + 1 + 2·2 + 1 of them.
+    matrices = {
+        (3, 3, 3, 64), (3, 3, 64, 64), (3, 3, 64, 128), (3, 3, 128, 128),
+        (64, 64), (16, 3, 64, 64), (16, 64, 64), (64, 10),
+    }  # fmt: skip
+    assert [leaf.shape in matrices for _, leaf in flat] == decays
+    assert sum(decays) == 10
+
+
+def stepped(chosen, params, grads):
+    """Parameters after one step of the optimizer."""
+    tx = optim.build(chosen, 10, 5)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    return optax.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+def test_decay_shrinks_kernels_or_everything(decay_all):
+    chosen = settings(
+        learning_rate=0.5, weight_decay=0.1, decay_all=decay_all, warmup_epochs=0.0, clip_norm=0.0
+    )
+    params = {"linear": {"kernel": jnp.full((2, 3), 4.0), "bias": jnp.full((3,), 4.0)}}
+    new = stepped(chosen, params, jax.tree.map(jnp.zeros_like, params))["linear"]
+    np.testing.assert_allclose(new["kernel"], 4.0 * (1 - 0.5 * 0.1), rtol=1e-6)
+    np.testing.assert_allclose(new["bias"], 4.0 * (0.95 if decay_all else 1.0), rtol=1e-6)
+
+
+def test_adam_steps_by_the_learning_rate_at_first():
+    """m̂/√v̂ is the sign of the gradient on the first step, whatever the clip."""
+    chosen = settings(learning_rate=0.5, weight_decay=0.0, warmup_epochs=0.0, clip_norm=1e-2)
+    new = stepped(chosen, {"bias": jnp.zeros(2)}, {"bias": jnp.array([30.0, -40.0])})
+    np.testing.assert_allclose(new["bias"], [-0.5, 0.5], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(0.0, 50.0), (1.0, 1.0), (100.0, 50.0)])
+def test_clip_by_global_norm_comes_before_adam(clip, expected):
+    """What Adam has seen, from its first moment: (1 − β₁) of the clipped gradient."""
+    chosen = settings(clip_norm=clip, beta1=0.75)
+    tx = optim.build(chosen, 10, 5)
+    params = {"a": {"kernel": jnp.zeros(1)}, "b": {"bias": jnp.zeros(1)}}
+    grads = {"a": {"kernel": jnp.array([30.0])}, "b": {"bias": jnp.array([-40.0])}}
+    _, state = tx.update(grads, tx.init(params), params)
+    moment = optax.tree.get(state, "mu")
+    assert float(optax.tree.norm(moment)) == pytest.approx(0.25 * expected, rel=1e-6)
+
+
+def test_the_clip_can_be_changed_on_a_checkpoint():
+    """With and without a clip the state has one shape."""
+    params = {"kernel": jnp.zeros((2, 2))}
+    shapes = [
+        jax.tree.structure(optim.build(settings(clip_norm=clip), 10, 5).init(params))
+        for clip in (0.0, 1.0)
+    ]
+    assert shapes[0] == shapes[1]

@@ -1,0 +1,214 @@
+"""A checkpoint at hand: arrays and image files in, classes out."""
+
+import csv
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from hsvit_jax import checkpoint, configfile, data, evaluate, predict, train
+from hsvit_jax import config as config_lib
+
+NAMES = tuple(f"class {i}" for i in range(10))
+
+
+def make_run(folder, steps):
+    """A work folder with untrained one-channel networks, each step's weights its own."""
+    config = configfile.get_config("c2a2:digits,tiny", "model.depth=1")
+    config = config_lib.resolve(config, data.describe("digits"))
+    model = train.build_model(config)
+    init = jax.jit(model.init)
+    meta = {"config": config.to_dict(), "class_names": list(NAMES), "fingerprint": "f" * 64}
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
+        for number in steps:
+            params, stats = init(jax.random.key(number))
+            state = {"params": params, "stats": stats}
+            checkpoints.save(number, state, meta, metric=-float(number), wait=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    make_run(folder, (1, 2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(run):
+    return predict.load(run, devices=jax.devices()[:1])
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), np.uint8)
+
+
+def test_load_chooses_the_step(run, tmp_path):
+    assert predict.load(run).step == 1  # the best: its metric is higher
+    assert predict.load(run, "latest").step == 2
+    assert predict.load(run / "checkpoints", 2).step == 2
+    with pytest.raises(ValueError, match="no step 7"):
+        predict.load(run, 7)
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        predict.load(tmp_path)
+
+
+def test_a_classifier_says_what_it_takes(classifier):
+    assert classifier.image_size == (32, 32) and classifier.channels == 1
+    assert classifier.class_names == NAMES
+    assert classifier.config.model.variant == "c2a2"
+    assert classifier.fingerprint == "f" * 64
+
+
+def test_logits_are_those_of_the_network(classifier, images):
+    mean, std = classifier.config.data.mean[0], classifier.config.data.std[0]
+    x = ((images / 255.0 - mean) / std).astype(np.float32)
+    expected = jax.jit(classifier.model.apply)(classifier.params, classifier.stats, x)[0]
+    found = classifier.logits(images)
+    assert found.dtype == np.float32 and found.shape == (3, 10)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_probabilities(classifier, images):
+    p = classifier.predict(images)
+    assert p.dtype == np.float32
+    np.testing.assert_allclose(p.sum(1), 1, rtol=1e-6)
+    z = classifier.logits(images)
+    np.testing.assert_array_equal(p.argsort(1), z.argsort(1))
+
+
+def test_parts_of_a_batch_and_devices_change_nothing(run, classifier, images):
+    np.testing.assert_allclose(
+        classifier.logits(images, batch=2), classifier.logits(images), atol=1e-6
+    )
+    many = predict.load(run)
+    assert many.mesh.size == 8
+    np.testing.assert_allclose(many.logits(images), classifier.logits(images), atol=1e-5)
+
+
+def test_no_images(classifier):
+    assert classifier.predict(np.zeros((0, 32, 32, 1), np.uint8)).shape == (0, 10)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.zeros((2, 32, 32, 1), np.float32),
+        np.zeros((2, 32, 32, 3), np.uint8),
+        np.zeros((32, 32, 1), np.uint8),
+        np.zeros((2, 28, 28, 1), np.uint8),
+    ],
+)
+def test_other_arrays_are_refused(classifier, wrong):
+    with pytest.raises(ValueError, match=r"uint8 images of shape \(B, 32, 32, 1\); got"):
+        classifier.predict(wrong)
+
+
+def test_the_moving_average_is_what_predicts(run, tmp_path):
+    _, state, meta = checkpoint.load_tree(run)
+    state["ema"] = {
+        "params": jax.tree.map(lambda x: x * 0.5, state["params"]),
+        "stats": state["stats"],
+    }
+    with checkpoint.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(5, state, meta, metric=0.0, wait=True)
+    found, expected = predict.load(tmp_path).params, state["ema"]["params"]
+    for got, averaged in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(got, averaged)
+
+
+def test_it_agrees_with_evaluation(classifier):
+    split = data.load("digits").test
+    size = 40
+    small = data.Split(split.labels[:size], split.images[:size], None)
+    evaluator = evaluate.make_evaluator(
+        classifier.model,
+        classifier.mesh,
+        mean=tuple(classifier.config.data.mean),
+        std=tuple(classifier.config.data.std),
+        num_classes=10,
+    )
+    result = evaluator(classifier.params, classifier.stats, small, 16)
+    hits = classifier.predict(small.images).argmax(1) == small.labels
+    assert result.accuracy == hits.mean()
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two good images, one below another folder in colour, a bad one, and other files."""
+    folder = tmp_path / "pictures"
+    (folder / "more").mkdir(parents=True)
+    grey = np.random.default_rng(1).integers(0, 256, (8, 8), np.uint8)
+    Image.fromarray(grey).save(folder / "b.png")
+    Image.fromarray(np.stack([grey] * 3, -1)).resize((50, 40)).save(folder / "more" / "a.jpg")
+    (folder / "c.png").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("x")
+    (folder / ".hidden.png").write_bytes(b"")
+    (folder / "folder.png").mkdir()
+    return folder
+
+
+def test_image_files(pictures, tmp_path):
+    found = predict.image_files([str(pictures / "c.png"), str(pictures)])
+    names = [str(p.relative_to(pictures)) for p in found]
+    assert names == ["c.png", "b.png", "c.png", "more/a.jpg"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no images in .*empty"):
+        predict.image_files([str(tmp_path / "empty")])
+    with pytest.raises(ValueError, match="no images given"):
+        predict.image_files([])
+    with pytest.raises(ValueError, match=r"no such file or folder: .*x.png"):
+        predict.image_files([str(pictures), str(tmp_path / "x.png")])
+
+
+@pytest.mark.parametrize("at_once", [1, 256])
+def test_a_bad_file_spoils_no_other(classifier, pictures, monkeypatch, at_once):
+    monkeypatch.setattr(predict, "_FILES_AT_ONCE", at_once)
+    files = predict.image_files([str(pictures)])
+    rows, errors = predict.predict_files(classifier, files, top_k=3)
+    assert [(r["file"], r["rank"]) for r in rows] == [
+        (str(pictures / name), rank) for name in ("b.png", "more/a.jpg") for rank in (1, 2, 3)
+    ]
+    assert len(errors) == 1 and "c.png" in errors[0]
+    image = classifier.read(pictures / "b.png")
+    p = classifier.predict(image[None])[0]
+    best = np.argsort(-p)[:3]
+    assert [r["label"] for r in rows[:3]] == [NAMES[k] for k in best]
+    np.testing.assert_allclose([r["probability"] for r in rows[:3]], p[best], rtol=1e-5)
+    assert len(predict.predict_files(classifier, files[:1], top_k=99)[0]) == 10
+
+
+ROWS = [
+    {"file": "a,b.png", "rank": 1, "label": "käse", "probability": 0.75},
+    {"file": "a,b.png", "rank": 2, "label": 'a "cat"', "probability": 0.25},
+    {"file": "c.png", "rank": 1, "label": "dog", "probability": 1.0},
+]
+
+
+def test_rows_as_text():
+    assert predict.render(ROWS, "table").splitlines() == [
+        'a,b.png  käse 75.0%  a "cat" 25.0%',
+        "c.png    dog 100.0%",
+    ]
+    assert json.loads(predict.render(ROWS, "json")) == ROWS
+    assert "käse" in predict.render(ROWS, "json")
+    back = list(csv.DictReader(io.StringIO(predict.render(ROWS, "csv"))))
+    assert [(r["file"], int(r["rank"]), r["label"], float(r["probability"])) for r in back] == [
+        tuple(r.values()) for r in ROWS
+    ]
+    with pytest.raises(ValueError, match="unknown --format 'xml'"):
+        predict.render(ROWS, "xml")
+
+
+def test_a_named_network():
+    model = predict.build_model("c4a8", image_size=64, num_classes=200)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(params)) == 6_885_704
+    assert predict.build_model("c2a2", image_size=(28, 28), channels=1).config.image_channels == 1
+    with pytest.raises(ValueError, match=r"unknown network 'c2a3'. Did you mean c2a2\?"):
+        predict.build_model("c2a3")
+    with pytest.raises(ValueError, match="30×30"):
+        predict.build_model("c2a2", image_size=30)

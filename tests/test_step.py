@@ -1,0 +1,275 @@
+"""The compiled step: one program, no copies, the same result in every form and on every mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_runs import CLASSES, small_config, small_dataset
+
+from hsvit_jax import augment, optim, step, train
+from hsvit_jax import mesh as mesh_lib
+
+DATASET = small_dataset()
+IMAGES, LABELS = DATASET.train.images, DATASET.train.labels
+BATCH = 16
+
+
+class Trainer:
+    """A prepared run with its compiled step in both forms."""
+
+    def __init__(self, *, dataset=DATASET, sgd=False, **settings):
+        self.run = run = train.prepare(small_config(**settings), dataset=dataset)
+        config = run.config
+        if sgd:  # Adam divides by the size of a gradient, which may be rounding alone
+            tx = optax.sgd(0.05)
+            run.make_state = lambda: step.init_state(run.model, tx, 0, ema=True)
+        else:
+            tx = optim.build(config.optim, run.total_steps, run.steps_per_epoch)
+        pure = step.make_train_step(
+            run.model,
+            tx,
+            step.augment_settings(config),
+            run.mesh,
+            seed=config.seed,
+            steps_per_epoch=run.steps_per_epoch,
+            log_every=config.train.log_every,
+            ema_decay=config.train.ema_decay,
+        )
+        self.fresh = step.place_state(run.make_state, run.mesh)
+        self.resident, self.streamed = step.compile_step(pure, self.fresh, run.mesh, BATCH)
+        self.images = mesh_lib.put_replicated(run.mesh, dataset.train.images)
+        self.labels = mesh_lib.put_replicated(run.mesh, dataset.train.labels)
+        self.order_of = step.make_epoch_order(len(dataset.train), config.seed)
+
+    def state(self):
+        """A fresh state that may be donated."""
+        return jax.tree.map(jnp.copy, self.fresh)
+
+    def resident_arguments(self, number):
+        """What the resident form takes at a step."""
+        epoch, place = divmod(number, self.run.steps_per_epoch)
+        order = mesh_lib.put_replicated(self.run.mesh, np.asarray(self.order_of(epoch)))
+        return self.images, self.labels, order, jnp.int32(place * BATCH)
+
+    def streamed_arguments(self, number):
+        """What the streamed form takes at a step."""
+        epoch, place = divmod(number, self.run.steps_per_epoch)
+        ids = np.asarray(self.order_of(epoch))[place * BATCH : (place + 1) * BATCH]
+        arrays = (IMAGES[ids], LABELS[ids], ids)
+        return [mesh_lib.put_batch(self.run.mesh, a) for a in arrays]
+
+    def take(self, state, steps, streamed=False):
+        """State and metrics of each step."""
+        rows = []
+        for number in range(steps):
+            if streamed:
+                state, values = self.streamed(state, *self.streamed_arguments(number))
+            else:
+                state, values = self.resident(state, *self.resident_arguments(number))
+            rows.append(jax.device_get(values))
+        return state, rows
+
+
+@functools.cache
+def one_device():
+    return Trainer(train__log_every=3)
+
+
+def assert_same_bits(got, expected):
+    got, expected = jax.device_get(got), jax.device_get(expected)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for (path, a), b in zip(
+        jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(expected), strict=True
+    ):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
+
+
+def test_resident_and_streamed_give_the_same_bits_and_compile_once():
+    trainer = one_device()
+    one, rows = trainer.take(trainer.state(), 5)
+    other, streamed_rows = trainer.take(trainer.state(), 5, streamed=True)
+    assert_same_bits(one, other)
+    assert_same_bits(rows, streamed_rows)
+    assert trainer.resident._cache_size() == 1
+    assert trainer.streamed._cache_size() == 1
+
+
+def test_the_state_is_donated_and_the_data_set_is_not_copied():
+    trainer = one_device()
+    state = trainer.state()
+    lowered = trainer.resident.lower(state, *trainer.resident_arguments(0))
+    memory = lowered.compile().memory_analysis()
+    state_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
+    assert memory.alias_size_in_bytes >= state_bytes
+    trainer.resident(state, *trainer.resident_arguments(0))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+    assert not trainer.images.is_deleted()
+
+
+def test_working_memory_does_not_hold_the_data_set():
+    trainer = one_device()
+    count = 100_000
+    shapes = (
+        jax.ShapeDtypeStruct((count, *IMAGES.shape[1:]), jnp.uint8),
+        jax.ShapeDtypeStruct((count,), jnp.int32),
+        jax.ShapeDtypeStruct((count,), jnp.int32),
+    )
+    lowered = trainer.resident.lower(trainer.fresh, *shapes, jnp.int32(0))
+    working = lowered.compile().memory_analysis().temp_size_in_bytes
+    assert 0 < working < 0.2 * count * IMAGES[0].nbytes
+
+
+@functools.cache
+def sgd_losses(group, data):
+    trainer = Trainer(sgd=True, mesh__group=group, mesh__data=data)
+    state, rows = trainer.take(trainer.state(), 3)
+    assert trainer.resident._cache_size() == 1
+    return [float(row["loss"]) for row in rows], jax.device_get(step.averaged(state))
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
+def test_a_run_does_not_depend_on_the_mesh(shape):
+    """Augmentation, mixing and dropout included: the same losses, statistics and averages."""
+    expected, expected_average = sgd_losses(1, 1)
+    losses, average = sgd_losses(*shape)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(average), jax.tree.leaves(expected_average), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(b).max(), 0.1))
+    assert len(set(expected)) == 3
+
+
+def test_augmented_batch_does_not_depend_on_the_mesh():
+    settings = step.augment_settings(one_device().run.config)
+    ids = np.asarray(one_device().order_of(0))[:BATCH]
+    keys = (step.run_key(0, 2), step.run_key(0, 3))
+
+    @jax.jit
+    def make(images, labels, ids):
+        return augment.train_batch(settings, *keys, images, labels, ids)
+
+    batches = []
+    for data in (1, 8):
+        mesh = mesh_lib.make(1, data, groups=8)
+        arrays = (mesh_lib.put_batch(mesh, a) for a in (IMAGES[ids], LABELS[ids], ids))
+        batches.append(make(*arrays))
+    assert_same_bits(*batches)
+
+
+# --- Steps that must not be taken ----------------------------------------------------------------
+
+COUNTERS = ("step", "bad", "skipped", "meter")
+
+
+def without_counters(state):
+    return {k: v for k, v in state.items() if k not in COUNTERS}
+
+
+def test_a_bad_step_changes_only_the_counters():
+    """A NaN among the parameters: loss and gradient are not finite."""
+    trainer = one_device()
+    state, _ = trainer.take(trainer.state(), 1)
+    state["params"]["head"]["linear"]["bias"] = (
+        state["params"]["head"]["linear"]["bias"].at[0].set(jnp.nan)
+    )
+    before = jax.device_get(state)
+    number = 1
+    for bad in (1, 2):
+        state, values = trainer.resident(state, *trainer.resident_arguments(number))
+        number += 1
+        assert_same_bits(without_counters(state), without_counters(before))
+        assert (int(state["step"]), int(state["bad"]), int(state["skipped"])) == (number, bad, bad)
+        assert (int(values["bad"]), int(values["skipped"])) == (bad, bad)
+    assert_same_bits(state["meter"], before["meter"])  # the mean is of the steps that were taken
+    assert float(values["loss"]) == pytest.approx(float(before["meter"]["loss"]))
+    # A good step follows: counted, and no longer in a row.
+    state["params"]["head"]["linear"]["bias"] = jnp.zeros(CLASSES)
+    state, values = trainer.resident(state, *trainer.resident_arguments(number))
+    assert (int(values["bad"]), int(values["skipped"])) == (0, 2)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_gradient_that_is_not_finite_is_a_bad_step(value):
+    """In a leaf of the groups, whose gradient another device may hold."""
+    trainer = one_device()
+    state = trainer.state()
+    kernel = state["params"]["groups"]["blocks"]["0"]["out_kernel"]
+    state["params"]["groups"]["blocks"]["0"]["out_kernel"] = kernel.at[7, 0, 0].set(value)
+    before = jax.device_get(state)
+    state, values = trainer.resident(state, *trainer.resident_arguments(0))
+    assert_same_bits(without_counters(state), without_counters(before))
+    assert int(values["bad"]) == 1
+
+
+def test_an_update_that_overflows_is_a_bad_step():
+    """Loss and gradient are finite, the parameters after it would not be."""
+    trainer = Trainer(optim__learning_rate=3e38, optim__warmup_epochs=0.0, optim__weight_decay=5.0)
+    before = jax.device_get(trainer.fresh)
+    state, values = trainer.resident(trainer.state(), *trainer.resident_arguments(0))
+    assert np.isfinite(values["grad_norm"])
+    assert int(values["bad"]) == 1
+    assert_same_bits(without_counters(state), without_counters(before))
+
+
+# --- What a step keeps ---------------------------------------------------------------------------
+
+
+def test_moving_average():
+    """ema ← r·ema + (1 − r)·new, with r = min(decay, (1 + n)/(10 + n)), of params and stats."""
+    trainer = one_device()
+    decay = trainer.run.config.train.ema_decay
+    assert decay == 0.98
+    expected = jax.device_get({k: trainer.fresh[k] for k in ("params", "stats")})
+    state = trainer.state()
+    for number in range(4):
+        state, _ = trainer.resident(state, *trainer.resident_arguments(number))
+        rate = min(decay, (1 + number) / (10 + number))
+        now = jax.device_get({k: state[k] for k in ("params", "stats")})
+        expected = jax.tree.map(lambda a, b, r=rate: r * a + (1 - r) * b, expected, now)
+    got = jax.device_get(state["ema"])
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert step.averaged(state)[0] is state["ema"]["params"]
+
+
+def test_metrics_are_means_since_the_last_log_line():
+    """log_every=3: the sums start anew at steps 0 and 3."""
+    trainer = one_device()
+    state, means, losses = trainer.state(), [], []
+    for number in range(5):
+        alone = jax.tree.map(jnp.copy, state)
+        alone["meter"] = jax.tree.map(jnp.zeros_like, alone["meter"])
+        arguments = trainer.resident_arguments(number)
+        losses.append(float(trainer.resident(alone, *arguments)[1]["loss"]))
+        state, values = trainer.resident(state, *arguments)
+        means.append(float(values["loss"]))
+    since = [slice(0, 1), slice(0, 2), slice(0, 3), slice(3, 4), slice(3, 5)]
+    np.testing.assert_allclose(means, [np.mean(losses[s]) for s in since], rtol=1e-5)
+    assert len(set(losses)) == 5
+
+
+def test_epoch_orders_are_permutations_that_differ():
+    order_of = step.make_epoch_order(70, 0)
+    orders = [np.asarray(order_of(epoch)) for epoch in range(3)]
+    for order in orders:
+        assert order.dtype == np.int32
+        np.testing.assert_array_equal(np.sort(order), np.arange(70))
+    assert not np.array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[1], orders[2])
+    assert not np.array_equal(orders[0], np.arange(70))
+    np.testing.assert_array_equal(orders[1], step.make_epoch_order(70, 0)(1))
+    assert not np.array_equal(orders[0], step.make_epoch_order(70, 1)(0))
+
+
+def test_plain_state_goes_there_and_back():
+    trainer = one_device()
+    plain = step.to_plain(trainer.fresh)
+    kinds = {type(x) for x in jax.tree.leaves(plain, is_leaf=lambda x: not isinstance(x, dict))}
+    assert all(issubclass(kind, jax.Array) for kind in kinds)
+    assert_same_bits(step.from_plain(plain, trainer.fresh), trainer.fresh)
+    template = step.state_template(trainer.run.make_state, trainer.run.mesh)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), template) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), plain
+    )
