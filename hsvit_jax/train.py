@@ -287,14 +287,19 @@ def _comparable(config: dict) -> dict:
 
 
 def refuse_mismatch(saved: dict, wanted: dict) -> None:
-    """Raises ValueError with the differences in shapes, classes or data, if there are any."""
+    """Raises ValueError with the differences in shapes, classes or data, if there are any; the
+    settings that may have caused them come first."""
     lines = []
     for name in ("shapes", "class_names", "fingerprint"):
         old, new = saved.get(name), wanted[name]
         if old is not None and old != new:
-            pair = ({name: old}, {name: new})
-            lines += checkpoint.diff(*pair) if isinstance(old, dict) else [_differs(name, old, new)]
+            lines += _differences(name, old, new)
     if lines:
+        settings = [
+            {part: meta.get("config", {}).get(part, {}) for part in ("model", "data")}
+            for meta in (saved, wanted)
+        ]
+        lines = checkpoint.diff(*settings) + lines
         raise ValueError(
             "the checkpoint in this folder is of another network or other data:\n  "
             + "\n  ".join(lines)
@@ -302,13 +307,22 @@ def refuse_mismatch(saved: dict, wanted: dict) -> None:
         )
 
 
-def _differs(name: str, old: Any, new: Any) -> str:
-    """One line for a list or string that changed."""
+def _differences(name: str, old: Any, new: Any) -> list[str]:
+    """Lines for shapes, class names or a fingerprint that changed."""
+    if isinstance(old, dict):
+        return checkpoint.diff(*({k: _by(v) for k, v in shapes.items()} for shapes in (old, new)))
     if isinstance(old, list):
         gone = [c for c in old if c not in new]
         come = [c for c in new if c not in old]
-        return f"{name}: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {come}"
-    return f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"
+        if not gone and not come:
+            return [f"{name}: the same, in another order: checkpoint {old}, data {new}"]
+        return [f"{name}: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {come}"]
+    return [f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"]
+
+
+def _by(shape: list[int]) -> str:
+    """[3, 4] as 3×4."""
+    return "×".join(map(str, shape))
 
 
 def _best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:

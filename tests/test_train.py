@@ -7,9 +7,16 @@ import signal
 import jax
 import numpy as np
 import pytest
-from small_runs import metric_lines, small_config, small_dataset
+from small_runs import metric_lines, remembered_compilations, small_config, small_dataset
 
 from hsvit_jax import checkpoint, evaluate, signals, train
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_once(tmp_path_factory):
+    """Most runs here are of the same programs."""
+    with remembered_compilations(tmp_path_factory.mktemp("compiled")):
+        yield
 
 
 def run(workdir, *, dataset=None, **settings):
@@ -155,7 +162,7 @@ def test_divergence_stops_with_the_last_checkpoint_intact(tmp_path):
     """A learning rate that overflows the parameters, from a good checkpoint on."""
     run(tmp_path, train__steps=4)
     before = checkpoint.load_tree(tmp_path)
-    with pytest.raises(train.Diverged, match="3 steps in a row, up to step 7.*learning_rate"):
+    with pytest.raises(train.Diverged, match=r"3 steps in a row, up to step 7.*learning_rate"):
         run(tmp_path, train__steps=40, optim__learning_rate=1e38, optim__weight_decay=1e30)
     after = checkpoint.load_tree(tmp_path)
     assert after[0] == before[0] == 4
