@@ -1,9 +1,11 @@
 """Training: from a configuration and a folder to a trained, evaluated, checkpointed network."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -187,6 +189,7 @@ def train(
     config = run.config
     _make_workdir(workdir)
     with (
+        _only_run_in(workdir, lead),
         checkpoint.Checkpoints(
             workdir / "checkpoints",
             keep_latest=config.checkpoint.keep_latest,
@@ -238,6 +241,30 @@ def _make_workdir(workdir: Path) -> None:
             f"cannot write to the work folder {workdir}: {error.strerror}; choose another with "
             "--workdir"
         ) from error
+
+
+@contextlib.contextmanager
+def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
+    """Holds the folder's lock: two runs at once would write over each other's checkpoints.
+
+    The lock goes with the process, so that nothing is left behind by `kill -9`.
+    """
+    if not lead or os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    with (workdir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another run is using the work folder {workdir}: wait for it to end, or choose "
+                "another with --workdir"
+            ) from None
+        except OSError:  # a file system without locks: nothing to hold on to
+            pass
+        yield
 
 
 def _data_progress(what: str, done: int, total: int) -> None:

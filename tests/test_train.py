@@ -1,5 +1,6 @@
 """The whole run in one process: what it evaluates and saves, when it stops, what it refuses."""
 
+import fcntl
 import json
 import os
 import signal
@@ -156,6 +157,15 @@ def test_a_workdir_that_cannot_be_written(tmp_path):
     with pytest.raises(ValueError, match="--workdir"):
         run(tmp_path / "file" / "run")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_workdir_in_use_is_refused_and_free_again_afterwards(tmp_path):
+    with (tmp_path / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match=r"another run is using the work folder.*--workdir"):
+            run(tmp_path, train__steps=1)
+        assert not (tmp_path / "checkpoints").exists()
+    run(tmp_path, train__steps=0)
 
 
 def test_divergence_stops_with_the_last_checkpoint_intact(tmp_path):
