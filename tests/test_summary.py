@@ -45,6 +45,7 @@ def network(variant, pixels, channels, classes, argument=None):
     else:
         config = CONFIGS[variant].get_config(argument)
     info = SimpleNamespace(
+        flip=True,
         image_size=(pixels, pixels),
         channels=channels,
         num_classes=classes,
@@ -103,4 +104,4 @@ def test_what_xla_counts():
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (5 * 2**40, "5 TiB")]
 )
 def test_bytes(count, text):
-    assert summary._bytes(count) == text
+    assert summary.byte_text(count) == text

@@ -233,14 +233,14 @@ def test_a_stop_during_evaluation_leaves_the_same_metrics(tmp_path, monkeypatch,
 
 def test_a_stop_before_the_first_step_saves_the_start(tmp_path, monkeypatch):
     """As when the signal comes while the step is prepared."""
-    loop = train._Loop.__init__
+    loop = train.Loop.__init__
 
     def signalled(self, *args):
         loop(self, *args)
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train._Loop, "__init__", signalled)
+        patch.setattr(train.Loop, "__init__", signalled)
         with pytest.raises(signals.Interrupted) as caught:
             run(tmp_path / "cut", train__steps=4)
     assert (caught.value.step, caught.value.exit_code) == (0, 130)

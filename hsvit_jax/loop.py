@@ -1,0 +1,239 @@
+"""The loop over steps: data in, metrics out, evaluation and checkpoints at epoch ends."""
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from jax.sharding import Mesh
+
+from hsvit_jax import checkpoint, data, metrics, optim, signals
+from hsvit_jax import evaluate as evaluate_lib
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import step as step_lib
+
+# Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
+_WINDOW = 4
+
+
+class Diverged(Exception):
+    """Loss or gradient was not finite several steps in a row; none of those steps was applied."""
+
+
+@dataclasses.dataclass
+class Run:
+    """Everything that stands before the first step, built once: shared by training and tests."""
+
+    config: ml_collections.ConfigDict
+    dataset: data.Dataset
+    model: Any
+    mesh: Mesh
+    steps_per_epoch: int
+    total_steps: int
+    make_state: Callable[[], dict]
+
+    @property
+    def meta(self) -> dict:
+        """What a checkpoint must agree with, and what eval and predict need to know."""
+        shapes = jax.eval_shape(self.make_state)
+        return {
+            "config": self.config.to_dict(),
+            "class_names": list(self.dataset.info.class_names),
+            "fingerprint": self.dataset.fingerprint,
+            "shapes": _shapes({"params": shapes["params"], "stats": shapes["stats"]}),
+        }
+
+
+def _shapes(tree: dict) -> dict[str, list[int]]:
+    """'params.head.linear.kernel' → its shape, for a readable difference."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {".".join(str(k.key) for k in path): list(leaf.shape) for path, leaf in flat}
+
+
+class Loop:
+    """The loop over steps: data in, metrics out, evaluation and checkpoints at epoch ends."""
+
+    def __init__(
+        self,
+        run: Run,
+        checkpoints: checkpoint.Checkpoints,
+        log: metrics.MetricLog,
+        bar: metrics.Progress,
+        stop: signals.StopRequests,
+    ) -> None:
+        self.r, self.checkpoints, self.log, self.bar, self.stop = run, checkpoints, log, bar, stop
+        config = run.config
+        self.schedule = optim.schedule(config.optim, run.total_steps, run.steps_per_epoch)
+        self.meta = run.meta
+        self.evaluator = evaluate_lib.make_evaluator(
+            run.model,
+            run.mesh,
+            mean=tuple(config.data.mean),
+            std=tuple(config.data.std),
+            num_classes=config.data.num_classes,
+            aggregate=config.mesh.aggregate,
+        )
+        self.pending: collections.deque = collections.deque()
+        self.marks: tuple[float, int] = (0.0, 0)
+
+    def run(self, state: dict) -> dict:
+        """Takes the remaining steps."""
+        run, config = self.r, self.r.config
+        number = int(state["step"])
+        tx = optim.build(config.optim, run.total_steps, run.steps_per_epoch)
+        pure = step_lib.make_train_step(
+            run.model,
+            tx,
+            step_lib.augment_settings(config),
+            run.mesh,
+            seed=config.seed,
+            steps_per_epoch=run.steps_per_epoch,
+            log_every=config.train.log_every,
+            ema_decay=config.train.ema_decay,
+            aggregate=config.mesh.aggregate,
+        )
+        compiled = step_lib.compile_step(pure, state, run.mesh, config.train.batch, run.model)
+        take = (
+            self._resident(*compiled) if run.dataset.resident else self._streamed(*compiled, number)
+        )
+        self.marks = (time.monotonic(), number)
+        if number == run.total_steps == 0 and not self.checkpoints.steps():
+            self._end_epoch(state, number)  # no step was asked for: the fresh network is the result
+        while True:
+            if self.stop.signum is not None:
+                self._drain()
+                self._save(state, number, None, wait=True)
+                raise signals.Interrupted(self.stop.signum, number)
+            if number >= run.total_steps:
+                return state
+            state, values = take(state, number)
+            number += 1
+            self.pending.append((number, values))
+            if len(self.pending) > _WINDOW:
+                self._settle()
+            if number == run.total_steps or number % run.steps_per_epoch == 0:
+                self._drain()
+                self._end_epoch(state, number)
+
+    def _resident(self, resident: Callable, streamed: Callable) -> Callable:
+        """Takes batches from a data set that lies whole on every device."""
+        run = self.r
+        images = mesh_lib.put_replicated(run.mesh, run.dataset.train.images)
+        labels = mesh_lib.put_replicated(run.mesh, run.dataset.train.labels)
+        order_of = step_lib.make_epoch_order(len(run.dataset.train), run.config.seed)
+        orders: dict[int, jax.Array] = {}
+
+        def take(state: dict, number: int) -> tuple[dict, dict]:
+            epoch, place = divmod(number, run.steps_per_epoch)
+            if epoch not in orders:
+                orders.clear()
+                orders[epoch] = mesh_lib.put_replicated(run.mesh, np.asarray(order_of(epoch)))
+            first = jnp.int32(place * run.config.train.batch)
+            return resident(state, images, labels, orders[epoch], first)
+
+        return take
+
+    def _streamed(self, resident: Callable, streamed: Callable, first: int) -> Callable:
+        """Takes batches that are decoded on the host, in the same order with the same keys."""
+        from hsvit_jax.data import stream
+
+        run = self.r
+        order_of = step_lib.make_epoch_order(len(run.dataset.train), run.config.seed)
+
+        def batches() -> Iterator[np.ndarray]:
+            epoch, order = -1, np.empty(0, np.int32)
+            for number in range(first, run.total_steps):
+                now, place = divmod(number, run.steps_per_epoch)
+                if now != epoch:
+                    epoch, order = now, np.asarray(order_of(now))
+                start = place * run.config.train.batch
+                yield order[start : start + run.config.train.batch]
+
+        source = iter(stream.stream_batches(run.dataset.train, batches()))
+
+        def take(state: dict, number: int) -> tuple[dict, dict]:
+            arrays = (mesh_lib.put_batch(run.mesh, a) for a in next(source))
+            return streamed(state, *arrays)
+
+        return take
+
+    def _settle(self) -> None:
+        """Waits for the oldest step in flight and looks at it."""
+        number, values = self.pending.popleft()
+        train = self.r.config.train
+        bad = int(values["bad"])
+        if bad >= train.bad_steps_limit:
+            raise Diverged(
+                f"loss or gradient was not finite for {bad} steps in a row, up to step {number}; "
+                "none of them was applied, and the last good checkpoint is untouched. A lower "
+                "optim.learning_rate, a smaller optim.clip_norm or float32 may help."
+            )
+        if number % train.log_every and number != self.r.total_steps:
+            return
+        got = jax.device_get(values)
+        now, (since, before) = time.monotonic(), self.marks
+        self.marks = (now, number)
+        pace = (number - before) / max(now - since, 1e-9)
+        epoch = (number - 1) // self.r.steps_per_epoch
+        line = {
+            "epoch": epoch,
+            "loss": float(got["loss"]),
+            "accuracy": float(got["accuracy"]),
+            # A skipped step does not move the schedule on.
+            "learning_rate": float(self.schedule(max(number - 1 - int(got["skipped"]), 0))),
+            "grad_norm": float(got["grad_norm"]),
+            "images_per_second": pace * train.batch,
+            "skipped_steps": int(got["skipped"]),
+        }
+        self.log.write(number, line)
+        left = (self.r.total_steps - number) / max(pace, 1e-9)
+        self.bar.update(number, epoch, {**line, "seconds_left": left})
+
+    def _drain(self) -> None:
+        while self.pending:
+            self._settle()
+
+    def _end_epoch(self, state: dict, number: int) -> None:
+        """Evaluates and saves where the configuration asks for it, and always at the very end."""
+        train, last = self.r.config.train, number == self.r.total_steps
+        epochs = number // self.r.steps_per_epoch
+        metric = None
+        split = train.select_on
+        if (last or epochs % train.eval_every == 0) and len(getattr(self.r.dataset, split)):
+            result = self.evaluate(state, split)
+            self.tell(number, split, result)
+            metric = result.accuracy if math.isfinite(result.loss) else math.nan
+        if last or epochs % self.r.config.checkpoint.every == 0 or metric is not None:
+            self._save(state, number, metric, wait=last)
+        self.marks = (time.monotonic(), number)
+
+    def evaluate(
+        self, state: dict, split: str, before_batch: Callable[[], None] = lambda: None
+    ) -> evaluate_lib.Evaluation:
+        """Evaluates a split of the run's data."""
+        params, stats = step_lib.averaged(state)
+        part = getattr(self.r.dataset, split)
+        batch = max(self.r.config.train.batch, 256)
+        return self.evaluator(params, stats, part, batch, before_batch)
+
+    def tell(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
+        """Writes an evaluation's line to the metrics, and says it."""
+        values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
+        self.log.write(step, values | {"top5": result.top5, "examples": result.examples})
+        self.bar.say(
+            f"step {step:,}  {split} accuracy {result.accuracy:.2%}  loss {result.loss:.4f}"
+        )
+
+    def give_up(self) -> None:
+        """Ends the evaluations after the last step when asked to: everything is saved by then."""
+        if self.stop.signum is not None:
+            raise signals.Interrupted(self.stop.signum, self.r.total_steps)
+
+    def _save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
+        self.checkpoints.save(number, step_lib.to_plain(state), self.meta, metric=metric, wait=wait)
