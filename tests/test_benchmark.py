@@ -127,7 +127,7 @@ def test_real_data_without_augmentation_and_a_trace(records, tmp_path):
 def parts_alone(monkeypatch):
     """Leaves out of the parts what the other tests compile: the whole step, its batch, `init`."""
 
-    def zeros(make, _):
+    def zeros(make, *_):
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
 
     monkeypatch.setattr(step, "place_state", zeros)

@@ -44,6 +44,9 @@ def test_a_run_shorter_than_its_warm_up_only_warms_up():
 
 def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
     config = {
+        "trunk": "replicated",
+        "towers": 1,
+        "group_dropout": 0.0,
         "family": "hsvit",
         "variant": "c2a2",
         "ablation": "none",
