@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from small_runs import digest, metric_lines, remembered_compilations, small_config, small_dataset
 
-from hsvit_jax import checkpoint, train
+from hsvit_jax import checkpoint, loop, train
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -194,7 +194,7 @@ def interrupt_after(workdir, step, **settings):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "_WINDOW", 0)  # each step is told as soon as it is taken
+        patch.setattr(loop, "_WINDOW", 0)  # each step is told as soon as it is taken
         patch.setattr(metrics.MetricLog, "write", signalled)
         with pytest.raises(signals.Interrupted) as caught:
             run(workdir, **settings)
