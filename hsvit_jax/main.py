@@ -1,5 +1,6 @@
 """The command line: flags, then one call. Everything else can be imported from a notebook."""
 
+import contextlib
 import sys
 
 from hsvit_jax import host
@@ -55,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
     argv = sys.argv if argv is None else argv
     if len(argv) == 1:
-        print(USAGE)
+        with contextlib.suppress(BrokenPipeError):
+            print(USAGE, flush=True)
         return 2
     from hsvit_jax import commands
 
