@@ -40,8 +40,17 @@ def compiled_flops(model: Any) -> float:
     return float(forward.lower(params, stats, images).compile().cost_analysis()["flops"])
 
 
-def activation_bytes(model: Any, batch: int) -> int:
-    """Bytes a compiled training step of `batch` images holds besides its arguments and results."""
+def forward_bytes(model: Any, batch: int) -> int:
+    """Peak bytes of the compiled evaluation forward of `batch` images, its arguments included."""
+    forward = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
+    return _peak_bytes(forward.lower(*_shapes(model, batch)).compile())
+
+
+def training_bytes(model: Any, batch: int) -> int:
+    """Peak bytes of a compiled forward and backward pass of `batch` images.
+
+    Parameters, images and gradients included; the optimizer's moments are not part of it.
+    """
 
     def loss(params: dict, stats: dict, images: jax.Array, labels: jax.Array, key: jax.Array):
         logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
@@ -51,7 +60,14 @@ def activation_bytes(model: Any, batch: int) -> int:
     step = jax.jit(jax.grad(loss, has_aux=True))
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     lowered = step.lower(*_shapes(model, batch), labels, jax.eval_shape(jax.random.key, 0))
-    return int(lowered.compile().memory_analysis().temp_size_in_bytes)
+    return _peak_bytes(lowered.compile())
+
+
+def _peak_bytes(program: Any) -> int:
+    """Arguments, results and what is held between them: no back end reports less than it uses."""
+    memory = program.memory_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return int(held + memory.temp_size_in_bytes - memory.alias_size_in_bytes)
 
 
 def _shapes(model: Any, batch: int) -> tuple[dict, dict, jax.ShapeDtypeStruct]:
@@ -64,7 +80,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     """The layer table and the totals of `model` as text, for the training that `config` describes.
 
     config: resolved (`hsvit_jax.config.resolve`); of it, `train.batch`, `train.ema_decay` and the
-    names in `model` are read. Compiles two programs, which takes seconds for a large network.
+    names in `model` are read. Compiles three programs, which takes seconds for a large network.
     """
     count, batch = parameters(model), config.train.batch
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
@@ -82,8 +98,9 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         f"{jax.default_backend()}, the last block for its CLS only)",
         f"bytes {byte_text(4 * count)} parameters + {byte_text(8 * count)} AdamW moments{ema}, "
         "float32",
-        f"activations {byte_text(activation_bytes(model, batch))} (training step, batch {batch}, "
-        f"{model.dtype} computation, compiled for {jax.default_backend()}, one device)",
+        f"memory {byte_text(forward_bytes(model, batch))} forward, "
+        f"{byte_text(training_bytes(model, batch))} forward and backward (peak of the compiled "
+        f"program, batch {batch}, {model.dtype}, {jax.default_backend()}, one device)",
     ]
     return "\n".join(lines)
 

@@ -299,7 +299,8 @@ def test_summary(capfd, monkeypatch, data_set):
     from hsvit_jax import summary
 
     monkeypatch.setattr(summary, "compiled_flops", lambda model: 0.0)
-    monkeypatch.setattr(summary, "activation_bytes", lambda model, batch: 0)
+    for name in ("forward_bytes", "training_bytes"):
+        monkeypatch.setattr(summary, name, lambda model, batch: 0)
     config = CONFIG.replace("c2a2.py:digits,tiny", "c4a8.py:" + data_set)
     code, out, err = call(capfd, "--mode=summary", config)
     assert (code, err) == (0, "")

@@ -89,15 +89,19 @@ def test_the_text():
     printed = [int(line.split()[-2].replace(",", "")) for line in table]
     assert sum(printed) == summary.parameters(model)
     assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
-    assert re.search(r"^activations [\d.]+ [MG]iB \(training step, batch 128,", text, re.M)
+    memory = r"^memory [\d.]+ [MG]iB forward, [\d.]+ [MG]iB forward and backward \(.*batch 128,"
+    assert re.search(memory, text, re.M)
 
 
 def test_what_xla_counts():
     _, model = network("small", 32, 3, 10)
     counted = summary.compiled_flops(model)
     assert 0.5 * summary.flops(model) < counted < 2 * summary.flops(model)
-    small, large = (summary.activation_bytes(model, batch) for batch in (8, 32))
+    small, large = (summary.training_bytes(model, batch) for batch in (8, 32))
     assert 2 * small < large < 5 * small
+    assert summary.forward_bytes(model, 32) < large
+    images = 4 * 32 * 32 * 32 * 3
+    assert summary.forward_bytes(model, 32) > 4 * summary.parameters(model) + images
 
 
 @pytest.mark.parametrize(

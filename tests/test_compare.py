@@ -1,0 +1,114 @@
+"""The comparison: one row for each system, equal conditions, and what it writes."""
+
+import csv
+import shutil
+
+import pytest
+
+from hsvit_jax import compare
+
+ROWS = [
+    compare.Row("a b", "x:a,b", 2.0, 1000, 5_000_000, 64, 2**20, 2**22, 1234.5, (0.5, 0.7)),
+    compare.Row("c", "y", 2.0, 2_000_000, 7_000_000, 64, 2**21, 2**23, 88.0, (0.9, 0.9)),
+]
+SPECS = ["c2a2:digits,tiny", "c3a4:digits,tiny"]
+SETTINGS = [
+    "train.steps=1",
+    "train.ema_decay=0.0",
+    "model.depth=1",
+    "model.embed_dim=8",
+    "mesh.data=1",
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two small systems, trained for a step each."""
+    out = tmp_path_factory.mktemp("comparison")
+    rows = compare.compare(SPECS, out, settings=SETTINGS, batch=8, verbose=False)
+    return out, rows
+
+
+def test_a_row_for_each_system(made):
+    out, rows = made
+    assert {row.name for row in rows} == {"c2a2 tiny", "c3a4 tiny"}
+    assert rows[0].accuracy >= rows[1].accuracy
+    by_name = {row.name: row for row in rows}
+    small, large = by_name["c2a2 tiny"], by_name["c3a4 tiny"]
+    assert small.parameters < large.parameters
+    assert small.flops < large.flops
+    assert small.forward_bytes < small.training_bytes
+    assert all(row.images_per_second > 0 and 0 <= row.accuracy <= 1 for row in rows)
+    assert len([p for p in out.iterdir() if (p / "checkpoints").is_dir()]) == 2
+
+
+def test_what_is_trained_is_not_trained_again(made, tmp_path):
+    out, rows = made
+    shutil.copytree(out, tmp_path / "copy")
+    logs = sorted((tmp_path / "copy").glob("*/metrics.jsonl"))
+    before = [log.read_bytes() for log in logs]
+    row = next(row for row in rows if row.name == "c2a2 tiny")
+    again = compare.compare(SPECS[:1], tmp_path / "copy", settings=SETTINGS, batch=8, verbose=False)
+    assert again == [row]
+    assert [log.read_bytes() for log in logs] == before
+
+
+def test_the_table():
+    lines = compare.table(ROWS).splitlines()
+    assert lines[0].count("|") == len(compare.COLUMNS) + 1
+    assert lines[2] == "| a b | 1,000 | 0.005 G | 1 MiB | 4 MiB | 1,234 | 60.00% ± 14.14 |"
+    assert lines[3].endswith("| 90.00% ± 0.00 |")
+
+
+def test_what_is_written(tmp_path):
+    markdown, table, plot = compare.write(ROWS, tmp_path, "python -m hsvit_jax.compare x:a,b y")
+    text = markdown.read_text()
+    assert compare.table(ROWS) in text
+    assert "    python -m hsvit_jax.compare x:a,b y\n" in text
+    assert "2 epochs, 2 seeds, ± one standard deviation" in text
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["a b", "c"]
+    assert float(rows[0]["accuracy"]) == pytest.approx(0.6)
+    assert rows[0]["accuracies"] == "0.5 0.7"
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("specs", "settings", "seeds", "said"),
+    [
+        (["c2a2:digits", "c2a2:digits"], [], [0], "named twice"),
+        (["c2a2:digits", "c3a4:cifar10"], [], [0], "the same data, but of data.name c2a2:digits"),
+        (["c2a2:digits", "c3a4:digits,paper"], [], [0], "equal training, but train.epochs"),
+        (["c2a2:digits"], [], [0, 0], "different whole numbers"),
+        (["c2a2:digits"], ["model.groups=5"], [0], "c2a2:digits: .*groups=5"),
+        (["c9a9:digits"], [], [0], "unknown network"),
+    ],
+)
+def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, said):
+    with pytest.raises(ValueError, match=said):
+        compare.compare(specs, tmp_path, settings=settings, seeds=seeds, verbose=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("configs/c2a2.py:digits", "c2a2"),
+        ("configs/vix.py:vin, hybrid,cifar10,paper", "vix vin hybrid"),
+        ("c3a4:folder=my_images,conv_only", "c3a4 conv_only"),
+    ],
+)
+def test_names(spec, name):
+    assert compare.name_of(spec) == name
+
+
+def test_mistakes_on_the_command_line(capsys):
+    assert compare.main(["compare"]) == 2
+    assert "usage:" in capsys.readouterr().err
+    assert compare.main(["compare", "c2a2:digits", "--seeds=x"]) == 1
+    assert "whole numbers; got x" in capsys.readouterr().err
+    assert compare.main(["compare", "c2a2:digits", "--sedes=1"]) == 2
+    assert "sedes" in capsys.readouterr().err
+    assert compare.main(["compare", "c2a2:digitz"]) == 1
+    assert "Did you mean digits?" in capsys.readouterr().err
