@@ -38,12 +38,14 @@ exit "${todo[i]##*:}"
 
 @pytest.fixture
 def local(tmp_path):
-    """The environment for local.sh, with the stand-in for Python."""
+    """The environment for local.sh, with the stand-in for Python; ends what a failed test left."""
     python = program(tmp_path / "bin", "python", STAND_IN)
     out = tmp_path / "out"
     out.mkdir()
-    env = {"PYTHON": str(python), "OUT": str(out), "JAX_PLATFORMS": "cpu", "DO": "0 0"}
-    return env, out
+    yield {"PYTHON": str(python), "OUT": str(out), "JAX_PLATFORMS": "cpu", "DO": "0 0"}, out
+    for i in range(2):
+        if (out / f"pid.{i}").exists() and is_running(out, i):
+            os.kill(int((out / f"pid.{i}").read_text()), signal.SIGKILL)
 
 
 def wait_until(condition: Callable[[], object]) -> None:
