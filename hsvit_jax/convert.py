@@ -26,7 +26,8 @@ import numpy as np
 from hsvit_jax import config as configs
 from hsvit_jax import convert_hsvit, models
 from hsvit_jax.checkpoint import Checkpoints
-from hsvit_jax.convert_hsvit import Tensors, params_from_torch
+from hsvit_jax.convert_hsvit import params_from_torch
+from hsvit_jax.convert_tensors import Tensors
 
 _TORCH_SUFFIXES = (".ckpt", ".pt", ".pth")
 #: What the readers of damaged or foreign files raise; each becomes one ValueError naming the file.
@@ -129,25 +130,29 @@ def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
 class Family(NamedTuple):
     """How one family's files are read; a further family adds an entry to `FAMILIES`."""
 
-    marker: str  # a key that every file of the family has, after an optional prefix
+    markers: tuple[str, ...]  # every file has one of these keys, after an optional prefix
     settings: Callable[[Tensors, dict[str, Any]], tuple[dict, dict]]
     params: Callable[[Tensors, Any], tuple[dict, dict]]
 
 
 FAMILIES: Mapping[str, Family] = {
-    "hsvit": Family("classifier.mlp_head.1.weight", convert_hsvit.settings, params_from_torch)
+    "hsvit": Family(("classifier.mlp_head.1.weight",), convert_hsvit.settings, params_from_torch),
 }
 
 
-def _without_prefix(tensors: dict[str, np.ndarray], marker: str) -> dict[str, np.ndarray]:
+def _without_prefix(
+    tensors: dict[str, np.ndarray], markers: tuple[str, ...]
+) -> dict[str, np.ndarray]:
     """Drops what a wrapper (Lightning, DataParallel, compile) puts before every key."""
-    if marker in tensors:
-        return tensors
-    prefixes = [k.removesuffix(marker) for k in tensors if k.endswith("." + marker)]
-    if len(prefixes) > 1:
-        raise ValueError(f"several networks in one file, under {prefixes}: save one of them")
-    prefix = prefixes[0] if prefixes else ""
-    return {k.removeprefix(prefix): v for k, v in tensors.items()}
+    for marker in markers:
+        if marker in tensors:
+            return tensors
+        prefixes = [k.removesuffix(marker) for k in tensors if k.endswith("." + marker)]
+        if len(prefixes) > 1:
+            raise ValueError(f"several networks in one file, under {prefixes}: save one of them")
+        if prefixes:
+            return {k.removeprefix(prefixes[0]): v for k, v in tensors.items()}
+    return tensors
 
 
 # --- Converting ----------------------------------------------------------------------------------
@@ -187,9 +192,11 @@ def convert_file(
         raise ValueError(f"{path}: `constructor` in its `config` is not a JSON object")
     options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}
     options["pool_strides"] = strides
-    given = given | {k: v for k, v in options.items() if v is not None}
+    patched = description.get("patched_or_fixed")  # what the reference's source hard-codes
+    given = (patched if isinstance(patched, dict) else {}) | given
+    given |= {k: v for k, v in options.items() if v is not None}
     try:
-        tensors = _without_prefix(tensors, FAMILIES[family].marker)
+        tensors = _without_prefix(tensors, FAMILIES[family].markers)
         sizes, shapes = FAMILIES[family].settings(tensors, given)
         config = _configuration(sizes, shapes, mean, std, data)
         model = models.build(config.model, **shapes)

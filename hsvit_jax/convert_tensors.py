@@ -67,6 +67,15 @@ def conv(
         yield Entry(f"{key}.bias", (c_out,), ("params", *path, "bias"))
 
 
+def pointwise(
+    key: str, fan_in: int, fan_out: int, path: tuple[str, ...], *, bias: bool = True
+) -> Iterator[Entry]:
+    """A 1×1 convolution that is a linear layer of ours: weight (fan_out, fan_in, 1, 1)."""
+    for entry in conv(key, fan_in, fan_out, 1, path, bias=bias):
+        weight = entry.key.endswith(".weight")
+        yield entry._replace(ours=lambda t: t[:, :, 0, 0].T) if weight else entry
+
+
 def norm(key: str, features: int, path: tuple[str, ...]) -> Iterator[Entry]:
     """A LayerNorm's scale and bias."""
     for theirs, ours in (("weight", "scale"), ("bias", "bias")):
@@ -80,15 +89,15 @@ def batch_norm(key: str, features: int, path: tuple[str, ...]) -> Iterator[Entry
         yield Entry(f"{key}.{theirs}", (features,), ("stats", *path, ours))
 
 
-def assemble(tensors: Tensors, entries: Iterable[Entry]) -> tuple[dict, dict]:
+def assemble(tensors: Tensors, entries: Iterable[Entry], ignored: str = r"\Z") -> tuple[dict, dict]:
     """The file's tensors as (params, stats), nested dicts of float32 NumPy arrays.
 
     Entries of the file that are no weights (`input`, `loss`, `num_batches_tracked`, …) are passed
-    over. Raises ValueError that lists every missing, extra, misshapen, non-float and non-finite
-    tensor.
+    over, and so are keys that the regular expression `ignored` matches. Raises ValueError that
+    lists every missing, extra, misshapen, non-float and non-finite tensor.
     """
     entries = list(entries)
-    _check(tensors, entries)
+    _check({k: v for k, v in tensors.items() if not re.match(ignored, k)}, entries)
     trees: dict[str, dict] = {"params": {}, "stats": {}}
     for entry in entries:
         if entry.path is None:
