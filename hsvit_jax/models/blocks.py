@@ -22,7 +22,7 @@ Row = tuple[str, tuple[int, ...], int, int]
 
 #: Salts from here on belong to what comes before the first block.
 EMBEDDING = 1 << 20
-_PER_BLOCK = 16
+SALTS_PER_BLOCK = 16
 
 
 class TokenMap(Protocol):
@@ -325,15 +325,16 @@ class Block(nnx.Module):
 
     def mix(self, x_BTD: Array, call: Call, index: int) -> Array:
         """The first half."""
-        salt = index * _PER_BLOCK
-        return x_BTD + drop_path(
-            self.mixer(self.norm1(x_BTD), call, salt), self.rate, call, salt + 4
-        )
+        salt = index * SALTS_PER_BLOCK
+        return self.add(x_BTD, self.mixer(self.norm1(x_BTD), call, salt), call, salt)
 
     def feed(self, x_BTD: Array, call: Call, index: int) -> Array:
         """The second half."""
-        salt = index * _PER_BLOCK + 8
-        y_BTD = self.feed_forward(self.norm2(x_BTD), call, salt)
+        salt = index * SALTS_PER_BLOCK + SALTS_PER_BLOCK // 2
+        return self.add(x_BTD, self.feed_forward(self.norm2(x_BTD), call, salt), call, salt)
+
+    def add(self, x_BTD: Array, y_BTD: Array, call: Call, salt: int) -> Array:
+        """The residual sum of a half whose mixer or feed-forward was called with `salt`."""
         return x_BTD + drop_path(y_BTD, self.rate, call, salt + 4)
 
 
