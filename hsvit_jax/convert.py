@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert_hsvit, models
+from hsvit_jax import convert_hsvit, convert_hvt, models
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.convert_hsvit import params_from_torch
 from hsvit_jax.convert_tensors import Tensors
@@ -137,6 +137,8 @@ class Family(NamedTuple):
 
 FAMILIES: Mapping[str, Family] = {
     "hsvit": Family(("classifier.mlp_head.1.weight",), convert_hsvit.settings, params_from_torch),
+    "hvt": Family(("head.weight",), convert_hvt.settings, convert_hvt.params_from_torch),
+    "deit": Family(("head.weight",), convert_hvt.settings, convert_hvt.params_from_torch),
 }
 
 
@@ -194,6 +196,7 @@ def convert_file(
     options["pool_strides"] = strides
     patched = description.get("patched_or_fixed")  # what the reference's source hard-codes
     given = (patched if isinstance(patched, dict) else {}) | given
+    given = {"variant": description.get("variant", "")} | given
     given |= {k: v for k, v in options.items() if v is not None}
     try:
         tensors = _without_prefix(tensors, FAMILIES[family].markers)

@@ -23,6 +23,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "depth": 12,
         "mlp_ratio": 4.0,
         "qkv_bias": True,
+        "eps": 1e-6,
         "cls": True,
         "drop_path": 0.1,
         "retained": (),  # tokens that each block keeps

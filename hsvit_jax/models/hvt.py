@@ -41,6 +41,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "pool_window": 3,
         "mlp_ratio": 4.0,
         "qkv_bias": True,
+        "eps": 1e-6,
         "drop_path": 0.1,
     }
 )
@@ -109,7 +110,7 @@ class HVTConfig:
     @property
     def hidden(self) -> int:
         """Width inside a feed-forward."""
-        return int(self.dim * self.mlp_ratio)
+        return int(round(self.dim * self.mlp_ratio, 6))
 
     @property
     def grid(self) -> tuple[int, int]:
