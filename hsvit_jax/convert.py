@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert_hsvit, convert_hvt, models
+from hsvit_jax import convert_dhvt, convert_hsvit, convert_hvt, models
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.convert_hsvit import params_from_torch
 from hsvit_jax.convert_tensors import Tensors
@@ -139,6 +139,7 @@ FAMILIES: Mapping[str, Family] = {
     "hsvit": Family(("classifier.mlp_head.1.weight",), convert_hsvit.settings, params_from_torch),
     "hvt": Family(("head.weight",), convert_hvt.settings, convert_hvt.params_from_torch),
     "deit": Family(("head.weight",), convert_hvt.settings, convert_hvt.params_from_torch),
+    "dhvt": Family(("head.weight",), convert_dhvt.settings, convert_dhvt.params_from_torch),
 }
 
 

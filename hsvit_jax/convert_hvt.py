@@ -152,13 +152,13 @@ def rows(key: str, shape: tuple[int, ...], path: tuple[str, ...]) -> Entry:
 
 
 def attention_block(
-    key: str, dim: int, path: tuple[str, ...], *, qkv_bias: bool = True
+    key: str, dim: int, path: tuple[str, ...], attention: tuple[str, ...], *, qkv_bias: bool = True
 ) -> Iterator[Entry]:
-    """timm's names of a block's norms and attention."""
+    """timm's names of the norms of a block at `path`, and of its attention."""
     for number in "12":
         yield from norm(f"{key}.norm{number}", dim, (*path, f"norm{number}"))
-    yield from linear(f"{key}.attn.qkv", dim, 3 * dim, (*path, "mixer", "qkv"), bias=qkv_bias)
-    yield from linear(f"{key}.attn.proj", dim, dim, (*path, "mixer", "out"))
+    yield from linear(f"{key}.attn.qkv", dim, 3 * dim, (*attention, "qkv"), bias=qkv_bias)
+    yield from linear(f"{key}.attn.proj", dim, dim, (*attention, "out"))
 
 
 def _entries(c: hvt.HVTConfig, pool_names: dict[int, str]) -> Iterator[Entry]:
@@ -171,7 +171,7 @@ def _entries(c: hvt.HVTConfig, pool_names: dict[int, str]) -> Iterator[Entry]:
     lengths = c.lengths()
     for i in range(c.depth):
         block = ("encoder", "blocks", str(i))
-        yield from attention_block(f"blocks.{i}", d, block, qkv_bias=c.qkv_bias)
+        yield from attention_block(f"blocks.{i}", d, block, (*block, "mixer"), qkv_bias=c.qkv_bias)
         yield from linear(f"blocks.{i}.mlp.fc1", d, c.hidden, (*block, feed, "up"))
         yield from linear(f"blocks.{i}.mlp.fc2", c.hidden, d, (*block, feed, "down"))
         if not c.pools_after(i):

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models import deit, hsvit, hvt
+from hsvit_jax.models import deit, dhvt, hsvit, hvt
 
-_FAMILIES = {"hsvit": hsvit, "hvt": hvt, "deit": deit}
+_FAMILIES = {"hsvit": hsvit, "hvt": hvt, "deit": deit, "dhvt": dhvt}
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a
 #: network with `init` and `apply`.
