@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert_dhvt, convert_hsvit, convert_hvt, models
+from hsvit_jax import convert_dhvt, convert_hsvit, convert_hvt, convert_vix, models
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.convert_hsvit import params_from_torch
 from hsvit_jax.convert_tensors import Tensors
@@ -140,6 +140,11 @@ FAMILIES: Mapping[str, Family] = {
     "hvt": Family(("head.weight",), convert_hvt.settings, convert_hvt.params_from_torch),
     "deit": Family(("head.weight",), convert_hvt.settings, convert_hvt.params_from_torch),
     "dhvt": Family(("head.weight",), convert_dhvt.settings, convert_dhvt.params_from_torch),
+    "vix": Family(
+        ("mlp_head.1.weight", "2.0.norm.weight", "4.0.norm.weight"),
+        convert_vix.settings,
+        convert_vix.params_from_torch,
+    ),
 }
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models import deit, dhvt, hsvit, hvt
+from hsvit_jax.models import deit, dhvt, hsvit, hvt, vix
 
-_FAMILIES = {"hsvit": hsvit, "hvt": hvt, "deit": deit, "dhvt": dhvt}
+_FAMILIES = {"hsvit": hsvit, "hvt": hvt, "deit": deit, "dhvt": dhvt, "vix": vix}
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a
 #: network with `init` and `apply`.
