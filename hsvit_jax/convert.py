@@ -24,9 +24,18 @@ import jax
 import numpy as np
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert_dhvt, convert_hsvit, convert_hvt, convert_vix, models
+from hsvit_jax import (
+    convert_ccx,
+    convert_cvx,
+    convert_dhvt,
+    convert_hsvit,
+    convert_hvt,
+    convert_levix,
+    convert_pix,
+    convert_vix,
+    models,
+)
 from hsvit_jax.checkpoint import Checkpoints
-from hsvit_jax.convert_hsvit import params_from_torch
 from hsvit_jax.convert_tensors import Tensors
 
 _TORCH_SUFFIXES = (".ckpt", ".pt", ".pth")
@@ -135,16 +144,21 @@ class Family(NamedTuple):
     params: Callable[[Tensors, Any], tuple[dict, dict]]
 
 
+def _family(module: Any, *markers: str) -> Family:
+    return Family(markers, module.settings, module.params_from_torch)
+
+
 FAMILIES: Mapping[str, Family] = {
-    "hsvit": Family(("classifier.mlp_head.1.weight",), convert_hsvit.settings, params_from_torch),
-    "hvt": Family(("head.weight",), convert_hvt.settings, convert_hvt.params_from_torch),
-    "deit": Family(("head.weight",), convert_hvt.settings, convert_hvt.params_from_torch),
-    "dhvt": Family(("head.weight",), convert_dhvt.settings, convert_dhvt.params_from_torch),
-    "vix": Family(
-        ("mlp_head.1.weight", "2.0.norm.weight", "4.0.norm.weight"),
-        convert_vix.settings,
-        convert_vix.params_from_torch,
-    ),
+    "hsvit": _family(convert_hsvit, "classifier.mlp_head.1.weight"),
+    "hvt": _family(convert_hvt, "head.weight"),
+    "deit": _family(convert_hvt, "head.weight"),
+    "dhvt": _family(convert_dhvt, "head.weight"),
+    "vix": _family(convert_vix, "mlp_head.1.weight", "2.0.norm.weight", "4.0.norm.weight"),
+    "levix": _family(convert_levix, "mlp_head.weight"),
+    "cct": _family(convert_ccx, "classifier.fc.weight"),
+    "ccx": _family(convert_ccx, "classifier.fc.weight"),
+    "cvx": _family(convert_cvx, "layers.0.1.g"),
+    "pix": _family(convert_pix, "mlp_head.1.weight"),
 }
 
 

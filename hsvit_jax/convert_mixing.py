@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.convert_tensors import Entry, Tensors, ints, linear
-from hsvit_jax.models.mixing import SETTINGS, Mixing
+from hsvit_jax.models.mixing import DEFAULTS, Mixing
 
 #: Rotary tables, which are computed.
 IGNORED = r"(.*\.)?layer_pos_emb\."
@@ -54,7 +54,7 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
     (`num_landmarks` or `m`; 64 without either). What is converted couples the batch as the
     reference does. Raises ValueError for heads that stay unknown or do not fit.
     """
-    found: dict[str, Any] = {**SETTINGS, "batch_coupling": True}
+    found: dict[str, Any] = {**DEFAULTS, "batch_coupling": True}
     table = next((t for k, t in tensors.items() if k.endswith("layer_pos_emb.emb")), None)
     width = table.shape[-1] if table is not None and table.ndim == 2 else None
     heads = argument(given, "num_heads", "heads")
@@ -94,13 +94,14 @@ def split(inner: int, heads: int | None, width: int | None) -> tuple[int, int]:
     return heads, inner // heads
 
 
-def named(model: dict[str, Any], variants: Mapping[str, Callable[[str], dict]]) -> str:
-    """The variant of that family with these settings, dropout and image size aside, or 'custom'."""
-    free = ("variant", "batch_coupling", "dropout", "embed_dropout", "attention_dropout")
-    free += ("drop_path", "patch", "stem_strides", "features")
-    for variant, maker in variants.items():
-        theirs = maker(variant)
-        if all(theirs[k] == v for k, v in model.items() if k not in free):
+def named(model: dict[str, Any], family: Any) -> str:
+    """The family's variant with these settings, dropout and image size aside, or 'custom'."""
+    free = ("family", "variant", "batch_coupling", "features", "drop_path", "patch")
+    free += ("dropout", "embed_dropout", "attention_dropout")
+    free += ("stem_strides", "stage_strides", "conv_strides")
+    fixed = {k: v for k, v in model.items() if k not in free}
+    for variant, changes in family.VARIANTS.items():
+        if all({**family.DEFAULTS, **changes}[k] == v for k, v in fixed.items()):
             return variant
     return "custom"
 

@@ -40,7 +40,7 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
     convs = conv_count(tensors, key)
     sizes, image_size, channels = embedding(tensors, given, key, convs, tokens, linear_at=1)
     model |= sizes
-    model["variant"] = named(model, dict.fromkeys(vix.VARIANTS, vix.variant_settings))
+    model["variant"] = named(model, vix)
     return model, {"image_size": image_size, "channels": channels, "num_classes": classes}
 
 
@@ -142,9 +142,8 @@ def params_from_torch(tensors: Tensors, config: vix.ViXConfig) -> tuple[dict, di
 def _entries(c: vix.ViXConfig) -> Iterator[Entry]:
     yield from tokens_entries(c, "to_patch_embedding.", 1)
     for i in range(c.depth):
-        yield from block_entries(
-            c.mixing, f"transformer.layers.{i}.", ("encoder", "blocks", str(i)), c
-        )
+        key, path = f"transformer.layers.{i}.", ("encoder", "blocks", str(i))
+        yield from block_entries(c.mixing, key, path, c, tokens=c.tokens)
     yield from head_entries("mlp_head.0", "mlp_head.1", c)
 
 
@@ -177,11 +176,13 @@ def stem_entries(
         channels = width
 
 
-def block_entries(m: Any, key: str, path: tuple[str, ...], c: Any) -> Iterator[Entry]:
-    """One pre-norm block of width c.embed_dim on c.tokens, with a hidden width of c.mlp_dim."""
+def block_entries(
+    m: Any, key: str, path: tuple[str, ...], c: Any, *, tokens: int
+) -> Iterator[Entry]:
+    """One pre-norm block of width c.embed_dim, with a hidden width of c.mlp_dim."""
     d = c.embed_dim
     yield from norm(f"{key}0.norm", d, (*path, "norm1"))
-    yield from entries(m, f"{key}0.fn.", (*path, "mixer"), c.tokens, d)
+    yield from entries(m, f"{key}0.fn.", (*path, "mixer"), tokens, d)
     yield from norm(f"{key}1.norm", d, (*path, "norm2"))
     up, down = ("0", "3") if m.name == "mlp_mixer" else ("net.0", "net.3")
     yield from linear(f"{key}1.fn.{up}", d, c.mlp_dim, (*path, "feed_forward", "up"))
@@ -199,5 +200,6 @@ def _mixer_entries(c: vix.ViXConfig) -> Iterator[Entry]:
     start = len(c.stem_widths) + 1 if c.stem_channels else 2
     yield from patches_entries(c, "", 1)
     for i in range(c.depth):
-        yield from block_entries(c.mixing, f"{start + i}.", ("encoder", "blocks", str(i)), c)
+        key, path = f"{start + i}.", ("encoder", "blocks", str(i))
+        yield from block_entries(c.mixing, key, path, c, tokens=c.tokens)
     yield from head_entries(f"{start + c.depth}", f"{start + c.depth + 2}", c)

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models import deit, dhvt, hsvit, hvt, vix
+from hsvit_jax.models import ccx, cvx, deit, dhvt, hsvit, hvt, levix, pix, vix
 
-_FAMILIES = {"hsvit": hsvit, "hvt": hvt, "deit": deit, "dhvt": dhvt, "vix": vix}
+_FAMILIES = {"hsvit": hsvit, "hvt": hvt, "deit": deit, "dhvt": dhvt}
+_FAMILIES |= {"vix": vix, "levix": levix, "ccx": ccx, "cvx": cvx, "pix": pix}
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a
 #: network with `init` and `apply`.

@@ -104,27 +104,8 @@ class Mixing:
                 )
 
 
-def from_settings(settings: Mapping[str, Any], **others: Any) -> Mixing:
-    """The mixing of a configuration's `model` section; `others` are what a family fixes."""
-    return Mixing(
-        **{
-            "name": settings["mixer"],
-            "heads": settings["heads"],
-            "head_dim": settings["head_dim"],
-            "dropout": settings["dropout"],
-            "projections": settings["projections"],
-            "one_kv_head": settings["one_kv_head"],
-            "landmarks": settings["landmarks"],
-            "residual_kernel": settings["residual_kernel"],
-            "features": settings["features"],
-            "batch_coupling": settings["batch_coupling"],
-            **others,
-        }
-    )
-
-
 #: What `from_settings` reads, with the papers' values.
-SETTINGS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "mixer": "softmax",
     "heads": 4,
     "head_dim": 32,
@@ -136,6 +117,12 @@ SETTINGS: Mapping[str, Any] = {
     "features": 0,
     "batch_coupling": False,
 }
+
+
+def from_settings(settings: Mapping[str, Any], **others: Any) -> Mixing:
+    """The mixing of a configuration's `model` section; `others` are what the family decides."""
+    own = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in others}
+    return Mixing(**own, **others)
 
 
 def rows(m: Mixing, name: str, tokens: int, dim: int) -> Iterator[Row]:

@@ -9,6 +9,7 @@ Source: the ViX paper's sections on its models, and the authors' code (which is 
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -30,31 +31,14 @@ _MIXERS = {
     "fnet": {"mixer": "fnet"},
     "mlp_mixer": {"mixer": "mlp_mixer"},
 }
+_ROTARY = ("vit", "vip", "vil", "vin")
 _HYBRID = {"stem_channels": (32, 64), "dropout": 0.0}
 _ROPE = {"positions": "rope", "one_kv_head": False, "dropout": 0.0}
 
-#: Named variants (ViX paper, tables 1, 2 and 6) and their settings besides the family's own.
-#: Dropout is that of the authors' scripts; the paper says there is none.
-VARIANTS: Mapping[str, dict] = (
-    _MIXERS
-    | {f"hybrid_{name}": {**v, **_HYBRID} for name, v in _MIXERS.items()}
-    | {f"{name}_rope": {**_MIXERS[name], **_ROPE} for name in ("vit", "vip", "vil", "vin")}
-    | {
-        f"hybrid_{name}_rope": {**_MIXERS[name], **_HYBRID, **_ROPE}
-        for name in ("vit", "vip", "vil", "vin")
-    }
-)
-VARIANTS["hybrid_vin"]["dropout"] = 0.25
-VARIANTS["vin_rope"]["embed_dropout"] = 0.5
-VARIANTS["hybrid_vin_rope"].update({"dropout": 0.5, "embed_dropout": 0.5})
-
-
-def variant_settings(variant: str) -> dict[str, Any]:
-    """The `model` section of a named variant; patch 0 and no strides follow from the image size."""
-    return {
-        "family": "vix",
-        "variant": variant,
-        **mixing.SETTINGS,
+#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **mixing.DEFAULTS,
         "patch": 0,
         "stem_channels": (),
         "stem_strides": (),
@@ -64,8 +48,25 @@ def variant_settings(variant: str) -> dict[str, Any]:
         "mlp_dim": 256,
         "expansion": 1.0,
         "embed_dropout": 0.0,
-        **VARIANTS[variant],
     }
+)
+
+#: Named variants (ViX paper, tables 1, 2 and 6), as they differ from `DEFAULTS`. Dropout is that of
+#: the authors' scripts; the paper says there is none.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    _MIXERS
+    | {f"hybrid_{name}": {**v, **_HYBRID} for name, v in _MIXERS.items()}
+    | {f"{name}_rope": {**_MIXERS[name], **_ROPE} for name in _ROTARY}
+    | {f"hybrid_{name}_rope": {**_MIXERS[name], **_HYBRID, **_ROPE} for name in _ROTARY}
+    | {
+        "hybrid_vin": {**_MIXERS["vin"], **_HYBRID, "dropout": 0.25},
+        "vin_rope": {**_MIXERS["vin"], **_ROPE, "embed_dropout": 0.5},
+        "hybrid_vin_rope": {
+            **{**_MIXERS["vin"], **_HYBRID, **_ROPE},
+            **{"dropout": 0.5, "embed_dropout": 0.5},
+        },
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,16 +227,22 @@ class ViX(Network):
 
 
 def _layer_table(c: ViXConfig) -> Iterator[Row]:
-    d, pixels = c.embed_dim, c.map_size[0] * c.map_size[1]
-    if c.stem_channels:
-        yield from stems.stem_rows(c.image_size, c.image_channels, c.stem_widths, c.stem_strides)
-    else:
-        yield blocks.linear_row("patches", pixels, c.patch**2 * c.image_channels, d)
+    d = c.embed_dim
+    yield from patches_rows(c)
     if c.cls:
         positions = c.tokens if c.position_table else 0
         yield "CLS and positions", (c.tokens, d), (1 + positions) * d, 0
     yield from block_rows(c.mixing, "", c.depth, c.tokens, d, c.mlp_dim)
     yield from head_rows(d, c.num_classes)
+
+
+def patches_rows(c: ViXConfig) -> Iterator[Row]:
+    """The rows of `Patches`."""
+    if c.stem_channels:
+        yield from stems.stem_rows(c.image_size, c.image_channels, c.stem_widths, c.stem_strides)
+    else:
+        pixels = c.map_size[0] * c.map_size[1]
+        yield blocks.linear_row("patches", pixels, c.patch**2 * c.image_channels, c.embed_dim)
 
 
 def block_rows(
@@ -254,6 +261,15 @@ def head_rows(dim: int, classes: int) -> Iterator[Row]:
     """The rows of `Head`."""
     yield blocks.norm_row("head: LayerNorm", (dim,))
     yield "head: linear", (classes,), (dim + 1) * classes, dim * classes
+
+
+def embedding_sizes(settings: Mapping[str, Any], image_size: tuple[int, int]) -> dict[str, Any]:
+    """patch, stem_channels and stem_strides, those that are left open by the image size."""
+    stem, strides = tuple(settings["stem_channels"]), tuple(settings["stem_strides"])
+    if not stem:
+        return {"patch": settings["patch"] or stems.default_patch(image_size)}
+    strides = strides or stems.default_strides(image_size, len(stem) + 1)
+    return {"patch": settings["patch"] or 1, "stem_channels": stem, "stem_strides": strides}
 
 
 def from_settings(
@@ -276,25 +292,17 @@ def from_settings(
     m = mixing.from_settings(
         settings, rope=settings["positions"] == "rope", expansion=settings["expansion"]
     )
-    stem, d = tuple(settings["stem_channels"]), settings["embed_dim"]
-    patch, strides = settings["patch"] or 1, ()
-    if stem:
-        strides = tuple(settings["stem_strides"])
-        strides = strides or stems.default_strides(image_size, len(stem) + 1)
-    elif not settings["patch"]:
-        patch = stems.default_patch(image_size)
+    d = settings["embed_dim"]
     config = ViXConfig(
         image_size=image_size,
         image_channels=channels,
         num_classes=num_classes,
         mixing=m,
-        patch=patch,
-        stem_channels=stem,
-        stem_strides=strides,
         embed_dim=d,
         depth=settings["depth"],
         mlp_dim=m.hidden(d) if m.name == "mlp_mixer" else settings["mlp_dim"],
         dropout=settings["dropout"],
         embed_dropout=settings["embed_dropout"],
+        **embedding_sizes(settings, image_size),
     )
     return ViX(config, dtype)
