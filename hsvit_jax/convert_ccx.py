@@ -62,10 +62,11 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
 
 def params_from_torch(tensors: Tensors, config: ccx.CCXConfig) -> tuple[dict, dict]:
     """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
-    return assemble(tensors, _entries(config))
+    return assemble(tensors, listing(config))
 
 
-def _entries(c: ccx.CCXConfig) -> Iterator[Entry]:
+def listing(c: ccx.CCXConfig) -> Iterator[Entry]:
+    """Every tensor the reference saves for these sizes."""
     d, c_in = c.embed_dim, c.image_channels
     for i, width in enumerate(c.conv_widths):
         key, path = f"tokenizer.conv_layers.{i}.0", ("tokenizer", "convs", str(i))

@@ -60,10 +60,11 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
 
 def params_from_torch(tensors: Tensors, config: cvx.CvXConfig) -> tuple[dict, dict]:
     """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
-    return assemble(tensors, _entries(config))
+    return assemble(tensors, listing(config))
 
 
-def _entries(c: cvx.CvXConfig) -> Iterator[Entry]:
+def listing(c: cvx.CvXConfig) -> Iterator[Entry]:
+    """Every tensor the reference saves for these sizes."""
     d, channels = c.embed_dim, c.image_channels
     for stage, depth in enumerate(c.depths):
         key, path = f"layers.{stage}.", (f"stage{stage}",)

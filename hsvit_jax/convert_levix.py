@@ -42,10 +42,11 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
 
 def params_from_torch(tensors: Tensors, config: levix.LeViXConfig) -> tuple[dict, dict]:
     """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
-    return assemble(tensors, _entries(config))
+    return assemble(tensors, listing(config))
 
 
-def _entries(c: levix.LeViXConfig) -> Iterator[Entry]:
+def listing(c: levix.LeViXConfig) -> Iterator[Entry]:
+    """Every tensor the reference saves for these sizes."""
     d = c.embed_dim
     yield from stem_entries(c.image_channels, c.stem_widths, "conv_embedding.", ("stem",))
     for i in range(c.depth):

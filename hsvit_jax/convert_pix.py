@@ -49,10 +49,11 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
 
 def params_from_torch(tensors: Tensors, config: pix.PiXConfig) -> tuple[dict, dict]:
     """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
-    return assemble(tensors, _entries(config))
+    return assemble(tensors, listing(config))
 
 
-def _entries(c: pix.PiXConfig) -> Iterator[Entry]:
+def listing(c: pix.PiXConfig) -> Iterator[Entry]:
+    """Every tensor the reference saves for these sizes."""
     for entry in tokens_entries(c, "to_patch_embedding.", _LINEAR):
         unfolded = entry.key == f"to_patch_embedding.{_LINEAR}.weight" and not c.stem_channels
         yield entry._replace(ours=lambda t: _by_pixel(t, c)) if unfolded else entry

@@ -135,8 +135,12 @@ def stem_sizes(
 
 def params_from_torch(tensors: Tensors, config: vix.ViXConfig) -> tuple[dict, dict]:
     """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
-    make = _mixer_entries if config.mixing.name == "mlp_mixer" else _entries
-    return assemble(tensors, make(config), IGNORED)
+    return assemble(tensors, listing(config), IGNORED)
+
+
+def listing(config: vix.ViXConfig) -> Iterator[Entry]:
+    """Every tensor the reference saves for these sizes."""
+    return _mixer_entries(config) if config.mixing.name == "mlp_mixer" else _entries(config)
 
 
 def _entries(c: vix.ViXConfig) -> Iterator[Entry]:

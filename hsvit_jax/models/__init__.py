@@ -7,16 +7,26 @@ import jax.numpy as jnp
 
 from hsvit_jax.models import ccx, cvx, deit, dhvt, hsvit, hvt, levix, pix, vix
 
-_FAMILIES = {"hsvit": hsvit, "hvt": hvt, "deit": deit, "dhvt": dhvt}
-_FAMILIES |= {"vix": vix, "levix": levix, "ccx": ccx, "cvx": cvx, "pix": pix}
+#: Family name → module with `VARIANTS`, `from_settings` and, but for hsvit, `DEFAULTS`.
+FAMILIES: Mapping[str, Any] = {
+    "hsvit": hsvit,
+    "hvt": hvt,
+    "deit": deit,
+    "dhvt": dhvt,
+    "vix": vix,
+    "levix": levix,
+    "ccx": ccx,
+    "cvx": cvx,
+    "pix": pix,
+}
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a
 #: network with `init` and `apply`.
-MODELS: Mapping[str, Callable[..., Any]] = {k: v.from_settings for k, v in _FAMILIES.items()}
+MODELS: Mapping[str, Callable[..., Any]] = {k: v.from_settings for k, v in FAMILIES.items()}
 
 #: Every named variant: (family, variant). Each has its exact parameter count in the tests.
 VARIANTS: tuple[tuple[str, str], ...] = tuple(
-    (family, name) for family, module in _FAMILIES.items() for name in module.VARIANTS
+    (family, name) for family, module in FAMILIES.items() for name in module.VARIANTS
 )
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}

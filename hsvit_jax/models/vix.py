@@ -31,9 +31,14 @@ _MIXERS = {
     "fnet": {"mixer": "fnet"},
     "mlp_mixer": {"mixer": "mlp_mixer"},
 }
-_ROTARY = ("vit", "vip", "vil", "vin")
 _HYBRID = {"stem_channels": (32, 64), "dropout": 0.0}
-_ROPE = {"positions": "rope", "one_kv_head": False, "dropout": 0.0}
+_ROPE = {"positions": "rope", "dropout": 0.0}
+_ROTARY = {
+    "vit": _ROPE,
+    "vip": _ROPE,
+    "vil": {**_ROPE, "one_kv_head": False},
+    "vin": {**_ROPE, "embed_dropout": 0.5},
+}
 
 #: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -56,15 +61,11 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     _MIXERS
     | {f"hybrid_{name}": {**v, **_HYBRID} for name, v in _MIXERS.items()}
-    | {f"{name}_rope": {**_MIXERS[name], **_ROPE} for name in _ROTARY}
-    | {f"hybrid_{name}_rope": {**_MIXERS[name], **_HYBRID, **_ROPE} for name in _ROTARY}
+    | {f"{name}_rope": {**_MIXERS[name], **v} for name, v in _ROTARY.items()}
+    | {f"hybrid_{name}_rope": {**_MIXERS[name], **_HYBRID, **v} for name, v in _ROTARY.items()}
     | {
-        "hybrid_vin": {**_MIXERS["vin"], **_HYBRID, "dropout": 0.25},
-        "vin_rope": {**_MIXERS["vin"], **_ROPE, "embed_dropout": 0.5},
-        "hybrid_vin_rope": {
-            **{**_MIXERS["vin"], **_HYBRID, **_ROPE},
-            **{"dropout": 0.5, "embed_dropout": 0.5},
-        },
+        "hybrid_vin": {**_MIXERS["vin"], "stem_channels": (32, 64)},
+        "hybrid_vin_rope": {**_MIXERS["vin"], **_HYBRID, **_ROTARY["vin"], "dropout": 0.5},
     }
 )
 
