@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,9 +111,8 @@ def test_lengths_of_the_sequence(changes, lengths):
 def small():
     """A small network with dropped paths, its parameters, images and one jitted function."""
     model = hvt.HVT(dataclasses.replace(SMALL, drop_path=0.5, depth=2))
-    params, stats = jax.jit(model.init)(jax.random.key(1))
-    params = jax.tree.map(lambda x: 5 * x, params)  # so that every block has a say
-    images = jax.random.normal(jax.random.key(2), (8, 12, 20, 3))
+    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
+    images = np.random.default_rng(2).normal(size=(8, 12, 20, 3)).astype(np.float32)
 
     @jax.jit
     def run(images, ids, key):
@@ -129,7 +129,7 @@ def test_dropped_paths_follow_the_example_and_the_key(small):
     ids, key = np.array([31, 7, 2, 19, 3, 5, 40, 8]), jax.random.key(3)
     whole = run(images, ids, key)
     order = np.array([3, 1, 4, 0, 2, 7, 6, 5])
-    np.testing.assert_allclose(run(images[order], ids[order], key), whole[order], atol=1e-5)
+    np.testing.assert_allclose(run(images[order], ids[order], key), whole[order], atol=2e-5)
     assert np.abs(run(images, ids, jax.random.key(4)) - whole).max() > 1e-3
     assert np.abs(run(images, ids + 1, key) - whole).max() > 1e-3
     assert np.abs(run(images, ids, None) - whole).max() > 1e-3

@@ -17,12 +17,12 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import blocks, layers
-from hsvit_jax.models.dhvt_sizes import DEFAULTS, VARIANTS, DHVTConfig
+from hsvit_jax.models.dhvt_sizes import DEFAULTS, NORMS, VARIANTS, DHVTConfig
 from hsvit_jax.models.network import Call, Network
 
 Array = jax.Array
 
-__all__ = ["DEFAULTS", "DHVT", "VARIANTS", "DHVTConfig", "from_settings"]
+__all__ = ["DEFAULTS", "DHVT", "NORMS", "VARIANTS", "DHVTConfig", "from_settings"]
 
 # --- Embedding -----------------------------------------------------------------------------------
 
