@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 
 import hvt_numpy
 import jax
@@ -14,7 +13,7 @@ from hsvit_jax import mesh, models
 from hsvit_jax.models import dhvt, network
 
 #: (variant, image size, classes) → trained values; 10⁻⁹ multiply-adds with attention, and as the
-#: supplement counts them (see `supplement_flops`).
+#: supplement counts them.
 COSTS = {
     ("t-patch4", 32, 100): (6_008_650, 0.388, 0.370),
     ("t-patch2", 32, 100): (5_845_162, 1.705, 1.409),
@@ -72,17 +71,6 @@ def parameters(model):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def supplement_flops(model):
-    """fvcore's count without attention: norms cost 5 (LayerNorm) or 2 a value, a mean 1."""
-    total = 0
-    for name, shape, _, macs in model.layer_table():
-        values = math.prod(shape)
-        total += 0 if name.endswith(": attention") else macs
-        total += 5 * values * ("LayerNorm" in name) + 2 * values * ("batch norm" in name)
-        total += (model.config.tokens - 1) * model.config.embed_dim * name.endswith("squeeze")
-    return total
-
-
 @pytest.mark.parametrize("case", COSTS, ids=str)
 def test_parameters_and_flops(case):
     model, (count, macs, flops) = built(*case), COSTS[case]
@@ -91,7 +79,7 @@ def test_parameters_and_flops(case):
     if macs is not None:
         assert sum(row[3] for row in table) / 1e9 == pytest.approx(macs, abs=6e-4)
     if flops is not None:
-        assert supplement_flops(model) / 1e9 == pytest.approx(flops, abs=6e-4)
+        assert model.paper_flops()[0] / 1e9 == pytest.approx(flops, abs=6e-4)
 
 
 @pytest.mark.parametrize("variant", ABLATIONS)

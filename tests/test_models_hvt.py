@@ -80,6 +80,7 @@ def test_parameters_and_multiply_adds(case):
     assert parameters(model) == COSTS[case][0] == sum(row[2] for row in table)
     if COSTS[case][1] is not None:
         assert round(sum(row[3] for row in table) / 1e9, 4) == COSTS[case][1]
+        assert round(model.paper_flops()[0] / 1e9, 4) == COSTS[case][1]
 
 
 def test_every_named_variant_has_a_count():

@@ -9,6 +9,7 @@ Source: DHVT supplement, section 1 (the three modules), table 11 (sizes), tables
 """
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import jax
@@ -246,8 +247,22 @@ class DHVT(Network):
         return bound["head"](x_BTD), bound.stats()
 
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """One row per layer; multiply-adds include attention's, which the supplement leaves out."""
+        """One row per layer, 2·T²·D multiply-adds for attention."""
         return list(_layer_table(self.config))
+
+    def paper_flops(self) -> tuple[int, str]:
+        """The supplement's FLOPs, table 11: fvcore's operators without the products of tokens.
+
+        A LayerNorm counts 5 and a BatchNorm 2 for each value, the mean before the squeeze 1.
+        """
+        total = 0
+        for name, shape, _, macs in self.layer_table():
+            total += 0 if name.endswith(": attention") else macs
+            layer = "LayerNorm" in name or "layer norm" in name
+            total += prod(shape) * (5 * layer + 2 * ("batch norm" in name))
+            if name.endswith("squeeze"):
+                total += prod(self.config.grid) * self.config.embed_dim
+        return total, "multiply-adds without attention's, and normalisation"
 
 
 def _layer_table(c: DHVTConfig) -> Iterator[blocks.Row]:

@@ -297,8 +297,12 @@ class HVT(Network):
         return bound["head"](x_BTD), bound.stats()
 
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """One row per layer; multiply-adds as the HVT paper counts FLOPs (2·T²·D for attention)."""
+        """One row per layer, 2·T²·D multiply-adds for attention."""
         return list(_layer_table(self.config))
+
+    def paper_flops(self) -> tuple[int, str]:
+        """The HVT paper's FLOPs, tables 1 to 9: the table's multiply-adds."""
+        return multiply_adds(self.config), "multiply-adds, attention's included"
 
 
 def _layer_table(c: HVTConfig) -> Iterator[blocks.Row]:
