@@ -221,7 +221,7 @@ class ViX(Network):
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
         x_BTD = bound["encoder"](bound["patches"](images_BHWC), call)
-        return bound["head"](x_BTD), {**stats, **bound.stats()}
+        return bound["head"](x_BTD), bound.stats()
 
     def layer_table(self) -> list[Row]:
         return list(_layer_table(self.config))
