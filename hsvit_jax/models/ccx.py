@@ -90,7 +90,7 @@ class CCXConfig:
         for rate in (self.dropout, self.drop_path):
             if not 0 <= rate < 1:
                 raise ValueError(f"dropout and drop_path must be in [0, 1); got {rate}")
-        stems.check_stem(self.conv_widths, self.conv_strides)
+        stems.check_stem(self.conv_widths, self.conv_strides, "conv_strides")
         self.mixing.check_tokens(self.tokens)
 
     @property

@@ -50,12 +50,12 @@ def map_size(image_size: tuple[int, int], strides: Sequence[int]) -> tuple[int, 
     return rows, columns
 
 
-def check_stem(widths: Sequence[int], strides: Sequence[int]) -> None:
-    """Raises ValueError for a stem whose widths and strides do not pair up, naming both."""
+def check_stem(widths: Sequence[int], strides: Sequence[int], key: str = "stem_strides") -> None:
+    """Raises ValueError for convolutions whose widths and strides do not pair up, naming both."""
     if not widths or len(widths) != len(strides) or min(*widths, *strides) < 1:
         raise ValueError(
             "a stem needs one positive width and stride per convolution; got widths "
-            f"{tuple(widths)} (the last is model.embed_dim) and stem_strides={tuple(strides)}"
+            f"{tuple(widths)} (the last is model.embed_dim) and {key}={tuple(strides)}"
         )
 
 
