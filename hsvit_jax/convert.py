@@ -124,7 +124,8 @@ def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
         tree = torch.load(path, map_location="cpu", weights_only=True)
     except (*_UNREADABLE, pickle.UnpicklingError) as error:
         raise _unreadable(path, path.suffix, error) from None
-    tree = tree.get("state_dict", tree) if isinstance(tree, dict) else tree
+    for name in ("state_dict", "model"):  # Lightning's, and the DeiT family's trainers
+        tree = tree.get(name, tree) if isinstance(tree, dict) else tree
     if not isinstance(tree, dict):
         raise ValueError(f"{path} holds a {type(tree).__name__}, expected a state dict")
     tensors = {str(k): v for k, v in tree.items() if isinstance(v, torch.Tensor)}
@@ -184,6 +185,7 @@ def convert_file(
     path: str | Path,
     out: str | Path | None = None,
     *,
+    family: str | None = None,
     image_size: Sequence[int] | None = None,
     channels: int | None = None,
     strides: Sequence[int] | None = None,
@@ -195,8 +197,9 @@ def convert_file(
 ) -> dict[str, Any]:
     """Converts `path` to a work directory `out` with `checkpoints/` (step 0) and `config.json`.
 
-    out: default `<stem>-jax` beside the file. image_size (rows, columns), channels, strides, heads:
-    what the file does not say. mean, std: one value or one per channel, of pixels in [0, 1]; no
+    out: default `<stem>-jax` beside the file. family: of the network, where the file's `config`
+    does not say (HSViT then). image_size (rows, columns), channels, strides, heads: what the file
+    does not say. mean, std: one value or one per channel, of pixels in [0, 1]; no
     state dict holds them. data: name of the data set written into the configuration. tolerance:
     of the largest logit, where the file holds `input` and `logits`.
 
@@ -206,7 +209,7 @@ def convert_file(
     """
     path = Path(path)
     tensors, description = _read(path)
-    family = str(description.get("family", "hsvit")).lower()
+    family = (family or str(description.get("family", "hsvit"))).lower()
     if family not in FAMILIES:
         raise ValueError(f"{path}: unknown family {family!r}; known: {', '.join(FAMILIES)}")
     given = description.get("constructor", {})
@@ -314,6 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("file", help=".npz, .safetensors, or .ckpt/.pt where torch is installed")
     add("out", nargs="?", help="folder to write (default: <stem>-jax beside FILE)")
+    add("--family", choices=sorted(FAMILIES), help="where the file does not say (default hsvit)")
     add("--image_size", type=_numbers(int), help="32, or rows x columns as 32x48")
     add("--channels", type=int, help="of the image")
     add("--strides", type=_numbers(int), help="pool strides, one per block, as 2,2")

@@ -1,6 +1,8 @@
 """HVT's and DeiT's state dicts: goldens, any constructor, and what a file does not say."""
 
 import json
+import sys
+import types
 
 import hvt_numpy
 import numpy as np
@@ -135,3 +137,37 @@ def test_heads_that_do_not_divide_the_width(tmp_path):
     _, source = written(tmp_path / "a.npz", SMALL)
     with pytest.raises(ValueError, match="num_heads=4 do not divide the width of a token, 6"):
         convert.convert_file(source, heads=4)
+
+
+def test_a_published_checkpoint_s_form(tmp_path, monkeypatch):
+    """The trainers of this family save {'model': …} and say nothing of sizes."""
+    constructor = {**SMALL, "num_heads": 1, "head_dim": 64, "num_blocks": 1, "cls": True}
+    shapes = hvt_numpy.hvt_shapes({**constructor, "pool_block_width": None, "size": (20, 20)})
+    tensors = {k: FakeTensor(v) for k, v in hvt_numpy.random_state(shapes).items()}
+
+    def load(path, **options):
+        return {"model": tensors, "epoch": 3}
+
+    fake = types.SimpleNamespace(load=load, Tensor=FakeTensor)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    (tmp_path / "deit.pth").write_bytes(b"x")
+    assert convert.main([str(tmp_path / "deit.pth"), "--family=deit"]) == 0
+    config = configs.from_json((tmp_path / "deit-jax" / "config.json").read_text())
+    assert (config.model.family, config.model.cls, config.model.heads) == ("deit", True, 1)
+    assert config.data.image_size == (20, 20)
+
+
+class FakeTensor:
+    """As much of a torch tensor as a state dict's reader touches."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def is_floating_point(self):
+        return True
+
+    def float(self):
+        return self
+
+    def numpy(self):
+        return self.array
