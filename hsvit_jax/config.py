@@ -75,6 +75,17 @@ def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
+#: What an HSViT's sizes rarely change; other families say all of theirs.
+_HSVIT = {
+    "family": "hsvit",
+    "ablation": "none",
+    "pool_strides": (),
+    "trunk": "replicated",
+    "towers": 1,
+    "group_dropout": 0.0,
+}
+
+
 def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The configuration of a network on the data set and recipe that `argument` names.
 
@@ -85,18 +96,8 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     config = ml_collections.ConfigDict()
     config.seed = 0
     config.recipe = recipe
-    config.model = ml_collections.ConfigDict(
-        {
-            "family": "hsvit",
-            "ablation": "none",
-            "dtype": "float32",
-            "pool_strides": (),
-            "trunk": "replicated",
-            "towers": 1,
-            "group_dropout": 0.0,
-            **model,
-        }
-    )
+    usual = _HSVIT if model.get("family", "hsvit") == "hsvit" else {}
+    config.model = ml_collections.ConfigDict({"dtype": "float32", **usual, **model})
     config.data = ml_collections.ConfigDict(
         {
             "name": data,

@@ -24,9 +24,19 @@ import jax
 import numpy as np
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert_hsvit, models
+from hsvit_jax import (
+    convert_ccx,
+    convert_cvx,
+    convert_dhvt,
+    convert_hsvit,
+    convert_hvt,
+    convert_levix,
+    convert_pix,
+    convert_vix,
+    models,
+)
 from hsvit_jax.checkpoint import Checkpoints
-from hsvit_jax.convert_hsvit import Tensors, params_from_torch
+from hsvit_jax.convert_tensors import Tensors
 
 _TORCH_SUFFIXES = (".ckpt", ".pt", ".pth")
 #: What the readers of damaged or foreign files raise; each becomes one ValueError naming the file.
@@ -114,7 +124,8 @@ def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
         tree = torch.load(path, map_location="cpu", weights_only=True)
     except (*_UNREADABLE, pickle.UnpicklingError) as error:
         raise _unreadable(path, path.suffix, error) from None
-    tree = tree.get("state_dict", tree) if isinstance(tree, dict) else tree
+    for name in ("state_dict", "model"):  # Lightning's, and the DeiT family's trainers
+        tree = tree.get(name, tree) if isinstance(tree, dict) else tree
     if not isinstance(tree, dict):
         raise ValueError(f"{path} holds a {type(tree).__name__}, expected a state dict")
     tensors = {str(k): v for k, v in tree.items() if isinstance(v, torch.Tensor)}
@@ -129,25 +140,42 @@ def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
 class Family(NamedTuple):
     """How one family's files are read; a further family adds an entry to `FAMILIES`."""
 
-    marker: str  # a key that every file of the family has, after an optional prefix
+    markers: tuple[str, ...]  # every file has one of these keys, after an optional prefix
     settings: Callable[[Tensors, dict[str, Any]], tuple[dict, dict]]
     params: Callable[[Tensors, Any], tuple[dict, dict]]
 
 
+def _family(module: Any, *markers: str) -> Family:
+    return Family(markers, module.settings, module.params_from_torch)
+
+
 FAMILIES: Mapping[str, Family] = {
-    "hsvit": Family("classifier.mlp_head.1.weight", convert_hsvit.settings, params_from_torch)
+    "hsvit": _family(convert_hsvit, "classifier.mlp_head.1.weight"),
+    "hvt": _family(convert_hvt, "head.weight"),
+    "deit": _family(convert_hvt, "head.weight"),
+    "dhvt": _family(convert_dhvt, "head.weight"),
+    "vix": _family(convert_vix, "mlp_head.1.weight", "2.0.norm.weight", "4.0.norm.weight"),
+    "levix": _family(convert_levix, "mlp_head.weight"),
+    "cct": _family(convert_ccx, "classifier.fc.weight"),
+    "ccx": _family(convert_ccx, "classifier.fc.weight"),
+    "cvx": _family(convert_cvx, "layers.0.1.g"),
+    "pix": _family(convert_pix, "mlp_head.1.weight"),
 }
 
 
-def _without_prefix(tensors: dict[str, np.ndarray], marker: str) -> dict[str, np.ndarray]:
+def _without_prefix(
+    tensors: dict[str, np.ndarray], markers: tuple[str, ...]
+) -> dict[str, np.ndarray]:
     """Drops what a wrapper (Lightning, DataParallel, compile) puts before every key."""
-    if marker in tensors:
-        return tensors
-    prefixes = [k.removesuffix(marker) for k in tensors if k.endswith("." + marker)]
-    if len(prefixes) > 1:
-        raise ValueError(f"several networks in one file, under {prefixes}: save one of them")
-    prefix = prefixes[0] if prefixes else ""
-    return {k.removeprefix(prefix): v for k, v in tensors.items()}
+    for marker in markers:
+        if marker in tensors:
+            return tensors
+        prefixes = [k.removesuffix(marker) for k in tensors if k.endswith("." + marker)]
+        if len(prefixes) > 1:
+            raise ValueError(f"several networks in one file, under {prefixes}: save one of them")
+        if prefixes:
+            return {k.removeprefix(prefixes[0]): v for k, v in tensors.items()}
+    return tensors
 
 
 # --- Converting ----------------------------------------------------------------------------------
@@ -157,6 +185,7 @@ def convert_file(
     path: str | Path,
     out: str | Path | None = None,
     *,
+    family: str | None = None,
     image_size: Sequence[int] | None = None,
     channels: int | None = None,
     strides: Sequence[int] | None = None,
@@ -168,8 +197,9 @@ def convert_file(
 ) -> dict[str, Any]:
     """Converts `path` to a work directory `out` with `checkpoints/` (step 0) and `config.json`.
 
-    out: default `<stem>-jax` beside the file. image_size (rows, columns), channels, strides, heads:
-    what the file does not say. mean, std: one value or one per channel, of pixels in [0, 1]; no
+    out: default `<stem>-jax` beside the file. family: of the network, where the file's `config`
+    does not say (HSViT then). image_size (rows, columns), channels, strides, heads: what the file
+    does not say. mean, std: one value or one per channel, of pixels in [0, 1]; no
     state dict holds them. data: name of the data set written into the configuration. tolerance:
     of the largest logit, where the file holds `input` and `logits`.
 
@@ -179,7 +209,7 @@ def convert_file(
     """
     path = Path(path)
     tensors, description = _read(path)
-    family = str(description.get("family", "hsvit")).lower()
+    family = (family or str(description.get("family", "hsvit"))).lower()
     if family not in FAMILIES:
         raise ValueError(f"{path}: unknown family {family!r}; known: {', '.join(FAMILIES)}")
     given = description.get("constructor", {})
@@ -187,9 +217,12 @@ def convert_file(
         raise ValueError(f"{path}: `constructor` in its `config` is not a JSON object")
     options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}
     options["pool_strides"] = strides
-    given = given | {k: v for k, v in options.items() if v is not None}
+    patched = description.get("patched_or_fixed")  # what the reference's source hard-codes
+    given = (patched if isinstance(patched, dict) else {}) | given
+    given = {"variant": description.get("variant", "")} | given
+    given |= {k: v for k, v in options.items() if v is not None}
     try:
-        tensors = _without_prefix(tensors, FAMILIES[family].marker)
+        tensors = _without_prefix(tensors, FAMILIES[family].markers)
         sizes, shapes = FAMILIES[family].settings(tensors, given)
         config = _configuration(sizes, shapes, mean, std, data)
         model = models.build(config.model, **shapes)
@@ -284,6 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("file", help=".npz, .safetensors, or .ckpt/.pt where torch is installed")
     add("out", nargs="?", help="folder to write (default: <stem>-jax beside FILE)")
+    add("--family", choices=sorted(FAMILIES), help="where the file does not say (default hsvit)")
     add("--image_size", type=_numbers(int), help="32, or rows x columns as 32x48")
     add("--channels", type=int, help="of the image")
     add("--strides", type=_numbers(int), help="pool strides, one per block, as 2,2")

@@ -6,19 +6,24 @@ of a configuration; `params_from_torch` turns the tensors into parameters and st
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from hsvit_jax.models import hsvit
-
-Tensors = Mapping[str, np.ndarray]
-
-_NOT_WEIGHTS = re.compile(
-    r"(input|logits|logits_f64|config|labels|train_logits)$|loss|grad/|after/"
-    r"|(.*\.)?num_batches_tracked$"
+from hsvit_jax.convert_tensors import (
+    Entry,
+    Tensors,
+    assemble,
+    batch_norm,
+    conv,
+    ints,
+    linear,
+    norm,
+    pair,
+    same,
 )
+from hsvit_jax.models import hsvit
 
 # --- Sizes ---------------------------------------------------------------------------------------
 
@@ -82,10 +87,10 @@ def _map_sizes(known: dict[str, Any], pixels: int) -> dict[str, Any]:
     if strides is not None:
         side = math.isqrt(pixels)
         square = size is None and side**2 == pixels
-        return {"image_size": side * math.prod(_ints("pool_strides", strides))} if square else {}
+        return {"image_size": side * math.prod(ints("pool_strides", strides))} if square else {}
     if size is None:
         return {}
-    rows, columns = _pair(size)
+    rows, columns = pair(size)
     ratio = math.isqrt(rows * columns // pixels)
     if ratio == 1 or len(nums) == 1:
         return {"pool_strides": [ratio] * len(nums)}
@@ -100,20 +105,6 @@ def _map_sizes(known: dict[str, Any], pixels: int) -> dict[str, Any]:
     return {}
 
 
-def _ints(name: str, value: Any) -> tuple[int, ...]:
-    values = value if isinstance(value, list | tuple) else [value]
-    if not values or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise ValueError(f"constructor argument {name} must hold integers; got {value!r}")
-    return tuple(values)
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    sides = _ints("image_size", size)
-    if len(sides) > 2:
-        raise ValueError(f"image_size needs one side or rows and columns; got {size!r}")
-    return (sides[0], sides[-1])
-
-
 def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
     """Sections `model` and `data` of a configuration; one error for all that stays unknown."""
     known = {**_from_shapes(tensors, given), **given}
@@ -126,11 +117,11 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
             + ("" if all(_ARGUMENTS[k] for k in missing) else "; are weights missing?")
         )
     one = {
-        k: _ints(k, known[k])[0]
+        k: ints(k, known[k])[0]
         for k in ("attn_num", "attn_depth", "attn_embed_dim", "num_heads", "num_classes")
     }
-    channels = _ints("conv_kernel_nums", known["conv_kernel_nums"])
-    kernels = _ints("conv_kernel_sizes", known["conv_kernel_sizes"])
+    channels = ints("conv_kernel_nums", known["conv_kernel_nums"])
+    kernels = ints("conv_kernel_sizes", known["conv_kernel_sizes"])
     if not one["attn_num"] and not kernels[-1]:
         raise ValueError("attn_num 0 and a last conv_kernel_size of 0 leave no network: not both")
     ablation = "none" if one["attn_num"] else "conv_only"
@@ -139,7 +130,7 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
         "ablation": ablation if kernels[-1] else "attention_only",
         "conv_channels": channels,
         "conv_kernels": kernels,
-        "pool_strides": _ints("pool_strides", known["pool_strides"]),
+        "pool_strides": ints("pool_strides", known["pool_strides"]),
         "groups": one["attn_num"],
         "depth": one["attn_depth"],
         "embed_dim": one["attn_embed_dim"],
@@ -155,8 +146,8 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
         "custom",
     )
     data = {
-        "image_size": _pair(known["image_size"]),
-        "channels": _ints("num_channels", known["num_channels"])[0],
+        "image_size": pair(known["image_size"]),
+        "channels": ints("num_channels", known["num_channels"])[0],
         "num_classes": one["num_classes"],
     }
     return model, data
@@ -165,56 +156,32 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
 # --- Tensors -------------------------------------------------------------------------------------
 
 
-class _Entry(NamedTuple):
-    """One tensor of the file and where it goes; `place` is its group, None outside groups."""
-
-    key: str
-    shape: tuple[int, ...]
-    path: tuple[str, ...]
-    place: int | None
-    ours: Callable[[np.ndarray], np.ndarray]
+def params_from_torch(tensors: Tensors, config: hsvit.HSViTConfig) -> tuple[dict, dict]:
+    """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
+    return assemble(tensors, _entries(config))
 
 
-def _same(tensor: np.ndarray) -> np.ndarray:
-    return tensor
-
-
-def _entries(c: hsvit.HSViTConfig) -> Iterator[_Entry]:
+def _entries(c: hsvit.HSViTConfig) -> Iterator[Entry]:
     """Every tensor the reference saves for these sizes."""
     d = c.embed_dim
     if c.convolution:
         c_in = c.image_channels
         for i, (c_out, kernel) in enumerate(zip(c.conv_channels, c.conv_kernels, strict=True)):
             for j, size in enumerate((kernel, 3)):
-                key = f"model.conv2d_layers.{i}.layer.{j}"
-                block = ("params", "trunk", "blocks", str(i))
-                yield _Entry(
-                    f"{key}.convolution.weight",
-                    (c_out, c_in, size, size),
-                    (*block, "kernels", str(j)),
-                    None,
-                    lambda t: t.transpose(2, 3, 1, 0),
-                )
-                for theirs, tree, ours in (
-                    ("weight", "params", "scale"),
-                    ("bias", "params", "bias"),
-                    ("running_mean", "stats", "mean"),
-                    ("running_var", "stats", "var"),
-                ):
-                    path = (tree, *block[1:], "norms", str(j), ours)
-                    yield _Entry(f"{key}.normalization.{theirs}", (c_out,), path, None, _same)
+                key, block = f"model.conv2d_layers.{i}.layer.{j}", ("trunk", "blocks", str(i))
+                (weight,) = conv(f"{key}.convolution", c_in, c_out, size, (), bias=False)
+                yield weight._replace(path=("params", *block, "kernels", str(j)))
+                yield from batch_norm(f"{key}.normalization", c_out, (*block, "norms", str(j)))
                 c_in = c_out
-        yield from _linear("model.embed_projection.0", math.prod(c.map_size), d, ("trunk", "embed"))
+        yield from linear("model.embed_projection.0", math.prod(c.map_size), d, ("trunk", "embed"))
     groups = ("params", "groups")
     if c.groups:
         for key, tokens, name in (("cls_token", 1, "cls"), ("position", c.tokens, "position")):
             final = (c.groups, d) if name == "cls" else (c.groups, tokens, d)
-            shape = (c.groups, 1, tokens, d)
-            yield _Entry(
+            yield Entry(
                 f"model.{key}_embeddings",
-                shape,
+                (c.groups, 1, tokens, d),
                 (*groups, name),
-                None,
                 lambda t, final=final: t.reshape(final),
             )
     for g in range(c.groups):
@@ -222,8 +189,8 @@ def _entries(c: hsvit.HSViTConfig) -> Iterator[_Entry]:
             key = f"model.attn_encoders.{g}.{i}.attn_block"
             block = (*groups, "blocks", str(i))
             for theirs, shape, ours, change in (
-                ("layer_norm.weight", (d,), "norm_scale", _same),
-                ("layer_norm.bias", (d,), "norm_bias", _same),
+                ("layer_norm.weight", (d,), "norm_scale", same),
+                ("layer_norm.bias", (d,), "norm_bias", same),
                 (
                     "self_attn.in_proj_weight",
                     (3 * d, d),
@@ -232,65 +199,11 @@ def _entries(c: hsvit.HSViTConfig) -> Iterator[_Entry]:
                 ),
                 ("self_attn.in_proj_bias", (3 * d,), "qkv_bias", lambda t: t.reshape(3, d)),
                 ("self_attn.out_proj.weight", (d, d), "out_kernel", np.transpose),
-                ("self_attn.out_proj.bias", (d,), "out_bias", _same),
+                ("self_attn.out_proj.bias", (d,), "out_bias", same),
             ):
-                yield _Entry(f"{key}.{theirs}", shape, (*block, ours), g, change)
-    for theirs, ours in (("weight", "norm_scale"), ("bias", "norm_bias")):
-        path = ("params", "head", ours)
-        yield _Entry(f"classifier.mlp_head.0.{theirs}", (d,), path, None, _same)
-    yield from _linear("classifier.mlp_head.1", d, c.num_classes, ("head", "linear"))
-
-
-def _linear(key: str, fan_in: int, fan_out: int, path: tuple[str, ...]) -> Iterator[_Entry]:
-    kernel, bias = ("params", *path, "kernel"), ("params", *path, "bias")
-    yield _Entry(f"{key}.weight", (fan_out, fan_in), kernel, None, np.transpose)
-    yield _Entry(f"{key}.bias", (fan_out,), bias, None, _same)
-
-
-def params_from_torch(tensors: Tensors, config: hsvit.HSViTConfig) -> tuple[dict, dict]:
-    """The reference's state dict as (params, stats), nested dicts of float32 NumPy arrays.
-
-    tensors: reference key → array; entries that are no weights (`input`, `loss`,
-    `num_batches_tracked`, …) are passed over. Raises ValueError that lists every missing, extra,
-    misshapen, non-float and non-finite tensor.
-    """
-    entries = list(_entries(config))
-    _check(tensors, entries)
-    trees: dict[str, dict] = {"params": {}, "stats": {}}
-    for entry in entries:
-        *parents, leaf = entry.path
-        node: dict = trees
-        for name in parents:
-            node = node.setdefault(name, {})
-        ours = np.ascontiguousarray(entry.ours(tensors[entry.key]), np.float32)
-        if entry.place is None:
-            node[leaf] = ours
-        else:
-            node.setdefault(leaf, np.empty((config.groups, *ours.shape), np.float32))
-            node[leaf][entry.place] = ours
-    return trees["params"], trees["stats"]
-
-
-def _finite(tensor: np.ndarray) -> bool:
-    with np.errstate(over="ignore"):  # a float64 beyond float32's range is reported, not warned of
-        return bool(np.isfinite(tensor.astype(np.float32)).all())
-
-
-def _check(tensors: Tensors, entries: Sequence[_Entry]) -> None:
-    """Everything wrong with the file's tensors, in one error."""
-    expected = {e.key: e.shape for e in entries}
-    problems = [f"missing {k} {shape}" for k, shape in expected.items() if k not in tensors]
-    for key, tensor in tensors.items():
-        if _NOT_WEIGHTS.match(key):
-            continue
-        if key not in expected:
-            problems.append(f"extra {key} {tensor.shape}")
-        elif tensor.shape != expected[key]:
-            problems.append(f"misshapen {key}: {tensor.shape}, expected {expected[key]}")
-        elif tensor.dtype.kind != "f" and tensor.dtype.name != "bfloat16":
-            problems.append(f"not floating point {key}: {tensor.dtype}")
-        elif not _finite(tensor):
-            problems.append(f"not finite as float32 {key}")
-    if problems:
-        lines = "\n  ".join(problems)
-        raise ValueError(f"{len(problems)} tensors do not fit these sizes:\n  {lines}")
+                yield Entry(f"{key}.{theirs}", shape, (*block, ours), change, g, c.groups)
+    for entry, ours in zip(
+        norm("classifier.mlp_head.0", d, ()), ("norm_scale", "norm_bias"), strict=True
+    ):
+        yield entry._replace(path=("params", "head", ours))
+    yield from linear("classifier.mlp_head.1", d, c.num_classes, ("head", "linear"))

@@ -84,6 +84,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     """
     count, batch = parameters(model), config.train.batch
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
+    paper = model.paper_flops()
     ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
     lines = [
         f"{config.model.variant} ({config.model.family}), images {image}, "
@@ -94,6 +95,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         f"parameters {count:,}",
         f"FLOPs {flops(model) / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and matrix "
         "products, every token of the last block)",
+        *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
         f"compiled FLOPs {compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's count on "
         f"{jax.default_backend()}, the last block for its CLS only)",
         f"bytes {byte_text(4 * count)} parameters + {byte_text(8 * count)} AdamW moments{ema}, "

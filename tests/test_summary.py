@@ -8,6 +8,7 @@ import pytest
 from configs import c2a2, c3a4, c4a8
 from hsvit_jax import config as configs
 from hsvit_jax import models, summary
+from hsvit_jax.models import dhvt
 
 CONFIGS = {"c2a2": c2a2, "c3a4": c3a4, "c4a8": c4a8}
 #: (variant, pixels, channels, classes) → parameters, forward FLOPs in G (2·MAC) where known.
@@ -109,3 +110,13 @@ def test_what_xla_counts():
 )
 def test_bytes(count, text):
     assert summary.byte_text(count) == text
+
+
+def test_a_paper_s_own_count_stands_beside_ours():
+    sizes = {**dhvt.DEFAULTS, "family": "dhvt", "variant": "custom", "depth": 1, "embed_dim": 16}
+    config = configs.base("cifar10", sizes)
+    model = models.build(config.model, image_size=(8, 8), channels=3, num_classes=10)
+    text = summary.summarise(config, model)
+    flops, how = model.paper_flops()
+    assert f"FLOPs as the paper counts {flops / 1e9:.4f} G ({how})" in text
+    assert "as the paper counts" not in summary.summarise(*network("small", 16, 3, 10))

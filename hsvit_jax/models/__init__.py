@@ -5,14 +5,29 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models import hsvit
+from hsvit_jax.models import ccx, cvx, deit, dhvt, hsvit, hvt, levix, pix, vix
+
+#: Family name → module with `VARIANTS`, `from_settings` and, but for hsvit, `DEFAULTS`.
+FAMILIES: Mapping[str, Any] = {
+    "hsvit": hsvit,
+    "hvt": hvt,
+    "deit": deit,
+    "dhvt": dhvt,
+    "vix": vix,
+    "levix": levix,
+    "ccx": ccx,
+    "cvx": cvx,
+    "pix": pix,
+}
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a
 #: network with `init` and `apply`.
-MODELS: Mapping[str, Callable[..., Any]] = {"hsvit": hsvit.from_settings}
+MODELS: Mapping[str, Callable[..., Any]] = {k: v.from_settings for k, v in FAMILIES.items()}
 
 #: Every named variant: (family, variant). Each has its exact parameter count in the tests.
-VARIANTS: tuple[tuple[str, str], ...] = tuple(("hsvit", name) for name in hsvit.VARIANTS)
+VARIANTS: tuple[tuple[str, str], ...] = tuple(
+    (family, name) for family, module in FAMILIES.items() for name in module.VARIANTS
+)
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 

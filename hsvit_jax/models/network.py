@@ -91,6 +91,10 @@ class Network(abc.ABC):
         Multiply-adds of matrix products and convolutions alone, as the literature counts them.
         """
 
+    def paper_flops(self) -> tuple[int, str] | None:
+        """FLOPs of one image as the family's paper counts them, and how; None: as 2·MAC."""
+        return None
+
     @property
     def part_names(self) -> tuple[str, ...]:
         """Top-level names of the trees that `init` makes."""

@@ -1,0 +1,156 @@
+"""Where a PyTorch state dict's tensors go: shared by all families' converters.
+
+A converter yields one `Entry` for every tensor that its reference saves; `assemble` checks the
+file's tensors against them, all of them, and builds the parameters and statistics.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Tensors = Mapping[str, np.ndarray]
+
+_NOT_WEIGHTS = re.compile(
+    r"(input|logits|logits_f64|config|labels|train_logits)$|loss|grad/|after/"
+    r"|(.*\.)?num_batches_tracked$"
+)
+
+
+def same(tensor: np.ndarray) -> np.ndarray:
+    """A tensor that is laid out as ours."""
+    return tensor
+
+
+class Entry(NamedTuple):
+    """One tensor of the file and where it goes.
+
+    path: 'params' or 'stats', then our names; None for a tensor that the reference saves and never
+    uses. ours: from the reference's layout to ours. place, count: number along a new first axis of
+    that length, for tensors that are stacked.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    path: tuple[str, ...] | None
+    ours: Callable[[np.ndarray], np.ndarray] = same
+    place: int | None = None
+    count: int = 0
+
+
+def linear(
+    key: str, fan_in: int, fan_out: int, path: tuple[str, ...], *, bias: bool = True
+) -> Iterator[Entry]:
+    """A linear layer: weight (fan_out, fan_in), bias (fan_out,)."""
+    kernel = ("params", *path, "kernel")
+    yield Entry(f"{key}.weight", (fan_out, fan_in), kernel, np.transpose)
+    if bias:
+        yield Entry(f"{key}.bias", (fan_out,), ("params", *path, "bias"))
+
+
+def conv(
+    key: str,
+    c_in: int,
+    c_out: int,
+    size: int,
+    path: tuple[str, ...],
+    *,
+    groups: int = 1,
+    bias: bool = True,
+) -> Iterator[Entry]:
+    """A convolution: weight (c_out, c_in/groups, size, size), bias (c_out,)."""
+    shape = (c_out, c_in // groups, size, size)
+    kernel = ("params", *path, "kernel")
+    yield Entry(f"{key}.weight", shape, kernel, lambda t: t.transpose(2, 3, 1, 0))
+    if bias:
+        yield Entry(f"{key}.bias", (c_out,), ("params", *path, "bias"))
+
+
+def pointwise(
+    key: str, fan_in: int, fan_out: int, path: tuple[str, ...], *, bias: bool = True
+) -> Iterator[Entry]:
+    """A 1×1 convolution that is a linear layer of ours: weight (fan_out, fan_in, 1, 1)."""
+    for entry in conv(key, fan_in, fan_out, 1, path, bias=bias):
+        weight = entry.key.endswith(".weight")
+        yield entry._replace(ours=lambda t: t[:, :, 0, 0].T) if weight else entry
+
+
+def norm(key: str, features: int, path: tuple[str, ...]) -> Iterator[Entry]:
+    """A LayerNorm's scale and bias."""
+    for theirs, ours in (("weight", "scale"), ("bias", "bias")):
+        yield Entry(f"{key}.{theirs}", (features,), ("params", *path, ours))
+
+
+def batch_norm(key: str, features: int, path: tuple[str, ...]) -> Iterator[Entry]:
+    """A BatchNorm's scale, bias and running statistics."""
+    yield from norm(key, features, path)
+    for theirs, ours in (("running_mean", "mean"), ("running_var", "var")):
+        yield Entry(f"{key}.{theirs}", (features,), ("stats", *path, ours))
+
+
+def assemble(tensors: Tensors, entries: Iterable[Entry], ignored: str = r"\Z") -> tuple[dict, dict]:
+    """The file's tensors as (params, stats), nested dicts of float32 NumPy arrays.
+
+    Entries of the file that are no weights (`input`, `loss`, `num_batches_tracked`, …) are passed
+    over, and so are keys that the regular expression `ignored` matches. Raises ValueError that
+    lists every missing, extra, misshapen, non-float and non-finite tensor.
+    """
+    entries = list(entries)
+    _check({k: v for k, v in tensors.items() if not re.match(ignored, k)}, entries)
+    trees: dict[str, dict] = {"params": {}, "stats": {}}
+    for entry in entries:
+        if entry.path is None:
+            continue
+        *parents, leaf = entry.path
+        node: dict = trees
+        for name in parents:
+            node = node.setdefault(name, {})
+        ours = np.ascontiguousarray(entry.ours(tensors[entry.key]), np.float32)
+        if entry.place is None:
+            node[leaf] = ours
+        else:
+            node.setdefault(leaf, np.empty((entry.count, *ours.shape), np.float32))
+            node[leaf][entry.place] = ours
+    return trees["params"], trees["stats"]
+
+
+def _finite(tensor: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):  # a float64 beyond float32's range is reported, not warned of
+        return bool(np.isfinite(tensor.astype(np.float32)).all())
+
+
+def _check(tensors: Tensors, entries: Sequence[Entry]) -> None:
+    """Everything wrong with the file's tensors, in one error."""
+    expected = {e.key: e.shape for e in entries}
+    problems = [f"missing {k} {shape}" for k, shape in expected.items() if k not in tensors]
+    for key, tensor in tensors.items():
+        if _NOT_WEIGHTS.match(key):
+            continue
+        if key not in expected:
+            problems.append(f"extra {key} {tensor.shape}")
+        elif tensor.shape != expected[key]:
+            problems.append(f"misshapen {key}: {tensor.shape}, expected {expected[key]}")
+        elif tensor.dtype.kind != "f" and tensor.dtype.name != "bfloat16":
+            problems.append(f"not floating point {key}: {tensor.dtype}")
+        elif not _finite(tensor):
+            problems.append(f"not finite as float32 {key}")
+    if problems:
+        lines = "\n  ".join(problems)
+        raise ValueError(f"{len(problems)} tensors do not fit these sizes:\n  {lines}")
+
+
+def ints(name: str, value: Any) -> tuple[int, ...]:
+    """A constructor argument that holds one or several integers; raises ValueError otherwise."""
+    values = value if isinstance(value, list | tuple) else [value]
+    if not values or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+        raise ValueError(f"constructor argument {name} must hold integers; got {value!r}")
+    return tuple(values)
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """Rows and columns from one side or two; raises ValueError otherwise."""
+    sides = ints("image_size", size)
+    if len(sides) > 2:
+        raise ValueError(f"image_size needs one side or rows and columns; got {size!r}")
+    return (sides[0], sides[-1])

@@ -1,0 +1,386 @@
+"""Pieces that the families are composed of: embedding, attention, feed-forward, block, head.
+
+Two kinds of thing go between a normalisation and a residual sum, mixers (tokens meet) and
+feed-forwards (tokens stay apart); both are called as `(tokens_BTD, call, salt)`. A mask is a
+function of (the step's key, example, salt) alone: `salt` numbers the places where something is
+dropped. A mixer may use salt … salt + 3; `Block` gives every place of every block its own.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.network import Call
+
+Array = jax.Array
+Row = tuple[str, tuple[int, ...], int, int]
+
+#: Salts from here on belong to what comes before the first block.
+EMBEDDING = 1 << 20
+SALTS_PER_BLOCK = 16
+
+
+class TokenMap(Protocol):
+    """A mixer or a feed-forward."""
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D); salt … salt + 3 key its masks."""
+        ...
+
+
+# --- Initialisation and linear layers ------------------------------------------------------------
+
+
+def start_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> Array:
+    """Fresh float32 weights.
+
+    init: 'torch', uniform in ±1/√fan_in; 'normal', N(0, 0.02²), not cut off (the reference's
+    truncated normal cuts at ±2, a hundred standard deviations); 'kaiming', N(0, 2/fan_in).
+    """
+    if init == "torch":
+        return layers.uniform(key, shape, fan_in**-0.5)
+    std = {"normal": 0.02, "kaiming": (2 / fan_in) ** 0.5}[init]
+    return std * jax.random.normal(key, shape)
+
+
+def start_bias(key: Array, features: int, fan_in: int, init: str) -> Array:
+    """Fresh float32 biases: uniform in ±1/√fan_in for 'torch', else zero."""
+    return (
+        layers.uniform(key, (features,), fan_in**-0.5) if init == "torch" else jnp.zeros(features)
+    )
+
+
+def over_last(vector: Array, like: Array) -> Array:
+    """A (C,) parameter in the dtype and rank of `like`, to be combined with its last axis."""
+    return vector.astype(like.dtype).reshape((1,) * (like.ndim - 1) + vector.shape)
+
+
+class Linear(nnx.Module):
+    """x·kernel + bias over the last axis; kernel (fan_in, fan_out)."""
+
+    def __init__(
+        self, fan_in: int, fan_out: int, key: Array, *, bias: bool = True, init: str = "torch"
+    ) -> None:
+        k_key, b_key = jax.random.split(key)
+        self.kernel = nnx.Param(start_kernel(k_key, (fan_in, fan_out), fan_in, init))
+        self.bias = nnx.Param(start_bias(b_key, fan_out, fan_in, init)) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        """(…, fan_in) → (…, fan_out), in x's dtype."""
+        y = x @ self.kernel[...].astype(x.dtype)
+        return y if self.bias is None else y + over_last(self.bias[...], y)
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis; moments in float32 at least."""
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        self.eps = eps
+        self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
+
+    def __call__(self, x: Array) -> Array:
+        """(…, D) → (…, D)."""
+        shape = (1,) * (x.ndim - 1) + self.scale.shape
+        scale, bias = self.scale[...].reshape(shape), self.bias[...].reshape(shape)
+        return layers.layer_norm(x, scale, bias, self.eps)
+
+
+class Conv(nnx.Module):
+    """Convolution with symmetric zero padding size//2; kernel (size, size, c_in/groups, c_out)."""
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        size: int,
+        key: Array,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+        init: str = "torch",
+    ) -> None:
+        self.stride, self.groups = stride, groups
+        k_key, b_key = jax.random.split(key)
+        fan_in = size * size * c_in // groups
+        self.kernel = nnx.Param(
+            start_kernel(k_key, (size, size, c_in // groups, c_out), fan_in, init)
+        )
+        self.bias = nnx.Param(start_bias(b_key, c_out, fan_in, init)) if bias else None
+
+    def __call__(self, x_BHWC: Array) -> Array:
+        """(B, H, W, c_in) → (B, ⌈H/stride⌉, ⌈W/stride⌉, c_out) for an odd size."""
+        kernel = self.kernel[...].astype(x_BHWC.dtype)
+        size, _, per_group, c_out = kernel.shape
+        if size == 1 and self.stride == 1 and self.groups == 1:
+            y = x_BHWC @ kernel[0, 0]
+        elif per_group == 1 and self.stride == 1 and c_out == self.groups:
+            y = _depthwise(x_BHWC, kernel)
+        elif self.stride == 1 and self.groups == 1:
+            y = layers.conv2d(x_BHWC, kernel)
+        else:
+            y = lax.conv_general_dilated(
+                x_BHWC,
+                kernel,
+                (self.stride, self.stride),
+                ((size // 2, size // 2),) * 2,
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=self.groups,
+            )
+        return y if self.bias is None else y + over_last(self.bias[...], y)
+
+
+def _depthwise(x_BHWC: Array, kernel_HW1C: Array) -> Array:
+    """A sum of shifted images: XLA's grouped convolution is slow on CPU, its gradient slower."""
+    size, rows, columns = kernel_HW1C.shape[0], x_BHWC.shape[1], x_BHWC.shape[2]
+    if jax.default_backend() != "cpu":
+        return lax.conv_general_dilated(
+            x_BHWC,
+            kernel_HW1C,
+            (1, 1),
+            ((size // 2, size // 2),) * 2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=x_BHWC.shape[-1],
+        )
+    pad = size // 2
+    padded = jnp.pad(x_BHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    return sum(
+        padded[:, i : i + rows, j : j + columns] * kernel_HW1C[i, j][None, None]
+        for i in range(size)
+        for j in range(size)
+    )
+
+
+# --- What is dropped -----------------------------------------------------------------------------
+
+
+def _keyed(shape: tuple[int, ...], rate: float, call: Call, salt: int) -> Array:
+    """Dropout's factors; axis 0 of `shape` is the batch."""
+    ids = call.example_ids_B.reshape((-1,) + (1,) * (len(shape) - 1))
+    return layers.dropout_scale((*call.dropout_words, salt, ids), shape, rate)
+
+
+def dropout(x: Array, rate: float, call: Call, salt: int) -> Array:
+    """Inverted dropout of single values; axis 0 is the batch. Nothing is dropped without a key."""
+    if not rate or call.dropout_words is None:
+        return x
+    return x * _keyed(x.shape, rate, call, salt).astype(x.dtype)
+
+
+def drop_path(x: Array, rate: float, call: Call, salt: int) -> Array:
+    """Stochastic depth: an example's whole branch is dropped, or scaled by 1/(1 − rate)."""
+    if not rate or call.dropout_words is None:
+        return x
+    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+    return x * _keyed(shape, rate, call, salt).astype(x.dtype)
+
+
+# --- From images to tokens -----------------------------------------------------------------------
+
+
+class PatchEmbedding(nnx.Module):
+    """Non-overlapping patches, each one linear map of its pixels (row, column, channel).
+
+    The same as a convolution of the patch's size and stride, its kernel (patch·patch·C, D) flat.
+    """
+
+    def __init__(
+        self, patch: int, channels: int, dim: int, key: Array, init: str = "torch"
+    ) -> None:
+        self.patch = patch
+        self.linear = Linear(patch * patch * channels, dim, key, init=init)
+
+    def __call__(self, images_BHWC: Array) -> Array:
+        """(B, H, W, C) → tokens (B, H·W/patch², D), row by row."""
+        batch, rows, columns, channels = images_BHWC.shape
+        p = self.patch
+        x = images_BHWC.reshape(batch, rows // p, p, columns // p, p, channels).swapaxes(2, 3)
+        return self.linear(x.reshape(batch, -1, p * p * channels))
+
+
+def check_patches(image_size: tuple[int, int], patch: int) -> None:
+    """Raises ValueError for an image that the patch does not divide, naming both."""
+    rows, columns = image_size
+    if patch < 1 or rows % patch or columns % patch:
+        raise ValueError(
+            f"an image of {rows}×{columns} pixels cannot be cut into patches of patch={patch}: "
+            "both sides must be divisible by it; change data.image_size or model.patch"
+        )
+
+
+def prepend(cls_D: Array, x_BTD: Array) -> Array:
+    """The CLS token before every example's tokens: (B, T + 1, D)."""
+    cls_D = layers.vary_like(cls_D.astype(x_BTD.dtype), x_BTD)
+    cls_B1D = jnp.broadcast_to(cls_D[None, None], (x_BTD.shape[0], 1, cls_D.shape[0]))
+    return jnp.concatenate([cls_B1D, x_BTD], axis=1)
+
+
+def add_positions(x_BTD: Array, position_TD: Array) -> Array:
+    """Learned positions, the same for every example."""
+    return x_BTD + position_TD.astype(x_BTD.dtype)[None]
+
+
+# --- Mixer, feed-forward, block ------------------------------------------------------------------
+
+
+class MultiHeadAttention(nnx.Module):
+    """Softmax attention of N heads of width E: q, k, v as thirds of one linear map.
+
+    dim_head: E, dim/heads when left out (heads must divide dim then). bias: of queries, keys and
+    values; output_bias: of the last linear map. attention_dropout: of the weights; dropout: of the
+    output.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        key: Array,
+        *,
+        dim_head: int | None = None,
+        bias: bool = True,
+        output_bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        init: str = "torch",
+    ) -> None:
+        self.heads, self.rate, self.attention_rate = heads, dropout, attention_dropout
+        inner = heads * (dim_head or dim // heads)
+        qkv_key, out_key = jax.random.split(key)
+        self.qkv = Linear(dim, 3 * inner, qkv_key, bias=bias, init=init)
+        self.out = Linear(inner, dim, out_key, bias=output_bias, init=init)
+
+    def project(self, x_BTD: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values, each (B, N, T, E)."""
+        batch, tokens, _ = x_BTD.shape
+        qkv = self.qkv(x_BTD).reshape(batch, tokens, 3, self.heads, -1)
+        q, k, v = (qkv[:, :, j].swapaxes(1, 2) for j in range(3))
+        return q, k, v
+
+    def attend(self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, call: Call, salt: int) -> Array:
+        """What the heads find, (B, N, T, E)."""
+        rate = self.attention_rate if call.dropout_words is not None else 0.0
+        words = ()
+        if rate:
+            words = (*call.dropout_words, salt, call.example_ids_B.reshape(1, -1, 1, 1, 1))
+        return layers.attention(rate, q_BNTE[None], k_BNSE[None], v_BNSE[None], words)[0]
+
+    def output(self, o_BNTE: Array, call: Call, salt: int) -> Array:
+        """Heads side by side, mixed by the last linear map: (B, T, D)."""
+        batch, heads, tokens, width = o_BNTE.shape
+        y_BTD = self.out(o_BNTE.swapaxes(1, 2).reshape(batch, tokens, heads * width))
+        return dropout(y_BTD, self.rate, call, salt + 1)
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        return self.output(self.attend(*self.project(x_BTD), call, salt), call, salt)
+
+
+class FeedForward(nnx.Module):
+    """Linear, exact GELU, dropout, linear, dropout."""
+
+    def __init__(
+        self, dim: int, hidden: int, key: Array, *, dropout: float = 0.0, init: str = "torch"
+    ) -> None:
+        self.rate = dropout
+        up_key, down_key = jax.random.split(key)
+        self.up = Linear(dim, hidden, up_key, init=init)
+        self.down = Linear(hidden, dim, down_key, init=init)
+
+    def __call__(self, x: Array, call: Call, salt: int) -> Array:
+        """(B, …, D) → (B, …, D)."""
+        hidden = dropout(gelu(self.up(x)), self.rate, call, salt)
+        return dropout(self.down(hidden), self.rate, call, salt + 1)
+
+
+def gelu(x: Array) -> Array:
+    """The exact GELU, by the error function."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+class Block(nnx.Module):
+    """x + DropPath(mixer(LN(x))), then x + DropPath(feed_forward(LN(x)))."""
+
+    def __init__(
+        self,
+        dim: int,
+        mixer: TokenMap,
+        feed_forward: TokenMap,
+        *,
+        eps: float = 1e-5,
+        drop_path: float = 0.0,
+    ) -> None:
+        self.rate = drop_path
+        self.norm1, self.mixer = LayerNorm(dim, eps), mixer
+        self.norm2, self.feed_forward = LayerNorm(dim, eps), feed_forward
+
+    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        return self.feed(self.mix(x_BTD, call, index), call, index)
+
+    def mix(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """The first half."""
+        salt = index * SALTS_PER_BLOCK
+        return self.add(x_BTD, self.mixer(self.norm1(x_BTD), call, salt), call, salt)
+
+    def feed(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """The second half."""
+        salt = index * SALTS_PER_BLOCK + SALTS_PER_BLOCK // 2
+        return self.add(x_BTD, self.feed_forward(self.norm2(x_BTD), call, salt), call, salt)
+
+    def add(self, x_BTD: Array, y_BTD: Array, call: Call, salt: int) -> Array:
+        """The residual sum of a half whose mixer or feed-forward was called with `salt`."""
+        return x_BTD + drop_path(y_BTD, self.rate, call, salt + 4)
+
+
+def drop_path_rates(last: float, blocks: int) -> list[float]:
+    """Stochastic depth's rate by block: evenly from 0 to `last`."""
+    return [last * i / max(blocks - 1, 1) for i in range(blocks)]
+
+
+# --- Rows of a layer table: parameters, and multiply-adds of one image ---------------------------
+
+
+def linear_row(name: str, tokens: int, fan_in: int, fan_out: int, *, bias: bool = True) -> Row:
+    """A linear map of `tokens` vectors."""
+    return name, (tokens, fan_out), (fan_in + bias) * fan_out, tokens * fan_in * fan_out
+
+
+def norm_row(name: str, shape: tuple[int, ...]) -> Row:
+    """A LayerNorm or BatchNorm, which counts no multiply-adds."""
+    return name, shape, 2 * shape[-1], 0
+
+
+def conv_row(
+    name: str,
+    size_out: tuple[int, int],
+    c_in: int,
+    c_out: int,
+    kernel: int,
+    *,
+    groups: int = 1,
+    bias: bool = True,
+) -> Row:
+    """A convolution that makes a map of `size_out` rows and columns."""
+    weights = kernel * kernel * (c_in // groups) * c_out
+    return name, (*size_out, c_out), weights + bias * c_out, size_out[0] * size_out[1] * weights
+
+
+def attention_rows(
+    name: str, tokens: int, dim: int, inner: int, *, bias: bool = True
+) -> Iterator[Row]:
+    """`MultiHeadAttention`: two products of tokens with tokens per head, 2·T²·inner in all."""
+    yield linear_row(f"{name}: queries, keys, values", tokens, dim, 3 * inner, bias=bias)
+    yield f"{name}: attention", (tokens, inner), 0, 2 * tokens * tokens * inner
+    yield linear_row(f"{name}: output", tokens, inner, dim)
+
+
+def feed_forward_rows(name: str, tokens: int, dim: int, hidden: int) -> Iterator[Row]:
+    """`FeedForward`."""
+    yield linear_row(f"{name}: feed-forward up, GELU", tokens, dim, hidden)
+    yield linear_row(f"{name}: feed-forward down", tokens, hidden, dim)

@@ -1,0 +1,137 @@
+"""The pieces families are composed of, each against a formula written another way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hsvit_jax.models import blocks, network
+
+
+def call(key=None, ids=range(64)):
+    """A pass whose masks are keyed by `key`, of examples with these identities."""
+    words = None if key is None else tuple(np.uint32([key, 7 * key + 1]))
+    return network.Call(train=True, dropout_words=words, example_ids_B=jnp.array(list(ids)))
+
+
+@pytest.mark.parametrize(
+    ("c_in", "c_out", "size", "stride", "groups"),
+    [
+        (6, 10, 3, 1, 1),
+        (6, 10, 1, 1, 1),
+        (3, 10, 3, 2, 1),
+        (6, 6, 3, 1, 6),
+        (6, 12, 3, 2, 6),
+        (6, 6, 5, 1, 6),
+    ],
+)
+def test_convolution_is_xla_s_with_symmetric_padding(c_in, c_out, size, stride, groups):
+    conv = blocks.Conv(c_in, c_out, size, jax.random.key(0), stride=stride, groups=groups)
+    x_BHWC = jax.random.normal(jax.random.key(1), (2, 6, 8, c_in))
+    expected = lax.conv_general_dilated(
+        x_BHWC,
+        conv.kernel[...],
+        (stride, stride),
+        [(size // 2, size // 2)] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+    expected = expected + conv.bias[...].reshape(1, 1, 1, -1)
+    assert expected.shape == (2, -(-6 // stride), 8 // stride, c_out)
+    np.testing.assert_allclose(conv(x_BHWC), expected, atol=1e-5)
+
+
+def test_patches_are_read_row_by_row_channel_last():
+    module = blocks.PatchEmbedding(2, 3, 12, jax.random.key(0))
+    module.linear.kernel[...], module.linear.bias[...] = jnp.eye(12), jnp.zeros(12)
+    images = np.arange(2 * 4 * 6 * 3, dtype=np.float32).reshape(2, 4, 6, 3)
+    tokens = module(jnp.asarray(images))
+    assert tokens.shape == (2, 6, 12)
+    np.testing.assert_array_equal(tokens[1, 4], images[1, 2:4, 2:4].ravel())
+
+
+@pytest.mark.parametrize(("init", "std", "cut"), [("torch", 40**-0.5 / 3**0.5, 40**-0.5)])
+def test_uniform_start(init, std, cut):
+    kernel = blocks.start_kernel(jax.random.key(0), (40, 300), 40, init)
+    assert np.std(kernel) == pytest.approx(std, rel=0.03)
+    assert 0.99 * cut < np.abs(kernel).max() <= cut
+    bias = blocks.start_bias(jax.random.key(0), 300, 40, init)
+    assert 0.95 * cut < np.abs(bias).max() <= cut
+
+
+@pytest.mark.parametrize(("init", "std"), [("normal", 0.02), ("kaiming", (2 / 40) ** 0.5)])
+def test_normal_start(init, std):
+    kernel = blocks.start_kernel(jax.random.key(0), (40, 300), 40, init)
+    assert np.std(kernel) == pytest.approx(std, rel=0.03)
+    assert np.abs(kernel).max() > 3 * std  # not cut off
+    assert not np.any(blocks.start_bias(jax.random.key(0), 300, 40, init))
+
+
+def test_dropout_is_a_function_of_key_example_and_place():
+    x = jnp.ones((64, 30, 10))
+    y = blocks.dropout(x, 0.25, call(3), 5)
+    assert set(np.unique(y)) == {0, np.float32(1 / 0.75)}
+    assert np.mean(np.asarray(y) == 0) == pytest.approx(0.25, abs=0.01)
+    np.testing.assert_array_equal(
+        blocks.dropout(x[:3], 0.25, call(3, [9, 2, 40]), 5), y[np.array([9, 2, 40])]
+    )
+    for other in (blocks.dropout(x, 0.25, call(4), 5), blocks.dropout(x, 0.25, call(3), 6)):
+        assert np.mean(np.asarray(other) != np.asarray(y)) == pytest.approx(
+            2 * 0.25 * 0.75, abs=0.02
+        )
+    np.testing.assert_array_equal(blocks.dropout(x, 0.25, call(), 5), x)
+
+
+def test_dropped_paths_are_whole_examples():
+    x = jnp.ones((64, 3, 2))
+    y = np.asarray(blocks.drop_path(x, 0.5, call(3), 5))
+    assert set(np.unique(y)) == {0, 2} and 16 < (y[:, 0, 0] == 0).sum() < 48
+    np.testing.assert_array_equal(y, np.broadcast_to(y[:, :1, :1], y.shape))
+    np.testing.assert_array_equal(blocks.drop_path(x, 0.5, call(), 5), x)
+    assert blocks.drop_path_rates(0.1, 5) == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
+
+
+@pytest.mark.parametrize(("dim_head", "bias"), [(None, True), (5, False)])
+def test_attention_of_heads_of_any_width(dim_head, bias):
+    module = blocks.MultiHeadAttention(6, 2, jax.random.key(0), dim_head=dim_head, bias=bias)
+    x_BTD = jax.random.normal(jax.random.key(1), (2, 4, 6))
+    width = dim_head or 3
+    qkv = np.asarray(module.qkv(x_BTD)).reshape(2, 4, 3, 2, width)
+    heads = []
+    for n in range(2):
+        q, k, v = (qkv[:, :, j, n] for j in range(3))
+        weights = np.exp(q @ k.transpose(0, 2, 1) / width**0.5)
+        heads.append(weights / weights.sum(-1, keepdims=True) @ v)
+    expected = module.out(jnp.concatenate(heads, -1))
+    np.testing.assert_allclose(module(x_BTD, call(ids=range(2)), 0), expected, atol=1e-6)
+    assert (module.qkv.bias is not None) == bias
+
+
+def test_dropout_of_attention_weights_needs_a_key():
+    module = blocks.MultiHeadAttention(6, 2, jax.random.key(0), attention_dropout=0.5)
+    x_BTD = jax.random.normal(jax.random.key(1), (2, 4, 6))
+    plain, dropped = (module(x_BTD, call(key, range(2)), 0) for key in (None, 3))
+    assert np.abs(plain - dropped).max() > 1e-3
+    np.testing.assert_allclose(module(x_BTD[1:], call(3, [1]), 0), dropped[1:], atol=1e-6)
+
+
+def test_the_two_halves_of_a_block_drop_apart():
+    """Each half has its own mask: all four combinations of dropped halves occur."""
+
+    def one(x, call, salt):
+        return jnp.ones_like(x)
+
+    def ten(x, call, salt):
+        return 10 * jnp.ones_like(x)
+
+    block = blocks.Block(2, one, ten, drop_path=0.5)
+    x_BTD = jnp.zeros((64, 1, 2))
+    sums = [np.asarray(block(x_BTD, call(3), index))[:, 0, 0] for index in (0, 1)]
+    assert set(sums[0]) == set(sums[1]) == {0, 2, 20, 22}
+    assert (sums[0] != sums[1]).any()
+
+
+def test_an_image_that_patches_do_not_divide():
+    with pytest.raises(ValueError, match=r"30×32 pixels.*patch=4.*model.patch"):
+        blocks.check_patches((30, 32), 4)

@@ -1,0 +1,110 @@
+"""CCX: exact sizes, dropped paths, the block's quirk, how it starts, and what is refused."""
+
+import hvt_numpy
+import jax
+import numpy as np
+import pytest
+import vix_files
+
+from hsvit_jax import models
+from hsvit_jax.models import ccx
+
+#: Variant → trained values for CIFAR-10 and Tiny ImageNet (ViX paper, tables 3 and 4), positions
+#: and projections along the sequence included.
+PARAMETERS = {
+    "cct": (1_036_619, 1_061_129),
+    "ccp": (1_038_155, 1_062_665),
+    "ccl": (1_184_075, 1_208_585),
+    "ccn": (1_037_147, 1_061_657),
+}
+
+
+def build(settings, size=(32, 32), classes=10):
+    return models.build(settings, image_size=size, channels=3, num_classes=classes)
+
+
+@pytest.mark.parametrize("variant", PARAMETERS)
+def test_parameter_counts(variant):
+    settings = {**ccx.DEFAULTS, **ccx.VARIANTS[variant], "family": "ccx", "dtype": "float32"}
+    cases = ((32, 10), (64, 200))
+    for (size, classes), expected in zip(cases, PARAMETERS[variant], strict=True):
+        model = build(settings, (size, size), classes)
+        params, _ = jax.eval_shape(model.init, jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
+        assert sum(row[2] for row in model.layer_table()) == expected
+
+
+def test_every_variant_has_a_count():
+    assert set(PARAMETERS) == set(ccx.VARIANTS)
+    assert {("ccx", name) for name in PARAMETERS} <= set(models.VARIANTS)
+
+
+def test_multiply_adds_of_cct():
+    """By hand: the tokenizer, four blocks on 1,024 tokens, sequence pooling, the classifier."""
+    t, d = 1024, 128
+    tokenizer = t * 9 * (3 * 64 + 64 * 64 + 64 * d)
+    block = 4 * t * d * d + 2 * t * t * d + 2 * t * d * 512
+    settings = {**ccx.DEFAULTS, "family": "ccx", "dtype": "float32"}
+    macs = sum(row[3] for row in build(settings).layer_table())
+    assert macs == tokenizer + 4 * block + 2 * t * d + d * 10
+
+
+def test_what_is_dropped_follows_the_example_and_the_key():
+    settings = vix_files.small("ccx", heads=2, attention_dropout=0.2, dropout=0.2, drop_path=0.5)
+    model = build(settings, (4, 5), 7)
+    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
+    images = np.random.default_rng(1).normal(size=(8, 4, 5, 3)).astype(np.float32)
+    ids, order = np.array([31, 7, 2, 19, 3, 5, 40, 8]), np.array([3, 1, 0, 2, 7, 6, 5, 4])
+
+    @jax.jit
+    def run(images, ids, key):
+        with jax.numpy_rank_promotion("raise"):
+            return model.apply(params, stats, images, dropout_key=key, example_ids_B=ids)[0]
+
+    whole = run(images, ids, jax.random.key(3))
+    moved = run(images[order], ids[order], jax.random.key(3))
+    np.testing.assert_allclose(moved, whole[order], atol=2e-5)
+    assert np.abs(run(images, ids, jax.random.key(4)) - whole).max() > 1e-3
+    assert np.abs(run(images, ids + 1, jax.random.key(3)) - whole).max() > 1e-3
+
+
+def test_a_block_normalises_its_main_path():
+    """Without its mixer a block gives twice the tokens the same output: it normalises them."""
+    config = build(vix_files.small("ccx", heads=2, embed_dim=6, depth=1), (2, 2), 3).config
+    block = ccx.Block(config, 0.0, jax.random.key(0))
+    zero = jax.tree.map(np.zeros_like, block.mixer.out.kernel[...])
+    block.mixer.out.kernel[...] = zero
+    block.mixer.out.bias[...] = block.mixer.out.bias[...] * 0
+    x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
+    call = models.hsvit.Call(False, None, np.arange(2))
+    np.testing.assert_allclose(block(2 * x, call, 0), block(x, call, 0), atol=1e-3)
+
+
+def test_initial_values_are_the_reference_s():
+    settings = vix_files.small("ccx", heads=2, embed_dim=48, conv_channels=(20,), depth=1)
+    params, _ = jax.jit(build(settings, (12, 12), 50).init)(jax.random.key(0))
+    block = params["encoder"]["blocks"]["0"]
+    assert np.std(params["encoder"]["position"]) == pytest.approx(0.2, rel=0.05)
+    convs = params["tokenizer"]["convs"]
+    for i, fan_in in (("0", 27), ("1", 180)):
+        assert np.std(convs[i]["kernel"]) == pytest.approx((2 / fan_in) ** 0.5, rel=0.1)
+        assert "bias" not in convs[i]
+    for linear in (block["mixer"]["qkv"], block["feed_forward"]["up"], params["head"]["linear"]):
+        assert np.std(linear["kernel"]) == pytest.approx(0.02, rel=0.1)
+        assert not np.any(linear.get("bias", 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "embed_dim=10 is not divisible by heads=3"),
+        ({"conv_kernel": 4}, "must be odd; got conv_kernel=4 and pool_window=3"),
+        ({"pool_window": 2}, "must be odd; got conv_kernel=3 and pool_window=2"),
+        ({"conv_strides": (1, 1, 1)}, r"widths \(7, 10\).*conv_strides=\(1, 1, 1\)"),
+        ({"mixer": "linformer", "projections": 21}, "projections=21.*there are 20"),
+        ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\); got 1.0"),
+    ],
+)
+def test_sizes_that_do_not_fit_say_so(changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(vix_files.small("ccx", **{"heads": 2, **changes}), (4, 5))

@@ -1,0 +1,207 @@
+"""HVT: exact sizes and costs, what pooling leaves, and dropped paths that follow the example."""
+
+import dataclasses
+
+import hvt_numpy
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hsvit_jax import mesh, models
+from hsvit_jax.models import hvt
+
+#: (variant, image size, classes) → trained values, and 10⁻⁹ multiply-adds by the paper's count
+#: (tables 1 to 9 and section 4.2). The paper has no HVT-Ti-2 and -3: they are DeiT-Ti without CLS,
+#: 5,543,332, and 192 values for each of the 97 + 48 (+ 23) pooled tokens.
+COSTS = {
+    ("ti-0", 224, 1000): (5_717_032, 1.2466),
+    ("ti-1", 224, 1000): (5_735_656, 0.6423),
+    ("ti-2", 224, 100): (5_571_172, None),
+    ("ti-3", 224, 100): (5_575_588, None),
+    ("ti-4", 224, 100): (5_577_700, 0.3773),
+    ("s-0", 224, 100): (21_703_396, 4.5737),
+    ("s-1", 224, 100): (21_740_644, 2.4017),
+    ("s-1", 224, 1000): (22_087_144, 2.4020),
+    ("s-2", 224, 100): (21_759_076, 1.9409),
+    ("s-2", 224, 1000): (22_105_576, None),
+    ("s-3", 224, 100): (21_767_908, 1.6197),
+    ("s-3", 224, 1000): (22_114_408, None),
+    ("s-4", 224, 100): (21_772_132, 1.3933),
+    ("s-4", 160, 100): (21_700_708, 0.6849),
+    ("s-4", 320, 100): (21_924_196, 2.9959),
+    ("s-4", 384, 100): (22_055_140, 4.4777),
+    ("s-4", 384, 1000): (22_401_640, 4.4780),
+    ("scale-ti-4", 224, 1000): (22_118_632, 1.3936),
+    ("s-4-conv", 224, 100): (23_543_140, 1.4725),
+    ("s-4-average", 224, 100): (21_772_132, 1.3933),
+    ("s-4-depth16", 224, 100): (28_869_988, 1.7195),
+    ("s-4-depth20", 224, 100): (35_967_844, 2.0458),
+    ("s-4-depth24", 224, 100): (43_065_700, 2.3720),
+    ("s-4-depth48", 224, 1000): (85_999_336, 4.3297),
+    ("ti-4-heads6", 224, 100): (21_772_132, 1.3933),
+    ("ti-4-heads11", 224, 1000): (72_990_312, 4.5068),
+    ("ti-4-heads12", 224, 100): (86_011_492, 5.3417),
+    ("ti-4-heads16", 224, 100): (152_430_692, 9.3935),
+    ("s-4-patch8", 224, 100): (21_988_708, 6.1777),
+    ("s-4-patch8", 192, 1000): (22_180_456, 4.3506),
+    ("s-4-patch32", 224, 100): (22_547_812, 0.3675),
+    ("s-2-2d", 224, 100): (21_802_084, 4.6178),
+}
+SMALL = hvt.HVTConfig(
+    image_size=(12, 20),
+    image_channels=3,
+    num_classes=5,
+    patch=4,
+    heads=2,
+    head_dim=3,
+    depth=3,
+    stage_depth=2,
+    mlp_ratio=2.0,
+)
+
+
+def built(variant, size, classes, **changes):
+    settings = {"family": "hvt", "dtype": "float32", **hvt.DEFAULTS, **hvt.VARIANTS[variant]}
+    return models.build(
+        {**settings, **changes}, image_size=(size, size), channels=3, num_classes=classes
+    )
+
+
+def parameters(model):
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("case", COSTS, ids=str)
+def test_parameters_and_multiply_adds(case):
+    model = built(*case)
+    table = model.layer_table()
+    assert parameters(model) == COSTS[case][0] == sum(row[2] for row in table)
+    if COSTS[case][1] is not None:
+        assert round(sum(row[3] for row in table) / 1e9, 4) == COSTS[case][1]
+        assert round(model.paper_flops()[0] / 1e9, 4) == COSTS[case][1]
+
+
+def test_every_named_variant_has_a_count():
+    assert set(hvt.VARIANTS) == {variant for variant, *_ in COSTS}
+    assert {("hvt", variant) for variant in hvt.VARIANTS} <= set(models.VARIANTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [
+        ({}, [(15,), (7,), (7,), (3,)]),
+        ({"pool_dims": 2}, [(3, 5), (2, 3), (2, 3), (1, 2)]),
+        ({"stage_depth": 0}, [(15,)] * 4),
+        ({"pool_window": 2, "stage_depth": 1}, [(15,), (7,), (3,), (1,)]),
+    ],
+)
+def test_lengths_of_the_sequence(changes, lengths):
+    config = dataclasses.replace(SMALL, **changes)
+    assert config.lengths() == lengths
+    model = hvt.HVT(config)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    pools = params["encoder"].get("pools", {})
+    positions = {name: pool["position"].shape[0] for name, pool in pools.items()}
+    expected = {f"after{i}": np.prod(lengths[i + 1]) for i in range(3) if config.pools_after(i)}
+    assert positions == expected
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A small network with dropped paths, its parameters, images and one jitted function."""
+    model = hvt.HVT(dataclasses.replace(SMALL, drop_path=0.5, depth=2))
+    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
+    images = np.random.default_rng(2).normal(size=(8, 12, 20, 3)).astype(np.float32)
+
+    @jax.jit
+    def run(images, ids, key):
+        with jax.numpy_rank_promotion("raise"):
+            return model.apply(
+                params, stats, images, train=True, dropout_key=key, example_ids_B=ids
+            )[0]
+
+    return model, params, images, run
+
+
+def test_dropped_paths_follow_the_example_and_the_key(small):
+    _, _, images, run = small
+    ids, key = np.array([31, 7, 2, 19, 3, 5, 40, 8]), jax.random.key(3)
+    whole = run(images, ids, key)
+    order = np.array([3, 1, 4, 0, 2, 7, 6, 5])
+    np.testing.assert_allclose(run(images[order], ids[order], key), whole[order], atol=2e-5)
+    assert np.abs(run(images, ids, jax.random.key(4)) - whole).max() > 1e-3
+    assert np.abs(run(images, ids + 1, key) - whole).max() > 1e-3
+    assert np.abs(run(images, ids, None) - whole).max() > 1e-3
+
+
+def test_the_batch_spreads_over_devices(small):
+    model, params, images, _ = small
+    key = jax.random.key(3)
+
+    def grads(apply):
+        def loss(p):
+            logits, _ = apply(p, {}, images, train=True, dropout_key=key)
+            return (logits**2).mean()
+
+        return jax.jit(jax.grad(loss))(params)
+
+    spread = mesh.spread(model, mesh.make(1, 4, groups=0))
+    one, many = grads(model.apply), grads(spread)
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(one))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest), many, one)
+
+
+def test_bfloat16_computes_narrow_and_returns_float32(small):
+    model, params, images, _ = small
+    narrow = hvt.HVT(model.config, jnp.bfloat16)
+    exact = jax.jit(lambda p: model.apply(p, {}, images)[0])(params)
+    logits = jax.jit(lambda p: narrow.apply(p, {}, images)[0])(params)
+    assert logits.dtype == jnp.float32
+    error = np.abs(logits - exact).max() / np.abs(exact).max()
+    assert 1e-5 < error < 0.1
+
+
+def test_initial_values_are_the_reference_s():
+    model = hvt.HVT(dataclasses.replace(SMALL, head_dim=64, num_classes=50))
+    params, stats = jax.jit(model.init)(jax.random.key(4))
+    assert stats == {}
+    block = params["encoder"]["blocks"]["1"]
+    for kernel in (
+        block["mixer"]["qkv"]["kernel"],
+        block["feed_forward"]["down"]["kernel"],
+        params["head"]["linear"]["kernel"],
+    ):
+        assert np.std(kernel) == pytest.approx(0.02, rel=0.05)
+        assert np.abs(kernel).max() > 0.05  # not cut off at two standard deviations
+    for position in (
+        params["embedding"]["position"],
+        params["encoder"]["pools"]["after0"]["position"],
+    ):
+        assert np.std(position) == pytest.approx(0.02, rel=0.1)
+    assert not np.any(block["mixer"]["qkv"]["bias"]) and np.all(block["norm1"]["scale"] == 1)
+    patches = params["embedding"]["patches"]["linear"]
+    bound = (4 * 4 * 3) ** -0.5  # PyTorch's own
+    for x in patches.values():
+        assert bound * 0.9 < np.abs(x).max() <= bound
+    assert np.std(patches["kernel"]) == pytest.approx(bound / 3**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"patch": 8}, "12×20 pixels cannot be cut into patches of patch=8"),
+        ({"stage_depth": 1, "depth": 4}, r"1 tokens after block 3 are fewer than pool_window=3"),
+        ({"pool": "median"}, r"unknown model.pool 'median'; choose one of \('max'"),
+        ({"pool_dims": 3}, "pool_dims must be 1 or 2; got 3"),
+        ({"pool_dims": 2, "pool_window": 2}, "odd in 2-D; got 2"),
+        ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\); got 1.0"),
+        ({"cls": True}, "no CLS token"),
+        ({"heads": 0}, "sizes must be positive"),
+        ({"stage_depth": -1}, "sizes must be positive"),
+    ],
+)
+def test_sizes_that_do_not_fit_say_so(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, **changes)
