@@ -68,18 +68,6 @@ def test_what_is_dropped_follows_the_example_and_the_key():
     assert np.abs(run(images, ids + 1, jax.random.key(3)) - whole).max() > 1e-3
 
 
-def test_a_block_normalises_its_main_path():
-    """Without its mixer a block gives twice the tokens the same output: it normalises them."""
-    config = build(vix_files.small("ccx", heads=2, embed_dim=6, depth=1), (2, 2), 3).config
-    block = ccx.Block(config, 0.0, jax.random.key(0))
-    zero = jax.tree.map(np.zeros_like, block.mixer.out.kernel[...])
-    block.mixer.out.kernel[...] = zero
-    block.mixer.out.bias[...] = block.mixer.out.bias[...] * 0
-    x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
-    call = models.hsvit.Call(False, None, np.arange(2))
-    np.testing.assert_allclose(block(2 * x, call, 0), block(x, call, 0), atol=1e-3)
-
-
 def test_initial_values_are_the_reference_s():
     settings = vix_files.small("ccx", heads=2, embed_dim=48, conv_channels=(20,), depth=1)
     params, _ = jax.jit(build(settings, (12, 12), 50).init)(jax.random.key(0))
