@@ -24,6 +24,8 @@ _BYTES = {
     "u8": 1,
     "bf16": 2,
     "f16": 2,
+    "s16": 2,
+    "u16": 2,
     "s32": 4,
     "u32": 4,
     "f32": 4,
@@ -66,44 +68,67 @@ def cpu_devices(needed: int) -> list[jax.Device]:
 
 
 def compile_network(
-    network: Any, *, data: int, group: int, batch: int, aggregate: str = "psum"
+    network: Any,
+    *,
+    data: int,
+    group: int,
+    batch: int,
+    aggregate: str = "psum",
+    gradients: str = "float32",
 ) -> tuple[Program, Program]:
     """The forward pass of an evaluation and the gradient of a training step, spread and compiled.
 
-    Dropout is left out: it has no matrix product and sends nothing. The CPU devices of this process
-    are used; raises ValueError where there are fewer than data × group.
+    Dropout is left out: it has no matrix product and sends nothing. aggregate, gradients: see
+    `mesh.spread`. The CPU devices of this process are used; raises ValueError where there are fewer
+    than data × group.
     """
     devices = cpu_devices(data * group)
     mesh = mesh_lib.make(group, data, groups=network.groups, batch=batch, devices=devices)
-    apply = mesh_lib.spread(network, mesh, aggregate)
+    apply = mesh_lib.spread(network, mesh, aggregate, gradients)
     params, stats = jax.eval_shape(network.init, jax.random.key(0))
     where = [mesh_lib.state_shardings(mesh, tree, network) for tree in (params, stats)]
     split = mesh_lib.batch_sharding(mesh)
     c = network.config
     images = jax.ShapeDtypeStruct((batch, *c.image_size, c.image_channels), jnp.float32)
-    labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    labels = ids = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    feedback = None
+    if mesh_lib.has_feedback(mesh, aggregate):
+        feedback = jax.ShapeDtypeStruct((network.groups, batch, c.embed_dim), jnp.float32)
+    kept = mesh_lib.state_shardings(mesh, {mesh_lib.FEEDBACK: feedback})[mesh_lib.FEEDBACK]
 
     def forward(params: dict, stats: dict, images: jax.Array) -> jax.Array:
         return apply(params, stats, images)[0]
 
-    def loss(params: dict, stats: dict, images: jax.Array, labels: jax.Array):
-        logits, stats = apply(params, stats, images, train=True)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), stats
+    def loss(params: dict, stats: dict, images: jax.Array, labels, ids, feedback):
+        logits, *rest = apply(
+            params, stats, images, train=True, example_ids_B=ids, feedback_SND=feedback
+        )
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), rest
+
+    def gradient(params: dict, stats: dict, images: jax.Array, labels, ids, feedback):
+        grads, (stats, *lost) = jax.grad(loss, has_aux=True)(
+            params, stats, images, labels, ids, feedback
+        )
+        if feedback is not None:
+            feedback = mesh_lib.keep_feedback(mesh, feedback, ids, *lost, jnp.bool_(True))
+        return grads, stats, feedback
 
     programs = (
         jax.jit(forward, in_shardings=(*where, split), out_shardings=split).lower(
             params, stats, images
         ),
         jax.jit(
-            jax.grad(loss, has_aux=True),
-            in_shardings=(*where, split, split),
-            out_shardings=tuple(where),
-        ).lower(params, stats, images, labels),
+            gradient,
+            in_shardings=(*where, split, split, split, kept),
+            out_shardings=(*where, kept),
+        ).lower(params, stats, images, labels, ids, feedback),
     )
     # Machine code is not run, so it need not be fast; the program is optimised all the same.
     options = {"xla_backend_optimization_level": 0}
-    forward_program, gradient = (read(p.compile(compiler_options=options), group) for p in programs)
-    return forward_program, gradient
+    forward_program, step_program = (
+        read(p.compile(compiler_options=options), group) for p in programs
+    )
+    return forward_program, step_program
 
 
 def read(compiled: Any, group: int) -> Program:
@@ -209,7 +234,13 @@ def _transfer(op: str, shape: str, rest: str, group: int) -> tuple[str, str, int
 
 
 def _first_group(rest: str) -> list[int]:
-    """The devices of a collective's first group, as lists {{0,1},{2,3}} or as iota [2,2]<=[4]."""
+    """The devices of a collective's first group: lists {{0,1},{2,3}}, iota [2,2]<=[4], or axes of a
+    named grid mesh['a'=2,'b'=2] {'b'}."""
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest):
+        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        over = re.findall(r"'(\w+)'", named[2])
+        grid = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        return grid[tuple(slice(None) if n in over else 0 for n in sizes)].reshape(-1).tolist()
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
         return [int(d) for d in listed[1].split(",")]
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
