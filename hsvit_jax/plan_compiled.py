@@ -7,7 +7,9 @@ so the count stays comparable with formulas, however the back end formulates a l
 
 import collections
 import dataclasses
+import functools
 import math
+import operator
 import re
 from typing import Any
 
@@ -140,9 +142,13 @@ def read(compiled: Any, group: int) -> Program:
 def count(text: str, group: int) -> tuple[int, dict[tuple[str, str], int]]:
     """FLOPs and transfers of an optimised HLO module as text. Raises ValueError for a loop around
     a product or collective whose number of turns is not written there."""
-    computations, entry = _computations(text)
+    return _count(*_computations(text), group)
+
+
+def _count(computations: dict, name: str, group: int) -> tuple[int, dict[tuple[str, str], int]]:
+    """What `count` finds in one computation and all that it calls."""
     flops, transfers = 0, collections.Counter()
-    pending = [(entry, 1)]
+    pending = [(name, 1)]
     while pending:
         name, times = pending.pop()
         lines = computations[name]
@@ -163,6 +169,43 @@ def count(text: str, group: int) -> tuple[int, dict[tuple[str, str], int]]:
                     raise ValueError(f"a loop of unknown length in the compiled program: {called}")
                 pending.append((called, times * int(trips[1]) if trips else times))
     return flops, dict(transfers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """A collective of a program, and the FLOPs that could run while it is under way: of
+    instructions that neither need its result nor make what it sends."""
+
+    axis: str
+    kind: str
+    bytes: int
+    free_flops: int
+
+
+def overlaps(text: str, group: int) -> list[Overlap]:
+    """Each collective of an optimised HLO module's main computation, in the order of its schedule.
+
+    What a program's data flow allows, whatever its back end does: CPUs run a collective in place.
+    """
+    computations, entry = _computations(text)
+    lines = computations[entry]
+    place = {name: i for i, (name, *_) in enumerate(lines)}
+    needs: list[int] = []  # of each instruction, all that it waits for and itself: a bit for each
+    flops, found = [], []
+    for i, (_, _, _, rest) in enumerate(lines):
+        names = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
+        operands = [place[name] for name in names if name in place]
+        needs.append(functools.reduce(operator.or_, (needs[j] for j in operands), 1 << i))
+        inputs = [(*lines[j][:2], "parameter", "") for j in operands]
+        flops.append(_count({**computations, "": [*inputs, lines[i]]}, "", group)[0])
+    for i, (_, shape, op, rest) in enumerate(lines):
+        if not re.fullmatch(f"({_COLLECTIVES})(-start)?", op):
+            continue
+        axis, kind, size = _transfer(op, shape, rest, group)
+        if axis:
+            free = (j for j, own in enumerate(needs) if not (own >> i | needs[i] >> j) & 1)
+            found.append(Overlap(axis, kind, size, sum(flops[j] for j in free)))
+    return found
 
 
 def _counts(name: str, computations: dict) -> bool:

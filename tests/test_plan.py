@@ -152,6 +152,22 @@ def test_devices_of_a_collective_are_read_in_every_notation():
         assert plan_compiled.count(text, 2) == (0, {(axis, "all-reduce"): 60})
 
 
+def test_what_a_collective_leaves_free():
+    """One product makes what is summed, one needs the sum, and one (of 2·2·3·5) does neither."""
+    text = """ENTRY %main (a: f32[2,2], b: f32[2,3], c: f32[3,5]) -> f32[2,5] {
+  %a = f32[2,2]{1,0} parameter(0)
+  %b = f32[2,3]{1,0} parameter(1)
+  %c = f32[3,5]{1,0} parameter(2)
+  %before = f32[2,2]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %start = f32[2,2]{1,0} all-reduce-start(%before), replica_groups={{0,1}}, to_apply=%add
+  %beside = f32[2,5]{1,0} dot(%b, %c), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %sum = f32[2,2]{1,0} all-reduce-done(%start)
+  ROOT %after = f32[2,5]{1,0} dot(%sum, %beside), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}"""
+    found = plan_compiled.overlaps(text, 2)
+    assert found == [plan_compiled.Overlap("group", "all-reduce", 16, 60)]
+
+
 # --- Arithmetic ----------------------------------------------------------------------------------
 
 

@@ -174,6 +174,25 @@ def test_flops_of_a_device_with_one_trunk(group):
     np.testing.assert_allclose(flops("replicated", group), expected, rtol=1e-3)
 
 
+def test_what_a_device_could_compute_while_it_waits():
+    """Nothing while the CLS tokens are summed: the head, and by it the gradient, waits for them.
+    While the groups' gradients travel, the trunk's backward pass."""
+    network = COUNTED["replicated"]
+    mesh, arguments = placed(network, 2, 4)
+    spread = mesh_lib.spread(network, mesh, gradients="bf16")
+    gradient = jax.jit(jax.grad(objective(spread), has_aux=True))
+    text = gradient.lower(*arguments).compile().as_text()
+    found = plan_compiled.overlaps(text, 2)
+    votes = BATCH // 4 * FEW.embed_dim * 4
+    assert [o.free_flops for o in found if (o.axis, o.bytes) == ("group", votes)] == [0]
+    groups = [o.free_flops for o in found if o.axis == "data" and o.kind == "all-to-all"]
+    assert len(groups) == 2
+    maps, tokens = FEW.image_size[0] * FEW.image_size[1], FEW.conv_channels[0]
+    kernels = maps * 9 * (3 * tokens + 2 * tokens**2)  # their gradients, and the second's input's
+    assert max(groups) >= 2 * BATCH // 4 * kernels
+    assert min(groups) < 0.1 * max(groups)  # what is whole everywhere waits for the first kernel
+
+
 def test_towers_are_small_networks_averaged():
     network = NETWORKS["towers"]
     params, stats = network.init(jax.random.key(0))
