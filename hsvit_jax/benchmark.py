@@ -294,6 +294,8 @@ def _train_job(run: Any, augmented: bool) -> _Job:
         steps_per_epoch=run.steps_per_epoch,
         log_every=config.train.log_every,
         ema_decay=config.train.ema_decay,
+        aggregate=config.mesh.aggregate,
+        gradients=config.mesh.gradients,
     )
     state = step.place_state(run.make_state, run.mesh, run.model)
     resident, place = _batches(run)

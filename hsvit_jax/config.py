@@ -14,6 +14,10 @@ from typing import Any
 
 import ml_collections
 
+#: How CLS tokens are added over the `group` axis, and how gradients travel over `data`.
+AGGREGATES = ("psum", "ordered", "bf16", "int8")
+GRADIENTS = ("float32", "bf16")
+
 #: Data sets with a name of their own; `folder=<path>` and `tfds=<name>` come beside them.
 DATA_SETS = (
     "digits",
@@ -125,7 +129,14 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
         }
     )
     config.optim = ml_collections.ConfigDict(_optim(recipe))
-    config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1, "aggregate": "psum"})
+    config.mesh = ml_collections.ConfigDict(
+        {
+            "group": 1,
+            "data": -1,
+            "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
+            "gradients": "float32",  # on their way over data; or 'bf16'
+        }
+    )
     config.checkpoint = ml_collections.ConfigDict(
         {"every": 1, "keep_latest": 2, "keep_best": 1}  # every: epochs
     )
@@ -263,6 +274,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
     require("data.on_bad_image", data.on_bad_image in ("error", "skip"), "'error' or 'skip'")
     require("data.channels", data.channels in (1, 3), "1 or 3")
     require("data.std", min(data.std) > 0, "positive")
+    require("mesh.aggregate", config.mesh.aggregate in AGGREGATES, f"one of {AGGREGATES}")
+    require("mesh.gradients", config.mesh.gradients in GRADIENTS, f"one of {GRADIENTS}")
     require("checkpoint.every", config.checkpoint.every >= 1, "at least 1 (epochs)")
     require("checkpoint.keep_latest", config.checkpoint.keep_latest >= 1, "at least 1")
     require("checkpoint.keep_best", config.checkpoint.keep_best >= 1, "at least 1")

@@ -97,6 +97,7 @@ class Loop:
             log_every=config.train.log_every,
             ema_decay=config.train.ema_decay,
             aggregate=config.mesh.aggregate,
+            gradients=config.mesh.gradients,
         )
         compiled = step_lib.compile_step(pure, state, run.mesh, config.train.batch, run.model)
         take = (

@@ -9,29 +9,43 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from hsvit_jax import wire
+
 DATA, GROUP = "data", "group"
+
+#: The leaf of a training state that holds what compressed aggregation has lost so far.
+FEEDBACK = "feedback"
 
 
 def make(
-    group: int, data: int, *, groups: int, batch: int | None = None, devices: list | None = None
+    group: int,
+    data: int,
+    *,
+    groups: int,
+    batch: int | None = None,
+    devices: list | None = None,
+    parts: str = "groups",
 ) -> Mesh:
     """A mesh of `data` × `group` devices.
 
     group, data: sizes of the axes, −1 for the rest of the devices (one of them at most). groups:
-    attention groups of the network (0: none, so group must be 1 or −1). batch: examples per step,
-    checked against `data` when given. Raises ValueError naming the divisors that would fit.
+    how many parts of the network can be spread (0: none, so group must be 1 or −1). batch: examples
+    per step, checked against `data` when given. parts: what `groups` counts, for messages. Raises
+    ValueError naming the divisors that would fit.
     """
     devices = list(jax.devices() if devices is None else devices)
     group, data = _fill(group, data, len(devices), groups)
     if groups % group if groups else group > 1:
         fitting = [d for d in range(1, groups + 1) if groups % d == 0] or [1]
         raise ValueError(
-            f"{groups} groups cannot split over {group} devices: set mesh.group to one of {fitting}"
+            f"{groups} {parts} cannot split over {group} devices: set mesh.group to one of "
+            f"{fitting}"
         )
     if group * data > len(devices):
         raise ValueError(
@@ -66,10 +80,13 @@ def _fill(group: int, data: int, devices: int, groups: int) -> tuple[int, int]:
 def spec_of(path: tuple[Any, ...], network: Any = None) -> P:
     """Where a leaf of a training state lies: split over `group` as its network says, else whole.
 
-    The optimizer's and the average's copies of a parameter end in the parameter's own path. Without
-    a network: what lies below `groups` or `towers` is split along its first axis.
+    The optimizer's and the average's copies of a parameter end in the parameter's own path. The
+    residuals of compressed aggregation are split along their slots. Without a network:
+    what lies below `groups` or `towers` is split along its first axis.
     """
     names = tuple(str(k.key) for k in path if hasattr(k, "key"))
+    if names == (FEEDBACK,):
+        return P(GROUP)
     if network is None:
         return P(GROUP) if {"groups", "towers"} & set(names) else P()
     for start, name in enumerate(names):
@@ -109,11 +126,64 @@ def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
 
-class _MeshShare:
-    """A `models.network.Share` of one device of the `group` axis, inside the manual region."""
+#: How CLS tokens meet. psum: one all-reduce of each device's sum. ordered: an all-gather of every
+#: group's token and a sum in the order of the groups, which gives the same bits on any number of
+#: devices. bf16, int8: each device's sum in 2 bytes a number, or in one and a scale per example.
+AGGREGATES = ("psum", "ordered", *wire.CODES)
 
-    def __init__(self, mesh: Mesh, aggregate: str) -> None:
+#: How gradients are added over `data`: as they are, or rounded to bfloat16 on the way.
+GRADIENTS = ("float32", "bf16")
+
+
+def compressed_sum(
+    x: jax.Array, axis: str, size: int, code: wire.Code
+) -> tuple[jax.Array, jax.Array]:
+    """The sum over an axis of `size` devices, sent in fewer bytes, and what was lost on this one.
+
+    x: float32 (R, …), rows as `code` takes them. An all-to-all gives each device its share of the
+    rows from all; it adds them up in float32, and an all-gather tells the sums: as an all-reduce
+    goes over a ring, but with encoded bytes. Every number is rounded twice, before and after the
+    sum. All devices decode the same bytes. The losses of all devices and the sum make the true one.
+    """
+    own = -(-len(x) // size)
+    padded = jnp.pad(x, [(0, own * size - len(x))] + [(0, 0)] * (x.ndim - 1))
+    sent = code.encode(padded)
+    got = code.decode(lax.all_to_all(sent, axis, 0, 0, tiled=True))
+    part = got.reshape(size, own, *x.shape[1:]).sum(0)
+    told = code.encode(part)
+    total = code.decode(lax.all_gather(told, axis, axis=0, tiled=True, to="invarying"))
+    lost = (padded - code.decode(sent)).reshape(size, own, *x.shape[1:])
+    lost = lost.at[lax.axis_index(axis)].add(part - code.decode(told)).reshape(padded.shape)
+    return total[: len(x)], lost[: len(x)]
+
+
+def _vote_sum(size: int, code: wire.Code) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """(votes here, residual), both (B, D) → (the sum over `group`, the new residual); its gradient
+    passes straight through, as an all-reduce's does."""
+
+    def total(x_BD: jax.Array, residual_BD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return compressed_sum(x_BD + residual_BD, GROUP, size, code)
+
+    def backward(_: None, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        grad_BD = lax.pcast(grads[0], GROUP, to="varying")
+        return grad_BD, jnp.zeros_like(grad_BD)
+
+    straight = jax.custom_vjp(total)
+    straight.defvjp(lambda x_BD, residual_BD: (total(x_BD, residual_BD), None), backward)
+    return straight
+
+
+class _MeshShare:
+    """A `models.network.Share` of one device of the `group` axis, inside the manual region.
+
+    residual_BD: what earlier sums of these examples lost on this device, added to this one's; after
+    `total` what this one loses.
+    """
+
+    def __init__(self, mesh: Mesh, aggregate: str, residual_BD: jax.Array | None = None) -> None:
         self.size, self.ordered = mesh.shape[GROUP], aggregate == "ordered"
+        self.code = wire.CODES.get(aggregate) if self.size > 1 else None
+        self.residual_BD = residual_BD
 
     def take(self, x: jax.Array, axis: int) -> jax.Array:
         here = x.shape[axis] // self.size
@@ -125,25 +195,76 @@ class _MeshShare:
     def total(self, x_GBD: jax.Array) -> jax.Array:
         if self.ordered:
             return lax.all_gather(x_GBD, GROUP, axis=0, tiled=True, to="invarying").sum(0)
-        return lax.psum(x_GBD.sum(0), GROUP)
+        if self.code is None:
+            return lax.psum(x_GBD.sum(0), GROUP)
+        x_BD = x_GBD.astype(jnp.float32).sum(0)
+        before_BD = jnp.zeros_like(x_BD) if self.residual_BD is None else self.residual_BD
+        total_BD, self.residual_BD = _vote_sum(self.size, self.code)(x_BD, before_BD)
+        return total_BD.astype(x_GBD.dtype)
 
 
-#: How CLS tokens meet: one all-reduce of each device's sum, or an all-gather of every group's token
-#: and a sum in the order of the groups, which gives the same bits on any number of devices.
-AGGREGATES = ("psum", "ordered")
+def _compress_gradients(params: Any, specs: Any, mesh: Mesh) -> Any:
+    """The parameters as they are; their gradients are added over `data` in bfloat16.
+
+    A parameter that is the same on all `data` devices has a gradient that the region adds up in
+    float32 wherever it is used. Told apart from here on, it leaves the sum to this one place, one
+    message for all parameters (two: those that are also split over `group` make their own).
+    """
+    size = mesh.shape[DATA]
+
+    def total(grads: list[jax.Array]) -> list[jax.Array]:
+        flat = jnp.concatenate([g.reshape(-1) for g in grads])
+        sums, _ = compressed_sum(flat, DATA, size, wire.CODES["bf16"])
+        ends = np.cumsum([g.size for g in grads])[:-1]
+        parts = jnp.split(sums, ends)
+        return [part.reshape(g.shape) for part, g in zip(parts, grads, strict=True)]
+
+    def backward(_: None, grads: Any) -> tuple[Any]:
+        leaves, tree = jax.tree.flatten(grads)
+        split = [GROUP in spec for spec in jax.tree.leaves(specs)]
+        summed = {
+            kind: iter(total([g for g, s in zip(leaves, split, strict=True) if s == kind]))
+            for kind in set(split)
+        }
+        return (tree.unflatten(next(summed[kind]) for kind in split),)
+
+    def enter(params: Any) -> Any:
+        return jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), params)
+
+    identity = jax.custom_vjp(enter)
+    identity.defvjp(lambda params: (enter(params), None), backward)
+    return identity(params)
 
 
-def spread(network: Any, mesh: Mesh, aggregate: str = "psum") -> Callable[..., Any]:
+def has_feedback(mesh: Mesh, aggregate: str) -> bool:
+    """Whether an aggregation loses what the next one of the same examples should make up for."""
+    return aggregate == "int8" and mesh.shape[GROUP] > 1
+
+
+def spread(
+    network: Any, mesh: Mesh, aggregate: str = "psum", gradients: str = "float32"
+) -> Callable[..., Any]:
     """A network's `apply`, run where its batch and its groups, kernels or towers live.
 
     The function returned takes (params, stats, images (B, H, W, C), train=, dropout_key=,
     example_ids_B=, votes_G=) and gives logits (B, K) split over `data`, and the new statistics. All
     of it is one region, manual over both axes, so the compiler adds no communication of its own:
     forward, one `psum` over `group`; in training also BatchNorm's moments over `data`.
+
+    aggregate: one of `AGGREGATES`. The compressed ones send an all-to-all and an all-gather in
+    place of the all-reduce, together 2 (bf16) or 1 + 4/D (int8) bytes a number where that sends 4;
+    with one group device they are `psum`. Where `has_feedback`, feedback_SND= takes what earlier
+    steps lost (slots, examples of the training split, D), and what this one loses is a third
+    result, for `keep_feedback`. gradients: one of `GRADIENTS`; bf16 halves the bytes of the
+    parameters' gradients over `data`, and a sum's error is at most 2^-8 of itself and of the sizes
+    of what was added up.
     """
-    if aggregate not in AGGREGATES:
-        raise ValueError(f"mesh.aggregate must be one of {AGGREGATES}; got {aggregate!r}")
-    share = _MeshShare(mesh, aggregate)
+    for key, value, known in (
+        ("aggregate", aggregate, AGGREGATES),
+        ("gradients", gradients, GRADIENTS),
+    ):
+        if value not in known:
+            raise ValueError(f"mesh.{key} must be one of {known}; got {value!r}")
 
     def run(
         params,
@@ -154,12 +275,20 @@ def spread(network: Any, mesh: Mesh, aggregate: str = "psum") -> Callable[..., A
         dropout_key=None,
         example_ids_B=None,
         votes_G=None,
+        feedback_SND=None,
     ):
         if example_ids_B is None:
-            example_ids_B = jax.numpy.arange(images_BHWC.shape[0])
+            example_ids_B = jnp.arange(images_BHWC.shape[0])
+        param_specs, stat_specs = _specs(params, network), _specs(stats, network)
 
-        def local(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G):
-            return network.apply(
+        def local(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G, feedback_SND):
+            if gradients == "bf16" and train and mesh.shape[DATA] > 1:
+                params = _compress_gradients(params, param_specs, mesh)
+            residual_BD = None
+            if feedback_SND is not None:
+                residual_BD = feedback_SND[:, example_ids_B].sum(0)
+            share = _MeshShare(mesh, aggregate, residual_BD)
+            results = network.apply(
                 params,
                 stats,
                 images_BHWC,
@@ -170,13 +299,40 @@ def spread(network: Any, mesh: Mesh, aggregate: str = "psum") -> Callable[..., A
                 batch_axes=(DATA,),
                 votes_G=votes_G,
             )
+            return results if feedback_SND is None else (*results, share.residual_BD[None])
 
-        param_specs, stat_specs = _specs(params, network), _specs(stats, network)
+        lost_spec = () if feedback_SND is None else (P(GROUP, DATA),)
         return jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(param_specs, stat_specs, P(DATA), P(DATA), P(), P()),
-            out_specs=(P(DATA), stat_specs),
-        )(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G)
+            in_specs=(param_specs, stat_specs, P(DATA), P(DATA), P(), P(), P(GROUP)),
+            out_specs=(P(DATA), stat_specs, *lost_spec),
+        )(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G, feedback_SND)
 
     return run
+
+
+def keep_feedback(
+    mesh: Mesh, feedback_SND: jax.Array, ids_B: jax.Array, lost_gBD: jax.Array, good: jax.Array
+) -> jax.Array:
+    """The residuals of all examples after a step, unchanged unless it was `good`.
+
+    feedback (slots, N, D), split over `group`; ids (B,) of this batch's examples, all different;
+    lost (group devices, B, D), split over both axes. A device adds up all its slots before it
+    sends, so its first one takes what is left and the others are empty: any number of devices that
+    the slots divide into can go on from there. Every `data` device keeps the residuals of all
+    examples: an all-gather of the batch's over `data`.
+    """
+
+    def local(feedback_SND, ids_B, lost_1BD, good):
+        lost_BD = lax.all_gather(lost_1BD[0], DATA, axis=0, tiled=True, to="invarying")
+        before_SBD = feedback_SND[:, ids_B]
+        after_SBD = jnp.zeros_like(before_SBD).at[0].set(lost_BD)
+        return feedback_SND.at[:, ids_B].set(jnp.where(good, after_SBD, before_SBD))
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P(GROUP), P(), P(GROUP, DATA), P()),
+        out_specs=P(GROUP),
+    )(feedback_SND, ids_B, lost_gBD, good)

@@ -98,6 +98,7 @@ def plan(
             group=axis,
             batch=batch,
             aggregate=config.mesh.aggregate,
+            gradients=config.mesh.gradients,
             ema=config.train.ema_decay > 0,
         )
         row = _row(cost, machine)
@@ -248,20 +249,34 @@ def verification(
         for way, network in plan_costs.networks(config).items()
         for n in VERIFY_DEVICES
         if n <= devices
-        for row in compare(way, network, n, group=group, aggregate=config.mesh.aggregate)
+        for row in compare(
+            way,
+            network,
+            n,
+            group=group,
+            aggregate=config.mesh.aggregate,
+            gradients=config.mesh.gradients,
+        )
     ]
 
 
 def compare(
-    way: str, network: Any, devices: int, *, group: int | None = None, aggregate: str = "psum"
+    way: str,
+    network: Any,
+    devices: int,
+    *,
+    group: int | None = None,
+    aggregate: str = "psum",
+    gradients: str = "float32",
 ) -> list[dict[str, Any]]:
     """Rows of (program, quantity, predicted, compiled) for one way on `devices` fake devices."""
     from hsvit_jax import plan_compiled
 
     axis = plan_costs.group_axis(way, network, devices, group)
     layout = {"data": devices // axis, "group": axis, "batch": VERIFY_BATCH}
-    cost = plan_costs.predict(way, network, **layout, aggregate=aggregate)
-    forward, step = plan_compiled.compile_network(network, **layout, aggregate=aggregate)
+    settings = {**layout, "aggregate": aggregate, "gradients": gradients}
+    cost = plan_costs.predict(way, network, **settings)
+    forward, step = plan_compiled.compile_network(network, **settings)
     rows = []
     for name, flops, transfers, program in (
         ("forward", cost.forward_flops, cost.forward, forward),

@@ -7,7 +7,9 @@ so the count stays comparable with formulas, however the back end formulates a l
 
 import collections
 import dataclasses
+import functools
 import math
+import operator
 import re
 from typing import Any
 
@@ -24,6 +26,8 @@ _BYTES = {
     "u8": 1,
     "bf16": 2,
     "f16": 2,
+    "s16": 2,
+    "u16": 2,
     "s32": 4,
     "u32": 4,
     "f32": 4,
@@ -66,44 +70,67 @@ def cpu_devices(needed: int) -> list[jax.Device]:
 
 
 def compile_network(
-    network: Any, *, data: int, group: int, batch: int, aggregate: str = "psum"
+    network: Any,
+    *,
+    data: int,
+    group: int,
+    batch: int,
+    aggregate: str = "psum",
+    gradients: str = "float32",
 ) -> tuple[Program, Program]:
     """The forward pass of an evaluation and the gradient of a training step, spread and compiled.
 
-    Dropout is left out: it has no matrix product and sends nothing. The CPU devices of this process
-    are used; raises ValueError where there are fewer than data × group.
+    Dropout is left out: it has no matrix product and sends nothing. aggregate, gradients: see
+    `mesh.spread`. The CPU devices of this process are used; raises ValueError where there are fewer
+    than data × group.
     """
     devices = cpu_devices(data * group)
     mesh = mesh_lib.make(group, data, groups=network.groups, batch=batch, devices=devices)
-    apply = mesh_lib.spread(network, mesh, aggregate)
+    apply = mesh_lib.spread(network, mesh, aggregate, gradients)
     params, stats = jax.eval_shape(network.init, jax.random.key(0))
     where = [mesh_lib.state_shardings(mesh, tree, network) for tree in (params, stats)]
     split = mesh_lib.batch_sharding(mesh)
     c = network.config
     images = jax.ShapeDtypeStruct((batch, *c.image_size, c.image_channels), jnp.float32)
-    labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    labels = ids = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    feedback = None
+    if mesh_lib.has_feedback(mesh, aggregate):
+        feedback = jax.ShapeDtypeStruct((network.groups, batch, c.embed_dim), jnp.float32)
+    kept = mesh_lib.state_shardings(mesh, {mesh_lib.FEEDBACK: feedback})[mesh_lib.FEEDBACK]
 
     def forward(params: dict, stats: dict, images: jax.Array) -> jax.Array:
         return apply(params, stats, images)[0]
 
-    def loss(params: dict, stats: dict, images: jax.Array, labels: jax.Array):
-        logits, stats = apply(params, stats, images, train=True)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), stats
+    def loss(params: dict, stats: dict, images: jax.Array, labels, ids, feedback):
+        logits, *rest = apply(
+            params, stats, images, train=True, example_ids_B=ids, feedback_SND=feedback
+        )
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), rest
+
+    def gradient(params: dict, stats: dict, images: jax.Array, labels, ids, feedback):
+        grads, (stats, *lost) = jax.grad(loss, has_aux=True)(
+            params, stats, images, labels, ids, feedback
+        )
+        if feedback is not None:
+            feedback = mesh_lib.keep_feedback(mesh, feedback, ids, *lost, jnp.bool_(True))
+        return grads, stats, feedback
 
     programs = (
         jax.jit(forward, in_shardings=(*where, split), out_shardings=split).lower(
             params, stats, images
         ),
         jax.jit(
-            jax.grad(loss, has_aux=True),
-            in_shardings=(*where, split, split),
-            out_shardings=tuple(where),
-        ).lower(params, stats, images, labels),
+            gradient,
+            in_shardings=(*where, split, split, split, kept),
+            out_shardings=(*where, kept),
+        ).lower(params, stats, images, labels, ids, feedback),
     )
     # Machine code is not run, so it need not be fast; the program is optimised all the same.
     options = {"xla_backend_optimization_level": 0}
-    forward_program, gradient = (read(p.compile(compiler_options=options), group) for p in programs)
-    return forward_program, gradient
+    forward_program, step_program = (
+        read(p.compile(compiler_options=options), group) for p in programs
+    )
+    return forward_program, step_program
 
 
 def read(compiled: Any, group: int) -> Program:
@@ -115,9 +142,13 @@ def read(compiled: Any, group: int) -> Program:
 def count(text: str, group: int) -> tuple[int, dict[tuple[str, str], int]]:
     """FLOPs and transfers of an optimised HLO module as text. Raises ValueError for a loop around
     a product or collective whose number of turns is not written there."""
-    computations, entry = _computations(text)
+    return _count(*_computations(text), group)
+
+
+def _count(computations: dict, name: str, group: int) -> tuple[int, dict[tuple[str, str], int]]:
+    """What `count` finds in one computation and all that it calls."""
     flops, transfers = 0, collections.Counter()
-    pending = [(entry, 1)]
+    pending = [(name, 1)]
     while pending:
         name, times = pending.pop()
         lines = computations[name]
@@ -138,6 +169,43 @@ def count(text: str, group: int) -> tuple[int, dict[tuple[str, str], int]]:
                     raise ValueError(f"a loop of unknown length in the compiled program: {called}")
                 pending.append((called, times * int(trips[1]) if trips else times))
     return flops, dict(transfers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """A collective of a program, and the FLOPs that could run while it is under way: of
+    instructions that neither need its result nor make what it sends."""
+
+    axis: str
+    kind: str
+    bytes: int
+    free_flops: int
+
+
+def overlaps(text: str, group: int) -> list[Overlap]:
+    """Each collective of an optimised HLO module's main computation, in the order of its schedule.
+
+    What a program's data flow allows, whatever its back end does: CPUs run a collective in place.
+    """
+    computations, entry = _computations(text)
+    lines = computations[entry]
+    place = {name: i for i, (name, *_) in enumerate(lines)}
+    needs: list[int] = []  # of each instruction, all that it waits for and itself: a bit for each
+    flops, found = [], []
+    for i, (_, _, _, rest) in enumerate(lines):
+        names = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
+        operands = [place[name] for name in names if name in place]
+        needs.append(functools.reduce(operator.or_, (needs[j] for j in operands), 1 << i))
+        inputs = [(*lines[j][:2], "parameter", "") for j in operands]
+        flops.append(_count({**computations, "": [*inputs, lines[i]]}, "", group)[0])
+    for i, (_, shape, op, rest) in enumerate(lines):
+        if not re.fullmatch(f"({_COLLECTIVES})(-start)?", op):
+            continue
+        axis, kind, size = _transfer(op, shape, rest, group)
+        if axis:
+            free = (j for j, own in enumerate(needs) if not (own >> i | needs[i] >> j) & 1)
+            found.append(Overlap(axis, kind, size, sum(flops[j] for j in free)))
+    return found
 
 
 def _counts(name: str, computations: dict) -> bool:
@@ -209,7 +277,13 @@ def _transfer(op: str, shape: str, rest: str, group: int) -> tuple[str, str, int
 
 
 def _first_group(rest: str) -> list[int]:
-    """The devices of a collective's first group, as lists {{0,1},{2,3}} or as iota [2,2]<=[4]."""
+    """The devices of a collective's first group: lists {{0,1},{2,3}}, iota [2,2]<=[4], or axes of a
+    named grid mesh['a'=2,'b'=2] {'b'}."""
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest):
+        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        over = re.findall(r"'(\w+)'", named[2])
+        grid = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        return grid[tuple(slice(None) if n in over else 0 for n in sizes)].reshape(-1).tolist()
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
         return [int(d) for d in listed[1].split(",")]
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from hsvit_jax import config as config_lib
 from hsvit_jax import models
 from hsvit_jax.models.hsvit_sizes import HSViTConfig
 
@@ -175,27 +176,38 @@ def predict(
     group: int,
     batch: int,
     aggregate: str = "psum",
+    gradients: str = "float32",
     ema: bool = False,
 ) -> Cost:
     """One device's share of a step of `batch` images over data × group devices.
 
-    Raises ValueError where the batch does not split over `data`, or for an aggregate that the
-    formulas do not know.
+    The residuals of aggregate='int8' are not among the bytes in memory: they grow with the training
+    split. Raises ValueError where the batch does not split over `data`, or for an aggregate or kind
+    of gradients that the formulas do not know.
     """
     if batch < 1 or batch % data:
         raise ValueError(
             f"a batch of {batch} does not split over {data} data-parallel devices: choose a "
             f"multiple of {data} for --batch"
         )
-    if aggregate not in ("psum", "ordered"):
-        raise ValueError(f"the plan knows mesh.aggregate psum and ordered; got {aggregate!r}")
+    for key, value, known in (
+        ("aggregate", aggregate, config_lib.AGGREGATES),
+        ("gradients", gradients, config_lib.GRADIENTS),
+    ):
+        if value not in known:
+            raise ValueError(f"the plan knows mesh.{key} {', '.join(known)}; got {value!r}")
     c, images, item = network.config, batch // data, network.dtype.itemsize
     here = _Here(network, group)
     head = c.embed_dim * c.num_classes
     macs = here.trunk_macs + here.group_macs + head
-    parameters, embed = _local_parameters(network, group)
+    held = _Parameters(network, group)
+    parameters = held.whole + held.split
     forward = _forward(here, images, item, aggregate)
-    backward = _backward(here, images, item, data, parameters, embed)
+    backward = _backward(here, images, item, data, held, gradients)
+    if aggregate == "int8" and c.groups and group > 1:
+        # Each example's residual and number, told to every data device.
+        size = batch * (c.embed_dim * _FLOAT + 4)
+        backward.append(Transfer("data", "all-gather", data, size, 1, "residuals"))
     return Cost(
         way=way,
         data=data,
@@ -268,16 +280,20 @@ def _group_macs(c: HSViTConfig) -> int:
     return (c.depth - 1) * whole + last
 
 
-def _local_parameters(network: Any, group: int) -> tuple[int, int]:
-    """Trained values on one device, and those of them that project maps to tokens."""
-    params, _ = jax.eval_shape(network.init, jax.random.key(0))
-    total = embed = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        names = tuple(str(k.key) for k in path)
-        here = leaf.size if network.spread_axis(names) is None else leaf.size // group
-        total += here
-        embed += here if names[:2] == ("trunk", "embed") else 0
-    return total, embed
+class _Parameters:
+    """Trained values on one device: those that are whole on each of the group axis, those of them
+    that project maps to tokens, and those that are split over it."""
+
+    def __init__(self, network: Any, group: int) -> None:
+        params, _ = jax.eval_shape(network.init, jax.random.key(0))
+        self.whole = self.embed = self.split = 0
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            names = tuple(str(k.key) for k in path)
+            if network.spread_axis(names) is None:
+                self.whole += leaf.size
+                self.embed += leaf.size if names[:2] == ("trunk", "embed") else 0
+            else:
+                self.split += leaf.size // group
 
 
 def _forward(here: _Here, images: int, item: int, aggregate: str) -> list[Transfer]:
@@ -288,20 +304,30 @@ def _forward(here: _Here, images: int, item: int, aggregate: str) -> list[Transf
         out.append(
             Transfer("group", "all-gather", here.group, size, len(here.gathered), "feature maps")
         )
-    if c.groups:
+    if c.groups and aggregate in ("psum", "ordered"):
         size = images * c.embed_dim * item
         kind = "all-reduce" if aggregate == "psum" else "all-gather"
         copies = 1 if aggregate == "psum" else c.groups
         out.append(Transfer("group", kind, here.group, copies * size, 1, "CLS tokens"))
+    elif c.groups:
+        row = 2 * c.embed_dim if aggregate == "bf16" else c.embed_dim + 4
+        out += _compressed("group", here.group, images, row, "CLS tokens")
     return out
 
 
+def _compressed(axis: str, devices: int, rows: int, row: int, what: str) -> list[Transfer]:
+    """What `mesh.compressed_sum` sends for rows of `row` bytes, filled up to equal shares."""
+    size = -(-rows // devices) * devices * row
+    return [Transfer(axis, kind, devices, size, 1, what) for kind in ("all-to-all", "all-gather")]
+
+
 def _backward(
-    here: _Here, images: int, item: int, data: int, parameters: int, embed: int
+    here: _Here, images: int, item: int, data: int, held: _Parameters, gradients: str
 ) -> list[Transfer]:
     """What training adds: the gradients of what was shared over `group`, and over `data` the
     moments of BatchNorm with their gradients and the parameters'."""
     c, group, out = here.config, here.group, []
+    parameters, compressed = held.whole + held.split, gradients == "bf16" and data > 1
     if here.gathered:
         size = images * item * sum(here.gathered)
         calls = len(here.gathered)
@@ -311,16 +337,21 @@ def _backward(
         out.append(Transfer("group", "all-reduce", group, size, 1, "token gradients"))
     if here.norm_channels:
         # Forward: mean, then variance. Backward: scale and shift at once, then the variance's way
-        # back to the mean; the parameters' own gradients are made of those sums.
+        # back to the mean; the parameters' own gradients are made of those sums, or compressed.
         size, calls = 5 * _FLOAT * sum(here.norm_channels), 4 * len(here.norm_channels)
         out.append(Transfer("data", "all-reduce", data, size, calls, "BatchNorm"))
         parameters -= 2 * sum(here.norm_channels)
     if here.way == "sharded" and group > 1:
-        # One projection for all devices' tokens: its gradient is a sum over both axes.
-        axis = "data+group" if data > 1 else "group"
-        out.append(
-            Transfer(axis, "all-reduce", data * group, _FLOAT * embed, 1, "projection gradient")
-        )
-        parameters -= embed
-    out.append(Transfer("data", "all-reduce", data, _FLOAT * parameters, 1, "gradients"))
+        # One projection for all devices' tokens: its gradient is a sum over both axes, at once
+        # unless what goes over `data` is compressed.
+        both = data > 1 and not compressed
+        axis, devices = ("data+group", data * group) if both else ("group", group)
+        size = _FLOAT * held.embed
+        out.append(Transfer(axis, "all-reduce", devices, size, 1, "projection gradient"))
+        parameters -= held.embed
+    if compressed:
+        for numbers in filter(None, (held.whole, held.split)):
+            out += _compressed("data", data, numbers, 2, "gradients")
+    else:
+        out.append(Transfer("data", "all-reduce", data, _FLOAT * parameters, 1, "gradients"))
     return out

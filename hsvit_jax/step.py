@@ -28,11 +28,20 @@ def run_key(seed: int, use: int) -> Array:
     return jax.random.fold_in(jax.random.key(seed), use)
 
 
-def init_state(model: Any, tx: optax.GradientTransformation, seed: int, *, ema: bool) -> dict:
+def init_state(
+    model: Any,
+    tx: optax.GradientTransformation,
+    seed: int,
+    *,
+    ema: bool,
+    feedback: int = 0,
+) -> dict:
     """A fresh training state, a nested dict of arrays.
 
     step: steps taken; params, stats, opt; ema: averaged params and stats, when asked for; bad:
-    non-finite steps in a row; skipped: in all; meter: sums since the last log line.
+    non-finite steps in a row; skipped: in all; meter: sums since the last log line; feedback, for
+    that many training examples where it is not 0: what aggregation lost of each example's CLS sums,
+    float32 (groups or towers, examples, D).
     """
     params, stats = model.init(run_key(seed, _INIT))
     state = {
@@ -46,6 +55,8 @@ def init_state(model: Any, tx: optax.GradientTransformation, seed: int, *, ema: 
     }
     if ema:
         state["ema"] = jax.tree.map(jnp.array, {"params": params, "stats": stats})
+    if feedback:
+        state[mesh_lib.FEEDBACK] = jnp.zeros((model.groups, feedback, model.config.embed_dim))
     return state
 
 
@@ -87,29 +98,39 @@ def make_train_step(
     log_every: int,
     ema_decay: float,
     aggregate: str = "psum",
+    gradients: str = "float32",
 ) -> Callable[[dict, Array, Array, Array], tuple[dict, dict]]:
     """The pure step: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → (state, metrics).
 
     ids: each example's index in the training split. A step whose loss, gradient or outcome is not
     finite changes nothing but the counters. metrics: scalars, means since the last log line.
+    aggregate, gradients: see `mesh.spread`; 'int8' needs a state with `feedback`.
     """
-    apply = mesh_lib.spread(model, mesh, aggregate)
+    apply = mesh_lib.spread(model, mesh, aggregate, gradients)
+    feeds_back = mesh_lib.has_feedback(mesh, aggregate)
     augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
 
     def loss_fn(
-        params: dict, stats: dict, images: Array, targets_BK: Array, key: Array, ids: Array
+        params: dict,
+        stats: dict,
+        images: Array,
+        targets_BK: Array,
+        key: Array,
+        ids: Array,
+        feedback_SND: Array | None,
     ):
-        logits_BK, stats = apply(
+        logits_BK, stats, *lost_gBD = apply(
             params,
             stats,
             images,
             train=True,
             dropout_key=key,
             example_ids_B=ids,
+            feedback_SND=feedback_SND,
         )
         loss = optax.softmax_cross_entropy(logits_BK, targets_BK).mean()
         hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
-        return loss, (stats, hits_B.astype(jnp.float32).mean())
+        return loss, (stats, hits_B.astype(jnp.float32).mean(), lost_gBD)
 
     def step(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> tuple[dict, dict]:
         number = state["step"]
@@ -121,13 +142,14 @@ def make_train_step(
             labels_B,
             ids_B,
         )
-        (loss, (stats, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+        (loss, (stats, accuracy, lost_gBD)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             state["params"],
             state["stats"],
             images,
             targets_BK,
             jax.random.fold_in(dropout_key, number),
             ids_B,
+            state[mesh_lib.FEEDBACK] if feeds_back else None,
         )
         norm = optax.tree.norm(grads)
         updates, opt = tx.update(grads, state["opt"], state["params"])
@@ -142,6 +164,11 @@ def make_train_step(
             )
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+        if mesh_lib.FEEDBACK in state:
+            feedback_SND = state[mesh_lib.FEEDBACK]
+            if feeds_back:
+                feedback_SND = mesh_lib.keep_feedback(mesh, feedback_SND, ids_B, *lost_gBD, good)
+            new[mesh_lib.FEEDBACK] = feedback_SND
         one = good.astype(jnp.float32)
         fresh = number % log_every == 0
         sums = {"loss": jnp.where(good, loss, 0.0), "accuracy": accuracy * one, "steps": one}

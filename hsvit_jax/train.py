@@ -68,7 +68,12 @@ def prepare(
             "train.batch or give more images"
         )
     mesh = mesh_lib.make(
-        config.mesh.group, config.mesh.data, groups=model.groups, batch=batch, devices=devices
+        config.mesh.group,
+        config.mesh.data,
+        groups=model.groups,
+        batch=batch,
+        devices=devices,
+        parts=_parts(config),
     )
     steps_per_epoch = examples // batch
     total_steps = config_lib.total_steps(config, steps_per_epoch)
@@ -86,9 +91,20 @@ def prepare(
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         make_state=lambda: step_lib.init_state(
-            model, tx, config.seed, ema=config.train.ema_decay > 0
+            model,
+            tx,
+            config.seed,
+            ema=config.train.ema_decay > 0,
+            feedback=examples if model.groups and config.mesh.aggregate == "int8" else 0,
         ),
     )
+
+
+def _parts(config: ml_collections.ConfigDict) -> str:
+    """What the group axis spreads, in the configuration's words."""
+    if config.model.towers > 1:
+        return "towers"
+    return "groups and kernels" if config.model.trunk == "sharded" else "groups"
 
 
 def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
@@ -266,6 +282,7 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
     meta = checkpoints.meta()
     if meta is not None:
         refuse_mismatch(meta, run.meta)
+        _refuse_residuals(meta.get("config", {}), run.config)
         changed = checkpoint.diff(
             _comparable(meta.get("config", {})), _comparable(run.config.to_dict())
         )
@@ -276,6 +293,17 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
         return step_lib.place_state(run.make_state, run.mesh, run.model)
     _, plain, _ = restored
     return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
+
+
+def _refuse_residuals(saved: dict, wanted: ml_collections.ConfigDict) -> None:
+    """Only int8 aggregation keeps residuals in its checkpoints: a run ends as it began."""
+    old, new = saved.get("mesh", {}).get("aggregate", "psum"), wanted.mesh.aggregate
+    if (old == "int8") != (new == "int8"):
+        raise ValueError(
+            f"the run in this folder has mesh.aggregate={old!r}, now it is {new!r}: the residuals "
+            "of 'int8' are part of the training state; go on with the old setting, or start afresh "
+            "in another --workdir"
+        )
 
 
 def _comparable(config: dict) -> dict:

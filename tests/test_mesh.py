@@ -250,6 +250,7 @@ def test_make_fills_in_the_rest():
         ({"group": -1, "data": -1, "groups": 16}, ["only one", "mesh.group", "mesh.data"]),
         ({"group": 0, "data": 1, "groups": 16}, ["mesh.group", "positive", "0"]),
         ({"group": 1, "data": -2, "groups": 16}, ["mesh.data", "positive", "-2"]),
+        ({"group": 8, "data": 1, "groups": 4, "parts": "towers"}, ["4 towers cannot", "[1, 2, 4]"]),
     ],
 )  # fmt: skip
 def test_make_names_what_does_not_fit(arguments, words):
@@ -257,3 +258,16 @@ def test_make_names_what_does_not_fit(arguments, words):
         mesh_lib.make(**arguments)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"model__towers": 4}, r"^4 towers cannot split over 8 devices.*\[1, 2, 4\]"),
+        ({"model__trunk": "sharded"}, r"^4 groups and kernels cannot split over 8 devices"),
+        ({"model__groups": 2}, r"^2 groups cannot split over 8 devices.*\[1, 2\]"),
+    ],
+)
+def test_a_run_names_the_parts_of_its_network(model, words):
+    with pytest.raises(ValueError, match=words):
+        train.prepare(small_config(mesh__group=8, **model), dataset=small_dataset())

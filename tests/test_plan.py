@@ -96,6 +96,25 @@ def test_an_ordered_aggregate_agrees_too():
     assert [row["compiled"] for row in gathered] == [16 * 6 * 14 * 4] * 2
 
 
+@pytest.mark.parametrize(
+    ("way", "aggregate", "gradients"),
+    [
+        ("replicated", "bf16", "bf16"),
+        ("towers", "int8", "float32"),
+        pytest.param("sharded", "psum", "bf16", marks=pytest.mark.slow),
+        pytest.param("sharded", "bf16", "float32", marks=pytest.mark.slow),
+        pytest.param("towers", "int8", "bf16", marks=pytest.mark.slow),
+    ],
+)
+def test_compressed_messages_agree_too(way, aggregate, gradients):
+    network = plan_costs.networks(odd())[way]
+    rows = plan.compare(way, network, 8, aggregate=aggregate, gradients=gradients)
+    assert_agrees(rows)
+    over = {axis for row in rows for axis in [row["quantity"].removesuffix(": all-to-all")]}
+    assert ("group" in over) == (aggregate != "psum")
+    assert ("data" in over) == (gradients != "float32")
+
+
 def test_ablations_agree_too():
     for changes, size in (({"groups": 0}, (6, 10)), ({"ablation": "attention_only"}, (2, 7))):
         config = resolved(size, 2, 7, **{**ODD, "towers": 1, "pool_strides": (), **changes})
@@ -116,7 +135,7 @@ def test_loops_count_as_often_as_they_turn():
         plan_compiled.count(compiled.as_text().replace("known_trip_count", "no_count"), 1)
 
 
-def test_devices_of_a_collective_are_read_in_both_notations():
+def test_devices_of_a_collective_are_read_in_every_notation():
     line = "  %r = f32[3,5]{1,0} all-reduce(%x), replica_groups=%s, to_apply=%add"
     for groups, axis in (
         ("{{0,1},{2,3}}", "group"),
@@ -125,9 +144,28 @@ def test_devices_of_a_collective_are_read_in_both_notations():
         ("[2,2]<=[4]", "group"),
         ("[2,2]<=[2,2]T(1,0)", "data"),
         ("[1,4]<=[4]", "data+group"),
+        ("mesh['x'=2,'y'=2] {'y'}", "group"),
+        ("mesh['x'=2,'y'=2] {'x'}", "data"),
+        ("mesh['x'=2,'y'=2] {'x','y'}", "data+group"),
     ):
         text = "\n".join(["ENTRY %main (x: f32[]) -> f32[] {", line.replace("%s", groups), "}"])
         assert plan_compiled.count(text, 2) == (0, {(axis, "all-reduce"): 60})
+
+
+def test_what_a_collective_leaves_free():
+    """One product makes what is summed, one needs the sum, and one (of 2·2·3·5) does neither."""
+    text = """ENTRY %main (a: f32[2,2], b: f32[2,3], c: f32[3,5]) -> f32[2,5] {
+  %a = f32[2,2]{1,0} parameter(0)
+  %b = f32[2,3]{1,0} parameter(1)
+  %c = f32[3,5]{1,0} parameter(2)
+  %before = f32[2,2]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %start = f32[2,2]{1,0} all-reduce-start(%before), replica_groups={{0,1}}, to_apply=%add
+  %beside = f32[2,5]{1,0} dot(%b, %c), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %sum = f32[2,2]{1,0} all-reduce-done(%start)
+  ROOT %after = f32[2,5]{1,0} dot(%sum, %beside), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}"""
+    found = plan_compiled.overlaps(text, 2)
+    assert found == [plan_compiled.Overlap("group", "all-reduce", 16, 60)]
 
 
 # --- Arithmetic ----------------------------------------------------------------------------------
@@ -271,8 +309,10 @@ def test_unknown_ways_families_and_aggregates():
     network = plan_costs.networks(odd())["towers"]
     with pytest.raises(ValueError, match="unknown way 'tower'; choose one of data"):
         plan_costs.group_axis("tower", network, 8, None)
-    with pytest.raises(ValueError, match=r"knows mesh\.aggregate psum and ordered; got 'int4'"):
+    with pytest.raises(ValueError, match=r"knows mesh\.aggregate psum, .*; got 'int4'"):
         plan_costs.predict("towers", network, data=1, group=1, batch=1, aggregate="int4")
+    with pytest.raises(ValueError, match=r"knows mesh\.gradients float32, bf16; got 'fp8'"):
+        plan_costs.predict("towers", network, data=1, group=1, batch=1, gradients="fp8")
     with pytest.raises(ValueError, match="does not split over 3"):
         plan_costs.predict("towers", network, data=3, group=1, batch=16)
     with pytest.raises(ValueError, match=r"hsvit family; got model\.family='vix'"):
