@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from hsvit_jax import checkpoint, data, metrics, optim, signals
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
+from hsvit_jax import watchdog as watchdog_lib
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4
@@ -66,8 +68,10 @@ class Loop:
         log: metrics.MetricLog,
         bar: metrics.Progress,
         stop: signals.StopRequests,
+        watchdog: watchdog_lib.Watchdog,
     ) -> None:
         self.r, self.checkpoints, self.log, self.bar, self.stop = run, checkpoints, log, bar, stop
+        self.watchdog = watchdog
         config = run.config
         self.schedule = optim.schedule(config.optim, run.total_steps, run.steps_per_epoch)
         self.meta = run.meta
@@ -106,10 +110,11 @@ class Loop:
         if number == run.total_steps == 0 and not self.checkpoints.steps():
             self._end_epoch(state, number)  # no step was asked for: the fresh network is the result
         while True:
-            if self.stop.signum is not None:
+            signum = self.stop.due()
+            if signum is not None:
                 self._drain()
                 self._save(state, number, None, wait=True)
-                raise signals.Interrupted(self.stop.signum, number)
+                raise signals.Interrupted(signum, number)
             if number >= run.total_steps:
                 return state
             state, values = take(state, number)
@@ -145,6 +150,8 @@ class Loop:
 
         run = self.r
         order_of = step_lib.make_epoch_order(len(run.dataset.train), run.config.seed)
+        size = run.config.train.batch
+        here = mesh_lib.local_rows(run.mesh, size)  # other rows are other processes' to read
 
         def batches() -> Iterator[np.ndarray]:
             epoch, order = -1, np.empty(0, np.int32)
@@ -152,13 +159,12 @@ class Loop:
                 now, place = divmod(number, run.steps_per_epoch)
                 if now != epoch:
                     epoch, order = now, np.asarray(order_of(now))
-                start = place * run.config.train.batch
-                yield order[start : start + run.config.train.batch]
+                yield order[place * size : (place + 1) * size][here]
 
         source = iter(stream.stream_batches(run.dataset.train, batches()))
 
         def take(state: dict, number: int) -> tuple[dict, dict]:
-            arrays = (mesh_lib.put_batch(run.mesh, a) for a in next(source))
+            arrays = (mesh_lib.put_rows(run.mesh, a, size) for a in next(source))
             return streamed(state, *arrays)
 
         return take
@@ -168,7 +174,9 @@ class Loop:
         number, values = self.pending.popleft()
         train = self.r.config.train
         bad = int(values["bad"])
+        self.watchdog.beat(f"step {number}")
         if bad >= train.bad_steps_limit:
+            self.checkpoints.wait()
             raise Diverged(
                 f"loss or gradient was not finite for {bad} steps in a row, up to step {number}; "
                 "none of them was applied, and the last good checkpoint is untouched. A lower "
@@ -220,7 +228,15 @@ class Loop:
         params, stats = step_lib.averaged(state)
         part = getattr(self.r.dataset, split)
         batch = max(self.r.config.train.batch, 256)
-        return self.evaluator(params, stats, part, batch, before_batch)
+        seen = itertools.count()
+
+        def before() -> None:
+            self.watchdog.beat(f"a batch of the {split} split", slow=next(seen) == 0)
+            before_batch()
+
+        result = self.evaluator(params, stats, part, batch, before)
+        self.watchdog.beat(f"the evaluation on the {split} split")
+        return result
 
     def tell(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and says it."""
@@ -232,8 +248,12 @@ class Loop:
 
     def give_up(self) -> None:
         """Ends the evaluations after the last step when asked to: everything is saved by then."""
-        if self.stop.signum is not None:
-            raise signals.Interrupted(self.stop.signum, self.r.total_steps)
+        signum = self.stop.due()
+        if signum is not None:
+            raise signals.Interrupted(signum, self.r.total_steps)
 
     def _save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
-        self.checkpoints.save(number, step_lib.to_plain(state), self.meta, metric=metric, wait=wait)
+        self.watchdog.beat(f"the start of saving step {number}", slow=True)
+        plain = step_lib.to_plain(state)
+        self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
+        self.watchdog.beat(f"saving step {number}")

@@ -24,7 +24,8 @@ def make(
 
     group, data: sizes of the axes, −1 for the rest of the devices (one of them at most). groups:
     attention groups of the network (0: none, so group must be 1 or −1). batch: examples per step,
-    checked against `data` when given. Raises ValueError naming the divisors that would fit.
+    checked against `data` when given. Raises ValueError naming the divisors that would fit, or when
+    a process would have no part in the mesh.
     """
     devices = list(jax.devices() if devices is None else devices)
     group, data = _fill(group, data, len(devices), groups)
@@ -45,6 +46,13 @@ def make(
             f"{[d for d in range(1, data + 1) if batch % d == 0]}"
         )
     grid = np.asarray(devices[: group * data]).reshape(data, group)
+    idle = {d.process_index for d in devices} - {d.process_index for d in grid.flat}
+    if idle:
+        raise ValueError(
+            f"mesh.data={data} × mesh.group={group} uses {grid.size} of {len(devices)} devices, "
+            f"none of process {', '.join(map(str, sorted(idle)))}: start fewer processes, or set one "
+            "of them to -1 for the rest"
+        )
     return Mesh(grid, (DATA, GROUP), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
@@ -100,8 +108,24 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
     """A host batch, the same on every process, as one global array split over `data`."""
-    sharding = batch_sharding(mesh)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return put_rows(mesh, array[local_rows(mesh, len(array))], len(array))
+
+
+def local_rows(mesh: Mesh, size: int) -> np.ndarray:
+    """The rows of a batch of `size` that this process's devices hold, ascending."""
+    indices = batch_sharding(mesh).addressable_devices_indices_map((size,)).values()
+    return np.unique(np.concatenate([np.arange(size)[index] for index in indices]))
+
+
+def put_rows(mesh: Mesh, rows: np.ndarray, size: int) -> jax.Array:
+    """This process's rows (see `local_rows`) of a batch of `size` as part of one global array."""
+    here = local_rows(mesh, size)
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        first, last, _ = index[0].indices(size)
+        return rows[np.searchsorted(here, first) : np.searchsorted(here, last)]
+
+    return jax.make_array_from_callback((size, *rows.shape[1:]), batch_sharding(mesh), part)
 
 
 def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
