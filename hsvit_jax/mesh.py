@@ -50,8 +50,8 @@ def make(
     if idle:
         raise ValueError(
             f"mesh.data={data} × mesh.group={group} uses {grid.size} of {len(devices)} devices, "
-            f"none of process {', '.join(map(str, sorted(idle)))}: start fewer processes, or set one "
-            "of them to -1 for the rest"
+            f"but none of process {', '.join(map(str, sorted(idle)))}: start fewer processes, or "
+            "set one of them to -1 for the rest"
         )
     return Mesh(grid, (DATA, GROUP), axis_types=(AxisType.Auto, AxisType.Auto))
 
