@@ -66,6 +66,10 @@ def run(argv: list[str], usage: str, values: flags.FlagValues) -> int:
             f"takes files)\n\n{usage}",
             _USAGE,
         )
+    if values.mode != "train" and (values.distributed not in ("auto", "off") or values.recoverable):
+        return _say(
+            f"--distributed and --recoverable are for --mode=train, not {values.mode}", _USAGE
+        )
     from hsvit_jax import together  # late: it imports jax
 
     with _plain_warnings():
@@ -186,8 +190,13 @@ def _train(request: _Request) -> int:
 
     job = distributed.find(request.flags.distributed)
     if job is not None:
-        distributed.start(job)
-    result = train.train(request.config, request.workdir, stall_timeout=request.flags.stall_timeout)
+        distributed.start(job, recoverable=request.flags.recoverable)
+    result = train.train(
+        request.config,
+        request.workdir,
+        stall_timeout=request.flags.stall_timeout,
+        recoverable=request.flags.recoverable,
+    )
     if not together.is_lead():
         return 0
     test, folder = result.test, shlex.quote(request.workdir)

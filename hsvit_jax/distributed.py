@@ -139,7 +139,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
             local_device_ids=job.local_devices,
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout),
-            heartbeat_timeout_seconds=10 if recoverable else 100,
+            heartbeat_timeout_seconds=20 if recoverable else 100,
         )
     finally:
         patience.cancel()

@@ -75,7 +75,15 @@ class Loop:
         config = run.config
         self.schedule = optim.schedule(config.optim, run.total_steps, run.steps_per_epoch)
         self.meta = run.meta
-        self.evaluator = evaluate_lib.make_evaluator(
+        self.evaluator = self.make_evaluator()
+        self.remarks: dict[str, Any] = {}  # said in every line of the metrics
+        self.pending: collections.deque = collections.deque()
+        self.marks: tuple[float, int] = (0.0, 0)
+
+    def make_evaluator(self) -> Callable[..., evaluate_lib.Evaluation]:
+        """The evaluation of this run's network on its mesh."""
+        run, config = self.r, self.r.config
+        return evaluate_lib.make_evaluator(
             run.model,
             run.mesh,
             mean=tuple(config.data.mean),
@@ -83,13 +91,35 @@ class Loop:
             num_classes=config.data.num_classes,
             aggregate=config.mesh.aggregate,
         )
-        self.pending: collections.deque = collections.deque()
-        self.marks: tuple[float, int] = (0.0, 0)
 
     def run(self, state: dict) -> dict:
         """Takes the remaining steps."""
-        run, config = self.r, self.r.config
+        run = self.r
         number = int(state["step"])
+        take = self.taker(state)
+        self.marks = (time.monotonic(), number)
+        if number == run.total_steps == 0 and not self.checkpoints.steps():
+            self.end_epoch(state, number)  # no step was asked for: the fresh network is the result
+        while True:
+            signum = self.stop.due()
+            if signum is not None:
+                self.drain()
+                self.save(state, number, None, wait=True)
+                raise signals.Interrupted(signum, number)
+            if number >= run.total_steps:
+                return state
+            state, values = take(state, number)
+            number += 1
+            self.pending.append((number, values))
+            if len(self.pending) > _WINDOW:
+                self._settle()
+            if number == run.total_steps or number % run.steps_per_epoch == 0:
+                self.drain()
+                self.end_epoch(state, number)
+
+    def taker(self, state: dict, *, donate: bool = True) -> Callable:
+        """(state, number) → (state, values): the compiled step, with the batch of that number."""
+        run, config = self.r, self.r.config
         tx = optim.build(config.optim, run.total_steps, run.steps_per_epoch)
         pure = step_lib.make_train_step(
             run.model,
@@ -102,29 +132,12 @@ class Loop:
             ema_decay=config.train.ema_decay,
             aggregate=config.mesh.aggregate,
         )
-        compiled = step_lib.compile_step(pure, state, run.mesh, config.train.batch, run.model)
-        take = (
-            self._resident(*compiled) if run.dataset.resident else self._streamed(*compiled, number)
+        compiled = step_lib.compile_step(
+            pure, state, run.mesh, config.train.batch, run.model, donate=donate
         )
-        self.marks = (time.monotonic(), number)
-        if number == run.total_steps == 0 and not self.checkpoints.steps():
-            self._end_epoch(state, number)  # no step was asked for: the fresh network is the result
-        while True:
-            signum = self.stop.due()
-            if signum is not None:
-                self._drain()
-                self._save(state, number, None, wait=True)
-                raise signals.Interrupted(signum, number)
-            if number >= run.total_steps:
-                return state
-            state, values = take(state, number)
-            number += 1
-            self.pending.append((number, values))
-            if len(self.pending) > _WINDOW:
-                self._settle()
-            if number == run.total_steps or number % run.steps_per_epoch == 0:
-                self._drain()
-                self._end_epoch(state, number)
+        if run.dataset.resident:
+            return self._resident(*compiled)
+        return self._streamed(*compiled, int(state["step"]))
 
     def _resident(self, resident: Callable, streamed: Callable) -> Callable:
         """Takes batches from a data set that lies whole on every device."""
@@ -199,15 +212,16 @@ class Loop:
             "images_per_second": pace * train.batch,
             "skipped_steps": int(got["skipped"]),
         }
-        self.log.write(number, line)
+        self.log.write(number, line | self.remarks)
         left = (self.r.total_steps - number) / max(pace, 1e-9)
         self.bar.update(number, epoch, {**line, "seconds_left": left})
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Looks at every step in flight."""
         while self.pending:
             self._settle()
 
-    def _end_epoch(self, state: dict, number: int) -> None:
+    def end_epoch(self, state: dict, number: int) -> None:
         """Evaluates and saves where the configuration asks for it, and always at the very end."""
         train, last = self.r.config.train, number == self.r.total_steps
         epochs = number // self.r.steps_per_epoch
@@ -218,7 +232,7 @@ class Loop:
             self.tell(number, split, result)
             metric = result.accuracy if math.isfinite(result.loss) else math.nan
         if last or epochs % self.r.config.checkpoint.every == 0 or metric is not None:
-            self._save(state, number, metric, wait=last)
+            self.save(state, number, metric, wait=last)
         self.marks = (time.monotonic(), number)
 
     def evaluate(
@@ -241,7 +255,8 @@ class Loop:
     def tell(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and says it."""
         values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
-        self.log.write(step, values | {"top5": result.top5, "examples": result.examples})
+        values |= {"top5": result.top5, "examples": result.examples}
+        self.log.write(step, values | self.remarks)
         self.bar.say(
             f"step {step:,}  {split} accuracy {result.accuracy:.2%}  loss {result.loss:.4f}"
         )
@@ -252,7 +267,8 @@ class Loop:
         if signum is not None:
             raise signals.Interrupted(signum, self.r.total_steps)
 
-    def _save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
+    def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
+        """Saves the state as step `number`."""
         self.watchdog.beat(f"the start of saving step {number}", slow=True)
         plain = step_lib.to_plain(state)
         self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)

@@ -133,6 +133,36 @@ def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
 
+def is_spread(path: tuple[Any, ...], network: Any) -> bool:
+    """Whether the leaf at `path` of a state is split over `group`; see `spec_of`."""
+    return GROUP in spec_of(path, network)
+
+
+def relabel(mesh: Mesh, state: dict, network: Any) -> dict:
+    """A state after some devices are gone: what the devices of `mesh` hold, as arrays of `network`.
+
+    mesh: 1 × the devices left, in the order they had. Nothing is copied or sent.
+    """
+    left = set(mesh.devices.flat)
+
+    def leaf(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
+        spec = spec_of(path, network)
+        parts = [s.data for s in array.addressable_shards if s.device in left]
+        shape = [
+            size * mesh.shape[GROUP] if axis < len(spec) and spec[axis] == GROUP else size
+            for axis, size in enumerate(parts[0].shape)
+        ]
+        sharding = NamedSharding(mesh, spec)
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
+
+    return jax.tree_util.tree_map_with_path(leaf, state)
+
+
+def fetch(mesh: Mesh, tree: Any) -> Any:
+    """Whole NumPy copies, on every process, of arrays that are spread over `mesh`."""
+    return jax.device_get(jax.jit(lambda x: x, out_shardings=replicated(mesh))(tree))
+
+
 class _MeshShare:
     """A `models.network.Share` of one device of the `group` axis, inside the manual region."""
 

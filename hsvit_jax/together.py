@@ -29,7 +29,9 @@ LEAD = 8
 _EVERY = 4  # steps between two looks at the store
 _PAUSE = 1.5  # seconds between two questions whether another process fell
 _HOUR_MS = 3_600_000
+_HEARD_MS = 5_000  # how long others wait for process 0 to say what they would say
 _numbers = itertools.count()
+_left: list[int] | None = None  # the processes that are left, once some are lost
 
 
 def _client() -> Any:
@@ -135,7 +137,7 @@ def say(text: str) -> None:
             client.key_value_set(key, "1", allow_overwrite=True)
         else:
             try:
-                client.blocking_key_value_get(key, 5_000)
+                client.blocking_key_value_get(key, _HEARD_MS)
                 return
             except jax.errors.JaxRuntimeError:
                 text = f"process {distributed.global_state.process_id}: {text}"
@@ -148,12 +150,19 @@ def leave(code: int) -> int:
     With one process, or for code 0 (all of them are done, and jax waits for the last), returns it.
     """
     client = _client()
-    if client is None or code == 0:
+    if client is None or (code == 0 and _left is None):
         return code
     sys.stdout.flush()
     sys.stderr.flush()
-    meet("leave", 5.0)
+    if not meet("leave", 120.0 if code == 0 else 5.0):
+        _pull_down(f"exit code {code}")
     os._exit(code)
+
+
+def go_on_with(processes: set[int]) -> None:
+    """Waits no longer for any process but these."""
+    global _left
+    _left = sorted(processes)
 
 
 def meet(what: str, seconds: float) -> bool:
@@ -163,7 +172,7 @@ def meet(what: str, seconds: float) -> bool:
     """
     client = _client()
     try:
-        client.wait_at_barrier(f"hsvit/{what}", int(seconds * 1000))
+        client.wait_at_barrier(f"hsvit/{what}", int(seconds * 1000), _left)
         return True
     except jax.errors.JaxRuntimeError:
         return False
@@ -183,16 +192,22 @@ def fall_together() -> None:
 
 
 def _die(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    me = f"process {distributed.global_state.process_id}"
-    print(f"{me} of {distributed.global_state.num_processes}:", file=sys.stderr)
+    state = distributed.global_state
+    print(f"process {state.process_id} of {state.num_processes}:", file=sys.stderr)
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()
+    _pull_down(kind.__name__)
+    os._exit(1)
+
+
+def _pull_down(why: str) -> None:
+    """Lets the others know that this process ends and will not be there any more."""
+    me = distributed.global_state.process_id
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # somebody fell before
-        _client().key_value_set("hsvit/down", f"{me} ended with {kind.__name__}")
+        _client().key_value_set("hsvit/down", f"process {me} ended with {why}")
     if is_lead():
         time.sleep(2 * _PAUSE)  # the store is gone afterwards
-    os._exit(1)
 
 
 def _listen() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, data, metrics, models, optim, together, watchdog
+from hsvit_jax import checkpoint, data, metrics, models, optim, recover, together, watchdog
 from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
@@ -138,13 +138,15 @@ def train(
     devices: list | None = None,
     verbose: bool = True,
     stall_timeout: float | None = None,
+    recoverable: bool = False,
 ) -> Result:
     """Trains to the end, resuming whatever `workdir` holds, and evaluates the best checkpoint.
 
     config: as a config file's `get_config` returns it. dataset: to use instead of loading
     config.data.name. devices: all of jax's when left out. stall_timeout: seconds without a step
     after which the process ends with code 75 (compiling and saving may take half an hour more), 0
-    for never; when left out 600 with several processes and never with one.
+    for never; when left out 600 with several processes and never with one. recoverable: go on with
+    fewer groups when a process is lost; see `recover` for what it asks.
 
     With several processes (see `distributed.start`) all of them call this with the same arguments
     and a work folder that they all see. Process 0 writes and speaks.
@@ -160,12 +162,15 @@ def train(
     started = time.monotonic()
     workdir = Path(workdir)
     lead = together.is_lead()
+    several = jax.process_count() > 1
     if stall_timeout is None:
-        stall_timeout = 600.0 if jax.process_count() > 1 else 0.0
+        stall_timeout = 600.0 if several else 0.0
     progress = _data_progress if verbose and lead else None
     run = together.attempt(
         lambda: prepare(config, dataset=dataset, devices=devices, progress=progress)
     )
+    if recoverable:
+        recover.check(run)
     config = run.config
     together.check_same("configuration", config_lib.to_json(config))
     together.check_same("data set", run.dataset.fingerprint)
@@ -186,11 +191,14 @@ def train(
             metrics.MetricLog(workdir, start_step=first, enabled=lead) as log,
             metrics.Progress(run.total_steps, first, enabled=verbose and lead) as bar,
         ):
-            loop = Loop(run, checkpoints, log, bar, stop, dog)
+            kind = recover.RecoverableLoop if recoverable and several else Loop
+            loop = kind(run, checkpoints, log, bar, stop, dog)
             bar.say(_opening(run, first))
             state = loop.run(state)
             last = int(state["step"])
-            best_step, state = _best(run, checkpoints, state)
+            best_step = last
+            if not loop.r.model.lost:  # else the best checkpoint is of another network
+                best_step, state = _best(run, checkpoints, state)
             validation = None
             if len(run.dataset.val):
                 validation = loop.evaluate(state, "val", loop.give_up)
@@ -311,6 +319,9 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
         changed = checkpoint.diff(
             _comparable(meta.get("config", {})), _comparable(run.config.to_dict())
         )
+        if meta.get("lost_groups") and verbose:
+            lost = ", ".join(map(str, meta["lost_groups"]))
+            print(f"groups or towers {lost} were lost before this checkpoint: they start anew")
         if changed and verbose:
             print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))

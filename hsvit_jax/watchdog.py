@@ -34,20 +34,25 @@ class Watchdog:
         self._extra = _SLOW if slow else 0.0
         self._last, self._what = time.monotonic(), what
 
+    def overdue(self) -> float | None:
+        """The limit in seconds, if it has passed since the last beat."""
+        limit = self._timeout + self._extra
+        return limit if time.monotonic() - self._last > limit else None
+
     def _watch(self) -> None:
-        while not self._ended.wait(min(1.0, self._timeout / 4)):
-            limit = self._timeout + self._extra
-            if time.monotonic() - self._last > limit:
-                print(
-                    f"\nnothing has moved for {limit:.0f} s, the last was {self._what}; the stacks "
-                    f"of all threads follow, then exit code {EXIT_CODE}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                sys.stderr.flush()
-                self._before_exit()
-                os._exit(EXIT_CODE)
+        while (limit := self.overdue()) is None:
+            if self._ended.wait(min(1.0, self._timeout / 4)):
+                return
+        print(
+            f"\nnothing has moved for {limit:.0f} s, the last was {self._what}; the stacks of all "
+            f"threads follow, then exit code {EXIT_CODE}",
+            file=sys.stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        sys.stderr.flush()
+        self._before_exit()
+        os._exit(EXIT_CODE)
 
     def __enter__(self) -> Self:
         self.beat("the start", slow=True)

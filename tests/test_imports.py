@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "host": (),
     "signals": (),
     "watchdog": (),
+    "recover": ("loop", "mesh", "signals", "step", "together"),
     "distributed": ("together",),
     "together": ("signals",),
     "metrics": (),

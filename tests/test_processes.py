@@ -200,3 +200,27 @@ def test_mistakes_are_told_once(tmp_path, job):
     assert [code for code, _ in ends] == [1, 1], ends
     assert "process 0: another run is using the work folder" in ends[0][1]
     assert ends[1][1] == ""
+
+
+@pytest.mark.slow
+def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
+    """The second of three is killed: the other two go on with four of six groups to the end."""
+    settings = (
+        *("model.groups=6", "model.conv_channels=(8,12)", "model.depth=1", "train.steps=50"),
+        *("mesh.group=3", "mesh.data=1"),
+    )
+    cut, flags = tmp_path / "cut", ("--recoverable", "--stall_timeout=200")
+    ends = job(cut, settings, count=3, devices=1, twist=("kill", 1, 9), flags=flags)
+    assert [code for code, _ in ends] == [0, -9, 0], ends
+    assert "lost process 1 and with it groups or towers 2, 3" in ends[0][1]
+    lines = [line for line in metric_lines(cut) if "split" not in line]
+    assert [line["step"] for line in lines] == list(range(1, 51))
+    assert "lost_groups" not in lines[7]
+    assert {tuple(line["lost_groups"]) for line in lines[9:]} == {(2, 3)}
+    step, state, meta = checkpoint.load_tree(cut)
+    assert (step, meta["lost_groups"]) == (50, [2, 3])
+    assert state["params"]["groups"]["cls"].shape[0] == 6
+    longer = (*settings, "train.steps=52")
+    config = configfile.get_config(SPEC, *longer)
+    result = train.train(config, cut, devices=jax.devices()[:3], verbose=False)
+    assert result.step == 52
