@@ -125,6 +125,7 @@ class Checkpoints:
         self._keep = _Keep(keep_latest, keep_best)
         self._read_only = read_only
         self._manager: Any = None
+        self._alone = False
         if not read_only:
             _probe(self.directory)
 
@@ -234,6 +235,13 @@ class Checkpoints:
             with self._reports(f"the last save in {self.directory} failed"):
                 self._manager.wait_until_finished()
 
+    def alone(self) -> None:
+        """From here on only process 0 saves, without the others: some of them are gone.
+
+        A save that was under way is given up: it could only be finished by all of them.
+        """
+        self._manager, self._alone = None, True
+
     def close(self) -> None:
         """Waits as `wait` does and ends Orbax's threads; the object can be used again."""
         manager, self._manager = self._manager, None
@@ -250,6 +258,8 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None and jax.process_count() > 1:
+            self._manager = None  # the others may never come to finish a save with this process
         try:
             self.close()
         except CheckpointError as failure:
@@ -280,6 +290,10 @@ class Checkpoints:
                 save_root_metadata=False,
                 lightweight_initialize=True,
                 preservation_policy=self._keep,
+                multiprocessing_options=orbax.options.MultiprocessingOptions(
+                    active_processes={0} if self._alone else None,
+                    barrier_sync_key_prefix="alone" if self._alone else None,
+                ),
             ),
         )
 

@@ -19,7 +19,8 @@ from hsvit_jax import config as config_lib
 from hsvit_jax import configfile, signals
 
 # Exit codes, besides 0: 1 a mistake in the request or its data, 2 in the command line's form,
-# 3 training diverged, 42 stopped by SIGTERM, 130 by Ctrl-C, 141 the reader of a pipe went away.
+# 3 training diverged, 42 stopped by SIGTERM, 75 stalled (see watchdog.py), 130 by Ctrl-C, 141 the
+# reader of a pipe went away.
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
 
 # What the machine refuses rather than the program: one line says it all.
@@ -65,8 +66,14 @@ def run(argv: list[str], usage: str, values: flags.FlagValues) -> int:
             f"takes files)\n\n{usage}",
             _USAGE,
         )
+    if values.mode != "train" and (values.distributed not in ("auto", "off") or values.recoverable):
+        return _say(
+            f"--distributed and --recoverable are for --mode=train, not {values.mode}", _USAGE
+        )
+    from hsvit_jax import together  # late: it imports jax
+
     with _plain_warnings():
-        return _guarded(argv, _Request(values, spec or "", settings, config, paths))
+        return together.leave(_guarded(argv, _Request(values, spec or "", settings, config, paths)))
 
 
 def _separate(words: list[str]) -> tuple[str | None, list[str], list[str], bool]:
@@ -105,7 +112,7 @@ def _help(usage: str, values: flags.FlagValues, config: ml_collections.ConfigDic
 
 def _guarded(argv: list[str], request: _Request) -> int:
     """Runs the mode, and turns every end that is no bug into a line and an exit code."""
-    from hsvit_jax import train  # late: it imports jax
+    from hsvit_jax import train
 
     try:
         code = _MODES[request.flags.mode](request)
@@ -113,24 +120,32 @@ def _guarded(argv: list[str], request: _Request) -> int:
         return code
     except signals.Interrupted as stop:
         again = shlex.join(["python", "-m", "hsvit_jax.main", *argv[1:]])
-        return _say(
+        return _end(
             f"{stop}; saved. To go on, give the same command again:\n  {again}", stop.exit_code
         )
     except KeyboardInterrupt:
-        return _say("stopped by Ctrl-C; there was nothing to save", _CTRL_C)
+        return _end("stopped by Ctrl-C; there was nothing to save", _CTRL_C)
     except train.Diverged as error:
-        return _say(str(error), _DIVERGED)
+        return _end(str(error), _DIVERGED)
     except BrokenPipeError:  # `| head` has seen enough; Python would complain again on exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE
     except ValueError as error:
         if _is_ours(error):
-            return _say(str(error), _MISTAKE)
+            return _end(str(error), _MISTAKE)
         raise
     except OSError as error:
         if error.errno in _REFUSED:
-            return _say(f"{error.strerror}: {error.filename or 'writing'}", _MISTAKE)
+            return _end(f"{error.strerror}: {error.filename or 'writing'}", _MISTAKE)
         raise
+
+
+def _end(text: str, code: int) -> int:
+    """As `_say`, once for all processes of a job."""
+    from hsvit_jax import together
+
+    together.say(text)
+    return code
 
 
 def _say(text: str, code: int) -> int:
@@ -141,12 +156,14 @@ def _say(text: str, code: int) -> int:
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
     """This package's warnings are for the user: one line, without a place in the source."""
+    from hsvit_jax import together  # late: it imports jax
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
     ) -> None:
         if category.__module__.startswith("hsvit_jax") or "hsvit_jax" in Path(filename).parts:
-            print(f"warning: {message}", file=sys.stderr, flush=True)
+            if together.is_lead():
+                print(f"warning: {message}", file=sys.stderr, flush=True)
         else:
             before(message, category, filename, *rest, **more)
 
@@ -169,9 +186,19 @@ def _is_ours(error: ValueError) -> bool:
 
 
 def _train(request: _Request) -> int:
-    from hsvit_jax import train
+    from hsvit_jax import distributed, together, train
 
-    result = train.train(request.config, request.workdir)
+    job = distributed.find(request.flags.distributed)
+    if job is not None:
+        distributed.start(job, recoverable=request.flags.recoverable)
+    result = train.train(
+        request.config,
+        request.workdir,
+        stall_timeout=request.flags.stall_timeout,
+        recoverable=request.flags.recoverable,
+    )
+    if not together.is_lead():
+        return 0
     test, folder = result.test, shlex.quote(request.workdir)
     print(
         f"done: test accuracy {test.accuracy:.2%} (top-5 {test.top5:.2%}, {test.examples:,} "

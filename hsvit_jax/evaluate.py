@@ -95,9 +95,12 @@ def make_evaluator(
         if not total:
             raise ValueError("cannot evaluate on an empty split: hold some examples out for it")
         loss, top5, confusion_KK = 0.0, 0, np.zeros((num_classes, num_classes), np.int64)
-        for images, labels, valid in padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
+        multiple = mesh.shape[mesh_lib.DATA]
+        size = _size(split, batch, multiple)
+        here = mesh_lib.local_rows(mesh, size)
+        for local in padded_batches(split, batch, multiple, here):
             before_batch()
-            arrays = (mesh_lib.put_batch(mesh, a) for a in (images, labels, valid))
+            arrays = (mesh_lib.put_rows(mesh, a, size) for a in local)
             sums = jax.device_get(compiled(params, stats, *arrays))
             loss += float(sums["loss"])
             top5 += int(sums["top5"])
@@ -116,15 +119,21 @@ def _rank(logits_BK: Array, labels_B: Array) -> Array:
 
 
 def padded_batches(
-    split: Any, batch: int, multiple: int
+    split: Any, batch: int, multiple: int, rows: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Every example once, in order: (images uint8, labels int32, valid bool), all of one size.
 
-    The size is `batch`, or less for a small split, rounded up to a multiple of the data axis.
+    The size is `batch`, or less for a small split, rounded up to a multiple of the data axis. rows:
+    the places in a batch that are wanted, all when left out; no other image is read.
     """
-    size = -(-min(batch, len(split)) // multiple) * multiple
+    size = _size(split, batch, multiple)
     for start in range(0, len(split), size):
         index = np.arange(start, start + size)
+        index = index if rows is None else index[rows]
         valid = index < len(split)
         index = np.where(valid, index, 0)
         yield split.gather(index), split.labels[index].astype(np.int32), valid
+
+
+def _size(split: Any, batch: int, multiple: int) -> int:
+    return -(-min(batch, len(split)) // multiple) * multiple

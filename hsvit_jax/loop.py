@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from hsvit_jax import checkpoint, data, metrics, optim, signals
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
+from hsvit_jax import watchdog as watchdog_lib
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4
@@ -66,12 +68,22 @@ class Loop:
         log: metrics.MetricLog,
         bar: metrics.Progress,
         stop: signals.StopRequests,
+        watchdog: watchdog_lib.Watchdog,
     ) -> None:
         self.r, self.checkpoints, self.log, self.bar, self.stop = run, checkpoints, log, bar, stop
+        self.watchdog = watchdog
         config = run.config
         self.schedule = optim.schedule(config.optim, run.total_steps, run.steps_per_epoch)
         self.meta = run.meta
-        self.evaluator = evaluate_lib.make_evaluator(
+        self.evaluator = self.make_evaluator()
+        self.remarks: dict[str, Any] = {}  # said in every line of the metrics
+        self.pending: collections.deque = collections.deque()
+        self.marks: tuple[float, int] = (0.0, 0)
+
+    def make_evaluator(self) -> Callable[..., evaluate_lib.Evaluation]:
+        """The evaluation of this run's network on its mesh."""
+        run, config = self.r, self.r.config
+        return evaluate_lib.make_evaluator(
             run.model,
             run.mesh,
             mean=tuple(config.data.mean),
@@ -79,13 +91,35 @@ class Loop:
             num_classes=config.data.num_classes,
             aggregate=config.mesh.aggregate,
         )
-        self.pending: collections.deque = collections.deque()
-        self.marks: tuple[float, int] = (0.0, 0)
 
     def run(self, state: dict) -> dict:
         """Takes the remaining steps."""
-        run, config = self.r, self.r.config
+        run = self.r
         number = int(state["step"])
+        take = self.taker(state)
+        self.marks = (time.monotonic(), number)
+        if number == run.total_steps == 0 and not self.checkpoints.steps():
+            self.end_epoch(state, number)  # no step was asked for: the fresh network is the result
+        while True:
+            signum = self.stop.due()
+            if signum is not None:
+                self.drain()
+                self.save(state, number, None, wait=True)
+                raise signals.Interrupted(signum, number)
+            if number >= run.total_steps:
+                return state
+            state, values = take(state, number)
+            number += 1
+            self.pending.append((number, values))
+            if len(self.pending) > _WINDOW:
+                self._settle()
+            if number == run.total_steps or number % run.steps_per_epoch == 0:
+                self.drain()
+                self.end_epoch(state, number)
+
+    def taker(self, state: dict, *, donate: bool = True) -> Callable:
+        """(state, number) → (state, values): the compiled step, with the batch of that number."""
+        run, config = self.r, self.r.config
         tx = optim.build(config.optim, run.total_steps, run.steps_per_epoch)
         pure = step_lib.make_train_step(
             run.model,
@@ -99,28 +133,12 @@ class Loop:
             aggregate=config.mesh.aggregate,
             gradients=config.mesh.gradients,
         )
-        compiled = step_lib.compile_step(pure, state, run.mesh, config.train.batch, run.model)
-        take = (
-            self._resident(*compiled) if run.dataset.resident else self._streamed(*compiled, number)
+        compiled = step_lib.compile_step(
+            pure, state, run.mesh, config.train.batch, run.model, donate=donate
         )
-        self.marks = (time.monotonic(), number)
-        if number == run.total_steps == 0 and not self.checkpoints.steps():
-            self._end_epoch(state, number)  # no step was asked for: the fresh network is the result
-        while True:
-            if self.stop.signum is not None:
-                self._drain()
-                self._save(state, number, None, wait=True)
-                raise signals.Interrupted(self.stop.signum, number)
-            if number >= run.total_steps:
-                return state
-            state, values = take(state, number)
-            number += 1
-            self.pending.append((number, values))
-            if len(self.pending) > _WINDOW:
-                self._settle()
-            if number == run.total_steps or number % run.steps_per_epoch == 0:
-                self._drain()
-                self._end_epoch(state, number)
+        if run.dataset.resident:
+            return self._resident(*compiled)
+        return self._streamed(*compiled, int(state["step"]))
 
     def _resident(self, resident: Callable, streamed: Callable) -> Callable:
         """Takes batches from a data set that lies whole on every device."""
@@ -146,6 +164,8 @@ class Loop:
 
         run = self.r
         order_of = step_lib.make_epoch_order(len(run.dataset.train), run.config.seed)
+        size = run.config.train.batch
+        here = mesh_lib.local_rows(run.mesh, size)  # other rows are other processes' to read
 
         def batches() -> Iterator[np.ndarray]:
             epoch, order = -1, np.empty(0, np.int32)
@@ -153,13 +173,12 @@ class Loop:
                 now, place = divmod(number, run.steps_per_epoch)
                 if now != epoch:
                     epoch, order = now, np.asarray(order_of(now))
-                start = place * run.config.train.batch
-                yield order[start : start + run.config.train.batch]
+                yield order[place * size : (place + 1) * size][here]
 
         source = iter(stream.stream_batches(run.dataset.train, batches()))
 
         def take(state: dict, number: int) -> tuple[dict, dict]:
-            arrays = (mesh_lib.put_batch(run.mesh, a) for a in next(source))
+            arrays = (mesh_lib.put_rows(run.mesh, a, size) for a in next(source))
             return streamed(state, *arrays)
 
         return take
@@ -169,7 +188,9 @@ class Loop:
         number, values = self.pending.popleft()
         train = self.r.config.train
         bad = int(values["bad"])
+        self.watchdog.beat(f"step {number}")
         if bad >= train.bad_steps_limit:
+            self.checkpoints.wait()
             raise Diverged(
                 f"loss or gradient was not finite for {bad} steps in a row, up to step {number}; "
                 "none of them was applied, and the last good checkpoint is untouched. A lower "
@@ -192,15 +213,16 @@ class Loop:
             "images_per_second": pace * train.batch,
             "skipped_steps": int(got["skipped"]),
         }
-        self.log.write(number, line)
+        self.log.write(number, line | self.remarks)
         left = (self.r.total_steps - number) / max(pace, 1e-9)
         self.bar.update(number, epoch, {**line, "seconds_left": left})
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Looks at every step in flight."""
         while self.pending:
             self._settle()
 
-    def _end_epoch(self, state: dict, number: int) -> None:
+    def end_epoch(self, state: dict, number: int) -> None:
         """Evaluates and saves where the configuration asks for it, and always at the very end."""
         train, last = self.r.config.train, number == self.r.total_steps
         epochs = number // self.r.steps_per_epoch
@@ -211,7 +233,7 @@ class Loop:
             self.tell(number, split, result)
             metric = result.accuracy if math.isfinite(result.loss) else math.nan
         if last or epochs % self.r.config.checkpoint.every == 0 or metric is not None:
-            self._save(state, number, metric, wait=last)
+            self.save(state, number, metric, wait=last)
         self.marks = (time.monotonic(), number)
 
     def evaluate(
@@ -221,20 +243,34 @@ class Loop:
         params, stats = step_lib.averaged(state)
         part = getattr(self.r.dataset, split)
         batch = max(self.r.config.train.batch, 256)
-        return self.evaluator(params, stats, part, batch, before_batch)
+        seen = itertools.count()
+
+        def before() -> None:
+            self.watchdog.beat(f"a batch of the {split} split", slow=next(seen) == 0)
+            before_batch()
+
+        result = self.evaluator(params, stats, part, batch, before)
+        self.watchdog.beat(f"the evaluation on the {split} split")
+        return result
 
     def tell(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and says it."""
         values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
-        self.log.write(step, values | {"top5": result.top5, "examples": result.examples})
+        values |= {"top5": result.top5, "examples": result.examples}
+        self.log.write(step, values | self.remarks)
         self.bar.say(
             f"step {step:,}  {split} accuracy {result.accuracy:.2%}  loss {result.loss:.4f}"
         )
 
     def give_up(self) -> None:
         """Ends the evaluations after the last step when asked to: everything is saved by then."""
-        if self.stop.signum is not None:
-            raise signals.Interrupted(self.stop.signum, self.r.total_steps)
+        signum = self.stop.due()
+        if signum is not None:
+            raise signals.Interrupted(signum, self.r.total_steps)
 
-    def _save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
-        self.checkpoints.save(number, step_lib.to_plain(state), self.meta, metric=metric, wait=wait)
+    def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
+        """Saves the state as step `number`."""
+        self.watchdog.beat(f"the start of saving step {number}", slow=True)
+        plain = step_lib.to_plain(state)
+        self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
+        self.watchdog.beat(f"saving step {number}")

@@ -34,6 +34,12 @@ def make_flags() -> flags.FlagValues:
     own = {"flag_values": values}
     flags.DEFINE_enum("mode", "train", _MODES, "What to do.", **own)
     flags.DEFINE_string("workdir", None, "Folder of the run; default: a name under runs/.", **own)
+    where = "train: auto, off, or host:port,n,i of process 0, their number and this one."
+    flags.DEFINE_string("distributed", "auto", where, **own)
+    stall = "train: seconds without a step, then exit 75; 0: never. Default: 600 with processes."
+    flags.DEFINE_float("stall_timeout", None, stall, lower_bound=0.0, **own)
+    lost = "train: when a process is lost, go on with the groups that are left."
+    flags.DEFINE_bool("recoverable", False, lost, **own)
     flags.DEFINE_string("checkpoint", None, "eval, predict: a run's or checkpoint folder.", **own)
     flags.DEFINE_string("which", "best", "eval, predict: 'best', 'latest' or a step.", **own)
     flags.DEFINE_enum("split", "test", ("train", "val", "test"), "eval: the split.", **own)

@@ -37,7 +37,7 @@ def make(
     group, data: sizes of the axes, −1 for the rest of the devices (one of them at most). groups:
     how many parts of the network can be spread (0: none, so group must be 1 or −1). batch: examples
     per step, checked against `data` when given. parts: what `groups` counts, for messages. Raises
-    ValueError naming the divisors that would fit.
+    ValueError naming the divisors that would fit, or when a process would have no part in the mesh.
     """
     devices = list(jax.devices() if devices is None else devices)
     group, data = _fill(group, data, len(devices), groups)
@@ -59,6 +59,13 @@ def make(
             f"{[d for d in range(1, data + 1) if batch % d == 0]}"
         )
     grid = np.asarray(devices[: group * data]).reshape(data, group)
+    idle = {d.process_index for d in devices} - {d.process_index for d in grid.flat}
+    if idle:
+        raise ValueError(
+            f"mesh.data={data} × mesh.group={group} uses {grid.size} of {len(devices)} devices, "
+            f"but none of process {', '.join(map(str, sorted(idle)))}: start fewer processes, or "
+            "set one of them to -1 for the rest"
+        )
     return Mesh(grid, (DATA, GROUP), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
@@ -117,13 +124,59 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
     """A host batch, the same on every process, as one global array split over `data`."""
-    sharding = batch_sharding(mesh)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    return put_rows(mesh, array[local_rows(mesh, len(array))], len(array))
+
+
+def local_rows(mesh: Mesh, size: int) -> np.ndarray:
+    """The rows of a batch of `size` that this process's devices hold, ascending."""
+    indices = batch_sharding(mesh).addressable_devices_indices_map((size,)).values()
+    return np.unique(np.concatenate([np.arange(size)[index] for index in indices]))
+
+
+def put_rows(mesh: Mesh, rows: np.ndarray, size: int) -> jax.Array:
+    """This process's rows (see `local_rows`) of a batch of `size` as part of one global array."""
+    here = local_rows(mesh, size)
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        first, last, _ = index[0].indices(size)
+        return rows[np.searchsorted(here, first) : np.searchsorted(here, last)]
+
+    return jax.make_array_from_callback((size, *rows.shape[1:]), batch_sharding(mesh), part)
 
 
 def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
     """A host array, the same on every process, as one global array, whole on every device."""
     return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
+
+
+def is_spread(path: tuple[Any, ...], network: Any) -> bool:
+    """Whether the leaf at `path` of a state is split over `group`; see `spec_of`."""
+    return GROUP in spec_of(path, network)
+
+
+def relabel(mesh: Mesh, state: dict, network: Any) -> dict:
+    """A state after some devices are gone: what the devices of `mesh` hold, as arrays of `network`.
+
+    mesh: 1 × the devices left, in the order they had. Nothing is copied or sent.
+    """
+    left = set(mesh.devices.flat)
+
+    def leaf(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
+        spec = spec_of(path, network)
+        parts = [s.data for s in array.addressable_shards if s.device in left]
+        shape = [
+            size * mesh.shape[GROUP] if axis < len(spec) and spec[axis] == GROUP else size
+            for axis, size in enumerate(parts[0].shape)
+        ]
+        sharding = NamedSharding(mesh, spec)
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
+
+    return jax.tree_util.tree_map_with_path(leaf, state)
+
+
+def fetch(mesh: Mesh, tree: Any) -> Any:
+    """Whole NumPy copies, on every process, of arrays that are spread over `mesh`."""
+    return jax.device_get(jax.jit(lambda x: x, out_shardings=replicated(mesh))(tree))
 
 
 #: How CLS tokens meet. psum: one all-reduce of each device's sum. ordered: an all-gather of every

@@ -66,7 +66,7 @@ def to_line(step: int, values: Mapping[str, Any]) -> str:
 
 def _json_value(value: Any) -> Any:
     """Plain Python numbers; JSON has no NaN."""
-    if isinstance(value, str | bool | int):
+    if isinstance(value, str | bool | int | list):
         return value
     value = float(value)
     return value if math.isfinite(value) else None

@@ -28,6 +28,10 @@ class StopRequests:
         self.signum: int | None = None
         self._previous: dict[int, object] = {}
 
+    def due(self) -> int | None:
+        """The signal to stop for now, if there is one; to be asked between two steps."""
+        return self.signum
+
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
             os._exit(128 + signum)

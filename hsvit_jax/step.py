@@ -203,8 +203,10 @@ def compile_step(
     mesh: Mesh,
     batch: int,
     network: Any = None,
+    *,
+    donate: bool = True,
 ) -> tuple[Callable[..., tuple[dict, dict]], Callable[..., tuple[dict, dict]]]:
-    """The step, compiled for the mesh, in two forms; both donate the state.
+    """The step, compiled for the mesh, in two forms; both donate the state unless told not to.
 
     resident(state, images uint8 (N, H, W, C), labels (N,), order (N,), first) takes its batch
     from a data set that lies on the devices: examples order[first : first + B].
@@ -218,10 +220,11 @@ def compile_step(
         ids_B = jax.lax.with_sharding_constraint(ids_B, over_data)
         return step(state, images[ids_B], labels[ids_B], ids_B)
 
+    donated = (0,) if donate else ()
     outputs = (shardings, mesh_lib.replicated(mesh))
     return (
-        jax.jit(resident, donate_argnums=0, out_shardings=outputs),
-        jax.jit(step, donate_argnums=0, out_shardings=outputs),
+        jax.jit(resident, donate_argnums=donated, out_shardings=outputs),
+        jax.jit(step, donate_argnums=donated, out_shardings=outputs),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, data, metrics, models, optim, signals
+from hsvit_jax import checkpoint, data, metrics, models, optim, recover, together, watchdog
 from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
@@ -153,11 +153,19 @@ def train(
     dataset: data.Dataset | None = None,
     devices: list | None = None,
     verbose: bool = True,
+    stall_timeout: float | None = None,
+    recoverable: bool = False,
 ) -> Result:
     """Trains to the end, resuming whatever `workdir` holds, and evaluates the best checkpoint.
 
     config: as a config file's `get_config` returns it. dataset: to use instead of loading
-    config.data.name. devices: all of jax's when left out.
+    config.data.name. devices: all of jax's when left out. stall_timeout: seconds without a step
+    after which the process ends with code 75 (compiling and saving may take half an hour more), 0
+    for never; when left out 600 with several processes and never with one. recoverable: go on with
+    fewer groups when a process is lost; see `recover` for what it asks.
+
+    With several processes (see `distributed.start`) all of them call this with the same arguments
+    and a work folder that they all see. Process 0 writes and speaks.
 
     Raises ValueError for what cannot work, or a checkpoint of another network or data;
     `signals.Interrupted` after SIGTERM or Ctrl-C, with the state saved; `Diverged` after
@@ -169,20 +177,27 @@ def train(
     """
     started = time.monotonic()
     workdir = Path(workdir)
-    lead = jax.process_index() == 0
+    lead = together.is_lead()
+    several = jax.process_count() > 1
+    if stall_timeout is None:
+        stall_timeout = 600.0 if several else 0.0
     progress = _data_progress if verbose and lead else None
-    run = prepare(config, dataset=dataset, devices=devices, progress=progress)
+    run = together.attempt(
+        lambda: prepare(config, dataset=dataset, devices=devices, progress=progress)
+    )
+    if recoverable:
+        recover.check(run)
     config = run.config
-    _make_workdir(workdir)
+    together.check_same("configuration", config_lib.to_json(config))
+    together.check_same("data set", run.dataset.fingerprint)
+    together.attempt(lambda: _make_workdir(workdir))
     with (
-        _only_run_in(workdir, lead),
-        checkpoint.Checkpoints(
-            workdir / "checkpoints",
-            keep_latest=config.checkpoint.keep_latest,
-            keep_best=config.checkpoint.keep_best,
-        ) as checkpoints,
-        signals.StopRequests() as stop,
+        contextlib.ExitStack() as stack,
+        together.StopTogether() as stop,
+        watchdog.Watchdog(stall_timeout, lambda: together.meet("stalled", 5.0)) as dog,
     ):
+        checkpoints = together.attempt(lambda: _open(workdir, config.checkpoint, stack))
+        together.attempt(lambda: _check_shared(workdir))
         # The order of restoring: 1. this folder's latest good checkpoint; 2. a fresh start.
         state = _restore(run, checkpoints, verbose and lead)
         first = int(state["step"])
@@ -192,11 +207,14 @@ def train(
             metrics.MetricLog(workdir, start_step=first, enabled=lead) as log,
             metrics.Progress(run.total_steps, first, enabled=verbose and lead) as bar,
         ):
-            loop = Loop(run, checkpoints, log, bar, stop)
+            kind = recover.RecoverableLoop if recoverable and several else Loop
+            loop = kind(run, checkpoints, log, bar, stop, dog)
             bar.say(_opening(run, first))
             state = loop.run(state)
             last = int(state["step"])
-            best_step, state = _best(run, checkpoints, state)
+            best_step = last
+            if not loop.r.model.lost:  # else the best checkpoint is of another network
+                best_step, state = _best(run, checkpoints, state)
             validation = None
             if len(run.dataset.val):
                 validation = loop.evaluate(state, "val", loop.give_up)
@@ -227,6 +245,38 @@ def _make_workdir(workdir: Path) -> None:
             f"cannot write to the work folder {workdir}: {error.strerror}; choose another with "
             "--workdir"
         ) from error
+
+
+def _open(
+    workdir: Path, settings: ml_collections.ConfigDict, stack: contextlib.ExitStack
+) -> checkpoint.Checkpoints:
+    """Takes the folder for this run, and its checkpoints; `stack` gives both back."""
+    stack.enter_context(_only_run_in(workdir, together.is_lead()))
+    return stack.enter_context(
+        checkpoint.Checkpoints(
+            workdir / "checkpoints",
+            keep_latest=settings.keep_latest,
+            keep_best=settings.keep_best,
+        )
+    )
+
+
+def _check_shared(workdir: Path) -> None:
+    """Every process writes its part of a checkpoint: all must see the same folder."""
+    if jax.process_count() == 1:
+        return
+    token = together.from_lead(f"{os.getpid()}-{time.time_ns()}")
+    mark = workdir / ".job"
+    if together.is_lead():
+        mark.write_text(token, "utf-8")
+    deadline = time.monotonic() + 30  # a network file system may take its time
+    while not mark.exists() or mark.read_text("utf-8") != token:
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"the work folder {workdir.absolute()} is not the one of process 0: --workdir must "
+                "be on a file system that all processes share"
+            )
+        time.sleep(0.2)
 
 
 @contextlib.contextmanager
@@ -286,6 +336,9 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
         changed = checkpoint.diff(
             _comparable(meta.get("config", {})), _comparable(run.config.to_dict())
         )
+        if meta.get("lost_groups") and verbose:
+            lost = ", ".join(map(str, meta["lost_groups"]))
+            print(f"groups or towers {lost} were lost before this checkpoint: they start anew")
         if changed and verbose:
             print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))

@@ -10,7 +10,7 @@ or is a kernel's output channels; the `Share` in a call says which part is here.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import gcd, prod
 from typing import Any
 
@@ -198,6 +198,14 @@ def average_votes(c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array) -> 
     return total_BD / weights_GB.sum(0)[:, None]
 
 
+def without_votes(call: Call, groups: int, lost: Collection[int]) -> Call:
+    """The call with the votes of lost groups taken away."""
+    if not lost:
+        return call
+    votes_G = jnp.ones(groups) if call.votes_G is None else call.votes_G
+    return dataclasses.replace(call, votes_G=votes_G.at[jnp.array(sorted(lost))].set(0.0))
+
+
 class HSViT(Network):
     """The reference network. Parameters: {'trunk', 'groups' (leading G axis), 'head'}."""
 
@@ -221,18 +229,29 @@ class HSViT(Network):
             return 3 if "kernels" in path else 0
         return None
 
+    def without(self, lost: Collection[int]) -> Network:
+        if not self.config.groups or self.config.trunk == "sharded":
+            raise ValueError("only a network with groups and a whole trunk can lose groups")
+        return super().without(lost)
+
+    def _numbers(self) -> Array:
+        """Of the groups that are there (with kernels spread, what is spread is not the groups)."""
+        return self.left() if self.lost else jnp.arange(self.config.groups)
+
     def group_cls(
         self, bound: Bound, images_BHWC: Array, call: Call, first_group: Array | int = 0
     ) -> Array:
         """CLS outputs (G, B, D) of the groups that are here; first_group numbers this network's."""
         c = self.config
         per_group = c.conv_channels[-1] // c.groups
-        here = call.share.take(first_group + jnp.arange(c.groups), 0)
+        here = call.share.take(first_group + self._numbers(), 0)
         sharded = c.trunk == "sharded"
         first_token = (here[0] if sharded else first_group) * per_group
         kernels = call.share if sharded else WHOLE
         z_BCD = bound["trunk"](images_BHWC, call, kernels, first_token)
         z_BGTD = z_BCD.reshape(len(images_BHWC), -1, per_group, z_BCD.shape[-1])
+        if self.lost:
+            z_BGTD = z_BGTD[:, self.left()]
         if call.share.ordered:  # nothing of the trunk may be fused with what depends on the mesh
             z_BGTD = jax.lax.optimization_barrier(z_BGTD)
         if not sharded:
@@ -256,7 +275,8 @@ class HSViT(Network):
         bound = self.bind(params, stats)
         if self.config.groups:
             cls_GBD = self.group_cls(bound, images_BHWC, call)
-            here_G = call.share.take(jnp.arange(self.config.groups), 0)
+            here_G = call.share.take(self._numbers(), 0)
+            call = without_votes(call, self.config.groups, self.lost)
             cls_BD = average_votes(self.config, call, cls_GBD, here_G)
         else:
             cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
@@ -301,7 +321,7 @@ class TowerHSViT(Network):
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, call: Call
     ) -> tuple[Array, dict]:
-        ids_K = call.share.take(jnp.arange(self.config.towers), 0)
+        ids_K = call.share.take(self.left(), 0)
         alone = dataclasses.replace(call, share=WHOLE)
 
         def run(tower: tuple[dict, dict, Array]) -> tuple[Array, dict]:
@@ -317,7 +337,13 @@ class TowerHSViT(Network):
         else:
             cls, stacked = jax.lax.map(run, here)
         cls_GBD = cls.reshape(-1, *cls.shape[2:])
-        here_G = call.share.take(jnp.arange(self.config.groups), 0)
+        per_tower = jnp.arange(self.tower.config.groups)
+        here_G = (ids_K[:, None] * len(per_tower) + per_tower[None]).reshape(-1)
+        call = without_votes(
+            call,
+            self.config.groups,
+            [k * len(per_tower) + g for k in self.lost for g in range(len(per_tower))],
+        )
         cls_BD = average_votes(self.config, call, cls_GBD, here_G)
         return self.bind(params, {})["head"](cls_BD), {**stats, "towers": stacked}
 

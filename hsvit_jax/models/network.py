@@ -5,7 +5,9 @@ what a pass is told besides its input; a `Share` says which part of the network 
 """
 
 import abc
+import copy
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -71,6 +73,7 @@ class Network(abc.ABC):
     def __init__(self, config: Any, dtype: jnp.dtype = jnp.float32) -> None:
         """dtype: of the computation; parameters stay float32."""
         self.config, self.dtype = config, jnp.dtype(dtype)
+        self.lost: frozenset[int] = frozenset()
         parts = nnx.eval_shape(lambda: self.parts(jax.random.key(0)))
         self._graphs = {name: nnx.graphdef(module) for name, module in parts.items()}
 
@@ -94,6 +97,25 @@ class Network(abc.ABC):
     def paper_flops(self) -> tuple[int, str] | None:
         """FLOPs of one image as the family's paper counts them, and how; None: as 2·MAC."""
         return None
+
+    def without(self, lost: Collection[int]) -> "Network":
+        """This network without some of its attention groups or towers, which are numbered from 0.
+
+        Its parameters are the same trees without the entries of those lost in the axis of groups or
+        towers; those that are left keep their numbers, so their dropout masks too. Raises
+        ValueError unless some are left and this is a network whose groups can be lost.
+        """
+        lost = self.lost | frozenset(lost)
+        if not lost < frozenset(range(self.groups + len(self.lost))):
+            raise ValueError(f"cannot lose {sorted(lost)} of {self.groups} groups or towers")
+        smaller = copy.copy(self)
+        smaller.groups, smaller.lost = self.groups + len(self.lost) - len(lost), lost
+        return smaller
+
+    def left(self) -> Array:
+        """Numbers of the groups or towers that are there, int32 (self.groups,), ascending."""
+        numbers = range(self.groups + len(self.lost))
+        return jnp.array([i for i in numbers if i not in self.lost], jnp.int32)
 
     @property
     def part_names(self) -> tuple[str, ...]:

@@ -1,0 +1,183 @@
+"""Several processes, one run: which job this process belongs to, and how it joins it.
+
+`auto` asks jax's own cluster classes (SLURM, Open MPI, TPU pods, Kubernetes); only where they count
+more than one process is anything started, so a laptop, a notebook, a job of one task and a single
+TPU VM stay as they are.
+"""
+
+import importlib.util
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax._src import clusters
+
+from hsvit_jax import together
+
+_FORM = "expected auto, off or host:port,n,i (the address of process 0, how many, which one)"
+
+
+class Job(NamedTuple):
+    """The place of this process: where process 0 listens, how many there are, and which this is."""
+
+    address: str
+    count: int
+    index: int
+    local_devices: list[int] | None = None  # accelerators of this process, where a host has several
+
+
+def find(setting: str) -> Job | None:
+    """The job that `--distributed` names or, for auto, the one around us; None for one process.
+
+    Raises ValueError for a setting of another form, or a Kubernetes job that cannot be asked.
+    """
+    if setting == "off":
+        return None
+    if setting == "auto":
+        return _around()
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s,:\[\]]+):(\d+),(\d+),(\d+)", setting)
+    if match is None:
+        raise ValueError(f"--distributed={setting}: {_FORM}, for example 10.0.0.1:8476,4,0")
+    host, port, count, index = match[1], *(int(match[i]) for i in (2, 3, 4))
+    if not 0 < port < 65536:
+        raise ValueError(f"--distributed={setting}: port {port}, expected 1 to 65535")
+    if not index < count:
+        raise ValueError(
+            f"--distributed={setting}: process {index} of {count}; they are numbered from 0, so "
+            f"i must be less than n"
+        )
+    return Job(f"{host}:{port}", count, index) if count > 1 else None
+
+
+def _around() -> Job | None:
+    """What a scheduler has started several of."""
+    for name, local_count in _SCHEDULERS.items():
+        kind = next(k for k in clusters.ClusterEnv._cluster_types if k.__name__ == name)
+        if name == "K8sCluster" and not _is_indexed_pod():
+            continue
+        if not kind.is_env_present() or kind.get_process_count() < 2:
+            continue
+        port = os.environ.get("JAX_COORDINATOR_PORT")
+        return Job(
+            kind.get_coordinator_address(timeout_secs=300, override_coordinator_port=port),
+            kind.get_process_count(),
+            kind.get_process_id(),
+            # jax would give a process one device even where it is alone on its host.
+            [kind.get_local_process_id()] if local_count() > 1 else None,
+        )
+    if int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # Open MPI 5 names no address
+        raise ValueError(
+            "Open MPI started several processes but does not say where the first one is: give "
+            "--distributed=host:port,$OMPI_COMM_WORLD_SIZE,$OMPI_COMM_WORLD_RANK, or off"
+        )
+    return None
+
+
+def _slurm_local_count() -> int:
+    """Tasks on this host, from '2(x3),1': two on each of three hosts, then one on the last."""
+    counts = []
+    for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
+        tasks, _, times = part.rstrip(")").partition("(x")
+        counts += [int(tasks)] * int(times or 1)
+    return counts[min(int(os.environ.get("SLURM_NODEID", "0")), len(counts) - 1)]
+
+
+# jax's classes → how many processes share this host's accelerators.
+_SCHEDULERS: dict[str, Callable[[], int]] = {
+    "SlurmCluster": _slurm_local_count,
+    "OmpiCluster": lambda: int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")),
+    "GceTpuCluster": lambda: 1,
+    "GkeTpuCluster": lambda: 1,
+    "K8sCluster": lambda: 1,
+}
+
+
+def _is_indexed_pod() -> bool:
+    """A pod without an index (a notebook) is alone; one with an index must be able to ask how many
+    there are, or each would take itself for the whole job."""
+    if not {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= set(os.environ):
+        return False
+    if importlib.util.find_spec("kubernetes") is None:
+        raise ValueError(
+            "this is a pod of an indexed Kubernetes job, but the kubernetes package is missing, so "
+            "the other pods cannot be counted: install jax[k8s], or give "
+            "--distributed=host:port,n,i, or --distributed=off if this pod is alone"
+        )
+    return True
+
+
+def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> None:
+    """Joins the job: afterwards `jax.devices()` are those of all processes.
+
+    Must come before anything that touches jax's devices. From here on an exception that nobody
+    catches ends all processes within seconds, with its traceback: see `together.fall_together`.
+    timeout: seconds to wait for the others. recoverable: let the others live on when one dies.
+
+    Raises ValueError when process 0 does not answer, or its port is taken.
+    """
+    # With jax's service a SIGTERM is only ever noticed by jax; `together.StopTogether` asks for it.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_enable_recoverability", recoverable)
+    patience = threading.Timer(10, _say_waiting, [job])
+    patience.daemon = True
+    patience.start()
+    try:
+        if job.index:
+            _wait_for(job.address, timeout)
+        else:
+            _check_free(job.address)
+        jax.distributed.initialize(
+            job.address,
+            job.count,
+            job.index,
+            local_device_ids=job.local_devices,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(timeout),
+            heartbeat_timeout_seconds=20 if recoverable else 100,
+        )
+    finally:
+        patience.cancel()
+    together.fall_together()
+
+
+def _say_waiting(job: Job) -> None:
+    what = f"process 0 at {job.address}" if job.index else f"{job.count - 1} other processes"
+    print(f"process {job.index} of {job.count} waits for {what}", file=sys.stderr, flush=True)
+
+
+def _wait_for(address: str, timeout: float) -> None:
+    """Tries the port of process 0 until it answers: jax would abort without an exception."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"process 0 does not answer at {address} after {timeout:.0f} s "
+                    f"({error.strerror or error}): is it running, is this its address, and is the "
+                    "port open?"
+                ) from error
+            time.sleep(0.2)
+
+
+def _check_free(address: str) -> None:
+    """A port that is taken would be an abort, or somebody else's job."""
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ValueError(
+                f"process 0 cannot listen on port {port} ({error.strerror}): choose another port "
+                "in --distributed=host:port,n,i, or set JAX_COORDINATOR_PORT"
+            ) from error

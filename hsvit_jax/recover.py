@@ -1,0 +1,123 @@
+"""A run that goes on when a process is lost, with the attention groups or towers that are left.
+
+What makes it possible: a network's answer is an average of votes, and everything else is whole on
+every device. So nothing has to be fetched from anywhere: survivors relabel what they hold as a
+smaller network on a smaller mesh, and train on.
+
+Limits. It rests on jax's experimental `live_devices`, and process 0 must live. All devices are on
+the group axis (mesh.data=1), and the trunk is replicated or there are towers. Each step waits for
+all processes to agree that it was taken, and keeps the state before it, so a step costs a round
+trip and a second copy of the state. A checkpoint written after a loss has the lost groups fresh, as
+at the start of training: once all processes are back, a new start goes on with all groups.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import signals, together
+from hsvit_jax import step as step_lib
+from hsvit_jax.loop import Loop, Run
+
+
+def check(run: Run) -> None:
+    """Raises ValueError for a run that could not go on without one of its processes."""
+    if run.mesh.shape[mesh_lib.DATA] > 1:
+        raise ValueError(
+            f"--recoverable needs all devices on the group axis, but mesh.data is "
+            f"{run.mesh.shape[mesh_lib.DATA]}: set mesh.data=1 and mesh.group=-1"
+        )
+    if run.model.groups < 2:
+        raise ValueError("--recoverable needs at least two attention groups or towers to lose one")
+    run.model.without([0])  # says itself what cannot be lost
+
+
+class RecoverableLoop(Loop):
+    """The loop over steps, each taken by all processes that are left, or by none of them."""
+
+    def run(self, state: dict) -> dict:
+        """Takes the remaining steps."""
+        run = self.r
+        number = int(state["step"])
+        self.everybody = list(run.mesh.devices.flat)
+        take = self.taker(state, donate=False)
+        ended = number  # the last step whose epoch end, if it is one, is behind us
+        while True:
+            signum = self.stop.due()
+            if signum is not None:
+                self.save(state, number, None, wait=True)
+                raise signals.Interrupted(signum, number)
+            if number >= run.total_steps and ended == number:
+                return state
+            try:
+                with multihost_utils.live_devices(self.everybody):
+                    if ended < number:
+                        self.end_epoch(state, number)
+                        ended = number
+                        continue
+                    new, values = jax.block_until_ready(take(state, number))
+            except multihost_utils.ProcessFailureError as failure:
+                state = self._without(state, failure.failed_devices)
+                take = self.taker(state, donate=False)
+                continue
+            state, number = new, number + 1
+            self.pending.append((number, values))
+            self.drain()
+            if number != run.total_steps and number % run.steps_per_epoch:
+                ended = number
+
+    def _without(self, state: dict, gone: set[jax.Device]) -> dict:
+        """Makes the run smaller, and its state: what the devices `gone` held is no more."""
+        model, devices = self.r.model, list(self.r.mesh.devices.flat)
+        numbers, each = np.asarray(model.left()), model.groups // len(devices)
+        lost = [
+            int(number)
+            for place, device in enumerate(devices)
+            if device in gone
+            for number in numbers[place * each : (place + 1) * each]
+        ]
+        devices = [device for device in devices if device not in gone]
+        model = model.without(lost)
+        mesh = mesh_lib.make(len(devices), 1, groups=model.groups, devices=devices)
+        self.r = dataclasses.replace(self.r, model=model, mesh=mesh)
+        self.evaluator = self.make_evaluator()
+        self.checkpoints.alone()
+        together.go_on_with({device.process_index for device in devices})
+        self.remarks = {"lost_groups": sorted(model.lost)}
+        self.watchdog.beat("the loss of a process", slow=True)
+        processes = sorted({device.process_index for device in gone})
+        self.bar.say(
+            f"lost process {', '.join(map(str, processes))} and with it groups or towers "
+            f"{', '.join(map(str, lost))}: going on after step {int(state['step'])} with the "
+            f"{model.groups} that are left"
+        )
+        return mesh_lib.relabel(mesh, state, model)
+
+    def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
+        """As `Loop.save`, on disk when it returns; after a loss process 0 saves for all."""
+        if not self.r.model.lost:
+            return super().save(state, number, metric, wait=True)
+        self.watchdog.beat(f"the start of saving step {number}", slow=True)
+        whole = self._with_fresh_groups(step_lib.to_plain(state))
+        if together.is_lead():
+            meta = self.meta | self.remarks
+            self.checkpoints.save(number, whole, meta, metric=metric, wait=True)
+        self.watchdog.beat(f"saving step {number}")
+
+    def _with_fresh_groups(self, plain: dict) -> dict:
+        """The state of the whole network as NumPy arrays: lost groups as they were at the start."""
+        here = mesh_lib.fetch(self.r.mesh, plain)
+        fresh = jax.jit(lambda: step_lib.to_plain(self.r.make_state()))()
+        left = np.asarray(self.r.model.left())
+
+        def fill(path: tuple, fresh: jax.Array, kept: np.ndarray) -> np.ndarray:
+            if not mesh_lib.is_spread(path, self.r.model):
+                return kept
+            whole = np.array(fresh)
+            whole[left] = kept  # groups and towers lie along the first axis
+            return whole
+
+        return jax.tree_util.tree_map_with_path(fill, fresh, here)

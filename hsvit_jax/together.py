@@ -1,0 +1,221 @@
+"""What the processes of a job do together: check, stop, complain and end.
+
+All of it goes through jax's coordination service, a small key-value store in process 0, and never
+through the devices, so that it also works before the first compilation and beside a step that
+hangs. With one process every function here is the plain thing.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import jax
+from jax._src import distributed
+
+from hsvit_jax import signals
+
+T = TypeVar("T")
+
+#: Steps between the request to stop and the stop: more than any process can be ahead of another.
+LEAD = 8
+_EVERY = 4  # steps between two looks at the store
+_PAUSE = 1.5  # seconds between two questions whether another process fell
+_HOUR_MS = 3_600_000
+_HEARD_MS = 5_000  # how long others wait for process 0 to say what they would say
+_numbers = itertools.count()
+_left: list[int] | None = None  # the processes that are left, once some are lost
+
+
+def _client() -> Any:
+    """The key-value store; None with one process."""
+    return distributed.global_state.client
+
+
+def is_lead() -> bool:
+    """Whether this process is the one that writes and speaks: process 0."""
+    return distributed.global_state.process_id == 0
+
+
+def attempt(what: Callable[[], T]) -> T:
+    """`what()` on every process; a ValueError on any of them is raised on all.
+
+    The processes call this in the same order, and wait for each other.
+    """
+    client = _client()
+    if client is None:
+        return what()
+    result = error = None
+    try:
+        result = what()
+    except ValueError as found:
+        error = found
+    complaints = _gather("" if error is None else str(error) or type(error).__name__)
+    for index, complaint in enumerate(complaints):
+        if complaint:
+            everybody = len(set(complaints)) == 1
+            raise ValueError(complaint if everybody else f"process {index}: {complaint}") from error
+    return result
+
+
+def check_same(what: str, text: str) -> None:
+    """Raises ValueError on every process unless all of them give the same text."""
+    if _client() is None:
+        return
+    texts = _gather(text)
+    for index, other in enumerate(texts):
+        if other != texts[0]:
+            raise ValueError(
+                f"process {index} has another {what} than process 0 ({other[:60]!r}, not "
+                f"{texts[0][:60]!r}): start all processes with the same command, code and data"
+            )
+
+
+def from_lead(text: str) -> str:
+    """Process 0's text, on every process."""
+    return text if _client() is None else _gather(text)[0]
+
+
+def _gather(text: str) -> list[str]:
+    """What every process has to say, in their order."""
+    client, place = _client(), f"hsvit/{next(_numbers)}"
+    mine = distributed.global_state.process_id
+    client.key_value_set(f"{place}/{mine}", text or " ")  # an empty value counts as none
+    client.wait_at_barrier(f"{place}/all", _HOUR_MS)
+    count = distributed.global_state.num_processes
+    values = [client.blocking_key_value_get(f"{place}/{i}", _HOUR_MS) for i in range(count)]
+    return ["" if value == " " else value for value in values]
+
+
+class StopTogether(signals.StopRequests):
+    """A request to stop that reached any process stops all of them at the same call of `due`.
+
+    The first to be asked writes into the store at which call all will stop: far enough ahead that
+    nobody is past it, and a call at which everybody looks into the store.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls, self._asked = 0, False
+
+    def due(self) -> int | None:
+        """The signal to stop for, once all processes have got there; every process must call this
+        equally often, and no process may be `LEAD` calls ahead of another."""
+        client = _client()
+        if client is None:
+            return super().due()
+        self._calls += 1
+        if self.signum is not None and not self._asked:
+            self._asked = True
+            at = -(-(self._calls + LEAD) // _EVERY) * _EVERY
+            # An error: another process was asked too, and came first.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                client.key_value_set("hsvit/stop", f"{self.signum} {at}")
+        if self._calls % _EVERY:
+            return None
+        try:
+            signum, at = map(int, client.key_value_try_get("hsvit/stop").split())
+        except jax.errors.JaxRuntimeError:  # nobody was asked
+            return None
+        return signum if self._calls >= at else None
+
+
+def say(text: str) -> None:
+    """One message on stderr: process 0's, and from the others what it does not say within 5 s."""
+    client = _client()
+    if client is not None:
+        first = text.partition("\n")[0]  # the rest may be a command line, each its own
+        key = "hsvit/said/" + hashlib.sha256(first.encode()).hexdigest()
+        if is_lead():
+            client.key_value_set(key, "1", allow_overwrite=True)
+        else:
+            try:
+                client.blocking_key_value_get(key, _HEARD_MS)
+                return
+            except jax.errors.JaxRuntimeError:
+                text = f"process {distributed.global_state.process_id}: {text}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def leave(code: int) -> int:
+    """Ends this process with `code`, not waiting long for processes that do not come along.
+
+    With one process, or for code 0 (all of them are done, and jax waits for the last), returns it.
+    """
+    client = _client()
+    if client is None or (code == 0 and _left is None):
+        return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not meet("leave", 120.0 if code == 0 else 5.0):
+        _pull_down(f"exit code {code}")
+    os._exit(code)
+
+
+def go_on_with(processes: set[int]) -> None:
+    """Waits no longer for any process but these."""
+    global _left
+    _left = sorted(processes)
+
+
+def meet(what: str, seconds: float) -> bool:
+    """Waits at most `seconds` for every process to call this; whether they did.
+
+    The store ends with process 0 and takes the others down, so it leaves a little later.
+    """
+    client = _client()
+    try:
+        client.wait_at_barrier(f"hsvit/{what}", int(seconds * 1000), _left)
+        return True
+    except jax.errors.JaxRuntimeError:
+        return False
+    finally:
+        if is_lead():
+            time.sleep(0.5)
+
+
+def fall_together() -> None:
+    """From here on an exception that nobody catches in this process ends all of them with code 1.
+
+    Python would end as usual: wait for the others, which wait for this one in a collective that may
+    or may not notice.
+    """
+    sys.excepthook = _die
+    threading.Thread(target=_listen, name="fall-together", daemon=True).start()
+
+
+def _die(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    state = distributed.global_state
+    print(f"process {state.process_id} of {state.num_processes}:", file=sys.stderr)
+    traceback.print_exception(kind, error, trace)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _pull_down(kind.__name__)
+    os._exit(1)
+
+
+def _pull_down(why: str) -> None:
+    """Lets the others know that this process ends and will not be there any more."""
+    me = distributed.global_state.process_id
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # somebody fell before
+        _client().key_value_set("hsvit/down", f"process {me} ended with {why}")
+    if is_lead():
+        time.sleep(2 * _PAUSE)  # the store is gone afterwards
+
+
+def _listen() -> None:
+    """Ends this process a little after another one fell, if it has not noticed by itself."""
+    while (client := _client()) is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            why = client.key_value_try_get("hsvit/down")
+            time.sleep(2 * _PAUSE)  # a collective that notices has a traceback to show
+            print(f"{why}, so this one ends too", file=sys.stderr, flush=True)
+            os._exit(1)
+        time.sleep(_PAUSE)

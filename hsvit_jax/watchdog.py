@@ -1,0 +1,67 @@
+"""Ends a run that has stopped moving: a process alive but stuck is noticed by nobody else."""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+#: Stopped making progress; a scheduler may start the run again.
+EXIT_CODE = 75
+
+# Seconds more for what may take long and tells nothing on the way: compiling, saving.
+_SLOW = 1800.0
+
+
+class Watchdog:
+    """Within this context the process ends with code 75 when `beat` stays away for too long.
+
+    Before that the stacks of all threads go to stderr. timeout: seconds, 0 for never.
+    before_exit: called last, to let other processes that are stuck get there too.
+    """
+
+    def __init__(self, timeout: float, before_exit: Callable[[], object] = lambda: None) -> None:
+        self._timeout, self._before_exit = timeout, before_exit
+        self._last, self._extra, self._what = time.monotonic(), 0.0, "the start"
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def beat(self, what: str, *, slow: bool = False) -> None:
+        """Something was done, told as `what` if it remains the last. slow: until the next beat half
+        an hour more is granted, for work that may compile or write a lot."""
+        self._extra = _SLOW if slow else 0.0
+        self._last, self._what = time.monotonic(), what
+
+    def overdue(self) -> float | None:
+        """The limit in seconds, if it has passed since the last beat."""
+        limit = self._timeout + self._extra
+        return limit if time.monotonic() - self._last > limit else None
+
+    def _watch(self) -> None:
+        while (limit := self.overdue()) is None:
+            if self._ended.wait(min(1.0, self._timeout / 4)):
+                return
+        print(
+            f"\nnothing has moved for {limit:.0f} s, the last was {self._what}; the stacks of all "
+            f"threads follow, then exit code {EXIT_CODE}",
+            file=sys.stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        sys.stderr.flush()
+        self._before_exit()
+        os._exit(EXIT_CODE)
+
+    def __enter__(self) -> Self:
+        self.beat("the start", slow=True)
+        if self._timeout > 0:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()

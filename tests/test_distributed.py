@@ -1,0 +1,183 @@
+"""Which job a process belongs to, from flags and simulated environments; nothing is started here
+but ports that do not answer. Real processes: test_processes.py."""
+
+import socket
+import sys
+import types
+
+import pytest
+
+from hsvit_jax import distributed, loop, together
+
+SLURM = {
+    "SLURM_JOB_ID": "4097",
+    "SLURM_STEP_NODELIST": "node[007-010]",
+    "SLURM_NTASKS": "6",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)",
+}
+OPEN_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+PODS = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "2"}
+
+
+@pytest.fixture
+def around(monkeypatch):
+    """Sets the variables of a scheduler, where there were none."""
+
+    def put(variables):
+        for name in (*SLURM, *OPEN_MPI, *PODS):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    put({})
+    return put
+
+
+def test_a_laptop_stays_alone(around):
+    assert distributed.find("auto") is None
+    assert distributed.find("off") is None
+
+
+def test_slurm(around):
+    around(SLURM)
+    # Port: 61440 + the job's number modulo 4096, as jax has it.
+    assert distributed.find("auto") == ("node007:61441", 6, 3, [1])
+    around(SLURM | {"SLURM_NODEID": "2"})  # alone on its host: all devices are its own
+    assert distributed.find("auto").local_devices is None
+    around(SLURM | {"JAX_COORDINATOR_PORT": "1234"})
+    assert distributed.find("auto").address == "node007:1234"
+    assert distributed.find("off") is None
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        SLURM | {"SLURM_NTASKS": "1"},
+        {k: v for k, v in SLURM.items() if k != "SLURM_STEP_NODELIST"},  # in sbatch, without srun
+        OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"},
+        {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},  # a notebook in a pod
+    ],
+)
+def test_one_task_is_alone(around, variables):
+    around(variables)
+    assert distributed.find("auto") is None
+
+
+def test_open_mpi(around):
+    around(OPEN_MPI)
+    job = distributed.find("auto")
+    assert (job.address.split(":")[0], job.count, job.index) == ("10.96.0.1", 2, 1)
+    assert job.local_devices is None
+    around(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert distributed.find("auto").local_devices == [0]
+
+
+def test_open_mpi_that_names_no_address(around):
+    around({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"})
+    with pytest.raises(ValueError, match=r"--distributed=host:port,\$OMPI_COMM_WORLD_SIZE"):
+        distributed.find("auto")
+
+
+def cluster(name, **answers):
+    """One of jax's cluster classes, found by its name."""
+    methods = {key: staticmethod(lambda *a, _v=value, **k: _v) for key, value in answers.items()}
+    return type(name, (), methods)
+
+
+@pytest.mark.parametrize("name", ["GceTpuCluster", "GkeTpuCluster", "K8sCluster"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_pods(around, monkeypatch, name, count):
+    answers = {
+        "is_env_present": True,
+        "get_process_count": count,
+        "get_process_id": 2,
+        "get_coordinator_address": "worker-0:8476",
+    }
+    others = [c for c in distributed.clusters.ClusterEnv._cluster_types if c.__name__ != name]
+    monkeypatch.setattr(
+        distributed.clusters.ClusterEnv, "_cluster_types", [*others, cluster(name, **answers)]
+    )
+    if name == "K8sCluster":
+        around(PODS)
+        monkeypatch.setitem(sys.modules, "kubernetes", types.ModuleType("kubernetes"))
+        monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: name)
+    expected = None if count == 1 else ("worker-0:8476", 4, 2, None)
+    assert distributed.find("auto") == expected
+
+
+def test_pods_that_cannot_be_counted(around, monkeypatch):
+    around(PODS)
+    monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"install jax\[k8s\]"):
+        distributed.find("auto")
+
+
+def test_explicit_places():
+    assert distributed.find("10.0.0.1:8476,4,3") == ("10.0.0.1:8476", 4, 3, None)
+    assert distributed.find("[fe80::1]:99,2,0").address == "[fe80::1]:99"
+    assert distributed.find("host:8476,1,0") is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("on", "expected auto, off or host:port,n,i"),
+        ("host,2,0", "expected auto, off or host:port,n,i"),
+        ("host:80,2", "expected auto, off or host:port,n,i"),
+        ("host:80,2,-1", "expected auto, off or host:port,n,i"),
+        ("host:80,2,2", "process 2 of 2; they are numbered from 0"),
+        ("host:80,0,0", "process 0 of 0"),
+        ("host:0,2,1", "port 0, expected 1 to 65535"),
+        ("host:70000,2,1", "port 70000"),
+    ],
+)
+def test_malformed_places(setting, words):
+    with pytest.raises(ValueError, match=f"--distributed={setting}.*{words}"):
+        distributed.find(setting)
+
+
+@pytest.fixture
+def untouched(monkeypatch):
+    """jax must not be told to wait for anybody."""
+    monkeypatch.setattr(distributed.jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(distributed.jax.distributed, "initialize", lambda *_, **__: 1 / 0)
+
+
+def test_a_process_0_that_does_not_answer(untouched):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, but not listening
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"does not answer at {address} after 0 s"):
+            distributed.start(distributed.Job(address, 2, 1), timeout=0.0)
+
+
+def test_a_port_that_is_taken(untouched):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"process 0 cannot listen on port {port}"):
+            distributed.start(distributed.Job(f"127.0.0.1:{port}", 2, 0))
+
+
+def test_alone_everything_is_plain():
+    assert together.is_lead()
+    assert together.attempt(lambda: 3) == 3
+    with pytest.raises(ValueError, match="no"):
+        together.attempt(lambda: (_ for _ in ()).throw(ValueError("no")))
+    together.check_same("thing", "a")
+    assert together.from_lead("a") == "a"
+    assert together.leave(42) == 42
+
+
+def test_nobody_is_past_the_step_at_which_all_stop():
+    assert loop._WINDOW + 2 < together.LEAD

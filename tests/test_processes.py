@@ -1,0 +1,226 @@
+"""Real processes here, talking over loopback: one run, whatever happens to one of them."""
+
+import fcntl
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from small_runs import digest, metric_lines, remembered_compilations, small_dataset
+
+from hsvit_jax import checkpoint, configfile, train
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEC = "configs/c2a2.py:digits,tiny"
+# Four groups on four devices, added in their order: the same bits on any number of devices.
+GROUPS = (
+    *("train.steps=26", "model.depth=1", "train.eval_every=9", "checkpoint.every=9"),
+    *("mesh.group=4", "mesh.aggregate=ordered"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+    """Most runs here are of the same programs."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with remembered_compilations(folder):
+        yield folder
+
+
+@pytest.fixture
+def job(compiled):
+    """Runs a job of processes to its end: [(exit code, standard error)]; none outlives the test."""
+    started = []
+    # jax's own level of optimisation here must be that of the runs compared with.
+    level = re.search(r"--xla_backend_optimization_level=\d", os.environ["XLA_FLAGS"])
+    environment = os.environ | {
+        "XLA_FLAGS": level[0] if level else "",
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    }
+
+    def run(workdir, settings, *, count, devices, twist=("none", 0, 0), flags=(), **variables):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = [f"--config={SPEC}", f"--workdir={workdir}", *flags]
+        words += [f"--config.{setting}" for setting in settings]
+        for index in range(count):
+            started.append(
+                subprocess.Popen(
+                    [
+                        *("timeout", "-s", "KILL", "500", sys.executable),
+                        *("tests/faulty_process.py", *map(str, twist)),
+                        *(f"--distributed=127.0.0.1:{port},{count},{index}", *words),
+                    ],
+                    cwd=ROOT,
+                    env=environment | {"JAX_NUM_CPU_DEVICES": str(devices)} | variables,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+        ends = []
+        for process in started[-count:]:
+            errors = process.communicate(timeout=520)[1]
+            ends.append((process.returncode, errors))
+        return ends
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+        process.communicate()
+
+
+def here(workdir, settings, dataset=None):
+    """The same run in this process, on four devices."""
+    config = configfile.get_config(SPEC, *settings)
+    train.train(config, workdir, dataset=dataset, devices=jax.devices()[:4], verbose=False)
+
+
+def losses(workdir):
+    return {line["step"]: line["loss"] for line in metric_lines(workdir) if "split" not in line}
+
+
+@pytest.fixture(scope="module")
+def whole(compiled, tmp_path_factory):
+    """The run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("whole")
+    here(folder, GROUPS)
+    return folder
+
+
+def stopped_at(ends, code):
+    """The step that every process stopped after, which process 0 says once."""
+    assert [end[0] for end in ends] == [code] * len(ends), ends
+    assert "To go on, give the same command again" in ends[0][1]
+    for _, errors in ends[1:]:
+        assert "To go on" not in errors and "Traceback" not in errors
+    return int(re.search(r"after step (\d+)", ends[0][1])[1])
+
+
+def test_two_processes_are_one_run(tmp_path, whole, job):
+    """SIGTERM to one of them: both save the same step and exit with 42. One process, which is this
+    one, goes on from there, and in the end it is the run that nothing happened to, bit for bit."""
+    cut = tmp_path / "cut"
+    ends = job(cut, GROUPS, count=2, devices=2, twist=("term", 1, 3))
+    step = stopped_at(ends, 42)
+    assert 3 <= step < 26
+    assert "stopping as soon as the state is saved" in ends[1][1]
+    assert checkpoint.load_tree(cut)[0] == step
+    assert metric_lines(cut) == [line for line in metric_lines(whole) if line["step"] <= step]
+    assert list(losses(cut)) == list(range(1, step + 1))  # process 0 tells each step, once
+
+    here(cut, GROUPS)
+    assert metric_lines(cut) == metric_lines(whole)
+    assert digest(cut) == digest(whole)
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_goes_on(tmp_path, whole, job):
+    """Ctrl-C to one of two; SIGTERM at the second start; then four processes to the end."""
+    long = tuple(s.replace("steps=26", "steps=60") for s in GROUPS)
+    here(tmp_path / "whole", long)
+    cut = tmp_path / "cut"
+    first = stopped_at(job(cut, long, count=2, devices=2, twist=("int", 0, 4)), 130)
+    second = stopped_at(job(cut, long, count=2, devices=2, twist=("term", 1, first + 2)), 42)
+    assert first < second < 60
+    ends = job(cut, long, count=4, devices=1)
+    assert [code for code, _ in ends] == [0, 0, 0, 0], ends
+    assert f"from step {second}" in ends[0][1]
+    assert metric_lines(cut) == metric_lines(tmp_path / "whole")
+    assert digest(cut) == digest(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_each_process_reads_its_own_images(tmp_path, job):
+    """The batch split over two processes; the first two epochs of 4 steps."""
+    settings = ("train.batch=16", "train.steps=8", "model.depth=1", "mesh.data=4")
+    reads = tmp_path / "reads"
+    ends = job(
+        *(tmp_path / "streamed", settings),
+        **{"count": 2, "devices": 2, "twist": ("stream", 0, 0), "READS": str(reads)},
+    )
+    assert [code for code, _ in ends] == [0, 0], ends
+    here(tmp_path / "whole", settings, small_dataset())
+    one, other = losses(tmp_path / "whole"), losses(tmp_path / "streamed")
+    assert list(one) == list(other) == list(range(1, 9))
+    np.testing.assert_allclose(list(other.values()), list(one.values()), rtol=1e-6)
+    evaluations = [
+        [line for line in metric_lines(tmp_path / run) if "split" in line]
+        for run in ("whole", "streamed")
+    ]
+    for a, b in zip(*evaluations, strict=True):
+        assert (a["accuracy"], a["examples"]) == (b["accuracy"], b["examples"])
+    shares = [list(map(int, Path(f"{reads}-{i}").read_text().split())) for i in range(2)]
+    assert [len(share) for share in shares] == [8 * 8, 8 * 8]
+
+
+@pytest.mark.slow
+def test_an_exception_in_one_ends_all(tmp_path, job):
+    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=("raise", 1, 5))
+    assert ends[1][0] == 1
+    assert "process 1 of 2:" in ends[1][1]
+    assert "RuntimeError: the fault that was asked for" in ends[1][1]
+    assert ends[0][0] not in (0, -9), ends[0]  # -9: it had to be killed
+
+
+@pytest.mark.slow
+def test_a_stall_is_told_with_stacks(tmp_path, job):
+    twist, flags = ("hang", 1, 5), ("--stall_timeout=25",)
+    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=twist, flags=flags)
+    assert [code for code, _ in ends] == [75, 75], ends
+    for _, errors in ends:
+        assert "nothing has moved for 25 s" in errors
+    assert "in fault" in ends[1][1]  # where it sleeps
+    assert "in _settle" in ends[0][1]  # where the other one waits for it
+
+
+@pytest.mark.slow
+def test_mistakes_are_told_once(tmp_path, job):
+    """A mesh that does not fit, on both; a folder in use, which only process 0 sees."""
+    ends = job(tmp_path / "run", ("mesh.group=3",), count=2, devices=2)
+    assert [code for code, _ in ends] == [1, 1], ends
+    assert "4 groups cannot split over 3 devices" in ends[0][1]
+    assert ends[1][1] == ""
+    assert not (tmp_path / "run").exists()
+
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ends = job(tmp_path / "run", GROUPS, count=2, devices=2)
+    assert [code for code, _ in ends] == [1, 1], ends
+    assert "process 0: another run is using the work folder" in ends[0][1]
+    assert ends[1][1] == ""
+
+
+@pytest.mark.slow
+def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
+    """The second of three is killed: the other two go on with four of six groups to the end."""
+    settings = (
+        *("model.groups=6", "model.conv_channels=(8,12)", "model.depth=1", "train.steps=50"),
+        *("mesh.group=3", "mesh.data=1"),
+    )
+    cut, flags = tmp_path / "cut", ("--recoverable", "--stall_timeout=200")
+    ends = job(cut, settings, count=3, devices=1, twist=("kill", 1, 9), flags=flags)
+    assert [code for code, _ in ends] == [0, -9, 0], ends
+    assert "lost process 1 and with it groups or towers 2, 3" in ends[0][1]
+    lines = [line for line in metric_lines(cut) if "split" not in line]
+    assert [line["step"] for line in lines] == list(range(1, 51))
+    assert "lost_groups" not in lines[7]
+    assert {tuple(line["lost_groups"]) for line in lines[9:]} == {(2, 3)}
+    step, state, meta = checkpoint.load_tree(cut)
+    assert (step, meta["lost_groups"]) == (50, [2, 3])
+    assert state["params"]["groups"]["cls"].shape[0] == 6
+    longer = (*settings, "train.steps=52")
+    config = configfile.get_config(SPEC, *longer)
+    result = train.train(config, cut, devices=jax.devices()[:3], verbose=False)
+    assert result.step == 52

@@ -1,0 +1,166 @@
+"""What processes do together, with threads for processes and a dictionary for jax's store."""
+
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import pytest
+
+from hsvit_jax import together
+
+
+class Store:
+    """The part of jax's coordination client that is used."""
+
+    def __init__(self, count):
+        self.values, self.lock, self.barriers = {}, threading.Condition(), {}
+        self.count = count
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        with self.lock:
+            if key in self.values and not allow_overwrite:
+                raise jax.errors.JaxRuntimeError("ALREADY_EXISTS")
+            self.values[key] = value
+            self.lock.notify_all()
+
+    def key_value_try_get(self, key):
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError("NOT_FOUND")
+        return self.values[key]
+
+    def blocking_key_value_get(self, key, milliseconds):
+        with self.lock:
+            if not self.lock.wait_for(lambda: key in self.values, milliseconds / 1000):
+                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+            return self.values[key]
+
+    def wait_at_barrier(self, key, milliseconds, processes=None):
+        with self.lock:
+            barrier = self.barriers.setdefault(key, threading.Barrier(self.count))
+        try:
+            barrier.wait(milliseconds / 1000)
+        except threading.BrokenBarrierError:
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED") from None
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Runs functions side by side, each as a process of its own: [its result or its error]."""
+
+    def run(*bodies):
+        state = threading.local()
+        store = Store(len(bodies))
+        monkeypatch.setattr(together, "distributed", types.SimpleNamespace(global_state=state))
+
+        class Numbers:
+            """A process counts its own gatherings."""
+
+            def __next__(self):
+                state.gathered = getattr(state, "gathered", 0) + 1
+                return state.gathered
+
+        monkeypatch.setattr(together, "_numbers", Numbers())
+
+        def process(index):
+            state.client, state.process_id, state.num_processes = store, index, len(bodies)
+            try:
+                return bodies[index]()
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            return list(pool.map(process, range(len(bodies))))
+
+    return run
+
+
+def raises(message):
+    def body():
+        raise ValueError(message)
+
+    return body
+
+
+def test_an_attempt_of_all_succeeds(processes):
+    bodies = [lambda i=i: together.attempt(lambda: i) for i in range(3)]
+    assert processes(*bodies) == [0, 1, 2]
+
+
+def test_a_mistake_of_one_is_everybodys(processes):
+    got = processes(*(lambda b=b: together.attempt(b) for b in (lambda: 1, raises("disk"), int)))
+    assert [type(error) for error in got] == [ValueError] * 3
+    assert {str(error) for error in got} == {"process 1: disk"}
+
+
+def test_a_mistake_of_all_names_nobody(processes):
+    got = processes(*(lambda: together.attempt(raises("batch")) for _ in range(2)))
+    assert [str(error) for error in got] == ["batch", "batch"]
+
+
+def test_different_processes_are_refused(processes):
+    texts = ("seed 1", "seed 1", "seed 2")
+    got = processes(*(lambda t=t: together.check_same("configuration", t) for t in texts))
+    assert {type(error) for error in got} == {ValueError}
+    assert "process 2 has another configuration than process 0" in str(got[0])
+    assert processes(*(lambda: together.check_same("a", "b") for _ in range(2))) == [None, None]
+    assert processes(*(lambda t=t: together.from_lead(t) for t in texts)) == ["seed 1"] * 3
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("lag", [0, 1, together.LEAD - 2])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 9])
+def test_all_stop_at_the_same_call(processes, asked, lag, at):
+    """Process 1 is `lag` calls behind the others; who is asked at its own call `at`, asks."""
+    ahead = [threading.Event() for _ in range(200)]
+
+    def process(index):
+        def body():
+            stop = together.StopTogether()
+            for call in range(1, 150):
+                if index == 1:
+                    assert ahead[call + lag].wait(60)  # process 0 is past that call
+                elif call > lag + 1:
+                    assert behind[call - lag - 1].wait(60)  # and no further
+                if call == at and index in asked:
+                    stop.signum = 2 + index
+                due = stop.due()
+                if index == 0:
+                    ahead[call].set()
+                if index == 1:
+                    behind[call].set()
+                if due is not None:
+                    for event in ahead + behind:
+                        event.set()
+                    return call, due
+            return None
+
+        return body
+
+    behind = [threading.Event() for _ in range(200)]
+    got = processes(*(process(i) for i in range(3)))
+    assert len(set(got)) == 1, got
+    call, signum = got[0]
+    assert at <= call <= at + 2 * together.LEAD + 4
+    assert signum - 2 in asked
+
+
+def test_nobody_stops_unasked(processes):
+    def body():
+        stop = together.StopTogether()
+        return [stop.due() for _ in range(30)]
+
+    assert processes(body, body) == [[None] * 30] * 2
+
+
+def test_one_voice(processes, capfd, monkeypatch):
+    """Process 1 keeps silent where process 0 speaks, though the second lines differ."""
+
+    def body(index):
+        return lambda: together.say(f"stopped\n as process {index}")
+
+    processes(body(0), body(1))
+    assert capfd.readouterr().err == "stopped\n as process 0\n"
+    monkeypatch.setattr(together, "_HEARD_MS", 10)
+    processes(lambda: together.say("mine"), lambda: together.say("my own"))
+    assert sorted(capfd.readouterr().err.splitlines()) == ["mine", "process 1: my own"]

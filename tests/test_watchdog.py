@@ -1,0 +1,52 @@
+"""The watchdog: fires when nothing moves, and only then."""
+
+import threading
+
+import pytest
+
+from hsvit_jax import watchdog
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Instead of ending the process: the exit code, once there is one."""
+    done = threading.Event()
+    done.codes = []
+
+    def end(code):
+        done.codes.append(code)
+        done.set()
+
+    monkeypatch.setattr(watchdog.os, "_exit", end)
+    return done
+
+
+def test_a_stall_is_told_with_stacks(ended, capfd):
+    with watchdog.Watchdog(0.2, lambda: print("others told")) as dog:
+        dog.beat("step 7")
+        assert ended.wait(60)
+    said = capfd.readouterr()
+    assert ended.codes == [75]
+    assert "nothing has moved for 0 s, the last was step 7" in said.err
+    assert "test_a_stall_is_told_with_stacks" in said.err  # this thread's stack
+    assert said.out == "others told\n"
+
+
+def test_slow_work_is_given_time(ended, monkeypatch):
+    """The clock is wound by hand: the start and what is called slow have half an hour more."""
+    now = [0.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    dog = watchdog.Watchdog(10.0)
+    assert dog.overdue() is None
+    for what, slow, limit in (("the start", True, 1810.0), ("a", False, 10), ("b", True, 1810)):
+        dog.beat(what, slow=slow)
+        now[0] += limit
+        assert dog.overdue() is None
+        now[0] += 0.5
+        assert dog.overdue() == limit
+
+
+def test_zero_is_never(ended):
+    with watchdog.Watchdog(0.0):
+        assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+    assert not ended.codes
