@@ -40,6 +40,12 @@ _NO_OTHER_RUN = (
     "checkpoint.keep_latest",
 )
 
+#: What keys that came later mean where a configuration was stored without them.
+_ADDED = {
+    "model": {"trunk": "replicated", "towers": 1, "group_dropout": 0.0},
+    "mesh": {"aggregate": "psum"},
+}
+
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
 
 
@@ -91,9 +97,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
             "ablation": "none",
             "dtype": "float32",
             "pool_strides": (),
-            "trunk": "replicated",
-            "towers": 1,
-            "group_dropout": 0.0,
+            **_ADDED["model"],
             **model,
         }
     )
@@ -124,7 +128,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
         }
     )
     config.optim = ml_collections.ConfigDict(_optim(recipe))
-    config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1, "aggregate": "psum"})
+    config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1, **_ADDED["mesh"]})
     config.checkpoint = ml_collections.ConfigDict(
         {"every": 1, "keep_latest": 2, "keep_best": 1}  # every: epochs
     )
@@ -306,7 +310,10 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def from_json(text: str) -> ml_collections.ConfigDict:
-    """A configuration written by `to_json`; lists come back as tuples. Raises ValueError if not."""
+    """A configuration written by `to_json`, `completed`; lists come back as tuples.
+
+    Raises ValueError if the text holds no JSON object.
+    """
 
     def tuples(value: Any) -> Any:
         if isinstance(value, dict):
@@ -316,4 +323,11 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     tree = json.loads(text)
     if not isinstance(tree, dict):
         raise ValueError(f"a configuration is a JSON object; got {type(tree).__name__}")
-    return ml_collections.ConfigDict(tuples(tree)).lock()
+    return ml_collections.ConfigDict(tuples(completed(tree))).lock()
+
+
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration with the keys that did not exist when it was stored, which say that
+    all is as it was then."""
+    missing = {part: {**added, **stored.get(part, {})} for part, added in _ADDED.items()}
+    return {**stored, **missing}

@@ -267,7 +267,8 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
     if meta is not None:
         refuse_mismatch(meta, run.meta)
         changed = checkpoint.diff(
-            _comparable(meta.get("config", {})), _comparable(run.config.to_dict())
+            _comparable(config_lib.completed(meta.get("config", {}))),
+            _comparable(run.config.to_dict()),
         )
         if changed and verbose:
             print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
@@ -293,7 +294,10 @@ def refuse_mismatch(saved: dict, wanted: dict) -> None:
             lines += _differences(name, old, new)
     if lines:
         settings = [
-            {part: meta.get("config", {}).get(part, {}) for part in ("model", "data")}
+            {
+                part: config_lib.completed(meta.get("config", {})).get(part, {})
+                for part in ("model", "data")
+            }
             for meta in (saved, wanted)
         ]
         lines = checkpoint.diff(*settings) + lines
