@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "evaluate": ("augment", "mesh"),
     "step": ("augment", "mesh"),
     "summary": ("models",),
+    "votes": ("augment", "evaluate", "mesh"),
 }
 
 
