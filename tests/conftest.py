@@ -7,7 +7,13 @@ from pathlib import Path
 # Both must be in the environment before jax is imported. With several CPU devices per process the
 # collectives wait for each other in one thread pool, whose size is NPROC: too small, and they hang.
 os.environ["NPROC"] = "32"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# Nearly all of the tests' time is compilation, most of it LLVM's optimiser, which changes neither the
+# program that XLA makes (what the tests read) nor its results beyond rounding. `make test-slow` says
+# TEST_OPTIMISATION=3: the level of a real run.
+_LEVEL = os.environ.get("TEST_OPTIMISATION", "0")
+os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count=8 --xla_backend_optimization_level={_LEVEL}"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
