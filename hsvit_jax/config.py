@@ -42,7 +42,12 @@ _NO_OTHER_RUN = (
 
 #: What keys that came later mean where a configuration was stored without them.
 _ADDED = {
-    "model": {"trunk": "replicated", "towers": 1, "group_dropout": 0.0},
+    "model": {
+        "trunk": "replicated",
+        "towers": 1,
+        "group_dropout": 0.0,
+        "convolution": "dense",
+    },
     "mesh": {"aggregate": "psum"},
 }
 

@@ -62,6 +62,7 @@ def settings(variant, **changes):
         "trunk": "replicated",
         "towers": 1,
         "group_dropout": 0.0,
+        "convolution": "dense",
         **changes,
     }
 

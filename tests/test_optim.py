@@ -47,6 +47,7 @@ def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
         "trunk": "replicated",
         "towers": 1,
         "group_dropout": 0.0,
+        "convolution": "dense",
         "family": "hsvit",
         "variant": "c2a2",
         "ablation": "none",

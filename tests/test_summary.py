@@ -36,6 +36,7 @@ SMALL = {
     "trunk": "replicated",
     "towers": 1,
     "group_dropout": 0.0,
+    "convolution": "dense",
 }
 
 

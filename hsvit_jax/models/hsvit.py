@@ -10,8 +10,8 @@ or is a kernel's output channels; the `Share` in a call says which part is here.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from math import gcd, prod
+from collections.abc import Mapping
+from math import gcd
 from typing import Any
 
 import jax
@@ -20,75 +20,27 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.hsvit_sizes import VARIANTS, HSViTConfig, default_strides
+from hsvit_jax.models.hsvit_table import layer_table
+from hsvit_jax.models.hsvit_trunk import Trunk
 from hsvit_jax.models.network import WHOLE, Bound, Call, Network, Share
 
-__all__ = ["VARIANTS", "HSViT", "HSViTConfig", "TowerHSViT", "default_strides", "from_settings"]
+__all__ = [
+    "VARIANTS",
+    "HSViT",
+    "HSViTConfig",
+    "Share",
+    "TowerHSViT",
+    "default_strides",
+    "from_settings",
+]
 
 Array = jax.Array
 
+#: A trunk's convolutions: as in the paper, or depthwise and pointwise ones in their place.
+CONVOLUTIONS = ("dense", "separable")
+
 #: Salt of group dropout's masks; the embedding's is 0 and block i's is i + 1.
 _VOTES = 1 << 20
-
-
-class ConvBlock(nnx.Module):
-    """Two convolutions, each with BatchNorm and ReLU, then a max pool if the stride is over 1."""
-
-    def __init__(self, c_in: int, c_out: int, kernel: int, stride: int, key: Array) -> None:
-        self.window, self.stride = kernel, stride
-        keys = jax.random.split(key)
-        self.kernels = nnx.List(
-            nnx.Param(layers.uniform(k, (s, s, i, c_out), (s * s * i) ** -0.5))
-            for k, s, i in zip(keys, (kernel, 3), (c_in, c_out), strict=True)
-        )
-        self.norms = nnx.List(layers.BatchNorm(c_out) for _ in range(2))
-
-    def __call__(self, x_BHWC: Array, call: Call, kernels: Share) -> Array:
-        """All channels in, this device's share of the block's kernels' channels out."""
-        for i, (kernel, norm) in enumerate(zip(self.kernels, self.norms, strict=True)):
-            y = layers.conv2d(kernels.gather(x_BHWC, 3) if i else x_BHWC, kernel[...])
-            x_BHWC = jax.nn.relu(norm(y, train=call.train, batch_axes=call.batch_axes))
-        return layers.max_pool(x_BHWC, self.window, self.stride) if self.stride > 1 else x_BHWC
-
-
-class Trunk(nnx.Module):
-    """Images to one token per channel of the last block."""
-
-    def __init__(self, c: HSViTConfig, key: Array) -> None:
-        self.tokens = c.conv_channels[-1]
-        self.blocks, self.embed, self.dropout = nnx.List(), nnx.Dict(), c.dropout
-        if not c.convolution:
-            return
-        *block_keys, embed_key = jax.random.split(key, len(c.conv_channels) + 1)
-        c_in = c.image_channels
-        for block_key, c_out, kernel, stride in zip(
-            block_keys, c.conv_channels, c.conv_kernels, c.pool_strides, strict=True
-        ):
-            self.blocks.append(ConvBlock(c_in, c_out, kernel, stride, block_key))
-            c_in = c_out
-        self.embed = nnx.Dict(layers.torch_linear(embed_key, (), prod(c.map_size), c.embed_dim))
-
-    def __call__(self, images_BHWC: Array, call: Call, kernels: Share, first_token: Array) -> Array:
-        """(B, H, W, C) → (B, channel tokens, D), for the kernels that are here.
-
-        first_token: number of the first of them among all the network's, which keys its dropout.
-        """
-        x_BHWC = images_BHWC
-        for i, block in enumerate(self.blocks):
-            x_BHWC = block(kernels.gather(x_BHWC, 3) if i else x_BHWC, call, kernels)
-        batch, rows, columns, channels = x_BHWC.shape
-        x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
-        if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
-            repeats = -(-self.tokens // channels)
-            return jnp.tile(x_BPC.swapaxes(1, 2), (1, repeats, 1))[:, : self.tokens]
-        kernel_PD = self.embed["kernel"][...].astype(x_BPC.dtype)
-        bias_D = self.embed["bias"][...].astype(x_BPC.dtype)
-        z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
-        if call.dropout_words is not None and self.dropout:
-            tokens = first_token + jnp.arange(channels)
-            examples = call.example_ids_B.reshape(-1, 1, 1)
-            words = (*call.dropout_words, 0, examples, tokens.reshape(1, -1, 1))
-            z_BCD *= layers.dropout_scale(words, z_BCD.shape, self.dropout).astype(z_BCD.dtype)
-        return z_BCD
 
 
 class Block(nnx.Module):
@@ -218,7 +170,7 @@ class HSViT(Network):
         if path[0] == "groups":
             return 0
         if self.config.trunk == "sharded" and path[:2] == ("trunk", "blocks"):
-            return 3 if "kernels" in path else 0
+            return 3 if {"kernels", "depthwise"} & {*path} else 0
         return None
 
     def group_cls(
@@ -265,7 +217,7 @@ class HSViT(Network):
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """As `Network.layer_table`, the last attention block for every token, as the literature
         counts it; `apply` computes that block for CLS only."""
-        return list(_layer_table(self.config))
+        return list(layer_table(self.config))
 
 
 class TowerHSViT(Network):
@@ -328,42 +280,7 @@ class TowerHSViT(Network):
             (f"{k} towers, {name}", shape, k * params, k * macs)
             for name, shape, params, macs in self.tower.layer_table()
             if not name.startswith("head")
-        ] + [row for row in _layer_table(self.config) if row[0].startswith("head")]
-
-
-def _layer_table(c: HSViTConfig) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
-    """The rows of `HSViT.layer_table`, in the order of computation."""
-    (rows, columns), c_in, d = c.image_size, c.image_channels, c.embed_dim
-    if c.convolution:
-        for i, (c_out, kernel, stride) in enumerate(
-            zip(c.conv_channels, c.conv_kernels, c.pool_strides, strict=True)
-        ):
-            for j, size in enumerate((kernel, 3)):
-                weights = size * size * c_in * c_out
-                name = f"block {i}: {size}×{size} convolution {j}, BatchNorm, ReLU"
-                yield name, (rows, columns, c_out), weights + 2 * c_out, rows * columns * weights
-                c_in = c_out
-            if stride > 1:
-                rows, columns = rows // stride, columns // stride
-                name = f"block {i}: {kernel}×{kernel} max pool, stride {stride}"
-                yield name, (rows, columns, c_out), 0, 0
-        pixels = rows * columns
-        yield "linear, ReLU, dropout", (c_in, d), (pixels + 1) * d, c_in * pixels * d
-    else:
-        yield "colour planes as tokens", (c.conv_channels[-1], d), 0, 0
-    if c.groups:
-        g, t = c.groups, c.tokens
-        yield "groups: CLS and positions", (g, t, d), g * (t + 1) * d, 0
-        for i in range(c.depth):
-            parts = (
-                ("LayerNorm", 2 * d, 0),
-                ("queries, keys, values", 3 * d * (d + 1), 3 * t * d * d),
-            )
-            parts += (("attention", 0, 2 * t * t * d), ("output, residual", d * (d + 1), t * d * d))
-            for name, params, macs in parts:
-                yield f"groups, layer {i}: {name}", (g, t, d), g * params, g * macs
-    yield "head: mean, LayerNorm", (d,), 2 * d, 0
-    yield "head: linear", (c.num_classes,), (d + 1) * c.num_classes, d * c.num_classes
+        ] + [row for row in layer_table(self.config) if row[0].startswith("head")]
 
 
 def from_settings(
@@ -381,6 +298,10 @@ def from_settings(
     """
     kernels = tuple(settings["conv_kernels"])
     groups, ablation = settings["groups"], settings["ablation"]
+    if settings["convolution"] not in CONVOLUTIONS:
+        raise ValueError(
+            f"unknown model.convolution {settings['convolution']!r}; choose one of {CONVOLUTIONS}"
+        )
     strides = tuple(settings["pool_strides"])
     if ablation == "attention_only":
         kernels = (*kernels[:-1], 0)
@@ -406,5 +327,6 @@ def from_settings(
         trunk=settings["trunk"],
         towers=settings["towers"],
         group_dropout=settings["group_dropout"],
+        separable=settings["convolution"] == "separable",
     )
     return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)

@@ -32,7 +32,8 @@ class HSViTConfig:
     its pool; pool_strides of 1 mean no pool. trunk: 'replicated' or 'sharded' (its kernels spread
     over devices). towers: independent networks that share nothing but the head; each has a 1/towers
     share of every block's kernels and of the groups. group_dropout: probability that a group's vote
-    is left out of an example's average in training. Raises ValueError for sizes that do not fit.
+    is left out of an example's average in training. separable: see
+    `hsvit_trunk`. Raises ValueError for sizes that do not fit.
     """
 
     image_size: tuple[int, int]
@@ -49,6 +50,7 @@ class HSViTConfig:
     trunk: str = "replicated"
     towers: int = 1
     group_dropout: float = 0.0
+    separable: bool = False
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -105,6 +107,8 @@ def _check_sizes(c: HSViTConfig) -> None:
                 f"an image of {c.image_size[0]}×{c.image_size[1]} pixels does not fit pool_strides="
                 f"{c.pool_strides}: both sides must be divisible by their product {divisor}"
             )
+    elif c.separable:
+        raise ValueError("without convolution nothing can be separable: choose 'dense'")
     elif c.image_size[0] * c.image_size[1] != c.embed_dim:
         raise ValueError(
             "without convolution each colour plane is a token, so height × width must equal "
