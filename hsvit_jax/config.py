@@ -47,6 +47,7 @@ _ADDED = {
         "towers": 1,
         "group_dropout": 0.0,
         "convolution": "dense",
+        "tiles": (1, 1),
     },
     "mesh": {"aggregate": "psum"},
 }

@@ -116,7 +116,8 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """The network of each way that the resolved configuration's network can take.
 
     'towers' has model.towers of them, or as many as its sizes allow where that is 1; the other ways
-    are of the network with one. Raises ValueError for a family other than hsvit.
+    are of the network with one, which sees the whole image. Raises ValueError for a family other
+    than hsvit.
     """
     settings = config.model.to_dict()
     if settings["family"] != "hsvit":
@@ -126,7 +127,7 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
     def build(**changes: Any) -> Any:
         return models.build(
-            {**settings, "towers": 1, "trunk": "replicated", **changes},
+            {**settings, "towers": 1, "tiles": (1, 1), "trunk": "replicated", **changes},
             image_size=tuple(config.data.image_size),
             channels=config.data.channels,
             num_classes=config.data.num_classes,
@@ -142,7 +143,7 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
         most = math.gcd(*c.conv_channels, c.groups)
         towers = settings["towers"] if settings["towers"] > 1 else most
         if towers > 1:
-            found["towers"] = build(towers=towers)
+            found["towers"] = build(towers=towers, tiles=settings["tiles"])
     return found
 
 

@@ -63,6 +63,7 @@ def settings(variant, **changes):
         "towers": 1,
         "group_dropout": 0.0,
         "convolution": "dense",
+        "tiles": (1, 1),
         **changes,
     }
 

@@ -37,6 +37,7 @@ SMALL = {
     "towers": 1,
     "group_dropout": 0.0,
     "convolution": "dense",
+    "tiles": (1, 1),
 }
 
 

@@ -11,7 +11,7 @@ or is a kernel's output channels; the `Share` in a call says which part is here.
 
 import dataclasses
 from collections.abc import Mapping
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.hsvit_sizes import VARIANTS, HSViTConfig, default_strides
+from hsvit_jax.models.hsvit_sizes import VARIANTS, HSViTConfig, check_tiles, default_strides
 from hsvit_jax.models.hsvit_table import layer_table
 from hsvit_jax.models.hsvit_trunk import Trunk
 from hsvit_jax.models.network import WHOLE, Bound, Call, Network, Share
@@ -260,7 +260,8 @@ class TowerHSViT(Network):
             own_params, own_stats, number = tower
             bound = self.tower.bind(own_params, own_stats)
             first_group = number * self.tower.config.groups
-            return self.tower.group_cls(bound, images_BHWC, alone, first_group), bound.stats()
+            tile_BHWC = self.tile(images_BHWC, number)
+            return self.tower.group_cls(bound, tile_BHWC, alone, first_group), bound.stats()
 
         here = (params["towers"], stats["towers"], ids_K)
         if len(ids_K) == 1 or call.share.ordered:  # no loop, which would be compiled differently
@@ -273,11 +274,22 @@ class TowerHSViT(Network):
         cls_BD = average_votes(self.config, call, cls_GBD, here_G)
         return self.bind(params, {})["head"](cls_BD), {**stats, "towers": stacked}
 
+    def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
+        """The part of each image that a tower sees: (B, H / rows, W / columns, C)."""
+        c = self.config
+        if c.tiles == (1, 1):
+            return images_BHWC
+        row, column = jnp.divmod(tower % prod(c.tiles), c.tiles[1])
+        places = (0, row * c.tile_size[0], column * c.tile_size[1], 0)
+        size = (images_BHWC.shape[0], *c.tile_size, images_BHWC.shape[3])
+        return jax.lax.dynamic_slice(images_BHWC, places, size)
+
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """One row for each layer of all towers together, then the head."""
-        k = self.config.towers
+        k, (rows, columns) = self.config.towers, self.config.tiles
+        tiles = f" on {rows}×{columns} tiles" if rows * columns > 1 else ""
         return [
-            (f"{k} towers, {name}", shape, k * params, k * macs)
+            (f"{k} towers{tiles}, {name}", shape, k * params, k * macs)
             for name, shape, params, macs in self.tower.layer_table()
             if not name.startswith("head")
         ] + [row for row in layer_table(self.config) if row[0].startswith("head")]
@@ -293,8 +305,9 @@ def from_settings(
 ) -> Network:
     """The network of a configuration's `model` section.
 
-    An empty `pool_strides` means the variant's own for this image size. `ablation` is 'none',
-    'conv_only' (no attention) or 'attention_only' (no convolution; images of embed_dim pixels).
+    An empty `pool_strides` means the variant's own for this size of image, or of tile. `ablation`
+    is 'none', 'conv_only' (no attention) or 'attention_only' (no convolution; images of embed_dim
+    pixels).
     """
     kernels = tuple(settings["conv_kernels"])
     groups, ablation = settings["groups"], settings["ablation"]
@@ -302,7 +315,9 @@ def from_settings(
         raise ValueError(
             f"unknown model.convolution {settings['convolution']!r}; choose one of {CONVOLUTIONS}"
         )
-    strides = tuple(settings["pool_strides"])
+    strides, tiles = tuple(settings["pool_strides"]), tuple(settings["tiles"])
+    check_tiles(image_size, tiles, settings["towers"])
+    tile = (image_size[0] // tiles[0], image_size[1] // tiles[1])
     if ablation == "attention_only":
         kernels = (*kernels[:-1], 0)
         strides = strides or (1,) * len(kernels)
@@ -318,7 +333,7 @@ def from_settings(
         num_classes=num_classes,
         conv_channels=tuple(settings["conv_channels"]),
         conv_kernels=kernels,
-        pool_strides=strides or default_strides(settings["variant"], image_size),
+        pool_strides=strides or default_strides(settings["variant"], tile),
         groups=groups,
         depth=settings["depth"],
         embed_dim=settings["embed_dim"],
@@ -328,5 +343,6 @@ def from_settings(
         towers=settings["towers"],
         group_dropout=settings["group_dropout"],
         separable=settings["convolution"] == "separable",
+        tiles=tiles,
     )
     return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)
