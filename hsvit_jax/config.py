@@ -48,8 +48,10 @@ _ADDED = {
         "group_dropout": 0.0,
         "convolution": "dense",
         "tiles": (1, 1),
+        "votes": "equal",
     },
     "mesh": {"aggregate": "psum"},
+    "init": {"from": ""},  # a run's or checkpoint folder whose network training starts from
 }
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
@@ -134,6 +136,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
         }
     )
     config.optim = ml_collections.ConfigDict(_optim(recipe))
+    config.init = ml_collections.ConfigDict(_ADDED["init"])
     config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1, **_ADDED["mesh"]})
     config.checkpoint = ml_collections.ConfigDict(
         {"every": 1, "keep_latest": 2, "keep_best": 1}  # every: epochs
@@ -304,6 +307,8 @@ def default_workdir(
     words = [stem, data, config.recipe, *(word for word in SWITCHES if word in given)]
     last = dict(setting.partition("=")[::2] for setting in settings)
     for key, value in sorted(last.items()):
+        if key == "init.from":
+            value = value.rstrip("/").rpartition("/")[2]
         if key not in _NO_OTHER_RUN:
             words.append(key.rpartition(".")[2] + value)
     name = "-".join([*words, f"seed{config.seed}"])

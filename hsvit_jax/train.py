@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, data, metrics, models, optim, signals
+from hsvit_jax import checkpoint, data, initial, metrics, models, optim, signals
 from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
@@ -85,8 +85,8 @@ def prepare(
         mesh=mesh,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        make_state=lambda: step_lib.init_state(
-            model, tx, config.seed, ema=config.train.ema_decay > 0
+        make_state=lambda start=None: step_lib.init_state(
+            model, tx, config.seed, ema=config.train.ema_decay > 0, start=start
         ),
     )
 
@@ -167,7 +167,8 @@ def train(
         ) as checkpoints,
         signals.StopRequests() as stop,
     ):
-        # The order of restoring: 1. this folder's latest good checkpoint; 2. a fresh start.
+        # The order of restoring: 1. this folder's latest good checkpoint; 2. the network that
+        # init.from names; 3. a fresh start.
         state = _restore(run, checkpoints, verbose and lead)
         first = int(state["step"])
         if lead:
@@ -247,7 +248,9 @@ def _opening(run: Run, first: int) -> str:
     """What is about to happen, in a few figures."""
     sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
     shape = dict(run.mesh.shape)
-    start = f"from step {first:,}" if first else "from scratch"
+    source = run.config.init["from"]
+    fresh = f"from the network in {source}" if source else "from scratch"
+    start = f"from step {first:,}" if first else fresh
     return (
         f"{run.config.data.name}: {sizes} images (train/val/test), "
         f"{run.config.data.num_classes} classes, "
@@ -262,7 +265,8 @@ def _opening(run: Run, first: int) -> str:
 
 
 def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
-    """The newest good state in the folder, or a fresh one; refuses another network or data."""
+    """The newest good state in the folder, else what `init.from` names, else a fresh one; refuses a
+    folder of another network or data."""
     meta = checkpoints.meta()
     if meta is not None:
         refuse_mismatch(meta, run.meta)
@@ -274,7 +278,8 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
             print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
     if restored is None:
-        return step_lib.place_state(run.make_state, run.mesh, run.model)
+        start = initial.load(run.config, run.model)
+        return step_lib.place_state(run.make_state, run.mesh, run.model, *start)
     _, plain, _ = restored
     return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
 

@@ -31,6 +31,8 @@ MAY_IMPORT = {
     "data": ("data",),
     "models": ("models",),
     "configfile": ("config", "models"),
+    "growth": ("models",),
+    "initial": ("checkpoint", "config", "growth", "models", "step"),
     "evaluate": ("augment", "mesh"),
     "step": ("augment", "mesh"),
     "summary": ("models",),

@@ -64,6 +64,7 @@ def settings(variant, **changes):
         "group_dropout": 0.0,
         "convolution": "dense",
         "tiles": (1, 1),
+        "votes": "equal",
         **changes,
     }
 

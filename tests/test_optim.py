@@ -49,6 +49,7 @@ def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
         "group_dropout": 0.0,
         "convolution": "dense",
         "tiles": (1, 1),
+        "votes": "equal",
         "family": "hsvit",
         "variant": "c2a2",
         "ablation": "none",

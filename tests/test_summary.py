@@ -38,6 +38,7 @@ SMALL = {
     "group_dropout": 0.0,
     "convolution": "dense",
     "tiles": (1, 1),
+    "votes": "equal",
 }
 
 

@@ -97,6 +97,8 @@ class Groups(nnx.Module):
             jax.random.normal(position_key, (c.groups, c.tokens, c.embed_dim))
         )
         self.blocks = nnx.List(Block(c, k) for k in block_keys)
+        if c.votes == "learned":
+            self.vote = nnx.Param(jnp.full(c.groups, 1 / c.groups))
 
     def __call__(self, z_BGTD: Array, call: Call, group_ids_G: Array) -> Array:
         """Channel tokens (B, G, T−1, D) → each group's CLS output (G, B, D)."""
@@ -130,14 +132,22 @@ class Head(nnx.Module):
         return y_BD @ kernel_DK + self.linear["bias"][...].astype(y_BD.dtype)[None]
 
 
-def average_votes(c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array) -> Array:
+def average_votes(
+    c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array, vote_G: Array | None
+) -> Array:
     """The CLS outputs of the groups that vote, averaged over all devices: (B, D).
 
-    cls: of the groups that are here, numbered here_G among all c.groups. A group whose vote is 0,
-    or that group dropout leaves out, does not count; an example that would lose all keeps all.
+    cls: of the groups that are here, numbered here_G among all c.groups; vote: their learned
+    weights, None where all count alike. A group whose weight in the call is 0, or that group
+    dropout leaves out, does not count; an example that would lose all keeps all. Learned weights of
+    the groups left are then divided by their share of all groups' (of absolute values).
     """
+    if vote_G is not None:
+        vote_G = vote_G.astype(cls_GBD.dtype)
+        cls_GBD = cls_GBD * vote_G[:, None, None]
     if call.votes_G is None and (call.dropout_words is None or not c.group_dropout):
-        return call.share.total(cls_GBD) / c.groups
+        total_BD = call.share.total(cls_GBD)
+        return total_BD / c.groups if vote_G is None else total_BD
     weights_GB = jnp.ones((c.groups, cls_GBD.shape[1]), cls_GBD.dtype)
     if call.votes_G is not None:
         weights_GB *= call.votes_G.astype(cls_GBD.dtype)[:, None]
@@ -146,8 +156,13 @@ def average_votes(c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array) -> 
         words = (*call.dropout_words, _VOTES, groups, examples)
         kept_GB = weights_GB * (layers.dropout_scale(words, weights_GB.shape, c.group_dropout) > 0)
         weights_GB = jnp.where(kept_GB.sum(0, keepdims=True) > 0, kept_GB, weights_GB)
-    total_BD = call.share.total(cls_GBD * weights_GB[here_G][:, :, None])
-    return total_BD / weights_GB.sum(0)[:, None]
+    if vote_G is None:
+        total_BD = call.share.total(cls_GBD * weights_GB[here_G][:, :, None])
+        return total_BD / weights_GB.sum(0)[:, None]
+    size_G = jnp.abs(call.share.gather(vote_G, 0))
+    share_B = (weights_GB * size_G[:, None]).sum(0) / size_G.sum()
+    share_B = jnp.where(share_B > 0, share_B, 1)  # of those left none has a vote
+    return call.share.total(cls_GBD * (weights_GB[here_G] / share_B[None])[:, :, None])
 
 
 class HSViT(Network):
@@ -209,7 +224,8 @@ class HSViT(Network):
         if self.config.groups:
             cls_GBD = self.group_cls(bound, images_BHWC, call)
             here_G = call.share.take(jnp.arange(self.config.groups), 0)
-            cls_BD = average_votes(self.config, call, cls_GBD, here_G)
+            vote_G = params["groups"].get("vote")
+            cls_BD = average_votes(self.config, call, cls_GBD, here_G, vote_G)
         else:
             cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
         return bound["head"](cls_BD), bound.stats()
@@ -248,6 +264,8 @@ class TowerHSViT(Network):
         params, stats = super().init(head_key)
         towers, tower_stats = jax.vmap(self.tower.init)(jnp.stack(tower_keys))
         towers.pop("head")
+        if self.config.votes == "learned":
+            towers["groups"]["vote"] /= self.config.towers
         return {**params, "towers": towers}, {**stats, "towers": tower_stats}
 
     def forward(
@@ -271,7 +289,9 @@ class TowerHSViT(Network):
             cls, stacked = jax.lax.map(run, here)
         cls_GBD = cls.reshape(-1, *cls.shape[2:])
         here_G = call.share.take(jnp.arange(self.config.groups), 0)
-        cls_BD = average_votes(self.config, call, cls_GBD, here_G)
+        vote_KG = params["towers"]["groups"].get("vote")
+        vote_G = None if vote_KG is None else vote_KG.reshape(-1)
+        cls_BD = average_votes(self.config, call, cls_GBD, here_G, vote_G)
         return self.bind(params, {})["head"](cls_BD), {**stats, "towers": stacked}
 
     def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
@@ -344,5 +364,6 @@ def from_settings(
         group_dropout=settings["group_dropout"],
         separable=settings["convolution"] == "separable",
         tiles=tiles,
+        votes=settings["votes"],
     )
     return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)

@@ -34,7 +34,8 @@ class HSViTConfig:
     share of every block's kernels and of the groups. group_dropout: probability that a group's vote
     is left out of an example's average in training. separable: see
     `hsvit_trunk`. tiles: rows and columns of parts that the image is cut into; tower k sees part
-    k mod (rows × columns), counted row by row. Raises ValueError for sizes that do not fit.
+    k mod (rows × columns), counted row by row. votes: 'equal' or 'learned', a weight for each
+    group's CLS that starts at 1/groups. Raises ValueError for sizes that do not fit.
     """
 
     image_size: tuple[int, int]
@@ -53,6 +54,7 @@ class HSViTConfig:
     group_dropout: float = 0.0
     separable: bool = False
     tiles: tuple[int, int] = (1, 1)
+    votes: str = "equal"
 
     def __post_init__(self) -> None:
         check_tiles(self.image_size, self.tiles, self.towers)
@@ -125,6 +127,10 @@ def _check_sizes(c: HSViTConfig) -> None:
             "without convolution each colour plane is a token, so height × width must equal "
             f"embed_dim={c.embed_dim}; got {c.image_size[0]}×{c.image_size[1]}"
         )
+    if c.votes not in ("equal", "learned"):
+        raise ValueError(f"votes must be 'equal' or 'learned'; got {c.votes!r}")
+    if c.votes == "learned" and not c.groups:
+        raise ValueError("without attention groups there are no votes to learn: choose 'equal'")
     if c.groups:
         if c.conv_channels[-1] % c.groups:
             raise ValueError(

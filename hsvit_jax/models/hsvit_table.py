@@ -31,6 +31,8 @@ def layer_table(c: HSViTConfig) -> Iterator[tuple[str, tuple[int, ...], int, int
     if c.groups:
         g, t = c.groups, c.tokens
         yield "groups: CLS and positions", (g, t, d), g * (t + 1) * d, 0
+        if c.votes == "learned":
+            yield "groups: votes", (g,), g, 0
         for i in range(c.depth):
             parts = (
                 ("LayerNorm", 2 * d, 0),
