@@ -189,6 +189,8 @@ def test_other_settings_are_another_run():
     )
     for same in ("mesh.data=1", "train.log_every=1", "data.dir=/x", "checkpoint.keep_latest=9"):
         assert folder(same) == folder()
+    grown = folder("init.from=runs/c2a2-digits-strong-seed0/")
+    assert grown == "runs/c2a2-digits-strong-fromc2a2-digits-strong-seed0-seed0"
     assert "/" not in folder("data.name=folder=/a/../b").removeprefix("runs/")
 
 

@@ -59,7 +59,13 @@ def answers(network, values, **how):
     return jax.jit(lambda v, x: network.apply(*v, x, **how)[0])(values, images())
 
 
-@pytest.mark.parametrize("name", LARGER)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("groups", "two towers to three") else pytest.param(n, marks=SLOW) for n in LARGER],
+)
 def test_the_answers_are_the_same_at_the_moment_of_growth(name):
     """In evaluation, and in training with the batch's statistics and dropout."""
     small, before, large, after = pair(name)
@@ -70,7 +76,7 @@ def test_the_answers_are_the_same_at_the_moment_of_growth(name):
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * np.abs(a).max())
 
 
-@pytest.mark.parametrize("name", ["groups", "one tower to two"])
+@pytest.mark.parametrize("name", ["groups", pytest.param("one tower to two", marks=SLOW)])
 def test_new_groups_get_a_vote_and_then_learn(name):
     """At first only their votes have a gradient, after one step their parameters too."""
     _, _, large, (params, stats) = pair(name)
@@ -137,7 +143,7 @@ def test_towers_do_not_become_fewer():
 # --- Learned votes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("towers", [pytest.param(1, marks=SLOW), 2])
 def test_votes_start_equal(towers):
     """Fresh learned votes give the equal ones' answers, also when groups are lost."""
     config = dataclasses.replace(SMALL, towers=towers, votes="learned")
@@ -154,7 +160,7 @@ def test_votes_start_equal(towers):
 
 
 def test_learned_votes_of_the_groups_left():
-    """cls = Σ kept v·cls ÷ (Σ kept |v| ÷ Σ |v|), on one device and on four; nobody left is finite."""
+    """cls = Σ kept v·cls ÷ (Σ kept |v| ÷ Σ |v|), on one device and on four."""
     config = dataclasses.replace(SMALL, conv_channels=(4, 8), groups=4, votes="learned")
     large = network(config)
     params, stats = small_runs.made_up_values(large)
