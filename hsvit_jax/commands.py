@@ -241,6 +241,8 @@ def _eval(request: _Request) -> int:
     part = getattr(dataset, request.flags.split)
     if not len(part):
         raise ValueError(f"{config.data.name} has no {request.flags.split} split here")
+    if request.flags.curve is not None:
+        return _curve(request, classifier, config, part)
     evaluator = evaluate.make_evaluator(
         classifier.model,
         classifier.mesh,
@@ -254,6 +256,32 @@ def _eval(request: _Request) -> int:
     line |= {"top5": result.top5, "examples": result.examples}
     print(metrics.to_line(classifier.step, line))
     _say(confusion_table(result.confusion_KK, classifier.class_names), 0)
+    return 0
+
+
+def _curve(request: _Request, classifier: Any, config: ml_collections.ConfigDict, part: Any) -> int:
+    """Accuracy against the number of lost groups, as a PNG, a CSV and lines of JSON."""
+    from hsvit_jax import metrics, votes
+
+    if request.flags.drop_groups:
+        raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
+    path = votes.check_path(Path(request.flags.curve))
+    points = votes.curve(
+        classifier.model,
+        classifier.mesh,
+        classifier.params,
+        classifier.stats,
+        part,
+        mean=tuple(config.data.mean),
+        std=tuple(config.data.std),
+        batch=max(config.train.batch, 256),
+        seed=config.seed,
+    )
+    name = f"{config.model.variant}, {config.data.name}, {request.flags.split} split"
+    table = votes.write(points, path, f"{name}, step {classifier.step:,}")
+    for point in points:
+        print(metrics.to_line(classifier.step, {"split": request.flags.split, **vars(point)}))
+    _say(f"{path} and {table}", 0)
     return 0
 
 

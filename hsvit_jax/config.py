@@ -79,15 +79,25 @@ def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
-#: What an HSViT's sizes rarely change; other families say all of theirs.
-_HSVIT = {
-    "family": "hsvit",
-    "ablation": "none",
-    "pool_strides": (),
-    "trunk": "replicated",
-    "towers": 1,
-    "group_dropout": 0.0,
+#: What keys that came later mean where a configuration was stored without them.
+_ADDED = {
+    "model": {
+        "trunk": "replicated",
+        "towers": 1,
+        "group_dropout": 0.0,
+        "convolution": "dense",
+        "tiles": (1, 1),
+        "votes": "equal",
+    },
+    "mesh": {
+        "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
+        "gradients": "float32",  # on their way over data; or 'bf16'
+    },
+    "init": {"from": ""},  # a run's or checkpoint folder whose network training starts from
 }
+
+#: What an HSViT's sizes rarely change; other families say all of theirs.
+_HSVIT = {"family": "hsvit", "ablation": "none", "pool_strides": (), **_ADDED["model"]}
 
 
 def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
@@ -129,14 +139,8 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
         }
     )
     config.optim = ml_collections.ConfigDict(_optim(recipe))
-    config.mesh = ml_collections.ConfigDict(
-        {
-            "group": 1,
-            "data": -1,
-            "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
-            "gradients": "float32",  # on their way over data; or 'bf16'
-        }
-    )
+    config.init = ml_collections.ConfigDict(_ADDED["init"])
+    config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1, **_ADDED["mesh"]})
     config.checkpoint = ml_collections.ConfigDict(
         {"every": 1, "keep_latest": 2, "keep_best": 1}  # every: epochs
     )
@@ -308,6 +312,8 @@ def default_workdir(
     words = [stem, data, config.recipe, *(word for word in SWITCHES if word in given)]
     last = dict(setting.partition("=")[::2] for setting in settings)
     for key, value in sorted(last.items()):
+        if key == "init.from":
+            value = value.rstrip("/").rpartition("/")[2]
         if key not in _NO_OTHER_RUN:
             words.append(key.rpartition(".")[2] + value)
     name = "-".join([*words, f"seed{config.seed}"])
@@ -320,7 +326,10 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def from_json(text: str) -> ml_collections.ConfigDict:
-    """A configuration written by `to_json`; lists come back as tuples. Raises ValueError if not."""
+    """A configuration written by `to_json`, `completed`; lists come back as tuples.
+
+    Raises ValueError if the text holds no JSON object.
+    """
 
     def tuples(value: Any) -> Any:
         if isinstance(value, dict):
@@ -330,4 +339,13 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     tree = json.loads(text)
     if not isinstance(tree, dict):
         raise ValueError(f"a configuration is a JSON object; got {type(tree).__name__}")
-    return ml_collections.ConfigDict(tuples(tree)).lock()
+    return ml_collections.ConfigDict(tuples(completed(tree))).lock()
+
+
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored configuration with the keys that did not exist when it was stored, which say that
+    all is as it was then."""
+    late = dict(_ADDED)
+    if stored.get("model", {}).get("family", "hsvit") != "hsvit":
+        del late["model"]
+    return {**stored, **{part: {**added, **stored.get(part, {})} for part, added in late.items()}}

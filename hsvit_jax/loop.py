@@ -38,7 +38,7 @@ class Run:
     mesh: Mesh
     steps_per_epoch: int
     total_steps: int
-    make_state: Callable[[], dict]
+    make_state: Callable[..., dict]
 
     @property
     def meta(self) -> dict:

@@ -46,6 +46,7 @@ def make_flags() -> flags.FlagValues:
     flags.DEFINE_integer("top_k", 5, "predict: classes per image.", lower_bound=1, **own)
     flags.DEFINE_enum("format", "table", ("table", "csv", "json"), "predict: the output.", **own)
     flags.DEFINE_list("drop_groups", [], "eval: numbers of lost attention groups.", **own)
+    flags.DEFINE_string("curve", None, "eval: a PNG of accuracy against groups lost.", **own)
     flags.DEFINE_integer("devices", None, "plan: the most devices.", lower_bound=1, **own)
     flags.DEFINE_integer("group", None, "plan: devices on the group axis.", **own)
     flags.DEFINE_integer("batch", None, "plan: examples per step.", **own)

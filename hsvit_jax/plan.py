@@ -278,11 +278,12 @@ def compare(
     cost = plan_costs.predict(way, network, **settings)
     forward, step = plan_compiled.compile_network(network, **settings)
     rows = []
-    for name, flops, transfers, program in (
-        ("forward", cost.forward_flops, cost.forward, forward),
-        ("step", cost.step_flops, cost.step, step),
+    for name, flops, depthwise, transfers, program in (
+        ("forward", cost.forward_flops, cost.depthwise_flops[0], cost.forward, forward),
+        ("step", cost.step_flops, cost.depthwise_flops[1], cost.step, step),
     ):
-        pairs = {"FLOPs": (flops, program.flops)}
+        counted = "FLOPs, depthwise left out" if depthwise else "FLOPs"
+        pairs = {counted: (flops - depthwise, program.flops)}
         predicted = plan_costs.by_axis_and_kind(transfers)
         for key in sorted({*predicted, *program.transfers}):
             pairs[": ".join(key)] = (predicted.get(key, 0), program.transfers.get(key, 0))

@@ -10,7 +10,7 @@ all-gather leaves, what a reduce-scatter starts from. Times follow a simple mode
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -76,7 +76,8 @@ class Cost:
 
     FLOPs and bytes are per device; `forward` is an evaluation's, `step` a training step's. Of the
     forward FLOPs, head_flops are the classifier's; sum_flops, not among them, add up the CLS tokens
-    of the groups that are here.
+    of the groups that are here. depthwise_flops, (forward, step) and among them, are those of
+    depthwise convolutions, which the CPU's program computes without a matrix product.
     """
 
     way: str
@@ -87,6 +88,7 @@ class Cost:
     step_flops: int
     head_flops: int
     sum_flops: int
+    depthwise_flops: tuple[int, int]
     parameter_bytes: int
     optimizer_bytes: int
     activation_bytes: int
@@ -115,7 +117,8 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """The network of each way that the resolved configuration's network can take.
 
     'towers' has model.towers of them, or as many as its sizes allow where that is 1; the other ways
-    are of the network with one. Raises ValueError for a family other than hsvit.
+    are of the network with one, which sees the whole image. Raises ValueError for a family other
+    than hsvit.
     """
     settings = config.model.to_dict()
     if settings["family"] != "hsvit":
@@ -125,7 +128,7 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
     def build(**changes: Any) -> Any:
         return models.build(
-            {**settings, "towers": 1, "trunk": "replicated", **changes},
+            {**settings, "towers": 1, "tiles": (1, 1), "trunk": "replicated", **changes},
             image_size=tuple(config.data.image_size),
             channels=config.data.channels,
             num_classes=config.data.num_classes,
@@ -141,7 +144,7 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
         most = math.gcd(*c.conv_channels, c.groups)
         towers = settings["towers"] if settings["towers"] > 1 else most
         if towers > 1:
-            found["towers"] = build(towers=towers)
+            found["towers"] = build(towers=towers, tiles=settings["tiles"])
     return found
 
 
@@ -217,6 +220,7 @@ def predict(
         step_flops=2 * images * (3 * macs - here.first_macs - here.outer_macs),
         head_flops=2 * images * head,
         sum_flops=images * c.groups // group * c.embed_dim,
+        depthwise_flops=(2 * images * here.depthwise_macs, 6 * images * here.depthwise_macs),
         parameter_bytes=_FLOAT * parameters,
         optimizer_bytes=_FLOAT * parameters * (3 if ema else 2),
         activation_bytes=images * item * here.activations,
@@ -225,16 +229,30 @@ def predict(
     )
 
 
-def _layers(c: HSViTConfig) -> list[tuple[int, int, int, int, int]]:
-    """(pixels, kernel size, channels in, channels out, pixels after a pool or 0) of each
-    convolution; of no convolution, nothing."""
+class _Layer(NamedTuple):
+    """A convolution: weights of its depthwise part (0: none) and of the other, channels, pixels
+    before it and after a pool (0: no pool)."""
+
+    pixels: int
+    depthwise: int
+    weights: int
+    c_in: int
+    c_out: int
+    pooled: int
+
+
+def _layers(c: HSViTConfig) -> list[_Layer]:
+    """The convolutions of a network; of one without, nothing."""
     out, (rows, columns), c_in = [], c.image_size, c.image_channels
     for c_out, kernel, stride in zip(c.conv_channels, c.conv_kernels, c.pool_strides, strict=True):
         pixels = rows * columns
         rows, columns = rows // stride, columns // stride
-        out.append((pixels, kernel, c_in, c_out, 0))
-        out.append((pixels, 3, c_out, c_out, rows * columns if stride > 1 else 0))
-        c_in = c_out
+        for size, pooled in ((kernel, 0), (3, rows * columns if stride > 1 else 0)):
+            window = size * size * c_in
+            apart = c.separable and bool(out)
+            weights = (window, c_in * c_out) if apart else (0, window * c_out)
+            out.append(_Layer(pixels, *weights, c_in, c_out, pooled))
+            c_in = c_out
     return out if c.convolution else []
 
 
@@ -249,24 +267,32 @@ class _Here:
         own = c.tower if c.towers > 1 else c
         kernels = group if self.way == "sharded" else 1
         layers = _layers(own)
-        convolutions = [p * k * k * i * o // kernels for p, k, i, o, _ in layers]
+        convolutions = [x.pixels * x.weights // kernels for x in layers]
+        self.depthwise_macs = self.towers * sum(x.pixels * x.depthwise // kernels for x in layers)
         pixels = math.prod(own.map_size) if layers else 0
         tokens = own.conv_channels[-1] // kernels
         self.first_macs = self.towers * convolutions[0] if layers else 0
-        self.trunk_macs = self.towers * (sum(convolutions) + tokens * pixels * c.embed_dim)
+        self.trunk_macs = self.depthwise_macs + self.towers * (
+            sum(convolutions) + tokens * pixels * c.embed_dim
+        )
         self.group_macs = c.groups // group * _group_macs(c) if c.groups else 0
         # The last block has one query, so its keys' and values' gradients are outer products: sums
         # of one term, which are no matrix products.
         self.outer_macs = 2 * c.groups // group * c.tokens * c.embed_dim if c.groups else 0
         #: Values of the maps gathered before each convolution but the first.
         self.gathered = (
-            [p * i for p, _, i, _, _ in layers[1:]] if self.way == "sharded" and group > 1 else []
+            [x.pixels * x.c_in for x in layers[1:]] if self.way == "sharded" and group > 1 else []
         )
         #: Channels of each BatchNorm here.
-        self.norm_channels = [self.towers * o // kernels for *_, o, _ in layers]
+        self.norm_channels = [self.towers * x.c_out // kernels for x in layers]
         # Kept for the gradient: each convolution's result and what it is normalised and cut to,
-        # a pool's result, maps gathered, tokens, and what an attention block's products take.
-        maps = sum(2 * p * o // kernels + after * o // kernels for p, _, _, o, after in layers)
+        # a pool's result, what a pointwise kernel takes, maps gathered, tokens, and what an
+        # attention block's products take.
+        maps = sum(
+            (2 * x.pixels + x.pooled) * x.c_out // kernels
+            + (x.pixels * x.c_in // kernels if x.depthwise else 0)
+            for x in layers
+        )
         tokens_here = self.towers * tokens * c.embed_dim
         blocks = 7 * c.depth * c.groups // group * c.tokens * c.embed_dim if c.groups else 0
         self.activations = self.towers * maps + sum(self.gathered) + tokens_here + blocks

@@ -28,6 +28,11 @@ def run_key(seed: int, use: int) -> Array:
     return jax.random.fold_in(jax.random.key(seed), use)
 
 
+def initial_key(seed: int) -> Array:
+    """The key that a run's network is drawn by."""
+    return run_key(seed, _INIT)
+
+
 def init_state(
     model: Any,
     tx: optax.GradientTransformation,
@@ -35,15 +40,16 @@ def init_state(
     *,
     ema: bool,
     feedback: int = 0,
+    start: tuple[dict, dict] | None = None,
 ) -> dict:
-    """A fresh training state, a nested dict of arrays.
+    """A training state at step 0, a nested dict of arrays; start: (params, stats) not drawn afresh.
 
     step: steps taken; params, stats, opt; ema: averaged params and stats, when asked for; bad:
     non-finite steps in a row; skipped: in all; meter: sums since the last log line; feedback, for
     that many training examples where it is not 0: what aggregation lost of each example's CLS sums,
     float32 (groups or towers, examples, D).
     """
-    params, stats = model.init(run_key(seed, _INIT))
+    params, stats = start or model.init(initial_key(seed))
     state = {
         "step": jnp.zeros((), jnp.int32),
         "params": params,
@@ -228,10 +234,13 @@ def compile_step(
     )
 
 
-def place_state(state_fn: Callable[[], dict], mesh: Mesh, network: Any = None) -> dict:
-    """Makes a state where it lives: each group's parameters on its own devices."""
-    shapes = jax.eval_shape(state_fn)
-    return jax.jit(state_fn, out_shardings=mesh_lib.state_shardings(mesh, shapes, network))()
+def place_state(
+    state_fn: Callable[..., dict], mesh: Mesh, network: Any = None, *arguments: Any
+) -> dict:
+    """Makes a state of the arguments where it lives: each group's parameters on its own devices."""
+    shapes = jax.eval_shape(state_fn, *arguments)
+    shardings = mesh_lib.state_shardings(mesh, shapes, network)
+    return jax.jit(state_fn, out_shardings=shardings)(*arguments)
 
 
 def state_template(state_fn: Callable[[], dict], mesh: Mesh, network: Any = None) -> dict:

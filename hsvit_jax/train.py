@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, data, metrics, models, optim, recover, together, watchdog
+from hsvit_jax import checkpoint, data, initial, metrics, models, optim, recover, together, watchdog
 from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
@@ -90,12 +90,13 @@ def prepare(
         mesh=mesh,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        make_state=lambda: step_lib.init_state(
+        make_state=lambda start=None: step_lib.init_state(
             model,
             tx,
             config.seed,
             ema=config.train.ema_decay > 0,
             feedback=examples if model.groups and config.mesh.aggregate == "int8" else 0,
+            start=start,
         ),
     )
 
@@ -198,7 +199,8 @@ def train(
     ):
         checkpoints = together.attempt(lambda: _open(workdir, config.checkpoint, stack))
         together.attempt(lambda: _check_shared(workdir))
-        # The order of restoring: 1. this folder's latest good checkpoint; 2. a fresh start.
+        # The order of restoring: 1. this folder's latest good checkpoint; 2. the network that
+        # init.from names; 3. a fresh start.
         state = _restore(run, checkpoints, verbose and lead)
         first = int(state["step"])
         if lead:
@@ -313,7 +315,9 @@ def _opening(run: Run, first: int) -> str:
     """What is about to happen, in a few figures."""
     sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
     shape = dict(run.mesh.shape)
-    start = f"from step {first:,}" if first else "from scratch"
+    source = run.config.init["from"]
+    fresh = f"from the network in {source}" if source else "from scratch"
+    start = f"from step {first:,}" if first else fresh
     return (
         f"{run.config.data.name}: {sizes} images (train/val/test), "
         f"{run.config.data.num_classes} classes, "
@@ -328,13 +332,15 @@ def _opening(run: Run, first: int) -> str:
 
 
 def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
-    """The newest good state in the folder, or a fresh one; refuses another network or data."""
+    """The newest good state in the folder, else what `init.from` names, else a fresh one; refuses a
+    folder of another network or data."""
     meta = checkpoints.meta()
     if meta is not None:
         refuse_mismatch(meta, run.meta)
         _refuse_residuals(meta.get("config", {}), run.config)
         changed = checkpoint.diff(
-            _comparable(meta.get("config", {})), _comparable(run.config.to_dict())
+            _comparable(config_lib.completed(meta.get("config", {}))),
+            _comparable(run.config.to_dict()),
         )
         if meta.get("lost_groups") and verbose:
             lost = ", ".join(map(str, meta["lost_groups"]))
@@ -343,7 +349,8 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
             print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
     if restored is None:
-        return step_lib.place_state(run.make_state, run.mesh, run.model)
+        start = initial.load(run.config, run.model)
+        return step_lib.place_state(run.make_state, run.mesh, run.model, *start)
     _, plain, _ = restored
     return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
 
@@ -374,7 +381,10 @@ def refuse_mismatch(saved: dict, wanted: dict) -> None:
             lines += _differences(name, old, new)
     if lines:
         settings = [
-            {part: meta.get("config", {}).get(part, {}) for part in ("model", "data")}
+            {
+                part: config_lib.completed(meta.get("config", {})).get(part, {})
+                for part in ("model", "data")
+            }
             for meta in (saved, wanted)
         ]
         lines = checkpoint.diff(*settings) + lines

@@ -91,6 +91,27 @@ def small_config(**settings: Any) -> ml_collections.ConfigDict:
     return config
 
 
+def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
+    """(params, stats) of a network drawn by NumPy, which needs no program to be compiled.
+
+    Kernels are of the size that a layer of that fan-in starts with, scales and variances around 1.
+    """
+    rng = np.random.default_rng(seed)
+
+    def value(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
+        name = str(path[-1].key)
+        drawn = rng.normal(size=leaf.shape).astype(np.float32)
+        if name in ("scale", "norm_scale", "var"):
+            return np.exp(0.2 * drawn)
+        if len(leaf.shape) < 2:
+            return 0.2 * drawn
+        inner = leaf.shape[-4:-1] if "kernels" in {k.key for k in path} else leaf.shape[-2:-1]
+        return drawn / np.float32(np.sqrt(np.prod(inner)))
+
+    trees = jax.eval_shape(network.init, jax.random.key(0))
+    return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
+
+
 def metric_lines(workdir: Path) -> list[dict]:
     """The lines of a run's metrics, without what depends on the clock."""
     lines = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]

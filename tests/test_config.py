@@ -1,6 +1,7 @@
 """The argument after the colon, what follows from a data set, durations, folders, JSON."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,8 @@ def test_other_settings_are_another_run():
     )
     for same in ("mesh.data=1", "train.log_every=1", "data.dir=/x", "checkpoint.keep_latest=9"):
         assert folder(same) == folder()
+    grown = folder("init.from=runs/c2a2-digits-strong-seed0/")
+    assert grown == "runs/c2a2-digits-strong-fromc2a2-digits-strong-seed0-seed0"
     assert "/" not in folder("data.name=folder=/a/../b").removeprefix("runs/")
 
 
@@ -197,6 +200,23 @@ def test_json_is_the_whole_configuration(argument):
         back = config_lib.from_json(config_lib.to_json(config))
         assert back == config and back.is_locked
         assert back.to_dict() == config.to_dict()  # types too: tuples are tuples again
+
+
+def test_a_configuration_stored_before_a_key_existed():
+    """What came later is filled in as a network of then has it; nothing else is made up."""
+    config = make("digits")
+    stored = json.loads(config_lib.to_json(config))
+    for section, added in config_lib._ADDED.items():
+        for key in added:
+            del stored[section][key]
+        if not stored[section]:
+            del stored[section]
+    assert stored["model"].keys() & {"towers", "trunk"} == set()
+    assert config_lib.from_json(json.dumps(stored)) == config
+    stored["model"]["towers"] = 4
+    assert config_lib.from_json(json.dumps(stored)).model.towers == 4
+    del stored["train"]["batch"]
+    assert "batch" not in config_lib.from_json(json.dumps(stored)).train
 
 
 def test_json_that_is_no_configuration():

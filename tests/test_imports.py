@@ -36,9 +36,12 @@ MAY_IMPORT = {
     "data": ("data",),
     "models": ("models",),
     "configfile": ("config", "models"),
+    "growth": ("models",),
+    "initial": ("checkpoint", "config", "growth", "models", "step"),
     "evaluate": ("augment", "mesh"),
     "step": ("augment", "mesh"),
     "summary": ("models",),
+    "votes": ("augment", "evaluate", "mesh"),
 }
 
 

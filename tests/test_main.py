@@ -38,6 +38,19 @@ def run(tmp_path_factory):
     return folder
 
 
+def test_a_curve_of_votes(capfd, run, tmp_path):
+    png = tmp_path / "votes.png"
+    words = ("--mode=eval", f"--checkpoint={run}", f"--curve={png}")
+    code, out, err = call(capfd, *words)
+    assert code == 0 and str(tmp_path / "votes.csv") in err and png.is_file()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["lost_groups"] for line in lines] == [0, 1, 2, 3]
+    whole = call(capfd, *words[:2])[1]
+    assert lines[0]["mean"] == json.loads(whole)["accuracy"]
+    code, _, err = call(capfd, *words, "--drop_groups=1")
+    assert code == 1 and "leave --drop_groups out" in err
+
+
 # --- usage and mistakes -------------------------------------------------------------------------
 
 

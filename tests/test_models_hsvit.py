@@ -62,6 +62,9 @@ def settings(variant, **changes):
         "trunk": "replicated",
         "towers": 1,
         "group_dropout": 0.0,
+        "convolution": "dense",
+        "tiles": (1, 1),
+        "votes": "equal",
         **changes,
     }
 

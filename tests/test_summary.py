@@ -37,6 +37,9 @@ SMALL = {
     "trunk": "replicated",
     "towers": 1,
     "group_dropout": 0.0,
+    "convolution": "dense",
+    "tiles": (1, 1),
+    "votes": "equal",
 }
 
 

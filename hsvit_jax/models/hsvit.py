@@ -10,7 +10,7 @@ or is a kernel's output channels; the `Share` in a call says which part is here.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from math import gcd, prod
 from typing import Any
 
@@ -19,76 +19,28 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.hsvit_sizes import VARIANTS, HSViTConfig, default_strides
+from hsvit_jax.models.hsvit_sizes import VARIANTS, HSViTConfig, check_tiles, default_strides
+from hsvit_jax.models.hsvit_table import layer_table
+from hsvit_jax.models.hsvit_trunk import Trunk
 from hsvit_jax.models.network import WHOLE, Bound, Call, Network, Share
 
-__all__ = ["VARIANTS", "HSViT", "HSViTConfig", "TowerHSViT", "default_strides", "from_settings"]
+__all__ = [
+    "VARIANTS",
+    "HSViT",
+    "HSViTConfig",
+    "Share",
+    "TowerHSViT",
+    "default_strides",
+    "from_settings",
+]
 
 Array = jax.Array
 
+#: A trunk's convolutions: as in the paper, or depthwise and pointwise ones in their place.
+CONVOLUTIONS = ("dense", "separable")
+
 #: Salt of group dropout's masks; the embedding's is 0 and block i's is i + 1.
 _VOTES = 1 << 20
-
-
-class ConvBlock(nnx.Module):
-    """Two convolutions, each with BatchNorm and ReLU, then a max pool if the stride is over 1."""
-
-    def __init__(self, c_in: int, c_out: int, kernel: int, stride: int, key: Array) -> None:
-        self.window, self.stride = kernel, stride
-        keys = jax.random.split(key)
-        self.kernels = nnx.List(
-            nnx.Param(layers.uniform(k, (s, s, i, c_out), (s * s * i) ** -0.5))
-            for k, s, i in zip(keys, (kernel, 3), (c_in, c_out), strict=True)
-        )
-        self.norms = nnx.List(layers.BatchNorm(c_out) for _ in range(2))
-
-    def __call__(self, x_BHWC: Array, call: Call, kernels: Share) -> Array:
-        """All channels in, this device's share of the block's kernels' channels out."""
-        for i, (kernel, norm) in enumerate(zip(self.kernels, self.norms, strict=True)):
-            y = layers.conv2d(kernels.gather(x_BHWC, 3) if i else x_BHWC, kernel[...])
-            x_BHWC = jax.nn.relu(norm(y, train=call.train, batch_axes=call.batch_axes))
-        return layers.max_pool(x_BHWC, self.window, self.stride) if self.stride > 1 else x_BHWC
-
-
-class Trunk(nnx.Module):
-    """Images to one token per channel of the last block."""
-
-    def __init__(self, c: HSViTConfig, key: Array) -> None:
-        self.tokens = c.conv_channels[-1]
-        self.blocks, self.embed, self.dropout = nnx.List(), nnx.Dict(), c.dropout
-        if not c.convolution:
-            return
-        *block_keys, embed_key = jax.random.split(key, len(c.conv_channels) + 1)
-        c_in = c.image_channels
-        for block_key, c_out, kernel, stride in zip(
-            block_keys, c.conv_channels, c.conv_kernels, c.pool_strides, strict=True
-        ):
-            self.blocks.append(ConvBlock(c_in, c_out, kernel, stride, block_key))
-            c_in = c_out
-        self.embed = nnx.Dict(layers.torch_linear(embed_key, (), prod(c.map_size), c.embed_dim))
-
-    def __call__(self, images_BHWC: Array, call: Call, kernels: Share, first_token: Array) -> Array:
-        """(B, H, W, C) → (B, channel tokens, D), for the kernels that are here.
-
-        first_token: number of the first of them among all the network's, which keys its dropout.
-        """
-        x_BHWC = images_BHWC
-        for i, block in enumerate(self.blocks):
-            x_BHWC = block(kernels.gather(x_BHWC, 3) if i else x_BHWC, call, kernels)
-        batch, rows, columns, channels = x_BHWC.shape
-        x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
-        if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
-            repeats = -(-self.tokens // channels)
-            return jnp.tile(x_BPC.swapaxes(1, 2), (1, repeats, 1))[:, : self.tokens]
-        kernel_PD = self.embed["kernel"][...].astype(x_BPC.dtype)
-        bias_D = self.embed["bias"][...].astype(x_BPC.dtype)
-        z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
-        if call.dropout_words is not None and self.dropout:
-            tokens = first_token + jnp.arange(channels)
-            examples = call.example_ids_B.reshape(-1, 1, 1)
-            words = (*call.dropout_words, 0, examples, tokens.reshape(1, -1, 1))
-            z_BCD *= layers.dropout_scale(words, z_BCD.shape, self.dropout).astype(z_BCD.dtype)
-        return z_BCD
 
 
 class Block(nnx.Module):
@@ -145,6 +97,8 @@ class Groups(nnx.Module):
             jax.random.normal(position_key, (c.groups, c.tokens, c.embed_dim))
         )
         self.blocks = nnx.List(Block(c, k) for k in block_keys)
+        if c.votes == "learned":
+            self.vote = nnx.Param(jnp.full(c.groups, 1 / c.groups))
 
     def __call__(self, z_BGTD: Array, call: Call, group_ids_G: Array) -> Array:
         """Channel tokens (B, G, T−1, D) → each group's CLS output (G, B, D)."""
@@ -178,14 +132,22 @@ class Head(nnx.Module):
         return y_BD @ kernel_DK + self.linear["bias"][...].astype(y_BD.dtype)[None]
 
 
-def average_votes(c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array) -> Array:
+def average_votes(
+    c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array, vote_G: Array | None
+) -> Array:
     """The CLS outputs of the groups that vote, averaged over all devices: (B, D).
 
-    cls: of the groups that are here, numbered here_G among all c.groups. A group whose vote is 0,
-    or that group dropout leaves out, does not count; an example that would lose all keeps all.
+    cls: of the groups that are here, numbered here_G among all c.groups; vote: their learned
+    weights, None where all count alike. A group whose weight in the call is 0, or that group
+    dropout leaves out, does not count; an example that would lose all keeps all. Learned weights of
+    the groups left are then divided by their share of all groups' (of absolute values).
     """
+    if vote_G is not None:
+        vote_G = vote_G.astype(cls_GBD.dtype)
+        cls_GBD = cls_GBD * vote_G[:, None, None]
     if call.votes_G is None and (call.dropout_words is None or not c.group_dropout):
-        return call.share.total(cls_GBD) / c.groups
+        total_BD = call.share.total(cls_GBD)
+        return total_BD / c.groups if vote_G is None else total_BD
     weights_GB = jnp.ones((c.groups, cls_GBD.shape[1]), cls_GBD.dtype)
     if call.votes_G is not None:
         weights_GB *= call.votes_G.astype(cls_GBD.dtype)[:, None]
@@ -194,8 +156,13 @@ def average_votes(c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array) -> 
         words = (*call.dropout_words, _VOTES, groups, examples)
         kept_GB = weights_GB * (layers.dropout_scale(words, weights_GB.shape, c.group_dropout) > 0)
         weights_GB = jnp.where(kept_GB.sum(0, keepdims=True) > 0, kept_GB, weights_GB)
-    total_BD = call.share.total(cls_GBD * weights_GB[here_G][:, :, None])
-    return total_BD / weights_GB.sum(0)[:, None]
+    if vote_G is None:
+        total_BD = call.share.total(cls_GBD * weights_GB[here_G][:, :, None])
+        return total_BD / weights_GB.sum(0)[:, None]
+    size_G = jnp.abs(call.share.gather(vote_G, 0))
+    share_B = (weights_GB * size_G[:, None]).sum(0) / size_G.sum()
+    share_B = jnp.where(share_B > 0, share_B, 1)  # of those left none has a vote
+    return call.share.total(cls_GBD * (weights_GB[here_G] / share_B[None])[:, :, None])
 
 
 def without_votes(call: Call, groups: int, lost: Collection[int]) -> Call:
@@ -204,6 +171,12 @@ def without_votes(call: Call, groups: int, lost: Collection[int]) -> Call:
         return call
     votes_G = jnp.ones(groups) if call.votes_G is None else call.votes_G
     return dataclasses.replace(call, votes_G=votes_G.at[jnp.array(sorted(lost))].set(0.0))
+
+
+def _refuse_learned(c: HSViTConfig) -> None:
+    """Learned votes are normalised over all groups, lost ones too, and theirs are gone."""
+    if c.votes == "learned":
+        raise ValueError("a network with model.votes='learned' cannot lose groups in training")
 
 
 class HSViT(Network):
@@ -226,12 +199,13 @@ class HSViT(Network):
         if path[0] == "groups":
             return 0
         if self.config.trunk == "sharded" and path[:2] == ("trunk", "blocks"):
-            return 3 if "kernels" in path else 0
+            return 3 if {"kernels", "depthwise"} & {*path} else 0
         return None
 
     def without(self, lost: Collection[int]) -> Network:
         if not self.config.groups or self.config.trunk == "sharded":
             raise ValueError("only a network with groups and a whole trunk can lose groups")
+        _refuse_learned(self.config)
         return super().without(lost)
 
     def _numbers(self) -> Array:
@@ -277,7 +251,8 @@ class HSViT(Network):
             cls_GBD = self.group_cls(bound, images_BHWC, call)
             here_G = call.share.take(self._numbers(), 0)
             call = without_votes(call, self.config.groups, self.lost)
-            cls_BD = average_votes(self.config, call, cls_GBD, here_G)
+            vote_G = params["groups"].get("vote")
+            cls_BD = average_votes(self.config, call, cls_GBD, here_G, vote_G)
         else:
             cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
         return bound["head"](cls_BD), bound.stats()
@@ -285,7 +260,7 @@ class HSViT(Network):
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """As `Network.layer_table`, the last attention block for every token, as the literature
         counts it; `apply` computes that block for CLS only."""
-        return list(_layer_table(self.config))
+        return list(layer_table(self.config))
 
 
 class TowerHSViT(Network):
@@ -310,12 +285,18 @@ class TowerHSViT(Network):
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
         return 0 if path[0] == "towers" else None
 
+    def without(self, lost: Collection[int]) -> Network:
+        _refuse_learned(self.config)
+        return super().without(lost)
+
     def init(self, key: Array) -> tuple[dict, dict]:
         """Fresh (params, stats); each tower is started as a network of its own."""
         head_key, *tower_keys = jax.random.split(key, self.config.towers + 1)
         params, stats = super().init(head_key)
         towers, tower_stats = jax.vmap(self.tower.init)(jnp.stack(tower_keys))
         towers.pop("head")
+        if self.config.votes == "learned":
+            towers["groups"]["vote"] /= self.config.towers
         return {**params, "towers": towers}, {**stats, "towers": tower_stats}
 
     def forward(
@@ -328,7 +309,8 @@ class TowerHSViT(Network):
             own_params, own_stats, number = tower
             bound = self.tower.bind(own_params, own_stats)
             first_group = number * self.tower.config.groups
-            return self.tower.group_cls(bound, images_BHWC, alone, first_group), bound.stats()
+            tile_BHWC = self.tile(images_BHWC, number)
+            return self.tower.group_cls(bound, tile_BHWC, alone, first_group), bound.stats()
 
         here = (params["towers"], stats["towers"], ids_K)
         if len(ids_K) == 1 or call.share.ordered:  # no loop, which would be compiled differently
@@ -344,52 +326,30 @@ class TowerHSViT(Network):
             self.config.groups,
             [k * len(per_tower) + g for k in self.lost for g in range(len(per_tower))],
         )
-        cls_BD = average_votes(self.config, call, cls_GBD, here_G)
+        vote_KG = params["towers"]["groups"].get("vote")
+        vote_G = None if vote_KG is None else vote_KG.reshape(-1)
+        cls_BD = average_votes(self.config, call, cls_GBD, here_G, vote_G)
         return self.bind(params, {})["head"](cls_BD), {**stats, "towers": stacked}
+
+    def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
+        """The part of each image that a tower sees: (B, H / rows, W / columns, C)."""
+        c = self.config
+        if c.tiles == (1, 1):
+            return images_BHWC
+        row, column = jnp.divmod(tower % prod(c.tiles), c.tiles[1])
+        places = (0, row * c.tile_size[0], column * c.tile_size[1], 0)
+        size = (images_BHWC.shape[0], *c.tile_size, images_BHWC.shape[3])
+        return jax.lax.dynamic_slice(images_BHWC, places, size)
 
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """One row for each layer of all towers together, then the head."""
-        k = self.config.towers
+        k, (rows, columns) = self.config.towers, self.config.tiles
+        tiles = f" on {rows}×{columns} tiles" if rows * columns > 1 else ""
         return [
-            (f"{k} towers, {name}", shape, k * params, k * macs)
+            (f"{k} towers{tiles}, {name}", shape, k * params, k * macs)
             for name, shape, params, macs in self.tower.layer_table()
             if not name.startswith("head")
-        ] + [row for row in _layer_table(self.config) if row[0].startswith("head")]
-
-
-def _layer_table(c: HSViTConfig) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
-    """The rows of `HSViT.layer_table`, in the order of computation."""
-    (rows, columns), c_in, d = c.image_size, c.image_channels, c.embed_dim
-    if c.convolution:
-        for i, (c_out, kernel, stride) in enumerate(
-            zip(c.conv_channels, c.conv_kernels, c.pool_strides, strict=True)
-        ):
-            for j, size in enumerate((kernel, 3)):
-                weights = size * size * c_in * c_out
-                name = f"block {i}: {size}×{size} convolution {j}, BatchNorm, ReLU"
-                yield name, (rows, columns, c_out), weights + 2 * c_out, rows * columns * weights
-                c_in = c_out
-            if stride > 1:
-                rows, columns = rows // stride, columns // stride
-                name = f"block {i}: {kernel}×{kernel} max pool, stride {stride}"
-                yield name, (rows, columns, c_out), 0, 0
-        pixels = rows * columns
-        yield "linear, ReLU, dropout", (c_in, d), (pixels + 1) * d, c_in * pixels * d
-    else:
-        yield "colour planes as tokens", (c.conv_channels[-1], d), 0, 0
-    if c.groups:
-        g, t = c.groups, c.tokens
-        yield "groups: CLS and positions", (g, t, d), g * (t + 1) * d, 0
-        for i in range(c.depth):
-            parts = (
-                ("LayerNorm", 2 * d, 0),
-                ("queries, keys, values", 3 * d * (d + 1), 3 * t * d * d),
-            )
-            parts += (("attention", 0, 2 * t * t * d), ("output, residual", d * (d + 1), t * d * d))
-            for name, params, macs in parts:
-                yield f"groups, layer {i}: {name}", (g, t, d), g * params, g * macs
-    yield "head: mean, LayerNorm", (d,), 2 * d, 0
-    yield "head: linear", (c.num_classes,), (d + 1) * c.num_classes, d * c.num_classes
+        ] + [row for row in layer_table(self.config) if row[0].startswith("head")]
 
 
 def from_settings(
@@ -402,12 +362,19 @@ def from_settings(
 ) -> Network:
     """The network of a configuration's `model` section.
 
-    An empty `pool_strides` means the variant's own for this image size. `ablation` is 'none',
-    'conv_only' (no attention) or 'attention_only' (no convolution; images of embed_dim pixels).
+    An empty `pool_strides` means the variant's own for this size of image, or of tile. `ablation`
+    is 'none', 'conv_only' (no attention) or 'attention_only' (no convolution; images of embed_dim
+    pixels).
     """
     kernels = tuple(settings["conv_kernels"])
     groups, ablation = settings["groups"], settings["ablation"]
-    strides = tuple(settings["pool_strides"])
+    if settings["convolution"] not in CONVOLUTIONS:
+        raise ValueError(
+            f"unknown model.convolution {settings['convolution']!r}; choose one of {CONVOLUTIONS}"
+        )
+    strides, tiles = tuple(settings["pool_strides"]), tuple(settings["tiles"])
+    check_tiles(image_size, tiles, settings["towers"])
+    tile = (image_size[0] // tiles[0], image_size[1] // tiles[1])
     if ablation == "attention_only":
         kernels = (*kernels[:-1], 0)
         strides = strides or (1,) * len(kernels)
@@ -423,7 +390,7 @@ def from_settings(
         num_classes=num_classes,
         conv_channels=tuple(settings["conv_channels"]),
         conv_kernels=kernels,
-        pool_strides=strides or default_strides(settings["variant"], image_size),
+        pool_strides=strides or default_strides(settings["variant"], tile),
         groups=groups,
         depth=settings["depth"],
         embed_dim=settings["embed_dim"],
@@ -432,5 +399,8 @@ def from_settings(
         trunk=settings["trunk"],
         towers=settings["towers"],
         group_dropout=settings["group_dropout"],
+        separable=settings["convolution"] == "separable",
+        tiles=tiles,
+        votes=settings["votes"],
     )
     return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)

@@ -32,7 +32,10 @@ class HSViTConfig:
     its pool; pool_strides of 1 mean no pool. trunk: 'replicated' or 'sharded' (its kernels spread
     over devices). towers: independent networks that share nothing but the head; each has a 1/towers
     share of every block's kernels and of the groups. group_dropout: probability that a group's vote
-    is left out of an example's average in training. Raises ValueError for sizes that do not fit.
+    is left out of an example's average in training. separable: see
+    `hsvit_trunk`. tiles: rows and columns of parts that the image is cut into; tower k sees part
+    k mod (rows × columns), counted row by row. votes: 'equal' or 'learned', a weight for each
+    group's CLS that starts at 1/groups. Raises ValueError for sizes that do not fit.
     """
 
     image_size: tuple[int, int]
@@ -49,8 +52,12 @@ class HSViTConfig:
     trunk: str = "replicated"
     towers: int = 1
     group_dropout: float = 0.0
+    separable: bool = False
+    tiles: tuple[int, int] = (1, 1)
+    votes: str = "equal"
 
     def __post_init__(self) -> None:
+        check_tiles(self.image_size, self.tiles, self.towers)
         _check_sizes(self)
         _check_spread(self)
 
@@ -59,10 +66,17 @@ class HSViTConfig:
         """The sizes of one tower."""
         return dataclasses.replace(
             self,
+            image_size=self.tile_size,
+            tiles=(1, 1),
             conv_channels=tuple(c // self.towers for c in self.conv_channels),
             groups=self.groups // self.towers,
             towers=1,
         )
+
+    @property
+    def tile_size(self) -> tuple[int, int]:
+        """Rows and columns of pixels that one tower sees."""
+        return self.image_size[0] // self.tiles[0], self.image_size[1] // self.tiles[1]
 
     @property
     def convolution(self) -> bool:
@@ -73,7 +87,7 @@ class HSViTConfig:
     def map_size(self) -> tuple[int, int]:
         """Rows and columns of the feature map that becomes a token."""
         stride = prod(self.pool_strides) if self.convolution else 1
-        return self.image_size[0] // stride, self.image_size[1] // stride
+        return self.tile_size[0] // stride, self.tile_size[1] // stride
 
     @property
     def tokens(self) -> int:
@@ -100,16 +114,23 @@ def _check_sizes(c: HSViTConfig) -> None:
         if any(k < 1 or k % 2 == 0 for k in c.conv_kernels):
             raise ValueError(f"convolution kernels must be odd; got conv_kernels={c.conv_kernels}")
         divisor = prod(c.pool_strides)
-        if c.image_size[0] % divisor or c.image_size[1] % divisor:
+        if c.tile_size[0] % divisor or c.tile_size[1] % divisor:
+            what = "an image" if c.tiles == (1, 1) else f"a tile (of {c.tiles[0]}×{c.tiles[1]})"
             raise ValueError(
-                f"an image of {c.image_size[0]}×{c.image_size[1]} pixels does not fit pool_strides="
+                f"{what} of {c.tile_size[0]}×{c.tile_size[1]} pixels does not fit pool_strides="
                 f"{c.pool_strides}: both sides must be divisible by their product {divisor}"
             )
+    elif c.separable:
+        raise ValueError("without convolution nothing can be separable: choose 'dense'")
     elif c.image_size[0] * c.image_size[1] != c.embed_dim:
         raise ValueError(
             "without convolution each colour plane is a token, so height × width must equal "
             f"embed_dim={c.embed_dim}; got {c.image_size[0]}×{c.image_size[1]}"
         )
+    if c.votes not in ("equal", "learned"):
+        raise ValueError(f"votes must be 'equal' or 'learned'; got {c.votes!r}")
+    if c.votes == "learned" and not c.groups:
+        raise ValueError("without attention groups there are no votes to learn: choose 'equal'")
     if c.groups:
         if c.conv_channels[-1] % c.groups:
             raise ValueError(
@@ -123,6 +144,23 @@ def _check_sizes(c: HSViTConfig) -> None:
                 f"embed_dim={c.embed_dim} is not divisible by heads={c.heads}: choose one of "
                 f"{divisors(c.embed_dim)}"
             )
+
+
+def check_tiles(image_size: tuple[int, int], tiles: tuple[int, ...], towers: int) -> None:
+    """Tiles must be equal parts of the image, seen by equally many towers; ValueError if not."""
+    if len(tiles) != 2 or min(tiles) < 1:
+        raise ValueError(f"tiles must be a number of rows and one of columns; got {tiles}")
+    for side, count, name in zip(image_size, tiles, ("rows", "columns"), strict=True):
+        if side % count:
+            raise ValueError(
+                f"{side} {name} of pixels cannot be cut into tiles={tiles}, {count} {name} of "
+                f"tiles: choose a divisor of {side}: {divisors(side)}"
+            )
+    if towers % prod(tiles):
+        raise ValueError(
+            f"towers={towers} cannot see the {prod(tiles)} tiles of tiles={tiles} equally: make "
+            f"towers a multiple of {prod(tiles)}"
+        )
 
 
 def _check_spread(c: HSViTConfig) -> None:

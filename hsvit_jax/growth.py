@@ -1,0 +1,126 @@
+"""A trained network made larger: more towers, or more channels and groups, the same answers.
+
+New groups start without a vote (see `model.votes`), and kernels from new channels to old ones at
+zero, so the larger network computes what the smaller one does until training moves it.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from hsvit_jax.models.hsvit import HSViTConfig
+
+Array = jax.Array
+
+#: Sizes that growth leaves as they are.
+_FIXED = (
+    "image_size",
+    "image_channels",
+    "num_classes",
+    "conv_kernels",
+    "pool_strides",
+    "depth",
+    "embed_dim",
+    "heads",
+    "separable",
+    "tiles",
+)
+
+
+def misfits(old: Any, new: Any) -> list[str]:
+    """Why a network of sizes `new` cannot be grown from one of sizes `old`, a line for each reason.
+
+    Towers: any number more, each of the same size. One tower: no fewer channels in each block, and
+    as many tokens in a group as before. More groups need learned votes.
+    """
+    if not (isinstance(old, HSViTConfig) and isinstance(new, HSViTConfig)):
+        return [] if old == new else [f"sizes: checkpoint {old}, config {new}"]
+    lines = [
+        f"{name}: checkpoint {getattr(old, name)}, config {getattr(new, name)}"
+        for name in _FIXED
+        if getattr(old, name) != getattr(new, name)
+    ]
+    if new.towers < old.towers:
+        lines.append(f"towers: checkpoint {old.towers}, config {new.towers}, which are fewer")
+    elif len(new.conv_channels) != len(old.conv_channels):
+        lines.append(f"conv_channels: checkpoint {old.conv_channels}, config {new.conv_channels}")
+    elif new.towers > 1:
+        fitting = tuple(c * new.towers // old.towers for c in old.conv_channels)
+        if new.conv_channels != fitting or new.groups * old.towers != old.groups * new.towers:
+            lines.append(
+                f"conv_channels={new.conv_channels} and groups={new.groups}: {new.towers} towers "
+                f"as large as the checkpoint's {old.towers} have conv_channels={fitting} and "
+                f"groups={old.groups * new.towers // old.towers}"
+            )
+    else:
+        if any(b < a for a, b in zip(old.conv_channels, new.conv_channels, strict=True)):
+            lines.append(
+                f"conv_channels: checkpoint {old.conv_channels}, config {new.conv_channels}, "
+                "fewer in a block"
+            )
+        if old.conv_channels[-1] * new.groups != new.conv_channels[-1] * old.groups:
+            lines.append(
+                f"conv_channels={new.conv_channels} and groups={new.groups}: the checkpoint has "
+                f"{old.conv_channels[-1]} channel tokens in {old.groups} groups; keep their ratio"
+            )
+    if new.votes == "equal" and (old.votes == "learned" or new.groups > old.groups):
+        lines.append("votes: 'equal', but new groups start without a vote: set votes='learned'")
+    return lines
+
+
+def grow(params: dict, stats: dict, old: Any, new: Any, key: Array) -> tuple[dict, dict]:
+    """The (params, stats) of `old`, a network, as ones of `new`, whose answers are the same.
+
+    key draws what is new. Where the sizes are equal nothing is. Returns NumPy arrays. Raises
+    ValueError with every difference when `new` is not a larger `old`; see `misfits`.
+    """
+    lines = misfits(old.config, new.config)
+    if lines:
+        raise ValueError(
+            "the network to start from is neither of the same sizes nor a smaller one:\n  "
+            + "\n  ".join(lines)
+        )
+    fresh_params, fresh_stats = jax.tree.map(np.asarray, jax.jit(new.init)(key))
+    if getattr(new.config, "votes", "equal") == "learned":
+        params = _with_votes(params, old.config)
+        _groups(fresh_params)["vote"] = np.zeros_like(_groups(fresh_params)["vote"])
+    if getattr(new.config, "towers", 1) > 1 and old.config.towers == 1:
+        params, stats = _as_tower(params), _as_tower(stats)
+    return _placed(fresh_params, params), _placed(fresh_stats, stats)
+
+
+def _groups(params: dict) -> dict:
+    return params.get("towers", params)["groups"]
+
+
+def _with_votes(params: dict, old: HSViTConfig) -> dict:
+    """Equal votes as learned ones: 1/groups each."""
+    if old.votes == "learned":
+        return params
+    groups = _groups(params)
+    shape = groups["cls"].shape[:-1]
+    groups = {**groups, "vote": np.full(shape, 1 / old.groups, np.float32)}
+    if "towers" in params:
+        return {**params, "towers": {**params["towers"], "groups": groups}}
+    return {**params, "groups": groups}
+
+
+def _as_tower(tree: dict) -> dict:
+    """A reference network's tree as that of a network with one tower."""
+    inside = {part: tree[part] for part in ("trunk", "groups") if part in tree}
+    outside = {part: tree[part] for part in tree if part not in inside}
+    return {**outside, "towers": jax.tree.map(lambda x: np.asarray(x)[None], inside)}
+
+
+def _placed(fresh: dict, old: dict) -> dict:
+    """Each old array in the first corner of the new one."""
+
+    def place(path: tuple[Any, ...], new: np.ndarray, was: Any) -> np.ndarray:
+        new, was = np.array(new), np.asarray(was)
+        if "kernels" in {k.key for k in path}:  # what is old does not see what is new
+            new[..., was.shape[-2] :, : was.shape[-1]] = 0
+        new[tuple(slice(n) for n in was.shape)] = was
+        return new
+
+    return jax.tree_util.tree_map_with_path(place, fresh, old)

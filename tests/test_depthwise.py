@@ -1,0 +1,29 @@
+"""The depthwise convolution for CPUs against XLA's grouped one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hsvit_jax.models import depthwise
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_shifted_products_are_the_grouped_convolution(size):
+    rng = np.random.default_rng(0)
+    x, weight = (rng.normal(size=(3, 5, 7, 11)).astype(np.float32) for _ in range(2))
+    kernel = rng.normal(size=(size, size, 1, 11)).astype(np.float32)
+
+    def both(convolve):
+        run = jax.value_and_grad(lambda x, k: (convolve(x, k) * weight).sum(), argnums=(0, 1))
+        return convolve(x, kernel), run(x, kernel)[1]
+
+    ours = jax.tree.leaves(both(depthwise.depthwise_conv2d))
+    theirs = jax.tree.leaves(both(depthwise.depthwise_conv2d_xla))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+def test_it_keeps_the_dtype_of_the_images():
+    x, kernel = jnp.ones((1, 4, 4, 2), jnp.bfloat16), jnp.ones((3, 3, 1, 2))
+    assert depthwise.depthwise_conv2d(x, kernel).dtype == jnp.bfloat16

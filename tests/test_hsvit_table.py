@@ -1,0 +1,91 @@
+"""Parameters and FLOPs of towers and separable trunks: formulas worked out apart from the model."""
+
+import pytest
+
+from hsvit_jax import models, summary
+from hsvit_jax.models import hsvit
+
+#: Parameters of 1, 2, 4, 8 and 16 towers, dense and separable; 32 px, 3 channels, 10 classes.
+PARAMETERS = {
+    ("c2a2", "dense"): (812_298, 687_434, 631_242, 615_626, 632_778),
+    ("c2a2", "separable"): (585_226, 575_050, 576_202, 589_258, 620_746),
+    ("c3a4", "dense"): (2_242_826, 1_675_594, 1_398_218, 1_272_010, 1_233_866),
+    ("c3a4", "separable"): (1_232_778, 1_173_450, 1_150_026, 1_150_794, 1_176_138),
+    ("c4a8", "dense"): (6_873_354, 4_536_650, 3_374_538, 2_805_962, 2_546_634),
+    ("c4a8", "separable"): (2_724_490, 2_468_554, 2_346_826, 2_298_442, 2_299_210),
+}
+TOWERS = (1, 2, 4, 8, 16)
+
+
+def build(variant, towers, convolution, **changes):
+    sizes = hsvit.VARIANTS[variant]
+    settings = {
+        "family": "hsvit",
+        "variant": variant,
+        "ablation": "none",
+        "dtype": "float32",
+        "conv_channels": sizes["channels"],
+        "conv_kernels": (3,) * len(sizes["channels"]),
+        "pool_strides": (),
+        "groups": 16,
+        "depth": sizes["depth"],
+        "embed_dim": 64,
+        "heads": 8,
+        "dropout": 0.2,
+        "trunk": "replicated",
+        "towers": towers,
+        "group_dropout": 0.0,
+        "convolution": convolution,
+        "tiles": (1, 1),
+        "votes": "equal",
+        **changes,
+    }
+    return models.build(settings, image_size=(32, 32), channels=3, num_classes=10)
+
+
+def by_hand(variant, towers, separable):
+    """(parameters, multiply-adds) of one 32×32 image in 10 classes: 16 groups, 64 dimensions."""
+    channels, depth = hsvit.VARIANTS[variant]["channels"], hsvit.VARIANTS[variant]["depth"]
+    sides = {"c2a2": (32, 16), "c3a4": (32, 16, 16), "c4a8": (32, 16, 16, 8)}[variant]
+    weights = macs = 0
+    before, image = 3, True
+    for kernels, side in zip(channels, sides, strict=True):
+        for _ in range(2):
+            own = kernels // towers
+            count = 9 * before + before * own if separable and not image else 9 * before * own
+            weights += count + 2 * own
+            macs += count * side * side
+            before, image = own, False
+    weights += 64 * 64 + 64  # an 8×8 map to a token
+    macs += channels[-1] // towers * 64 * 64
+    tokens = channels[-1] // 16 + 1
+    block = 2 * 64 + 4 * (64 * 64 + 64)
+    groups = 16 * (64 + tokens * 64 + depth * block)
+    attention = 16 * depth * (4 * tokens * 64 * 64 + 2 * tokens * tokens * 64)
+    head = 2 * 64 + 64 * 10 + 10
+    return towers * weights + groups + head, towers * macs + attention + 64 * 10
+
+
+@pytest.mark.parametrize("case", PARAMETERS, ids=str)
+def test_towers_have_the_parameters_and_flops_of_the_formula(case):
+    variant, convolution = case
+    for towers, published in zip(TOWERS, PARAMETERS[case], strict=True):
+        network = build(variant, towers, convolution)
+        parameters, macs = by_hand(variant, towers, convolution == "separable")
+        assert summary.parameters(network) == parameters == published
+        assert sum(row[2] for row in network.layer_table()) == parameters
+        assert summary.flops(network) == 2 * macs
+
+
+def test_learned_votes_are_one_more_each():
+    for towers in (1, 4):
+        equal, learned = (build("c2a2", towers, "dense", votes=v) for v in ("equal", "learned"))
+        assert summary.parameters(learned) == summary.parameters(equal) + 16
+        assert sum(row[2] for row in learned.layer_table()) == summary.parameters(learned)
+
+
+def test_unknown_words():
+    with pytest.raises(ValueError, match=r"unknown model\.convolution 'sparse'"):
+        build("c2a2", 1, "sparse")
+    with pytest.raises(ValueError, match="votes must be 'equal' or 'learned'; got 'some'"):
+        build("c2a2", 1, "dense", votes="some")

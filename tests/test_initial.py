@@ -1,0 +1,96 @@
+"""What a run starts from: a trained network as it is or grown, and never instead of its own."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import small_runs
+
+from hsvit_jax import checkpoint, initial, train
+from hsvit_jax import config as config_lib
+
+
+def prepared(**settings):
+    """A run of no steps for the small data set."""
+    config = small_runs.small_config(train__steps=0, **settings)
+    return config, train.prepare(config, dataset=small_runs.small_dataset())
+
+
+def save(folder, run, values, meta=None):
+    """A checkpoint of a run with these (params, stats)."""
+    state = {"params": values[0], "stats": values[1]}
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(0, state, meta or run.meta, metric=0.5, wait=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The folder of a small network, whose configuration was stored before some keys existed."""
+    folder = tmp_path_factory.mktemp("source")
+    _, run = prepared(train__ema_decay=0.0)
+    values = small_runs.made_up_values(run.model)
+    stored = json.loads(config_lib.to_json(run.config))
+    del stored["init"], stored["model"]["votes"], stored["model"]["tiles"], stored["model"]["trunk"]
+    save(folder, run, values, {**run.meta, "config": stored})
+    return folder, values
+
+
+def from_source(folder, **settings):
+    config, _ = prepared(**settings)
+    with config.unlocked():
+        config.init["from"] = str(folder)
+    return config, train.prepare(config, dataset=small_runs.small_dataset())
+
+
+def test_nothing_named_is_a_fresh_start():
+    _, run = prepared()
+    assert initial.load(run.config, run.model) == ()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"model__conv_channels": (4, 32), "model__groups": 16, "model__votes": "learned"},
+    ],
+)
+def test_a_run_starts_from_it(source, tmp_path, settings):
+    """At step 0, with the average there too: the answers are those of the network named."""
+    folder, values = source
+    config, run = from_source(folder, **settings)
+    result = train.train(config, tmp_path, dataset=run.dataset, verbose=False)
+    assert result.step == 0
+    _, state, _ = checkpoint.load_tree(tmp_path)
+    _, small = prepared()
+    x = np.random.default_rng(0).normal(size=(5, 8, 8, 1)).astype(np.float32)
+    expected = jax.jit(small.model.apply)(*values, x)[0]
+    for tree in (state, state["ema"]):
+        found = jax.jit(run.model.apply)(tree["params"], tree["stats"], x)[0]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+def test_a_run_s_own_checkpoint_wins(source, tmp_path, capsys):
+    """What it started from may be gone; keys it was stored without are no changed settings."""
+    folder, _ = source
+    config, run = from_source(folder)
+    train.train(config, tmp_path, dataset=run.dataset, verbose=False)
+    before = small_runs.digest(tmp_path)
+    with config.unlocked():
+        config.init["from"] = str(tmp_path / "gone")
+    capsys.readouterr()
+    train.train(config, tmp_path, dataset=run.dataset)
+    assert small_runs.digest(tmp_path) == before
+    said = capsys.readouterr().out.splitlines()
+    changed = [line for line in said if line.startswith("  ")]
+    assert len(changed) == 1 and changed[0].startswith("  init.from: checkpoint")
+
+
+def test_mistakes_are_told(source, tmp_path):
+    folder, _ = source
+    _, run = from_source(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"init\.from=.*nowhere.*is not a directory"):
+        initial.load(run.config, run.model)
+    _, run = from_source(folder, model__depth=2, model__heads=4)
+    with pytest.raises(ValueError, match=r"(?s)depth: checkpoint 1, config 2.*heads: checkpoint 2"):
+        initial.load(run.config, run.model)
