@@ -197,7 +197,7 @@ def train(
         together.StopTogether() as stop,
         watchdog.Watchdog(stall_timeout, lambda: together.meet("stalled", 5.0)) as dog,
     ):
-        checkpoints = together.attempt(lambda: _open(workdir, config.checkpoint, stack))
+        checkpoints = together.attempt(lambda: _open(workdir, config, stack))
         together.attempt(lambda: _check_shared(workdir))
         # The order of restoring: 1. this folder's latest good checkpoint; 2. the network that
         # init.from names; 3. a fresh start.
@@ -250,15 +250,15 @@ def _make_workdir(workdir: Path) -> None:
 
 
 def _open(
-    workdir: Path, settings: ml_collections.ConfigDict, stack: contextlib.ExitStack
+    workdir: Path, config: ml_collections.ConfigDict, stack: contextlib.ExitStack
 ) -> checkpoint.Checkpoints:
     """Takes the folder for this run, and its checkpoints; `stack` gives both back."""
     stack.enter_context(_only_run_in(workdir, together.is_lead()))
     return stack.enter_context(
         checkpoint.Checkpoints(
             workdir / "checkpoints",
-            keep_latest=settings.keep_latest,
-            keep_best=settings.keep_best,
+            keep_latest=config.checkpoint.keep_latest,
+            keep_best=config.checkpoint.keep_best,
         )
     )
 
