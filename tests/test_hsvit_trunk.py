@@ -87,7 +87,7 @@ def test_it_spreads_by_channel():
     spread = objective(mesh_lib.spread(network, mesh))(*trees, mesh_lib.put_batch(mesh, images()))
     whole = objective(network.apply)(params, stats, images())
     for a, b in zip(jax.tree.leaves(spread), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(np.abs(b).max(), 1e-3))
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-4 * max(np.abs(b).max(), 1e-3))
 
 
 def test_the_plan_knows_it():
