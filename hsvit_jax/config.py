@@ -191,7 +191,6 @@ def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
         config.optim.warmup_epochs = 1.0
         config.augment.update({"crop_padding": 2, "rand_augment_ops": 0, "erasing": 0.0})
         config.augment.update({"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.05})
-        _update(config, recipes.digits(config.model))
     elif data in ("food101", "imagenet"):
         config.augment.crop_padding = 16
 

@@ -1,7 +1,7 @@
 """What a family changes in a configuration: its paper's recipe, a smoke run's size, digits' tokens.
 
-Plain values by 'section.key'; `config.base` applies them. The recipe `strong` is one and the same
-for all families, and hsvit's own values are in `config`.
+Plain values, applied by `config.base` and, for digits, by `systems`. The recipe `strong` is one and
+the same for all families, and hsvit's own values are in `config`.
 
 Sources: ViX paper, section 4, the authors' scripts where it is silent; HVT paper, section 5, and
 Touvron et al. (DeiT, ICML 2021), table 9, which it refers to; DHVT supplement, section 4.1, and the
@@ -107,20 +107,18 @@ def digits(model: Mapping[str, Any]) -> dict[str, Any]:
     """What the recipe `strong` changes in a network for digits: 8×8 tokens instead of 32×32.
 
     They are 8×8 images, enlarged to 32×32 pixels, so that one such token is one of their own
-    pixels. Landmarks and projected positions are 16, fewer than the tokens. {} for families whose
-    tokens are few already.
+    pixels. Landmarks and projected positions are 16, fewer than the tokens. Keys of the `model`
+    section; {} for families whose tokens are few already.
     """
     sizes = _tokens(model, (2, 2, 1), 4)
-    if not sizes:
-        return {}
-    return _named({**sizes, "landmarks": 16, "projections": 16})
+    return {**sizes, "landmarks": 16, "projections": 16} if sizes else {}
 
 
 def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes of a smoke run of seconds, whatever the variant: narrow, shallow, images of 32 pixels.
 
-    {} for hsvit. What tells variants apart stays: mixers, stems, stages of pooling, patches that a
-    variant is named for, the parts of a DHVT.
+    {} for hsvit. What tells variants apart stays, but for widths, heads, depths and HVT's patches:
+    mixers, stems, the number and kind of poolings, CLS, the parts of a DHVT.
     """
     family, few = model["family"], {"heads": 2, "mlp_dim": 32}
     mixing = {"landmarks": 4, "projections": 4, "residual_kernel": 5}
@@ -139,7 +137,9 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
             found["stage_depth"] = min(stages, 1)
     elif family == "dhvt":
         found = {"heads": 2, "embed_dim": 16, "depth": 2}
-    return {**_named(found), "data.image_size": (32, 32)} if found else {}
+    if not found:
+        return {}
+    return {f"model.{key}": value for key, value in found.items()} | {"data.image_size": (32, 32)}
 
 
 def _tokens(model: Mapping[str, Any], strides: tuple[int, ...], patch: int) -> dict[str, Any]:
@@ -153,7 +153,3 @@ def _tokens(model: Mapping[str, Any], strides: tuple[int, ...], patch: int) -> d
             convolutions = len(model[of]) + (of != "depths")
             return {key: (*strides, *(1,) * convolutions)[:convolutions]}
     return {"patch": patch} if "stem_strides" in model else {}
-
-
-def _named(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"model.{key}": value for key, value in sizes.items()}

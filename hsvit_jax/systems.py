@@ -11,6 +11,7 @@ from typing import Any
 import ml_collections
 
 from hsvit_jax import config as config_lib
+from hsvit_jax import recipes
 from hsvit_jax.models import FAMILIES
 
 #: Families with several variants each, and the one that is meant when no word names any: the
@@ -34,7 +35,10 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
     that name no variant of this family or several, and for a family without an entry above.
     """
     variant, rest = split(family, argument)
-    return config_lib.base(rest, model_section(family, variant))
+    model, (data, recipe, _) = model_section(family, variant), config_lib.parse_argument(rest)
+    if (data, recipe) == ("digits", "strong"):
+        model |= recipes.digits(model)
+    return config_lib.base(rest, model)
 
 
 def model_section(family: str, variant: str = "") -> dict[str, Any]:

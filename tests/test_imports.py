@@ -20,7 +20,7 @@ HEAVY = {"tensorflow_datasets", "grain", "PIL", "matplotlib", "orbax", "tensorbo
 MAY_IMPORT = {
     "config": ("recipes",),
     "recipes": (),
-    "systems": ("config", "models"),
+    "systems": ("config", "models", "recipes"),
     "checksum": (),
     "host": (),
     "signals": (),
