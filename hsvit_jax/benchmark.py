@@ -514,6 +514,8 @@ def measure_parts(
 
     config = config.copy_and_resolve_references()
     config.mesh.group = config.mesh.data = 1
+    if config.model.family != "hsvit":
+        raise Mistake(f"--parts cuts hsvit apart, not {config.model.family}: leave it out")
     run = _prepare(config, False, jax.devices()[:1])
     parts = {"whole step": _train_job(run, True).take, **_part_functions(run)}
     record = {}

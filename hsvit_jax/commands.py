@@ -289,7 +289,12 @@ def _votes(lost: list[str], model: Any) -> np.ndarray | None:
     """1 for each attention group, 0 for those that are lost; None when all are there."""
     if not lost:
         return None
-    groups = getattr(model.config, "groups", 0)
+    groups = model.groups and model.config.groups
+    if not groups:
+        raise ValueError(
+            f"--drop_groups={','.join(lost)}: this network has no attention groups that could be "
+            "lost; leave it out"
+        )
     numbers = {int(word) if word.strip().isdecimal() else -1 for word in lost}
     if not numbers <= set(range(groups)) or len(numbers) == groups:
         raise ValueError(

@@ -159,8 +159,7 @@ def name_of(spec: str) -> str:
     place, _, argument = spec.partition(":")
     words = [Path(place).stem]
     for word in filter(None, (w.strip() for w in argument.split(","))):
-        data = word in config_lib.DATA_SETS or word.startswith(("folder=", "tfds="))
-        if not data and word not in config_lib.RECIPES:
+        if not config_lib.is_word(word) or word in config_lib.SWITCHES:
             words.append(word)
     return " ".join(words)
 

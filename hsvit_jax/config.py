@@ -14,6 +14,8 @@ from typing import Any
 
 import ml_collections
 
+from hsvit_jax import recipes
+
 #: How CLS tokens are added over the `group` axis, and how gradients travel over `data`.
 AGGREGATES = ("psum", "ordered", "bf16", "int8")
 GRADIENTS = ("float32", "bf16")
@@ -30,6 +32,7 @@ DATA_SETS = (
 )
 RECIPES = ("strong", "paper")
 SWITCHES = ("tiny", "bf16", "conv_only", "attention_only")
+_ABLATIONS = ("conv_only", "attention_only")  # of hsvit
 
 # Settings that are in a run's folder name already, or that leave its results as they are.
 _NO_OTHER_RUN = (
@@ -45,6 +48,11 @@ _NO_OTHER_RUN = (
 )
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
+
+
+def is_word(word: str) -> bool:
+    """Whether a word after the colon is a data set, a recipe or a switch."""
+    return word in (*DATA_SETS, *RECIPES, *SWITCHES) or word.startswith(("folder=", "tfds="))
 
 
 def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
@@ -104,7 +112,8 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     """The configuration of a network on the data set and recipe that `argument` names.
 
     model: the sizes of the `model` section. Returns a locked ConfigDict in which every key that any
-    part of the program reads is present. Raises ValueError for an unknown argument.
+    part of the program reads is present. Raises ValueError for an unknown argument, or a
+    switch that the network's family does not have.
     """
     data, recipe, switches = parse_argument(argument)
     config = ml_collections.ConfigDict()
@@ -151,6 +160,13 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     return config
 
 
+def _update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None:
+    """Sets values by 'section.key'."""
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        config[section][name] = value
+
+
 def _augment(recipe: str, data: str) -> dict[str, Any]:
     paper = recipe == "paper"
     return {
@@ -181,25 +197,34 @@ def _optim(recipe: str) -> dict[str, Any]:
 
 
 def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
-    """What a data set changes in the strong recipe; the paper's is the same for all."""
-    if data == "digits" and config.recipe == "strong":
+    """What a data set changes in the strong recipe, and a family's own paper recipe."""
+    if config.recipe == "paper":
+        _update(config, recipes.paper(config.model.family, data))
+    elif data == "digits":
         # 1,437 training images: a short, light recipe that a laptop finishes in a minute or two.
         config.train.batch, config.train.epochs, config.train.ema_decay = 64, 12.0, 0.98
         config.optim.warmup_epochs = 1.0
         config.augment.update({"crop_padding": 2, "rand_augment_ops": 0, "erasing": 0.0})
         config.augment.update({"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.05})
-    elif data in ("food101", "imagenet") and config.recipe == "strong":
+    elif data in ("food101", "imagenet"):
         config.augment.crop_padding = 16
 
 
 def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
+    family = config.model.family
+    if switch in _ABLATIONS and family != "hsvit":
+        raise ValueError(
+            f"{switch} is an ablation of hsvit, and {family} has no such part: leave it out"
+        )
     if switch == "tiny":
-        blocks = len(config.model.conv_channels)
-        config.model.update({"groups": 4, "depth": 2, "embed_dim": 16, "heads": 2})
-        config.model.conv_channels = (8,) * (blocks - 1) + (16,)
+        if family == "hsvit":
+            blocks = len(config.model.conv_channels)
+            config.model.update({"groups": 4, "depth": 2, "embed_dim": 16, "heads": 2})
+            config.model.conv_channels = (8,) * (blocks - 1) + (16,)
+        _update(config, recipes.tiny(config.model))
         config.train.update({"batch": 32, "epochs": 0.0, "steps": 8, "log_every": 1})
         config.optim.warmup_epochs = 0.0
-        if config.model.ablation == "attention_only":
+        if family == "hsvit" and config.model.ablation == "attention_only":
             config.data.image_size = (4, 4)
     elif switch == "bf16":
         config.model.dtype = "bfloat16"
@@ -273,7 +298,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
     require("optim.weight_decay", optim.weight_decay >= 0, "at least 0")
     require("optim.clip_norm", optim.clip_norm >= 0, "at least 0, 0 for none")
     require("optim.warmup_epochs", optim.warmup_epochs >= 0, "at least 0")
-    require("optim.cosine_per", optim.cosine_per in ("epoch", "step"), "'epoch' or 'step'")
+    often = ("epoch", "step", "never")
+    require("optim.cosine_per", optim.cosine_per in often, "'epoch', 'step' or 'never'")
     require("data.val_fraction", 0 <= data.val_fraction < 1, "in [0, 1)")
     require("data.on_bad_image", data.on_bad_image in ("error", "skip"), "'error' or 'skip'")
     require("data.channels", data.channels in (1, 3), "1 or 3")
@@ -309,7 +335,8 @@ def default_workdir(
     kind, _, path = config.data.name.partition("=")
     data = f"{kind}-{path.rstrip('/').rsplit('/', 1)[-1]}" if path else kind
     given = [word.strip() for word in argument.split(",")]
-    words = [stem, data, config.recipe, *(word for word in SWITCHES if word in given)]
+    variant = [config.model.variant] if config.model.family != "hsvit" else []
+    words = [stem, *variant, data, config.recipe, *(word for word in SWITCHES if word in given)]
     last = dict(setting.partition("=")[::2] for setting in settings)
     for key, value in sorted(last.items()):
         if key == "init.from":

@@ -1,7 +1,8 @@
 """From what a user writes to a configuration: `FILE:words`, `NAME:words`, and `KEY=VALUE`.
 
 A configuration file is Python that defines `get_config(argument)`; it is run, so use only files you
-trust. The named networks (`c2a2`, `c3a4`, `c4a8`) need no file and work wherever the package is.
+trust. The named networks (`c2a2`, `c3a4`, `c4a8`) and the sibling families (`vix:vin,hybrid`, see
+`systems`) need no file and work wherever the package is.
 """
 
 import difflib
@@ -30,21 +31,34 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     if "/" in place or place.endswith(".py") or Path(place).is_file():
         config = _from_file(Path(place), argument or None)
     else:
-        config = config_lib.base(argument or None, named_model(place))
+        config = _from_name(place, argument or None)
     return override(config, settings)
 
 
+def _from_name(name: str, argument: str | None) -> ml_collections.ConfigDict:
+    """As the file of that name in configs/ has it."""
+    from hsvit_jax import systems  # late: it imports jax
+
+    if name in systems.DEFAULT_VARIANT:
+        return systems.get_config(name, argument)
+    return config_lib.base(argument, named_model(name))
+
+
 def named_model(variant: str) -> dict[str, Any]:
-    """The `model` section of a named network; the files in configs/ spell the same out.
+    """The `model` section of a named network, or of a sibling family's default variant.
 
     Raises ValueError for an unknown name.
     """
-    from hsvit_jax.models import hsvit  # late: it imports jax
+    from hsvit_jax import systems  # late: they import jax
+    from hsvit_jax.models import hsvit
 
+    if variant in systems.DEFAULT_VARIANT:
+        return systems.model_section(variant)
     if variant not in hsvit.VARIANTS:
+        known = (*hsvit.VARIANTS, *systems.DEFAULT_VARIANT)
         raise ValueError(
-            f"unknown network {variant!r}.{config_lib.nearest(variant, list(hsvit.VARIANTS))} "
-            f"Known: {', '.join(hsvit.VARIANTS)}, or a file ending in .py ({_EXAMPLE})"
+            f"unknown network {variant!r}.{config_lib.nearest(variant, known)} "
+            f"Known: {', '.join(known)}, or a file ending in .py ({_EXAMPLE})"
         )
     channels = hsvit.VARIANTS[variant]["channels"]
     return {
@@ -106,15 +120,27 @@ def _check_keys(config: Any, path: Path) -> None:
             f"get_config of {path} returned {type(config).__name__}; expected a ConfigDict, as "
             "hsvit_jax.config.base makes it"
         )
-    wanted = set(dict(leaves(config_lib.base(None, named_model("c2a2")))))
-    found = set(dict(leaves(config)))
-    if wanted != found:
-        parts = [
-            f"{what} {', '.join(sorted(keys))}"
-            for what, keys in (("missing", wanted - found), ("unknown", found - wanted))
-            if keys
-        ]
-        raise ValueError(f"the configuration of {path} has other keys: {'; '.join(parts)}")
+    found = dict(leaves(config))
+    family = found.get("model.family", "hsvit")
+    wanted = set(dict(leaves(config_lib.base(None, _any_of(family, path)))))
+    if wanted != set(found):
+        missing, unknown = sorted(wanted - set(found)), sorted(set(found) - wanted)
+        parts = [f"missing {', '.join(missing)}"] if missing else []
+        parts += [f"unknown {', '.join(unknown)}"] if unknown else []
+        hints = "".join(config_lib.nearest(key, sorted(wanted)) for key in unknown)
+        raise ValueError(f"the configuration of {path} has other keys: {'; '.join(parts)}.{hints}")
+
+
+def _any_of(family: str, path: Path) -> dict[str, Any]:
+    """The settings of some network of this family: its keys are those of all."""
+    if family == "hsvit":
+        return named_model("c2a2")
+    from hsvit_jax import systems
+
+    try:
+        return systems.model_section(family)
+    except ValueError as error:
+        raise ValueError(f"the configuration of {path}: {error}") from None
 
 
 def leaves(config: ml_collections.ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -52,7 +52,7 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
         model |= {"cls": cls, "retained": (), "flops_share": 1.0}
     else:
         model |= _pool(shapes, known, pooled, one["num_blocks"])
-    model["variant"] = _variant(model)
+    model["variant"] = _variant(model, pair(known["image_size"]))
     data = {
         "image_size": pair(known["image_size"]),
         "channels": one["num_channels"],
@@ -116,11 +116,12 @@ def _pool(
     }
 
 
-def _variant(model: dict) -> str:
-    """The name of these sizes, where they have one."""
+def _variant(model: dict, image_size: tuple[int, int]) -> str:
+    """The name of these sizes for such images, where they have one."""
     family = hvt if model["family"] == "hvt" else deit
     for name, changes in family.VARIANTS.items():
         sizes = {**family.DEFAULTS, **changes}
+        sizes["patch"] = sizes["patch"] or hvt.default_patch(image_size)
         if all(model[k] == v for k, v in sizes.items()):
             return name
     return "custom"

@@ -16,6 +16,7 @@ USAGE = """usage: python -m hsvit_jax.main --config=FILE[:DATA,RECIPE,SWITCHES] 
   train     python -m hsvit_jax.main --config=configs/c4a8.py
             python -m hsvit_jax.main --config=configs/c2a2.py:digits --config.train.epochs=5
             python -m hsvit_jax.main --config=configs/c2a2.py:folder=my_images
+            python -m hsvit_jax.main --config=configs/vix.py:vin,hybrid,cifar10
   eval      python -m hsvit_jax.main --mode=eval --checkpoint=runs/c2a2-digits-strong-seed0
   predict   python -m hsvit_jax.main --mode=predict --checkpoint=runs/... cat.jpg photos/
   summary   python -m hsvit_jax.main --mode=summary --config=configs/c4a8.py:tiny_imagenet

@@ -1,4 +1,4 @@
-"""The optimizer: AdamW behind a global-norm clip, with a cosine schedule."""
+"""The optimizer: AdamW behind a global-norm clip, with a cosine schedule or none."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ def schedule(
     """Learning rate by optimizer step: linear warm-up, then a cosine to zero.
 
     optim.warmup_epochs, in epochs; optim.cosine_per: 'step', or 'epoch' for a cosine that moves
-    once an epoch, as PyTorch Lightning's (the paper's recipe).
+    once an epoch, as PyTorch Lightning's (the paper's recipe), or 'never' for a constant rate.
     """
     peak = optim.learning_rate
     warmup = min(round(optim.warmup_epochs * steps_per_epoch), total_steps)
@@ -28,6 +28,8 @@ def schedule(
             along = jnp.floor(along / steps_per_epoch) * steps_per_epoch
         progress = jnp.clip(along / max(total_steps - warmup, 1), 0.0, 1.0)
         cosine = 0.5 * peak * (1.0 + jnp.cos(math.pi * progress))
+        if optim.cosine_per == "never":
+            cosine = jnp.full_like(step, peak)
         return jnp.where(step < warmup, peak * (step + 1.0) / max(warmup, 1), cosine)
 
     return rate

@@ -123,7 +123,9 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
     settings = config.model.to_dict()
     if settings["family"] != "hsvit":
         raise ValueError(
-            f"--mode=plan knows the hsvit family; got model.family={settings['family']!r}"
+            "--mode=plan compares the ways to spread hsvit's groups; "
+            f"{settings['family']} has none, and only its batch can be split, by mesh.data: see "
+            "--mode=summary for its costs"
         )
 
     def build(**changes: Any) -> Any:

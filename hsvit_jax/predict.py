@@ -114,10 +114,10 @@ def build_model(
 ) -> Any:
     """A named network, fresh: `model.init(key)` → (params, stats), `model.apply(...)` → logits.
 
-    variant: 'c2a2', 'c3a4' or 'c4a8'. Raises ValueError for another name or a size that does not
-    fit.
+    variant: 'c2a2', 'c3a4', 'c4a8', or a sibling family with the words that name its variant, such
+    as 'vix:vin,hybrid'. Raises ValueError for another name or a size that does not fit.
     """
-    config = config_lib.base(None, configfile.named_model(variant))
+    config = configfile.get_config(variant)
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     return models.build(
         config.model.to_dict(), image_size=size, channels=channels, num_classes=num_classes

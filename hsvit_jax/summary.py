@@ -33,7 +33,7 @@ def flops(model: Any) -> int:
 def compiled_flops(model: Any) -> float:
     """FLOPs of the compiled evaluation forward of one image, as XLA counts them here.
 
-    Normalisation and softmax are counted too; the last attention block has one query, the CLS.
+    Normalisation and softmax are counted too; HSViT's last attention block has one query, its CLS.
     """
     params, stats, images = _shapes(model, 1)
     forward = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
@@ -85,6 +85,9 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     count, batch = parameters(model), config.train.batch
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
     paper = model.paper_flops()
+    every, cls_only = "", ""
+    if model.groups:  # HSViT's last block is computed for less than the literature counts
+        every, cls_only = ", every token of the last block", ", the last block for its CLS only"
     ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
     lines = [
         f"{config.model.variant} ({config.model.family}), images {image}, "
@@ -94,10 +97,10 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         "",
         f"parameters {count:,}",
         f"FLOPs {flops(model) / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and matrix "
-        "products, every token of the last block)",
+        f"products{every})",
         *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
         f"compiled FLOPs {compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's count on "
-        f"{jax.default_backend()}, the last block for its CLS only)",
+        f"{jax.default_backend()}{cls_only})",
         f"bytes {byte_text(4 * count)} parameters + {byte_text(8 * count)} AdamW moments{ema}, "
         "float32",
         f"memory {byte_text(forward_bytes(model, batch))} forward, "

@@ -130,7 +130,7 @@ def test_digits_are_never_mirrored():
         ({"train__select_on": "train"}, "'val' or 'test'; got 'train'"),
         ({"train__bad_steps_limit": 0}, "train.bad_steps_limit"),
         ({"optim__learning_rate": 0.0}, "optim.learning_rate must be positive"),
-        ({"optim__cosine_per": "batch"}, "'epoch' or 'step'"),
+        ({"optim__cosine_per": "batch"}, "'epoch', 'step' or 'never'; got 'batch'"),
         ({"data__val_fraction": 1.0}, "data.val_fraction"),
         ({"data__val_fraction": 0.0}, "needs a held-out validation split"),
         ({"data__channels": 2}, "data.channels must be 1 or 3; got 2"),
@@ -175,6 +175,9 @@ def test_a_run_has_a_readable_folder():
     assert folder("c4a8:cifar100,paper", "seed=3") == "runs/c4a8-cifar100-paper-seed3"
     assert folder("c2a2:folder=a/my cats/") == "runs/c2a2-folder-my_cats-strong-seed0"
     assert folder("c2a2:tiny,digits,bf16") == "runs/c2a2-digits-strong-tiny-bf16-seed0"
+    assert folder("vix:rope,vin,digits") == "runs/vix-vin_rope-digits-strong-seed0"
+    assert folder("configs/vix.py:digits,vin_rope") == folder("vix:rope,vin,digits")
+    assert folder("dhvt:tiny,patch2,t") == "runs/dhvt-t-patch2-cifar10-strong-tiny-seed0"
 
 
 def test_other_settings_are_another_run():

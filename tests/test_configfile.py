@@ -4,7 +4,7 @@ import pytest
 
 from hsvit_jax import configfile
 
-GOOD = "from hsvit_jax import config, configfile\n"
+GOOD = "from hsvit_jax import config, configfile, systems\n"
 
 
 def settings(*texts, spec="c2a2:digits"):
@@ -128,7 +128,19 @@ def test_a_file_and_a_name(tmp_path):
             "def get_config(argument):\n"
             "    c = config.base('digits', configfile.named_model('c2a2'))\n"
             "    c.unlock()\n    del c.train.batch\n    c.train.bach = 5\n    return c",
-            "other keys: missing train.batch; unknown train.bach",
+            r"other keys: missing train.batch; unknown train.bach. Did you mean train.batch\?",
+        ),
+        (
+            "def get_config(argument):\n"
+            "    c = systems.get_config('dhvt', 'digits')\n"
+            "    c.unlock()\n    c.model.head_token = False\n    return c",
+            r"other keys: unknown model.head_token. Did you mean model.head_tokens\?",
+        ),
+        (
+            "def get_config(argument):\n"
+            "    c = systems.get_config('dhvt', 'digits')\n"
+            "    c.model.family = 'dhv'\n    return c",
+            r"mine.py: unknown family 'dhv'. Did you mean dhvt\?",
         ),
     ],
 )

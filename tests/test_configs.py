@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, data, models, train
+from hsvit_jax import configfile, data, models, systems, train
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
@@ -18,6 +18,7 @@ COUNTS = {
     "c3a4": (2_242_826, 2_255_176),
     "c4a8": (6_873_354, 6_885_704),
 }
+SIBLINGS = tuple(systems.DEFAULT_VARIANT)
 
 
 def count(config, **shape):
@@ -28,10 +29,12 @@ def count(config, **shape):
 
 
 def test_every_named_network_has_a_file():
-    assert set(FILES) == {variant for _, variant in models.VARIANTS} == set(COUNTS)
+    assert {v for family, v in models.VARIANTS if family == "hsvit"} == set(COUNTS)
+    assert set(models.FAMILIES) - {"hsvit"} == set(SIBLINGS)
+    assert set(FILES) == {*COUNTS, *SIBLINGS}
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", COUNTS)
 def test_a_file_is_its_named_network(name):
     for argument in ("digits", "cifar100,paper,bf16", "cifar10,tiny"):
         from_file = configfile.get_config(f"{FILES[name]}:{argument}")
@@ -39,7 +42,79 @@ def test_a_file_is_its_named_network(name):
     assert from_file.model.variant == name
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_a_file_is_its_family(family):
+    words = ("", "digits", "imagenet,paper,bf16", "cifar10,tiny")
+    for argument in (*words, *models.FAMILIES[family].VARIANTS):
+        from_file = configfile.get_config(f"{FILES[family]}:{argument}")
+        assert from_file == configfile.get_config(f"{family}:{argument}")
+    assert from_file.model.variant == argument
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_a_family_s_docstring_claims_the_true_counts(family):
+    text = " ".join(FILES[family].read_text().split('"""')[1].split("\n"))
+    shapes = [(int(a), int(b)) for a, b in re.findall(r"(\d+) px and (\d+) classes", text)]
+    lines = re.findall(r"^ {4}(\S+) +([\d,]+) +([\d,]+)$", FILES[family].read_text(), re.M)
+    assert len(shapes) == 2 and len(lines) >= 4
+    for variant, *claims in lines:
+        config = configfile.get_config(f"{family}:{variant}")
+        for (side, classes), claim in zip(shapes, claims, strict=True):
+            true = count(config, image_size=(side, side), num_classes=classes)
+            assert f"{true:,}" == claim, variant
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_a_family_s_docstring_names_its_variants_and_default(family):
+    text = FILES[family].read_text()
+    assert systems.DEFAULT_VARIANT[family] in text
+    commands = re.findall(r"--config=(\S+)", text)
+    assert len(commands) == 3
+    for command in commands:
+        assert command.startswith(f"configs/{family}.py:")
+        assert configfile.get_config(f"{FOLDER.parent}/{command}").model.family == family
+
+
+@pytest.mark.parametrize("recipe", config_lib.RECIPES)
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_every_family_fits_every_data_set(family, recipe):
+    for data_set in config_lib.DATA_SETS:
+        config = configfile.get_config(f"{family}:{data_set},{recipe}")
+        config = config_lib.resolve(config, data.describe(data_set))
+        assert train.build_model(config).layer_table()
+
+
+class _Recorder(dict):
+    """Settings that remember which of them were asked for."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.read = set()
+
+    def __getitem__(self, key):
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_every_setting_of_a_family_is_read(family):
+    settings = _Recorder(configfile.get_config(f"{family}:digits,tiny").model.to_dict())
+    models.build(settings, image_size=(32, 32), channels=1, num_classes=7)
+    assert set(settings) - settings.read == {"variant"}  # a label; the sizes say it all
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_a_small_network_of_every_family_classifies(family):
+    """Shapes alone: logits of the right size, in float32 though computed in bfloat16."""
+    config = configfile.get_config(f"{family}:digits,tiny,bf16")
+    model = train.build_model(config_lib.resolve(config, data.describe("digits")))
+    params, stats = jax.eval_shape(model.init, jax.random.key(0))
+    images = jax.ShapeDtypeStruct((2, 32, 32, 1), jax.numpy.float32)
+    logits, _ = jax.eval_shape(model.apply, params, stats, images)
+    assert (logits.shape, logits.dtype) == ((2, 10), jax.numpy.float32)
+
+
+@pytest.mark.parametrize("name", COUNTS)
 def test_the_docstring_claims_the_true_counts(name):
     text = FILES[name].read_text().split('"""')[1]
     config = configfile.get_config(str(FILES[name]))
@@ -55,7 +130,7 @@ def test_the_docstring_claims_the_true_counts(name):
 
 @pytest.mark.parametrize("recipe", config_lib.RECIPES)
 @pytest.mark.parametrize("data_set", config_lib.DATA_SETS)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", COUNTS)
 def test_every_network_fits_every_data_set(name, data_set, recipe):
     config = configfile.get_config(f"{FILES[name]}:{data_set},{recipe}")
     info = data.describe(data_set)
@@ -70,7 +145,7 @@ def test_every_network_fits_every_data_set(name, data_set, recipe):
 
 
 @pytest.mark.parametrize("switch", config_lib.SWITCHES)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", COUNTS)
 def test_every_switch_builds(name, switch):
     config = configfile.get_config(f"{FILES[name]}:digits,{switch}")
     model = train.build_model(config_lib.resolve(config, data.describe("digits")))

@@ -18,7 +18,9 @@ HEAVY = {"tensorflow_datasets", "grain", "PIL", "matplotlib", "orbax", "tensorbo
 
 # Module → the only parts of the package it may import (a name stands for all below it).
 MAY_IMPORT = {
-    "config": (),
+    "config": ("recipes",),
+    "recipes": (),
+    "systems": ("config", "models", "recipes"),
     "checksum": (),
     "host": (),
     "signals": (),
@@ -35,7 +37,7 @@ MAY_IMPORT = {
     "augment": ("augment",),
     "data": ("data",),
     "models": ("models",),
-    "configfile": ("config", "models"),
+    "configfile": ("config", "models", "systems"),
     "growth": ("models",),
     "initial": ("checkpoint", "config", "growth", "models", "step"),
     "evaluate": ("augment", "mesh"),

@@ -37,6 +37,12 @@ def test_cosine_per_epoch_is_pytorchs():
         assert float(rate(step)) == pytest.approx(closed_form, rel=1e-5), step
 
 
+def test_a_constant_rate_after_the_warm_up():
+    chosen = settings(learning_rate=0.2, warmup_epochs=1.0, cosine_per="never")
+    rate = optim.schedule(chosen, 50, 5)
+    assert [float(rate(step)) for step in (0, 4, 5, 49, 60)] == pytest.approx([0.04, *[0.2] * 4])
+
+
 def test_a_run_shorter_than_its_warm_up_only_warms_up():
     rate = optim.schedule(settings(learning_rate=1.0, warmup_epochs=5.0), 4, 10)
     assert [float(rate(step)) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]

@@ -17,7 +17,7 @@ from hsvit_jax.models import hvt, power
 #: What a variant leaves as it is: the `model` section of DeiT-S.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
-        "patch": 16,
+        "patch": 0,  # `hvt.default_patch`
         "heads": 6,
         "head_dim": 64,
         "depth": 12,
@@ -54,10 +54,12 @@ def from_settings(
 ) -> hvt.HVT:
     """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
 
-    flops_share below 1 makes PoWER's schedule, `power.linear_schedule`, for this image size; the
-    paper's own is not published. Raises ValueError when `retained` is given as well.
+    patch 0 means `hvt.default_patch` for the image size. flops_share below 1 makes PoWER's
+    schedule, `power.linear_schedule`; the paper's own is not published. Raises ValueError when
+    `retained` is given as well.
     """
     sizes = {key: settings[key] for key in DEFAULTS if key != "flops_share"}
+    sizes["patch"] = sizes["patch"] or hvt.default_patch(image_size)
     retained, share = tuple(sizes.pop("retained")), settings["flops_share"]
     config = hvt.HVTConfig(
         image_size=image_size,

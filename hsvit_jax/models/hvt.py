@@ -31,7 +31,7 @@ POOLS = ("max", "average", "conv")
 #: What a variant leaves as it is: the `model` section of HVT-S-4 (paper, section 5).
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
-        "patch": 16,
+        "patch": 0,  # `default_patch`: 16, as in the paper, from 112 pixels on
         "heads": 6,
         "head_dim": 64,
         "depth": 12,
@@ -334,6 +334,18 @@ def multiply_adds(config: HVTConfig) -> int:
     return sum(macs for *_, macs in _layer_table(config))
 
 
+def default_patch(image_size: tuple[int, int]) -> int:
+    """The largest of 16, 8, 4, 2 and 1 that divides both sides and leaves at least 7×7 tokens.
+
+    So many can be pooled four times. 1 where none leaves them.
+    """
+    rows, columns = image_size
+    for patch in (16, 8, 4, 2):
+        if rows % patch == columns % patch == 0 and rows * columns >= 49 * patch**2:
+            return patch
+    return 1
+
+
 def from_settings(
     settings: Mapping[str, Any],
     *,
@@ -342,8 +354,12 @@ def from_settings(
     num_classes: int,
     dtype: jnp.dtype = jnp.float32,
 ) -> HVT:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`."""
+    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+
+    patch 0 means `default_patch` for the image size.
+    """
     sizes = {key: settings[key] for key in DEFAULTS}
+    sizes["patch"] = sizes["patch"] or default_patch(image_size)
     config = HVTConfig(
         image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
     )

@@ -1,0 +1,34 @@
+"""DHVT: a vision transformer with convolutions in embedding and feed-forward, and head tokens.
+
+Variants: t-patch4 (the default), t-patch2, s-patch4, s-patch2 for 32 px; t-patch16, s-patch16 and
+t-imagenet for 224 px; and the ablations of the supplement's tables 2 to 5. Exact parameters at 32
+px and 100 classes, and at 32 px and 10 classes:
+
+    t-patch4            6,008,650    5,991,280
+    t-patch2            5,845,162    5,827,792
+    s-patch4           23,425,450   23,390,800
+    s-patch2           22,766,698   22,732,048
+
+The paper's accuracy on CIFAR-100: DHVT-T 80.98, DHVT-S 82.82 %, both with patches of 4 (supplement,
+table 4). Our own on CIFAR-100: not measured yet.
+
+The recipe `paper`: 300 epochs, AdamW 1e-3, batch 512 (the authors' script for CIFAR, and table 5),
+decay 0.05 and 10 epochs of warm-up (supplement, section 4.1, for ImageNet; there the rate is 5e-4);
+augmentation and schedule of DeiT: RandAugment (2 ops, magnitude 9), MixUp 0.8 or CutMix 1.0 on
+every batch, erasing 0.25, label smoothing 0.1, cosine. Not as there: crops are of the padded image
+instead of random resized ones, there is no colour jitter, decay is on kernels only (there head
+tokens' embeddings and affine maps decay too), and the cosine ends at 0 (there at 1e-5).
+
+    python -m hsvit_jax.main --config=configs/dhvt.py:t,patch4,cifar100,paper
+    python -m hsvit_jax.main --config=configs/dhvt.py:digits
+    python -m hsvit_jax.main --config=configs/dhvt.py:s,patch16,imagenet
+"""
+
+import ml_collections
+
+from hsvit_jax import systems as _systems
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
+    return _systems.get_config("dhvt", argument)

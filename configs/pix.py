@@ -1,0 +1,36 @@
+"""PiX: PiT's plan, two stages with a pooling between them, with quadratic or linear mixing.
+
+Variants: pit (softmax), pip (Performer), pin (Nyström), and each with `hybrid`, three convolutions
+before it; the default is hybrid_pin. Exact parameters at 32 px and 10 classes, and at 64 px and 200
+classes (ViX paper, table 5, which leaves out positions and CLS):
+
+    pit                 1,028,362    1,078,344
+    pip                 1,029,898    1,079,880
+    pin                 1,028,890    1,078,872
+    hybrid_pit          1,121,098    1,169,928
+    hybrid_pip          1,122,634    1,171,464
+    hybrid_pin          1,121,626    1,170,456
+
+The paper's accuracy on CIFAR-10: PiT 63.49, PiN 69.41, hybrid PiN 74.00 % (table 5). Our own on
+CIFAR-10: not measured yet.
+
+The recipe `paper` (section 4; the same for ViX, LeViX, CCX, CvX and PiX): AdamW 1e-3 without any
+schedule, decay 0.01 on everything, betas 0.9 and 0.999, batch 64, no augmentation named. The paper
+does not say how many epochs; the authors' scripts have 40 to 150, here 100. Not as there: mixed
+precision (say bf16 for something near it), and the best of three runs. On digits the recipe
+`strong` has 8×8 tokens, one for each pixel of the original images, and 16 landmarks or projected
+positions.
+
+    python -m hsvit_jax.main --config=configs/pix.py:pin,hybrid,cifar10
+    python -m hsvit_jax.main --config=configs/pix.py:pit,cifar10,paper
+    python -m hsvit_jax.main --config=configs/pix.py:folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax import systems as _systems
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
+    return _systems.get_config("pix", argument)

@@ -1,0 +1,41 @@
+"""ViX: a vision transformer on pixels with quadratic or linear mixing, plain and hybrid.
+
+Mixers: vit (softmax), vip (Performer), vil (Linformer), vin (Nyström), fnet, mlp_mixer; `hybrid`
+puts three convolutions before them, `rope` rotary positions (not for fnet and mlp_mixer). With no
+word for it the variant is hybrid_vin. Exact parameters at 32 px and 10 classes, and at 64 px and
+200 classes; the paper's tables 1, 2 and 6 leave out positions, CLS and Linformer's projections:
+
+    vit                   661,770      687,432
+    vin                   662,298      687,960
+    hybrid_vit            754,506      779,016
+    hybrid_vip            756,042      780,552
+    hybrid_vil            902,218      926,728
+    hybrid_vin            755,034      779,544
+    hybrid_fnet           491,850      516,360
+    hybrid_mlp_mixer    8,625,738    8,650,248
+    hybrid_vin_rope       623,834      648,344
+
+The paper's accuracy on CIFAR-10: ViT 56.81, ViN 65.06, hybrid ViT 73.94, hybrid ViN 75.26 % (best
+of three runs, table 1). Our own on CIFAR-10: not measured yet.
+
+The recipe `paper` (section 4; the same for ViX, LeViX, CCX, CvX and PiX): AdamW 1e-3 without any
+schedule, decay 0.01 on everything, betas 0.9 and 0.999, batch 64, no augmentation named. The paper
+does not say how many epochs; the authors' scripts have 40 to 150, here 100. Not as there: mixed
+precision (say bf16 for something near it), and the best of three runs, whose split it does not
+name. Dropout is what the scripts have for each variant; the paper says 0. On digits the recipe
+`strong` has 8×8 tokens, one for each pixel of the original images, and 16 landmarks or projected
+positions.
+
+    python -m hsvit_jax.main --config=configs/vix.py:vin,hybrid,cifar10
+    python -m hsvit_jax.main --config=configs/vix.py:vit,cifar10,paper
+    python -m hsvit_jax.main --config=configs/vix.py:vin,hybrid,rope,folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax import systems as _systems
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
+    return _systems.get_config("vix", argument)

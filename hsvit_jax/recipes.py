@@ -1,0 +1,155 @@
+"""What a family changes in a configuration: its paper's recipe, a smoke run's size, digits' tokens.
+
+Plain values, applied by `config.base` and, for digits, by `systems`. The recipe `strong` is one and
+the same for all families, and hsvit's own values are in `config`.
+
+Sources: ViX paper, section 4, the authors' scripts where it is silent; HVT paper, section 5, and
+Touvron et al. (DeiT, ICML 2021), table 9, which it refers to; DHVT supplement, section 4.1, and the
+authors' script for CIFAR. What is left out of a recipe is told in the family's file in configs/.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_BETAS = {"optim.beta1": 0.9, "optim.beta2": 0.999}
+
+# 'Adam' is AdamW in the authors' code, which decays every parameter; no schedule, no augmentation.
+_VIX: Mapping[str, Any] = {
+    "train.batch": 64,
+    "train.epochs": 100.0,
+    "train.ema_decay": 0.0,
+    "optim.learning_rate": 1e-3,
+    "optim.weight_decay": 0.01,
+    "optim.decay_all": True,
+    "optim.warmup_epochs": 0.0,
+    "optim.cosine_per": "never",
+    "optim.clip_norm": 0.0,
+    **_BETAS,
+    "augment.crop_padding": 0,
+    "augment.flip": False,
+    "augment.rand_augment_ops": 0,
+    "augment.rand_augment_magnitude": 9,
+    "augment.erasing": 0.0,
+    "augment.mixup": 0.0,
+    "augment.cutmix": 0.0,
+    "augment.mix_probability": 0.0,
+    "augment.label_smoothing": 0.0,
+}
+
+#: DeiT's augmentation and schedule, which both HVT and DHVT take over.
+_DEIT: Mapping[str, Any] = {
+    "train.epochs": 300.0,
+    "train.ema_decay": 0.0,
+    "optim.decay_all": False,
+    "optim.cosine_per": "epoch",
+    "optim.clip_norm": 0.0,
+    **_BETAS,
+    "augment.rand_augment_ops": 2,
+    "augment.rand_augment_magnitude": 9,
+    "augment.erasing": 0.25,
+    "augment.mixup": 0.8,
+    "augment.cutmix": 1.0,
+    "augment.mix_probability": 1.0,
+    "augment.label_smoothing": 0.1,
+}
+
+# Resized to 224 pixels for every data set, as for CIFAR-100; the crop is 1/8 of a side, as 4 of 32.
+_HVT: Mapping[str, Any] = {
+    **_DEIT,
+    "data.image_size": (224, 224),
+    "train.batch": 128,
+    "optim.learning_rate": 1.25e-4,
+    "optim.weight_decay": 0.025,
+    "optim.warmup_epochs": 5.0,
+    "augment.crop_padding": 28,
+}
+# 5e-4 for 512 images, raised with the batch.
+_HVT_IMAGENET: Mapping[str, Any] = {**_HVT, "train.batch": 1024, "optim.learning_rate": 1e-3}
+
+_DHVT: Mapping[str, Any] = {
+    **_DEIT,
+    "train.batch": 512,
+    "optim.learning_rate": 1e-3,
+    "optim.weight_decay": 0.05,
+    "optim.warmup_epochs": 10.0,
+    "augment.crop_padding": 4,
+}
+_DHVT_IMAGENET: Mapping[str, Any] = {
+    **_DHVT,
+    "optim.learning_rate": 5e-4,
+    "augment.crop_padding": 28,
+}
+
+_PAPER: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("vix", "levix", "ccx", "cvx", "pix"), _VIX),
+    **dict.fromkeys(("hvt", "deit"), _HVT),
+    "dhvt": _DHVT,
+}
+_PAPER_IMAGENET: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("hvt", "deit"), _HVT_IMAGENET),
+    "dhvt": _DHVT_IMAGENET,
+}
+
+
+def paper(family: str, data: str) -> dict[str, Any]:
+    """The recipe of the paper that `family` comes from, for a data set; {} for hsvit.
+
+    Digits are never mirrored; every other data set is where the recipe is DeiT's.
+    """
+    large = _PAPER_IMAGENET if data == "imagenet" else {}
+    recipe = dict(large.get(family) or _PAPER.get(family, {}))
+    if recipe:
+        recipe.setdefault("augment.flip", data != "digits")
+    return recipe
+
+
+def digits(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipe `strong` changes in a network for digits: 8×8 tokens instead of 32×32.
+
+    They are 8×8 images, enlarged to 32×32 pixels, so that one such token is one of their own
+    pixels. Landmarks and projected positions are 16, fewer than the tokens. Keys of the `model`
+    section; {} for families whose tokens are few already.
+    """
+    sizes = _tokens(model, (2, 2, 1), 4)
+    return {**sizes, "landmarks": 16, "projections": 16} if sizes else {}
+
+
+def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of a smoke run of seconds, whatever the variant: narrow, shallow, images of 32 pixels.
+
+    {} for hsvit. What tells variants apart stays, but for widths, heads, depths and HVT's patches:
+    mixers, stems, the number and kind of poolings, CLS, the parts of a DHVT.
+    """
+    family, few = model["family"], {"heads": 2, "mlp_dim": 32}
+    mixing = {"landmarks": 4, "projections": 4, "residual_kernel": 5}
+    found: dict[str, Any] = {}
+    if family in ("vix", "levix", "ccx", "cvx", "pix"):
+        found = {**few, **mixing, "embed_dim": 16, **_tokens(model, (2, 2, 2), 8)}
+        found |= {} if family == "ccx" else {"head_dim": 8}
+        found |= {"depths": (1,) * len(model["depths"])} if "depths" in model else {"depth": 2}
+        for key in ("stem_channels", "conv_channels"):
+            if model.get(key):
+                found[key] = (4,) * len(model[key])
+    elif family in ("hvt", "deit"):
+        stages = model["depth"] // model.get("stage_depth", 0) if model.get("stage_depth") else 0
+        found = {"heads": 2, "head_dim": 8, "depth": stages or 2, "patch": 4}
+        if "stage_depth" in model:
+            found["stage_depth"] = min(stages, 1)
+    elif family == "dhvt":
+        found = {"heads": 2, "embed_dim": 16, "depth": 2}
+    if not found:
+        return {}
+    return {f"model.{key}": value for key, value in found.items()} | {"data.image_size": (32, 32)}
+
+
+def _tokens(model: Mapping[str, Any], strides: tuple[int, ...], patch: int) -> dict[str, Any]:
+    """Strides of the first convolutions, or a patch: whichever makes this network's tokens."""
+    for key, of in (
+        ("conv_strides", "conv_channels"),
+        ("stage_strides", "depths"),
+        ("stem_strides", "stem_channels"),
+    ):
+        if key in model and model[of]:
+            convolutions = len(model[of]) + (of != "depths")
+            return {key: (*strides, *(1,) * convolutions)[:convolutions]}
+    return {"patch": patch} if "stem_strides" in model else {}

@@ -1,0 +1,112 @@
+"""The sibling systems by name: from the words after the colon to a family's variant.
+
+`configs/vix.py:vin,hybrid,rope,cifar10` names ViX's variant `hybrid_vin_rope` by its parts, in any
+order; `configs/hvt.py:s-4` by its name. All other words are those of `config.parse_argument`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from hsvit_jax import config as config_lib
+from hsvit_jax import recipes
+from hsvit_jax.models import FAMILIES
+
+#: Families with several variants each, and the one that is meant when no word names any: the
+#: highest accuracy in its paper's CIFAR table; for DeiT and DHVT a plain small one.
+DEFAULT_VARIANT: Mapping[str, str] = {
+    "vix": "hybrid_vin",
+    "levix": "levip",
+    "ccx": "ccn",
+    "cvx": "cvn",
+    "pix": "hybrid_pin",
+    "hvt": "s-4",
+    "deit": "s",
+    "dhvt": "t-patch4",
+}
+
+
+def get_config(family: str, argument: str | None = None) -> ml_collections.ConfigDict:
+    """The configuration of a sibling family: its variant, data set, recipe and switches.
+
+    argument: the words after the colon. Raises ValueError for a word that is unknown, for words
+    that name no variant of this family or several, and for a family without an entry above.
+    """
+    variant, rest = split(family, argument)
+    model, (data, recipe, _) = model_section(family, variant), config_lib.parse_argument(rest)
+    if (data, recipe) == ("digits", "strong"):
+        model |= recipes.digits(model)
+    return config_lib.base(rest, model)
+
+
+def model_section(family: str, variant: str = "") -> dict[str, Any]:
+    """All settings of a variant, the default one's where it is empty.
+
+    Raises ValueError for an unknown family or variant, naming the nearest.
+    """
+    if family not in DEFAULT_VARIANT:
+        near = config_lib.nearest(family, tuple(DEFAULT_VARIANT))
+        raise ValueError(f"unknown family {family!r}.{near} Known: {', '.join(DEFAULT_VARIANT)}")
+    module, variant = FAMILIES[family], variant or DEFAULT_VARIANT[family]
+    if variant not in module.VARIANTS:
+        near = config_lib.nearest(variant, tuple(module.VARIANTS))
+        raise ValueError(f"unknown {family} variant {variant!r}.{near} {_known(family)}")
+    return {
+        "family": family,
+        "variant": variant,
+        **module.DEFAULTS,
+        **module.VARIANTS[variant],
+    }
+
+
+def split(family: str, argument: str | None) -> tuple[str, str]:
+    """(variant, the words that name none of it, joined by commas) of the text after the colon.
+
+    Raises ValueError as `get_config`.
+    """
+    names = tuple(FAMILIES[family].VARIANTS)
+    known = {part for name in names for part in _parts(name)}
+    ours, rest = [], []
+    for word in filter(None, (w.strip() for w in (argument or "").split(","))):
+        if config_lib.is_word(word):
+            rest.append(word)
+        elif known.issuperset(_parts(word)):
+            ours.append(word)
+        else:
+            common = (*config_lib.DATA_SETS, *config_lib.RECIPES, *config_lib.SWITCHES)
+            near = config_lib.nearest(word, (*names, *sorted(known), *common))
+            raise ValueError(
+                f"unknown word {word!r} after the colon.{near} {_known(family)}; other words: "
+                f"{', '.join(common)}, folder=<path>, tfds=<name>"
+            )
+    return _variant(family, names, ours), ",".join(rest)
+
+
+def _parts(name: str) -> list[str]:
+    return re.split("[-_]", name)
+
+
+def _variant(family: str, names: tuple[str, ...], words: list[str]) -> str:
+    """The one variant that has just these parts; their order decides only where it must."""
+    if not words:
+        return DEFAULT_VARIANT[family]
+    parts = [part for word in words for part in _parts(word)]
+    same = [name for name in names if sorted(_parts(name)) == sorted(parts)]
+    exact = [name for name in same if _parts(name) == parts]
+    if len(exact or same) == 1:
+        return (exact or same)[0]
+    wanted = ",".join(words)
+    wider = same or [name for name in names if not set(parts) - set(_parts(name))]
+    if wider:
+        raise ValueError(
+            f"{wanted} could be {' or '.join(wider)}: name one of them after {family}.py:, whole "
+            "or by its parts"
+        )
+    near = config_lib.nearest("_".join(parts), names)
+    raise ValueError(f"{wanted} names no variant of {family}.{near} {_known(family)}")
+
+
+def _known(family: str) -> str:
+    return f"Known variants of {family}: {', '.join(FAMILIES[family].VARIANTS)}"

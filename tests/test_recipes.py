@@ -1,0 +1,97 @@
+"""Every family's recipe is complete and says what its paper says; smoke runs are small."""
+
+import jax
+import pytest
+
+from hsvit_jax import config as config_lib
+from hsvit_jax import configfile, data, models, recipes, systems, train
+
+FAMILIES = tuple(systems.DEFAULT_VARIANT)
+
+
+def resolved(spec):
+    config = configfile.get_config(spec)
+    return config_lib.resolve(config, data.describe(config.data.name))
+
+
+@pytest.mark.parametrize("data_set", ["cifar10", "digits", "imagenet"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_paper_s_recipe_leaves_nothing_to_another(family, data_set):
+    """No figure of it is left over from hsvit's."""
+    decided = {f"{part}.{key}" for part in ("augment", "optim") for key in recipe_of("c2a2")[part]}
+    decided |= {"train.batch", "train.epochs", "train.ema_decay"}
+    found = set(recipes.paper(family, data_set)) - {"data.image_size"}
+    assert found == decided
+    assert not recipes.paper("hsvit", data_set)
+
+
+def recipe_of(spec):
+    return configfile.get_config(f"{spec}:cifar10,paper")
+
+
+def test_what_the_papers_say():
+    """ViX section 4; HVT section 5; DHVT supplement 4.1 and table 5."""
+    for family in ("vix", "levix", "ccx", "cvx", "pix"):
+        c = recipe_of(family)
+        assert (c.train.batch, c.optim.learning_rate, c.optim.weight_decay) == (64, 1e-3, 0.01)
+        assert (c.optim.beta1, c.optim.beta2, c.optim.cosine_per) == (0.9, 0.999, "never")
+        assert not any((c.augment.flip, c.augment.mix_probability, c.augment.rand_augment_ops))
+    for family in ("hvt", "deit"):
+        c = recipe_of(family)
+        assert (c.train.batch, c.train.epochs, c.data.image_size) == (128, 300, (224, 224))
+        assert (c.optim.learning_rate, c.optim.weight_decay) == (1.25e-4, 0.025)
+        large = configfile.get_config(f"{family}:imagenet,paper")
+        assert (large.train.batch, large.optim.learning_rate) == (1024, 5e-4 * 1024 / 512)
+    c = recipe_of("dhvt")
+    assert (c.train.batch, c.train.epochs, c.optim.learning_rate) == (512, 300, 1e-3)
+    large = configfile.get_config("dhvt:s,patch16,imagenet,paper")
+    assert (large.train.batch, large.optim.learning_rate) == (512, 5e-4)
+    assert (large.optim.weight_decay, large.optim.warmup_epochs) == (0.05, 10)
+    for c in (large, recipe_of("hvt")):
+        augment = c.augment
+        assert (augment.mixup, augment.cutmix, augment.erasing) == (0.8, 1.0, 0.25)
+        assert augment.flip and augment.label_smoothing == 0.1
+    assert not configfile.get_config("dhvt:digits,paper").augment.flip
+
+
+def test_the_strong_recipe_is_the_same_for_all():
+    for data_set in ("cifar10", "digits"):
+        sections = {
+            repr([(part, dict(c[part])) for part in ("augment", "optim", "train", "data")])
+            for family in ("c2a2", *FAMILIES)
+            for c in [configfile.get_config(f"{family}:{data_set}")]
+        }
+        assert len(sections) == 1
+
+
+@pytest.mark.parametrize("family", ["vix", "levix", "ccx", "cvx", "pix"])
+def test_digits_have_a_token_for_each_of_their_pixels(family):
+    for variant in models.FAMILIES[family].VARIANTS:
+        for recipe, side in (("strong", 8), ("paper", 32)):
+            c = train.build_model(resolved(f"{family}:{variant},digits,{recipe}")).config
+            size = c.map_sizes[-1] if family == "cvx" else c.map_size
+            assert size == (side, side)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_smoke_run_of_every_variant_is_small(family):
+    """And what tells variants apart is still there."""
+    seen = set()
+    for variant in models.FAMILIES[family].VARIANTS:
+        config = resolved(f"{family}:{variant},digits,tiny")
+        assert (config.train.steps, config.train.epochs) == (8, 0)
+        model = train.build_model(config)
+        params, _ = jax.eval_shape(model.init, jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) < 40_000
+        seen.add(repr(model.config))
+    # Widths, heads and depths are one when small. HVT: 0 to 4 poolings, and three other kinds.
+    # DeiT: with CLS, without, and two shares for PoWER. DHVT: three patches and eleven ablations.
+    different = {"hvt": 8, "deit": 4, "dhvt": 14}
+    assert len(seen) == different.get(family, len(models.FAMILIES[family].VARIANTS))
+
+
+@pytest.mark.parametrize("data_set", ["fashion_mnist", "tiny_imagenet", "food101", "imagenet"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_smoke_run_fits_every_data_set(family, data_set):
+    config = resolved(f"{family}:{data_set},tiny")
+    assert config.data.image_size == (32, 32) and train.build_model(config)
