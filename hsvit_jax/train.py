@@ -109,9 +109,9 @@ def prepare(
 
 def _parts(config: ml_collections.ConfigDict) -> str:
     """What the group axis spreads, in the configuration's words."""
-    if config.model.towers > 1:
+    if config.model.get("towers", 1) > 1:
         return "towers"
-    return "groups and kernels" if config.model.trunk == "sharded" else "groups"
+    return "groups and kernels" if config.model.get("trunk") == "sharded" else "groups"
 
 
 def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
