@@ -90,6 +90,7 @@ def test_it_spreads_by_channel():
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-4 * max(np.abs(b).max(), 1e-3))
 
 
+@pytest.mark.slow
 def test_the_plan_knows_it():
     """Matrix products, bytes of every collective, and depthwise FLOPs by hand."""
     for way in ("sharded", "towers"):

@@ -48,10 +48,11 @@ def test_nothing_named_is_a_fresh_start():
     assert initial.load(run.config, run.model) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, marks=pytest.mark.slow),
+        {},
         {"model__conv_channels": (4, 32), "model__groups": 16, "model__votes": "learned"},
     ],
 )

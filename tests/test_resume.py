@@ -201,7 +201,7 @@ def interrupt_after(workdir, step, **settings):
     assert caught.value.step == step
 
 
-@pytest.mark.parametrize("step", [2, 4, 5])
+@pytest.mark.parametrize("step", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5))])
 def test_every_place_in_an_epoch_resumes_to_the_same_bits(tmp_path, step):
     """In the middle, at the end, and just after it; epochs of 4 steps, sums of 3."""
     long = {"train__steps": 8, "train__log_every": 3}
