@@ -264,6 +264,7 @@ class MultiHeadAttention(nnx.Module):
 
     def attend(self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, call: Call, salt: int) -> Array:
         """What the heads find, (B, N, T, E)."""
+        call.show("attention", lambda: layers.attention_weights(q_BNTE[None], k_BNSE[None])[0])
         rate = self.attention_rate if call.dropout_words is not None else 0.0
         words = ()
         if rate:
@@ -331,7 +332,9 @@ class Block(nnx.Module):
     def feed(self, x_BTD: Array, call: Call, index: int) -> Array:
         """The second half."""
         salt = index * SALTS_PER_BLOCK + SALTS_PER_BLOCK // 2
-        return self.add(x_BTD, self.feed_forward(self.norm2(x_BTD), call, salt), call, salt)
+        x_BTD = self.add(x_BTD, self.feed_forward(self.norm2(x_BTD), call, salt), call, salt)
+        call.show("tokens", lambda: x_BTD)
+        return x_BTD
 
     def add(self, x_BTD: Array, y_BTD: Array, call: Call, salt: int) -> Array:
         """The residual sum of a half whose mixer or feed-forward was called with `salt`."""

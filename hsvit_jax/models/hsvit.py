@@ -80,6 +80,7 @@ class Trunk(nnx.Module):
         if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
             repeats = -(-self.tokens // channels)
             return jnp.tile(x_BPC.swapaxes(1, 2), (1, repeats, 1))[:, : self.tokens]
+        call.show("maps", lambda: x_BHWC)
         kernel_PD = self.embed["kernel"][...].astype(x_BPC.dtype)
         bias_D = self.embed["bias"][...].astype(x_BPC.dtype)
         z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
@@ -106,7 +107,7 @@ class Block(nnx.Module):
         self.out_bias = nnx.Param(jnp.zeros((g, d)))
 
     def __call__(
-        self, z_GBTD: Array, words: tuple[Array | int, ...] | None, *, cls_only: bool
+        self, z_GBTD: Array, words: tuple[Array | int, ...] | None, call: Call, *, cls_only: bool
     ) -> Array:
         """(G, B, T, D) → same, or (G, B, 1, D) where only the CLS token's output is wanted."""
         g, batch, _, d = z_GBTD.shape
@@ -123,13 +124,10 @@ class Block(nnx.Module):
 
         z_in = z_GBTD[:, :, :1] if cls_only else z_GBTD
         q_in = y_GBTD[:, :, :1] if cls_only else y_GBTD
-        o_GBNTE = layers.attention(
-            self.rate if words is not None else 0.0,
-            project(q_in, 0),
-            project(y_GBTD, 1),
-            project(y_GBTD, 2),
-            words or (),
-        )
+        q_GBNTE, k_GBNSE = project(q_in, 0), project(y_GBTD, 1)
+        call.show("group attention", lambda: layers.attention_weights(q_GBNTE, k_GBNSE))
+        rate = self.rate if words is not None else 0.0
+        o_GBNTE = layers.attention(rate, q_GBNTE, k_GBNSE, project(y_GBTD, 2), words or ())
         o_GBTD = o_GBNTE.swapaxes(2, 3).reshape(z_in.shape)
         out = jnp.einsum("gbtd,gde->gbte", o_GBTD, self.out_kernel[...].astype(z_GBTD.dtype))
         return z_in + out + self.out_bias[...].astype(z_GBTD.dtype)[:, None, None]
@@ -159,7 +157,7 @@ class Groups(nnx.Module):
                 group, examples = group_ids_G, call.example_ids_B
                 words = (*call.dropout_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
                 words += (examples.reshape(1, -1, 1, 1, 1),)
-            z_GBTD = block(z_GBTD, words, cls_only=i == len(self.blocks) - 1)
+            z_GBTD = block(z_GBTD, words, call, cls_only=i == len(self.blocks) - 1)
         return z_GBTD[:, :, 0]
 
 
@@ -196,6 +194,16 @@ def average_votes(c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array) -> 
         weights_GB = jnp.where(kept_GB.sum(0, keepdims=True) > 0, kept_GB, weights_GB)
     total_BD = call.share.total(cls_GBD * weights_GB[here_G][:, :, None])
     return total_BD / weights_GB.sum(0)[:, None]
+
+
+def show_votes(head: Head, cls_GBD: Array, call: Call) -> None:
+    """What the head would say to each group's CLS alone."""
+
+    def votes_GBK() -> Array:
+        g, batch, d = cls_GBD.shape
+        return head(cls_GBD.reshape(g * batch, d)).reshape(g, batch, -1)
+
+    call.show("votes", votes_GBK)
 
 
 class HSViT(Network):
@@ -258,6 +266,7 @@ class HSViT(Network):
             cls_GBD = self.group_cls(bound, images_BHWC, call)
             here_G = call.share.take(jnp.arange(self.config.groups), 0)
             cls_BD = average_votes(self.config, call, cls_GBD, here_G)
+            show_votes(bound["head"], cls_GBD, call)
         else:
             cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
         return bound["head"](cls_BD), bound.stats()
@@ -311,7 +320,8 @@ class TowerHSViT(Network):
             return self.tower.group_cls(bound, images_BHWC, alone, first_group), bound.stats()
 
         here = (params["towers"], stats["towers"], ids_K)
-        if len(ids_K) == 1 or call.share.ordered:  # no loop, which would be compiled differently
+        # No loop where it would be compiled differently, nor where what is shown must leave it.
+        if len(ids_K) == 1 or call.share.ordered or call.look is not None:
             own = [jax.tree.map(lambda x, k=k: x[k], here) for k in range(len(ids_K))]
             cls, stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(run, own))
         else:
@@ -319,7 +329,9 @@ class TowerHSViT(Network):
         cls_GBD = cls.reshape(-1, *cls.shape[2:])
         here_G = call.share.take(jnp.arange(self.config.groups), 0)
         cls_BD = average_votes(self.config, call, cls_GBD, here_G)
-        return self.bind(params, {})["head"](cls_BD), {**stats, "towers": stacked}
+        head = self.bind(params, {})["head"]
+        show_votes(head, cls_GBD, call)
+        return head(cls_BD), {**stats, "towers": stacked}
 
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """One row for each layer of all towers together, then the head."""

@@ -323,7 +323,7 @@ def dropout_scale(words: Sequence[Array | int], shape: tuple[int, ...], rate: fl
 # that are attended to (T may be 1: the last block asks for CLS alone).
 
 
-def _probabilities(q_GBNTE: Array, k_GBNSE: Array) -> Array:
+def attention_weights(q_GBNTE: Array, k_GBNSE: Array) -> Array:
     """Softmax over keys of the scaled scores, (G, B, N, T, S), in at least float32."""
     scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
     scores = scores.astype(_norm_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
@@ -333,7 +333,7 @@ def _probabilities(q_GBNTE: Array, k_GBNSE: Array) -> Array:
 def _attention(
     rate: float, q_GBNTE: Array, k_GBNSE: Array, v_GBNSE: Array, words: tuple[Array, ...]
 ) -> Array:
-    weights_GBNTS = _probabilities(q_GBNTE, k_GBNSE)
+    weights_GBNTS = attention_weights(q_GBNTE, k_GBNSE)
     if rate:
         weights_GBNTS = weights_GBNTS * dropout_scale(words, weights_GBNTS.shape, rate)
     return jnp.einsum("gbnts,gbnse->gbnte", weights_GBNTS.astype(v_GBNSE.dtype), v_GBNSE)
@@ -360,7 +360,7 @@ def _attention_fwd(rate, q, k, v, words):
 def _attention_bwd(rate, residuals, grad_GBNTE):
     """Softmax attention's gradient: dS = P ∘ (dP − Σ P ∘ dP), with the weights computed again."""
     q, k, v, words = residuals
-    weights = _probabilities(q, k)
+    weights = attention_weights(q, k)
     grad_weights = jnp.einsum("gbnte,gbnse->gbnts", grad_GBNTE, v).astype(weights.dtype)
     dropped = weights
     if rate:
