@@ -34,6 +34,8 @@ MAY_IMPORT = {
     "evaluate": ("augment", "mesh"),
     "step": ("augment", "mesh"),
     "summary": ("models",),
+    "visualize": ("augment", "data", "predict", "visualize_figure"),
+    "visualize_figure": ("visualize",),
 }
 
 
