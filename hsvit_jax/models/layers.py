@@ -8,6 +8,7 @@ for the back end that compiles it; the plain XLA formula is always the reference
 
 from collections.abc import Sequence
 from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -318,6 +319,28 @@ def dropout_scale(words: Sequence[Array | int], shape: tuple[int, ...], rate: fl
     return jnp.where(keep, jnp.float32(1 / (1 - rate)), jnp.float32(0))
 
 
+# --- What a gradient computes again --------------------------------------------------------------
+
+
+def after(gradient: Array, values: Any) -> Any:
+    """The same values, which now depend on `gradient`.
+
+    So that what a gradient computes again from them is not computed before, and held. The barriers
+    by which `jax.checkpoint` says so are gone when XLA for CPU orders a program; a sum with a zero
+    that is made of the gradient stays. values: a tree; left as they are: integers, and what is
+    whole on devices where the gradient is in parts.
+    """
+    zero = jnp.minimum(jnp.abs(gradient[(0,) * gradient.ndim]), 0)
+
+    def late(x: Array) -> Array:
+        whole = jax.typeof(zero).mat.varying - jax.typeof(x).mat.varying
+        if whole or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return x + zero.astype(x.dtype)
+
+    return jax.tree.map(late, values)
+
+
 # --- Attention core ------------------------------------------------------------------------------
 # Heads and groups are batch axes of one computation. E is the width of a head, S the tokens
 # that are attended to (T may be 1: the last block asks for CLS alone).
@@ -360,6 +383,7 @@ def _attention_fwd(rate, q, k, v, words):
 def _attention_bwd(rate, residuals, grad_GBNTE):
     """Softmax attention's gradient: dS = P ∘ (dP − Σ P ∘ dP), with the weights computed again."""
     q, k, v, words = residuals
+    q, k = after(grad_GBNTE, (q, k))
     weights = attention_weights(q, k)
     grad_weights = jnp.einsum("gbnte,gbnse->gbnts", grad_GBNTE, v).astype(weights.dtype)
     dropped = weights
