@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "evaluate": ("augment", "mesh"),
     "step": ("augment", "mesh"),
     "summary": ("models",),
+    "sequence": ("host", "models", "summary"),
     "visualize": ("augment", "data", "predict", "visualize_figure"),
     "visualize_figure": ("visualize",),
 }
