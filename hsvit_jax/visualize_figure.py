@@ -117,41 +117,40 @@ def _maps(groups: Groups, image_HWC: np.ndarray, title: str) -> Any:
     return figure
 
 
-def _overlay(axes: Any, image_HWC: np.ndarray, weights_HW: np.ndarray, title: str) -> None:
-    """Attention over the image in grey; brightest where it is largest."""
-    rows, columns = image_HWC.shape[:2]
-    axes.imshow(image_HWC.mean(2), cmap="gray", vmin=0, vmax=255)
-    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    axes.imshow(weights_HW, cmap="inferno", alpha=0.65, extent=extent, vmin=0)
-    _bare(axes, title)
+def _attention(axes: Any, weights_HW: np.ndarray, name: str) -> None:
+    """A map of its own scale; the title says how far it is from attending to all evenly."""
+    drawn = weights_HW / weights_HW.mean()
+    axes.imshow(drawn, cmap="inferno", vmin=drawn.min(), vmax=max(drawn.max(), 1.05 * drawn.min()))
+    _bare(axes, f"{name}: {weights_HW.sum():.0%}\n×{drawn.min():.2g} to ×{drawn.max():.2g}")
+
+
+#: What the titles of attention maps mean.
+_SCALE = "% of all attention, × of an even share; dark: least, bright: most"
 
 
 def _looks(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
     """A row for each block: attention to the patches, mean over heads and by head."""
     heads = min(len(s.looks[0]), _HEADS)
-    figure = _figure(1.5 * (heads + 2), 0.8 + 1.65 * len(s.blocks), title)
+    figure = _figure(1.5 * (heads + 2), 0.8 + 1.85 * len(s.blocks), title)
     grid = figure.subplots(len(s.blocks), heads + 2, squeeze=False)
     for row, block, looks_NHW in zip(grid, s.blocks, s.looks, strict=True):
         _show_image(row[0], image_HWC, title=f"block {block}")
-        total = looks_NHW.sum((1, 2))
-        _overlay(row[1], image_HWC, looks_NHW.mean(0), f"all heads: {total.mean():.0%}")
+        _attention(row[1], looks_NHW.mean(0), "all heads")
         for n in range(heads):
-            _overlay(row[n + 2], image_HWC, looks_NHW[n], f"head {n}: {total[n]:.0%}")
-    figure.supxlabel(
-        f"attention of {s.queries} to the patches (share of all it pays; each scaled to its "
-        "largest)",
-        fontsize=9,
-    )
+            _attention(row[n + 2], looks_NHW[n], f"head {n}")
+    figure.supxlabel(f"attention of {s.queries} to the patches ({_SCALE})", fontsize=9)
     return figure
 
 
 def _matrices(s: Sequences, title: str) -> Any:
     """Tokens × tokens, mean over heads; lines part CLS, patches and head tokens."""
-    figure = _figure(3.4 * len(s.blocks) + 0.4, 4.0, title)
+    figure = _figure(max(4.5, 3.4 * len(s.blocks) + 0.4), 3.4, title)
     grid = figure.subplots(1, len(s.blocks), squeeze=False)[0]
     for axes, block, looks_NHW, weights_TS in zip(grid, s.blocks, s.looks, s.matrices, strict=True):
-        top = np.quantile(weights_TS, 0.995)
-        drawn = axes.imshow(weights_TS, cmap="inferno", vmin=0, vmax=top, interpolation="nearest")
+        low, high = np.quantile(weights_TS, (0.005, 0.995))  # a few bright tokens hide the rest
+        drawn = axes.imshow(
+            weights_TS, cmap="inferno", vmin=low, vmax=high, interpolation="nearest"
+        )
         patches = s.before + looks_NHW[0].size
         for place in {s.before, patches} - {0, len(weights_TS)}:
             axes.axvline(place - 0.5, color="white", linewidth=0.6)
@@ -168,15 +167,13 @@ def _matrices(s: Sequences, title: str) -> Any:
 def _head_tokens(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
     """Attention of each head's token to the patches in that head."""
     heads = len(s.head_tokens[0])
-    figure = _figure(1.5 * (heads + 1), 0.8 + 1.65 * len(s.blocks), title)
+    figure = _figure(1.5 * (heads + 1), 0.8 + 1.85 * len(s.blocks), title)
     grid = figure.subplots(len(s.blocks), heads + 1, squeeze=False)
     for row, block, looks_NHW in zip(grid, s.blocks, s.head_tokens, strict=True):
         _show_image(row[0], image_HWC, title=f"block {block}")
         for n in range(heads):
-            _overlay(row[n + 1], image_HWC, looks_NHW[n], f"{n}: {looks_NHW[n].sum():.0%}")
-    figure.supxlabel(
-        "attention of each head's own token to the patches (share of all it pays)", fontsize=9
-    )
+            _attention(row[n + 1], looks_NHW[n], f"head {n}")
+    figure.supxlabel(f"attention of each head's own token to the patches ({_SCALE})", fontsize=9)
     return figure
 
 
