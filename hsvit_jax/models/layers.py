@@ -383,7 +383,6 @@ def _attention_fwd(rate, q, k, v, words):
 def _attention_bwd(rate, residuals, grad_GBNTE):
     """Softmax attention's gradient: dS = P ∘ (dP − Σ P ∘ dP), with the weights computed again."""
     q, k, v, words = residuals
-    q, k = after(grad_GBNTE, (q, k))
     weights = attention_weights(q, k)
     grad_weights = jnp.einsum("gbnte,gbnse->gbnts", grad_GBNTE, v).astype(weights.dtype)
     dropped = weights
