@@ -60,10 +60,10 @@ def run(argv: list[str], usage: str, values: flags.FlagValues) -> int:
     if config is None and (settings or values.mode in ("train", "summary", "plan")):
         why = f"--config.{settings[0]}" if settings else f"--mode={values.mode}"
         return _say(f"{why} needs --config=FILE\n\n{usage}", _USAGE)
-    if paths and values.mode != "predict":
+    if paths and values.mode not in ("predict", "visualize"):
         return _say(
             f"unexpected words: {' '.join(paths)} (flags are --name=value; only --mode=predict "
-            f"takes files)\n\n{usage}",
+            f"and --mode=visualize take files)\n\n{usage}",
             _USAGE,
         )
     if values.mode != "train" and (values.distributed not in ("auto", "off") or values.recoverable):
@@ -354,6 +354,19 @@ def _predict(request: _Request) -> int:
     return _MISTAKE if errors else 0
 
 
+def _visualize(request: _Request) -> int:
+    from hsvit_jax import predict, visualize
+
+    files = predict.image_files(request.paths, request.flags.mode)
+    out = Path(request.flags.out or "views")
+    written, errors = visualize.run(_load(request), files, out)
+    for path in written:
+        print(path)
+    for error in errors:
+        _say(error, _MISTAKE)
+    return _MISTAKE if errors else 0
+
+
 def _summary(request: _Request) -> int:
     from hsvit_jax import data, summary, train
 
@@ -387,4 +400,11 @@ def _plan(request: _Request) -> int:
     return 0
 
 
-_MODES = {"train": _train, "eval": _eval, "predict": _predict, "summary": _summary, "plan": _plan}
+_MODES = {
+    "train": _train,
+    "eval": _eval,
+    "predict": _predict,
+    "visualize": _visualize,
+    "summary": _summary,
+    "plan": _plan,
+}

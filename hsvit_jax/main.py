@@ -9,7 +9,7 @@ host.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
-_MODES = ("train", "eval", "predict", "summary", "plan")
+_MODES = ("train", "eval", "predict", "visualize", "summary", "plan")
 
 USAGE = """usage: python -m hsvit_jax.main --config=FILE[:DATA,RECIPE,SWITCHES] [--config.KEY=VALUE]
 
@@ -19,6 +19,7 @@ USAGE = """usage: python -m hsvit_jax.main --config=FILE[:DATA,RECIPE,SWITCHES] 
             python -m hsvit_jax.main --config=configs/vix.py:vin,hybrid,cifar10
   eval      python -m hsvit_jax.main --mode=eval --checkpoint=runs/c2a2-digits-strong-seed0
   predict   python -m hsvit_jax.main --mode=predict --checkpoint=runs/... cat.jpg photos/
+  visualize python -m hsvit_jax.main --mode=visualize --checkpoint=runs/... cat.jpg --out=views
   summary   python -m hsvit_jax.main --mode=summary --config=configs/c4a8.py:tiny_imagenet
   plan      python -m hsvit_jax.main --mode=plan --config=configs/c4a8.py --devices=4096
 
@@ -41,8 +42,8 @@ def make_flags() -> flags.FlagValues:
     flags.DEFINE_float("stall_timeout", None, stall, lower_bound=0.0, **own)
     lost = "train: when a process is lost, go on with the groups that are left."
     flags.DEFINE_bool("recoverable", False, lost, **own)
-    flags.DEFINE_string("checkpoint", None, "eval, predict: a run's or checkpoint folder.", **own)
-    flags.DEFINE_string("which", "best", "eval, predict: 'best', 'latest' or a step.", **own)
+    flags.DEFINE_string("checkpoint", None, "A run's or checkpoint folder.", **own)
+    flags.DEFINE_string("which", "best", "Of --checkpoint: 'best', 'latest' or a step.", **own)
     flags.DEFINE_enum("split", "test", ("train", "val", "test"), "eval: the split.", **own)
     flags.DEFINE_integer("top_k", 5, "predict: classes per image.", lower_bound=1, **own)
     flags.DEFINE_enum("format", "table", ("table", "csv", "json"), "predict: the output.", **own)
@@ -56,7 +57,7 @@ def make_flags() -> flags.FlagValues:
     flags.DEFINE_float("latency", 5e-6, "plan: seconds of one message.", **own)
     flags.DEFINE_bool("verify", False, "plan: compile on 1-8 devices and compare.", **own)
     flags.DEFINE_bool("json", False, "plan: print JSON.", **own)
-    flags.DEFINE_string("out", None, "plan: a PNG to draw.", **own)
+    flags.DEFINE_string("out", None, "plan: a PNG to draw; visualize: a folder.", **own)
     return values
 
 

@@ -128,10 +128,11 @@ def build_model(
 _FILES_AT_ONCE = 256
 
 
-def image_files(paths: Sequence[str]) -> list[Path]:
+def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:
     """The files named, and the images below the folders named, in order.
 
-    Raises ValueError for a path that is not there, or when there is no image at all.
+    Raises ValueError for a path that is not there, or when there is no image at all; mode: of the
+    command line, to say how it is done.
     """
 
     def below(folder: Path) -> Iterator[Path]:
@@ -148,7 +149,7 @@ def image_files(paths: Sequence[str]) -> list[Path]:
     if not found:
         raise ValueError(
             (f"no images in {', '.join(paths)}" if paths else "no images given")
-            + ": name image files or folders of them, as in --mode=predict "
+            + f": name image files or folders of them, as in --mode={mode} "
             "--checkpoint=runs/my-run cat.jpg photos/"
         )
     return found

@@ -35,15 +35,18 @@ def compiled_flops(model: Any) -> float:
 
     Normalisation and softmax are counted too; HSViT's last attention block has one query, its CLS.
     """
-    params, stats, images = _shapes(model, 1)
+    return float(forward_program(model, 1).cost_analysis()["flops"])
+
+
+def forward_program(model: Any, batch: int) -> Any:
+    """The compiled evaluation forward of `batch` images: its `cost_analysis` and `peak_bytes`."""
     forward = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
-    return float(forward.lower(params, stats, images).compile().cost_analysis()["flops"])
+    return forward.lower(*_shapes(model, batch)).compile()
 
 
 def forward_bytes(model: Any, batch: int) -> int:
     """Peak bytes of the compiled evaluation forward of `batch` images, its arguments included."""
-    forward = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
-    return _peak_bytes(forward.lower(*_shapes(model, batch)).compile())
+    return peak_bytes(forward_program(model, batch))
 
 
 def training_bytes(model: Any, batch: int) -> int:
@@ -51,6 +54,11 @@ def training_bytes(model: Any, batch: int) -> int:
 
     Parameters, images and gradients included; the optimizer's moments are not part of it.
     """
+    return peak_bytes(training_program(model, batch))
+
+
+def training_program(model: Any, batch: int) -> Any:
+    """The compiled forward and backward pass of `batch` images, without augmentation."""
 
     def loss(params: dict, stats: dict, images: jax.Array, labels: jax.Array, key: jax.Array):
         logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
@@ -60,10 +68,10 @@ def training_bytes(model: Any, batch: int) -> int:
     step = jax.jit(jax.grad(loss, has_aux=True))
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     lowered = step.lower(*_shapes(model, batch), labels, jax.eval_shape(jax.random.key, 0))
-    return _peak_bytes(lowered.compile())
+    return lowered.compile()
 
 
-def _peak_bytes(program: Any) -> int:
+def peak_bytes(program: Any) -> int:
     """Arguments, results and what is held between them: no back end reports less than it uses."""
     memory = program.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes

@@ -43,6 +43,9 @@ MAY_IMPORT = {
     "evaluate": ("augment", "mesh"),
     "step": ("augment", "mesh"),
     "summary": ("models",),
+    "sequence": ("host", "models", "summary"),
+    "visualize": ("augment", "data", "predict", "visualize_figure"),
+    "visualize_figure": ("visualize",),
     "votes": ("augment", "evaluate", "mesh"),
 }
 

@@ -135,3 +135,48 @@ def test_the_two_halves_of_a_block_drop_apart():
 def test_an_image_that_patches_do_not_divide():
     with pytest.raises(ValueError, match=r"30×32 pixels.*patch=4.*model.patch"):
         blocks.check_patches((30, 32), 4)
+
+
+# --- What is computed again for the gradient -----------------------------------------------------
+
+
+def test_recomputed_changes_neither_value_nor_gradient():
+    """By float32 rounding, also for what it closes over: weights, and integers that key a mask."""
+    up, down = (jax.random.normal(jax.random.key(i), (5, 5)) for i in range(2))
+    x = jax.random.normal(jax.random.key(2), (4, 3, 5))
+
+    def results(wrap):
+        def loss(x, up, down, ids):
+            now = network.Call(train=True, dropout_words=(ids[0], ids[1]), example_ids_B=ids)
+
+            def function(x, y):
+                return blocks.dropout(jnp.sin(x @ up) * y, 0.4, now, 3) @ down
+
+            return jnp.square(wrap(function, x, jnp.cos(x))).mean()
+
+        ids = jnp.array([5, 2, 9, 4])
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(x, up, down, ids)
+
+    (value, grads), (value_2, grads_2) = (
+        results(wrap) for wrap in (blocks.recomputed, lambda f, *args: f(*args))
+    )
+    np.testing.assert_allclose(value, value_2, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, grads_2)
+    assert np.abs(grads[1]).max() > 0.01
+
+
+def test_what_is_recomputed_is_not_held():
+    """A chain of wide layers: the program holds a wide array or two, not one of each layer."""
+    kernels = jax.ShapeDtypeStruct((8, 4, 512), jnp.float32)
+    x = jax.ShapeDtypeStruct((256, 4), jnp.float32)
+
+    def held(wrap):
+        def loss(kernels, x):
+            for kernel in kernels:
+                x = wrap(lambda x, kernel=kernel: jnp.sin(jnp.sin(x @ kernel)) @ kernel.T, x)
+            return x.mean()
+
+        program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(kernels, x).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert held(blocks.recomputed) < 0.5 * held(lambda f, *args: f(*args))

@@ -6,13 +6,14 @@ function of (the step's key, example, salt) alone: `salt` numbers the places whe
 dropped. A mixer may use salt … salt + 3; `Block` gives every place of every block its own.
 """
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.network import Call
@@ -31,6 +32,30 @@ class TokenMap(Protocol):
     def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
         """(B, T, D) → (B, T, D); salt … salt + 3 key its masks."""
         ...
+
+
+def recomputed(function: Callable[..., Array], *args: Array) -> Array:
+    """function(*args), of which only the arguments are kept for the gradient.
+
+    For what is large and cheap: the gradient computes it again, `layers.after` it has come. What
+    `function` closes over is kept too, and has its gradient.
+    """
+    traced = jax.make_jaxpr(function)(*args)
+
+    def plain(args: tuple[Array, ...], closed_over: list[Array]) -> Array:
+        (out,) = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, closed_over))(*args)
+        return out
+
+    def forward(args: tuple[Array, ...], closed_over: list[Array]) -> tuple[Array, Any]:
+        return plain(args, closed_over), (args, closed_over)
+
+    def backward(kept: Any, gradient: Array) -> tuple[tuple[Array, ...], list[Array]]:
+        _, backwards = jax.vjp(lambda *both: plain(*layers.after(gradient, both)), *kept)
+        return backwards(gradient)
+
+    run = jax.custom_vjp(plain)
+    run.defvjp(forward, backward)
+    return run(args, traced.consts)
 
 
 # --- Initialisation and linear layers ------------------------------------------------------------
@@ -87,7 +112,7 @@ class LayerNorm(nnx.Module):
         """(…, D) → (…, D)."""
         shape = (1,) * (x.ndim - 1) + self.scale.shape
         scale, bias = self.scale[...].reshape(shape), self.bias[...].reshape(shape)
-        return layers.layer_norm(x, scale, bias, self.eps)
+        return recomputed(lambda x: layers.layer_norm(x, scale, bias, self.eps), x)
 
 
 class Conv(nnx.Module):
@@ -264,6 +289,7 @@ class MultiHeadAttention(nnx.Module):
 
     def attend(self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, call: Call, salt: int) -> Array:
         """What the heads find, (B, N, T, E)."""
+        call.show("attention", lambda: layers.attention_weights(q_BNTE[None], k_BNSE[None])[0])
         rate = self.attention_rate if call.dropout_words is not None else 0.0
         words = ()
         if rate:
@@ -294,8 +320,11 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Array, call: Call, salt: int) -> Array:
         """(B, …, D) → (B, …, D)."""
-        hidden = dropout(gelu(self.up(x)), self.rate, call, salt)
-        return dropout(self.down(hidden), self.rate, call, salt + 1)
+
+        def down(hidden: Array) -> Array:
+            return self.down(dropout(gelu(hidden), self.rate, call, salt))
+
+        return dropout(recomputed(down, self.up(x)), self.rate, call, salt + 1)
 
 
 def gelu(x: Array) -> Array:
@@ -331,7 +360,9 @@ class Block(nnx.Module):
     def feed(self, x_BTD: Array, call: Call, index: int) -> Array:
         """The second half."""
         salt = index * SALTS_PER_BLOCK + SALTS_PER_BLOCK // 2
-        return self.add(x_BTD, self.feed_forward(self.norm2(x_BTD), call, salt), call, salt)
+        x_BTD = self.add(x_BTD, self.feed_forward(self.norm2(x_BTD), call, salt), call, salt)
+        call.show("tokens", lambda: x_BTD)
+        return x_BTD
 
     def add(self, x_BTD: Array, y_BTD: Array, call: Call, salt: int) -> Array:
         """The residual sum of a half whose mixer or feed-forward was called with `salt`."""

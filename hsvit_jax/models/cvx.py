@@ -126,6 +126,7 @@ class ConvAttention(nnx.Module):
         k_and_v = jnp.split(self.key_value(local(self.kv_conv, self.kv_norm)), 2, axis=-1)
         parts = (self.query(local(self.q_conv, self.q_norm)), *k_and_v)
         q, k, v = (mixers.split_heads(part, self.m.heads)[None] for part in parts)
+        call.show("attention", lambda: layers.attention_weights(q, k)[0])
         o_BTD = mixers.merge_heads(layers.attention(0.0, q, k, v, ())[0])
         return blocks.dropout(self.out(o_BTD), self.m.dropout, call, salt)
 

@@ -58,7 +58,7 @@ class Block(nnx.Module):
         self.out_bias = nnx.Param(jnp.zeros((g, d)))
 
     def __call__(
-        self, z_GBTD: Array, words: tuple[Array | int, ...] | None, *, cls_only: bool
+        self, z_GBTD: Array, words: tuple[Array | int, ...] | None, call: Call, *, cls_only: bool
     ) -> Array:
         """(G, B, T, D) → same, or (G, B, 1, D) where only the CLS token's output is wanted."""
         g, batch, _, d = z_GBTD.shape
@@ -75,13 +75,10 @@ class Block(nnx.Module):
 
         z_in = z_GBTD[:, :, :1] if cls_only else z_GBTD
         q_in = y_GBTD[:, :, :1] if cls_only else y_GBTD
-        o_GBNTE = layers.attention(
-            self.rate if words is not None else 0.0,
-            project(q_in, 0),
-            project(y_GBTD, 1),
-            project(y_GBTD, 2),
-            words or (),
-        )
+        q_GBNTE, k_GBNSE = project(q_in, 0), project(y_GBTD, 1)
+        call.show("group attention", lambda: layers.attention_weights(q_GBNTE, k_GBNSE))
+        rate = self.rate if words is not None else 0.0
+        o_GBNTE = layers.attention(rate, q_GBNTE, k_GBNSE, project(y_GBTD, 2), words or ())
         o_GBTD = o_GBNTE.swapaxes(2, 3).reshape(z_in.shape)
         out = jnp.einsum("gbtd,gde->gbte", o_GBTD, self.out_kernel[...].astype(z_GBTD.dtype))
         return z_in + out + self.out_bias[...].astype(z_GBTD.dtype)[:, None, None]
@@ -113,7 +110,7 @@ class Groups(nnx.Module):
                 group, examples = group_ids_G, call.example_ids_B
                 words = (*call.dropout_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
                 words += (examples.reshape(1, -1, 1, 1, 1),)
-            z_GBTD = block(z_GBTD, words, cls_only=i == len(self.blocks) - 1)
+            z_GBTD = block(z_GBTD, words, call, cls_only=i == len(self.blocks) - 1)
         return z_GBTD[:, :, 0]
 
 
@@ -177,6 +174,16 @@ def _refuse_learned(c: HSViTConfig) -> None:
     """Learned votes are normalised over all groups, lost ones too, and theirs are gone."""
     if c.votes == "learned":
         raise ValueError("a network with model.votes='learned' cannot lose groups in training")
+
+
+def show_votes(head: Head, cls_GBD: Array, call: Call) -> None:
+    """What the head would say to each group's CLS alone."""
+
+    def votes_GBK() -> Array:
+        g, batch, d = cls_GBD.shape
+        return head(cls_GBD.reshape(g * batch, d)).reshape(g, batch, -1)
+
+    call.show("votes", votes_GBK)
 
 
 class HSViT(Network):
@@ -253,6 +260,7 @@ class HSViT(Network):
             call = without_votes(call, self.config.groups, self.lost)
             vote_G = params["groups"].get("vote")
             cls_BD = average_votes(self.config, call, cls_GBD, here_G, vote_G)
+            show_votes(bound["head"], cls_GBD, call)
         else:
             cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
         return bound["head"](cls_BD), bound.stats()
@@ -313,7 +321,8 @@ class TowerHSViT(Network):
             return self.tower.group_cls(bound, tile_BHWC, alone, first_group), bound.stats()
 
         here = (params["towers"], stats["towers"], ids_K)
-        if len(ids_K) == 1 or call.share.ordered:  # no loop, which would be compiled differently
+        # No loop where it would be compiled differently, nor where what is shown must leave it.
+        if len(ids_K) == 1 or call.share.ordered or call.look is not None:
             own = [jax.tree.map(lambda x, k=k: x[k], here) for k in range(len(ids_K))]
             cls, stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(run, own))
         else:
@@ -329,7 +338,9 @@ class TowerHSViT(Network):
         vote_KG = params["towers"]["groups"].get("vote")
         vote_G = None if vote_KG is None else vote_KG.reshape(-1)
         cls_BD = average_votes(self.config, call, cls_GBD, here_G, vote_G)
-        return self.bind(params, {})["head"](cls_BD), {**stats, "towers": stacked}
+        head = self.bind(params, {})["head"]
+        show_votes(head, cls_GBD, call)
+        return head(cls_BD), {**stats, "towers": stacked}
 
     def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
         """The part of each image that a tower sees: (B, H / rows, W / columns, C)."""

@@ -101,6 +101,7 @@ class Trunk(nnx.Module):
         if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
             repeats = -(-self.tokens // channels)
             return jnp.tile(x_BPC.swapaxes(1, 2), (1, repeats, 1))[:, : self.tokens]
+        call.show("maps", lambda: x_BHWC)
         kernel_PD = self.embed["kernel"][...].astype(x_BPC.dtype)
         bias_D = self.embed["bias"][...].astype(x_BPC.dtype)
         z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])

@@ -296,6 +296,23 @@ class HVT(Network):
         x_BTD = bound["encoder"](bound["embedding"](images_BHWC), call)
         return bound["head"](x_BTD), bound.stats()
 
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """As `Network.grid`; a sequence that was pooled in 1-D, or thinned, is no picture."""
+        c = self.config
+        whole = (c.stage_depth and c.pool_dims == 2) or tokens == c.tokens
+        return super().grid(tokens) if whole else None
+
+    def at_places(self, x_BTC: Array) -> Array | None:
+        """As `Network.at_places`; a sequence pooled in 1-D is interpolated to its first length.
+
+        Source: HVT paper, figure 3.
+        """
+        c = self.config
+        if not (c.stage_depth and c.pool_dims == 1) or x_BTC.shape[1] == c.tokens:
+            return super().at_places(x_BTC)
+        size = (x_BTC.shape[0], c.tokens, x_BTC.shape[2])
+        return super().at_places(jax.image.resize(x_BTC, size, "linear"))
+
     def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """One row per layer, 2·T²·D multiply-adds for attention."""
         return list(_layer_table(self.config))

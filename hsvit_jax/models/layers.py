@@ -8,6 +8,7 @@ for the back end that compiles it; the plain XLA formula is always the reference
 
 from collections.abc import Sequence
 from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -318,12 +319,34 @@ def dropout_scale(words: Sequence[Array | int], shape: tuple[int, ...], rate: fl
     return jnp.where(keep, jnp.float32(1 / (1 - rate)), jnp.float32(0))
 
 
+# --- What a gradient computes again --------------------------------------------------------------
+
+
+def after(gradient: Array, values: Any) -> Any:
+    """The same values, which now depend on `gradient`.
+
+    So that what a gradient computes again from them is not computed before, and held. The barriers
+    by which `jax.checkpoint` says so are gone when XLA for CPU orders a program; a sum with a zero
+    that is made of the gradient stays. values: a tree; left as they are: integers, and what is
+    whole on devices where the gradient is in parts.
+    """
+    zero = jnp.minimum(jnp.abs(gradient[(0,) * gradient.ndim]), 0)
+
+    def late(x: Array) -> Array:
+        whole = jax.typeof(zero).mat.varying - jax.typeof(x).mat.varying
+        if whole or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return x + zero.astype(x.dtype)
+
+    return jax.tree.map(late, values)
+
+
 # --- Attention core ------------------------------------------------------------------------------
 # Heads and groups are batch axes of one computation. E is the width of a head, S the tokens
 # that are attended to (T may be 1: the last block asks for CLS alone).
 
 
-def _probabilities(q_GBNTE: Array, k_GBNSE: Array) -> Array:
+def attention_weights(q_GBNTE: Array, k_GBNSE: Array) -> Array:
     """Softmax over keys of the scaled scores, (G, B, N, T, S), in at least float32."""
     scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
     scores = scores.astype(_norm_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
@@ -333,7 +356,7 @@ def _probabilities(q_GBNTE: Array, k_GBNSE: Array) -> Array:
 def _attention(
     rate: float, q_GBNTE: Array, k_GBNSE: Array, v_GBNSE: Array, words: tuple[Array, ...]
 ) -> Array:
-    weights_GBNTS = _probabilities(q_GBNTE, k_GBNSE)
+    weights_GBNTS = attention_weights(q_GBNTE, k_GBNSE)
     if rate:
         weights_GBNTS = weights_GBNTS * dropout_scale(words, weights_GBNTS.shape, rate)
     return jnp.einsum("gbnts,gbnse->gbnte", weights_GBNTS.astype(v_GBNSE.dtype), v_GBNSE)
@@ -360,7 +383,7 @@ def _attention_fwd(rate, q, k, v, words):
 def _attention_bwd(rate, residuals, grad_GBNTE):
     """Softmax attention's gradient: dS = P ∘ (dP − Σ P ∘ dP), with the weights computed again."""
     q, k, v, words = residuals
-    weights = _probabilities(q, k)
+    weights = attention_weights(q, k)
     grad_weights = jnp.einsum("gbnte,gbnse->gbnts", grad_GBNTE, v).astype(weights.dtype)
     dropped = weights
     if rate:

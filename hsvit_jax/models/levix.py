@@ -110,13 +110,9 @@ class LeViTAttention(nnx.Module):
         def project(linear: Linear, norm: BatchNorm) -> Array:
             return mixers.split_heads(norm(linear(x_BTD), **how), self.heads)[None]
 
-        o_GBNTE = layers.attention(
-            0.0,
-            project(self.query, self.query_norm),
-            project(self.key, self.key_norm),
-            project(self.value, self.value_norm),
-            (),
-        )
+        q, k = project(self.query, self.query_norm), project(self.key, self.key_norm)
+        call.show("attention", lambda: layers.attention_weights(q, k)[0])
+        o_GBNTE = layers.attention(0.0, q, k, project(self.value, self.value_norm), ())
         y_BTD = self.out(blocks.gelu(mixers.merge_heads(o_GBNTE[0])))
         return blocks.dropout(self.out_norm(y_BTD, **how), self.rate, call, salt)
 

@@ -139,6 +139,10 @@ class Performer(nnx.Module):
     def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
         """(B, T, D) → (B, T, D), O(T·R·E) per head."""
         q, k, v = (split_heads(f(x_BTD), self.m.heads) for f in (self.query, self.key, self.value))
+        o_BNTE = blocks.recomputed(lambda *qkv: self._attend(*qkv, call), q, k, v)
+        return blocks.dropout(self.out(merge_heads(o_BNTE)), self.m.dropout, call, salt)
+
+    def _attend(self, q: Array, k: Array, v: Array, call: Call) -> Array:
         if self.m.rope:
             q, k = rotate(q), rotate(k)
         q_BNTR = self._positive(q, lambda u: u.max(-1, keepdims=True))
@@ -146,8 +150,7 @@ class Performer(nnx.Module):
         context = jnp.einsum("bntr,bnte->bnre", k_BNTR.astype(v.dtype), v)
         norm = jnp.einsum("bntr,bnr->bnt", q_BNTR, k_BNTR.sum(2))[..., None]
         o_BNTE = jnp.einsum("bntr,bnre->bnte", q_BNTR.astype(v.dtype), context)
-        o_BNTE = (_wide(o_BNTE) / norm).astype(v.dtype)
-        return blocks.dropout(self.out(merge_heads(o_BNTE)), self.m.dropout, call, salt)
+        return (_wide(o_BNTE) / norm).astype(v.dtype)
 
 
 def orthogonal_features(key: Array, rows: int, width: int) -> Array:
@@ -189,9 +192,13 @@ class Linformer(nnx.Module):
         v_BNPE = project(values)
         k_BNPE = project(rotate(values)) if m.rope else v_BNPE
         q_BNTE = rotate(q_BNTE) if m.rope else q_BNTE
-        scores_BNTP = jnp.einsum("bnte,bnpe->bntp", q_BNTE, k_BNPE) * m.head_dim**-0.5
-        weights_BNTP = blocks.dropout(_softmax(scores_BNTP, q_BNTE), m.dropout, call, salt)
-        return self.out(merge_heads(jnp.einsum("bntp,bnpe->bnte", weights_BNTP, v_BNPE)))
+
+        def attend(q_BNTE: Array, k_BNPE: Array, v_BNPE: Array) -> Array:
+            scores_BNTP = jnp.einsum("bnte,bnpe->bntp", q_BNTE, k_BNPE) * m.head_dim**-0.5
+            weights_BNTP = blocks.dropout(_softmax(scores_BNTP, q_BNTE), m.dropout, call, salt)
+            return jnp.einsum("bntp,bnpe->bnte", weights_BNTP, v_BNPE)
+
+        return self.out(merge_heads(blocks.recomputed(attend, q_BNTE, k_BNPE, v_BNPE)))
 
 
 class Nystrom(nnx.Module):
@@ -216,13 +223,19 @@ class Nystrom(nnx.Module):
         front = segment * m.landmarks - tokens
         padded = jnp.pad(x_BTD, ((0, 0), (front, 0), (0, 0)))
         q, k, v = (split_heads(part, m.heads) for part in jnp.split(self.qkv(padded), 3, axis=-1))
+        o_BNTE = blocks.recomputed(lambda *qkv: self._attend(*qkv, front, call), q, k, v)
+        return blocks.dropout(self.out(merge_heads(o_BNTE)), m.dropout, call, salt)
+
+    def _attend(self, q: Array, k: Array, v: Array, front: int, call: Call) -> Array:
+        """What the heads find for all but the `front` tokens that lengthen the sequence."""
+        m = self.m
         if m.rope:
             q, k = rotate(q), rotate(k)
         q = q * m.head_dim**-0.5
 
         def landmarks(x_BNSE: Array) -> Array:
             batch, heads, _, width = x_BNSE.shape
-            return x_BNSE.reshape(batch, heads, m.landmarks, segment, width).mean(3)
+            return x_BNSE.reshape(batch, heads, m.landmarks, -1, width).mean(3)
 
         def kernel(q_BNTE: Array, k_BNSE: Array) -> Array:
             return _softmax(jnp.einsum("bnte,bnse->bnts", q_BNTE, k_BNSE), v)
@@ -231,8 +244,7 @@ class Nystrom(nnx.Module):
         inverse_BNMM = self._inverse(_wide(kernel(q_BNME, k_BNME)), call).astype(v.dtype)
         found_BNME = inverse_BNMM @ (kernel(q_BNME, k) @ v)
         o_BNTE = kernel(q[:, :, front:], k_BNME) @ found_BNME
-        o_BNTE = o_BNTE + along_sequence(v, self.residual_kernel[...].astype(v.dtype))[:, :, front:]
-        return blocks.dropout(self.out(merge_heads(o_BNTE)), m.dropout, call, salt)
+        return o_BNTE + along_sequence(v, self.residual_kernel[...].astype(v.dtype))[:, :, front:]
 
     def _inverse(self, a_BNMM: Array, call: Call) -> Array:
         """The pseudo-inverse of non-negative matrices: six steps from Aᵀ/(‖A‖₁·‖A‖∞)."""

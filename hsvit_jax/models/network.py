@@ -7,7 +7,8 @@ what a pass is told besides its input; a `Share` says which part of the network 
 import abc
 import copy
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from math import gcd, isqrt
 from typing import Any
 
 import jax
@@ -50,7 +51,8 @@ class Call:
     this step's masks, or None for no dropout. example_ids_B: identity of each example, so that a
     mask does not depend on the place in the batch. batch_axes: mesh axes over which the batch is
     split by hand. share: the part of the network that lives here. votes_G: weight of each attention
-    group's CLS in the average, 0 for a group that is lost; None: all count alike.
+    group's CLS in the average, 0 for a group that is lost; None: all count alike. look: is handed
+    what a pass shows on its way, see `show`.
     """
 
     train: bool
@@ -59,6 +61,17 @@ class Call:
     batch_axes: tuple[str, ...] = ()
     share: Share = WHOLE
     votes_G: Array | None = None
+    look: Callable[[str, Array], None] | None = None
+
+    def show(self, kind: str, make: Callable[[], Array]) -> None:
+        """Hands an intermediate array to who looks at this pass; if nobody does, makes none.
+
+        kind: 'attention' (B, N, T, S), weights of a block's heads; 'tokens' (B, T, D), after a
+        block; of an HSViT also 'maps' (B, H, W, C), the trunk's last, 'group attention'
+        (G, B, N, T, S) and 'votes' (G, B, K), logits of each group's CLS alone.
+        """
+        if self.look is not None:
+            self.look(kind, make())
 
 
 class Network(abc.ABC):
@@ -146,14 +159,15 @@ class Network(abc.ABC):
         share: Share = WHOLE,
         batch_axes: tuple[str, ...] = (),
         votes_G: Array | None = None,
+        look: Callable[[str, Array], None] | None = None,
     ) -> tuple[Array, dict]:
         """Logits (B, K), at least float32, and the statistics after this batch.
 
         images (B, H, W, C) float, normalised. train: use the batch's statistics and update them.
         dropout_key: a jax key for this step; None for no dropout. example_ids (B,) int32: identity
         of each example, so that a mask is a function of (key, example, group) alone; the position
-        in the batch when left out. share, batch_axes, votes_G: see `Call`. Raises ValueError for
-        images of another shape.
+        in the batch when left out. share, batch_axes, votes_G, look: see `Call`. Raises ValueError
+        for images of another shape.
         """
         expected = (*self.config.image_size, self.config.image_channels)
         if images_BHWC.shape[1:] != expected:
@@ -168,9 +182,48 @@ class Network(abc.ABC):
         if example_ids_B is None:
             example_ids_B = jnp.arange(images_BHWC.shape[0])
         dtype = self.dtype if self.dtype != jnp.float32 else images_BHWC.dtype
-        call = Call(train, words, example_ids_B, batch_axes, share, votes_G)
+        call = Call(train, words, example_ids_B, batch_axes, share, votes_G, look)
         logits_BK, stats = self.forward(params, stats, images_BHWC.astype(dtype), call)
         return logits_BK.astype(jnp.promote_types(logits_BK.dtype, jnp.float32)), stats
+
+    def views(self, params: dict, stats: dict, images_BHWC: Array) -> dict[str, list[Array]]:
+        """What an evaluation pass shows, by kind (`Call.show`) in order of computation, float32.
+
+        images (B, H, W, C) float, normalised. The 'logits' (B, K) are there too.
+        """
+        seen: dict[str, list[Array]] = {}
+
+        def look(kind: str, x: Array) -> None:
+            seen.setdefault(kind, []).append(x.astype(jnp.float32))
+
+        look("logits", self.apply(params, stats, images_BHWC, look=look)[0])
+        return seen
+
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """(tokens before the patches, rows, columns) of a sequence; None: it is no picture.
+
+        Patches have the image's proportions and at most a CLS before them; of the two numbers of
+        tokens that leaves, only one can be a grid.
+        """
+        rows, columns = self.config.image_size
+        unit = gcd(rows, columns)
+        rows, columns = rows // unit, columns // unit
+        for before in (0, 1):
+            scale = isqrt(max(tokens - before, 0) // (rows * columns))
+            if scale and scale * scale * rows * columns == tokens - before:
+                return before, scale * rows, scale * columns
+        return None
+
+    def at_places(self, x_BTC: Array) -> Array | None:
+        """Values of a sequence's patches where these lie in the image: (B, rows, columns, C).
+
+        A CLS is left out. None for a sequence whose places are not known.
+        """
+        grid = self.grid(x_BTC.shape[1])
+        if grid is None:
+            return None
+        before, rows, columns = grid
+        return x_BTC[:, before:].reshape(x_BTC.shape[0], rows, columns, x_BTC.shape[2])
 
     def bind(self, params: dict, stats: dict) -> "Bound":
         """The network's modules with these parameters and statistics in them."""

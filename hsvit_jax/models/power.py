@@ -83,6 +83,7 @@ def block_with_elimination(
     scores_BNTS = jnp.einsum("bnte,bnse->bnts", q_BNTE, k_BNSE) * q_BNTE.shape[-1] ** -0.5
     wide = jnp.promote_types(scores_BNTS.dtype, jnp.float32)
     weights_BNTS = jax.nn.softmax(scores_BNTS.astype(wide), axis=-1)
+    call.show("attention", lambda: weights_BNTS)
     o_BNTE = jnp.einsum("bnts,bnse->bnte", weights_BNTS.astype(v_BNSE.dtype), v_BNSE)
     x_BTD = block.add(x_BTD, block.mixer.output(o_BNTE, call, salt), call, salt)
     x_BTD = keep_significant(x_BTD, weights_BNTS.sum((1, 2)), keep, cls=cls)

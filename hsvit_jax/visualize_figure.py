@@ -1,0 +1,196 @@
+"""What a network shows of an image, as pictures: `figures` makes one for each kind of view."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hsvit_jax.visualize import Groups, Look, Sequences
+
+_MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # the most that are drawn side by side
+
+
+def figures(
+    seen: Look, image_HWC: np.ndarray, names: tuple[str, ...], title: str
+) -> Iterator[tuple[str, Any]]:
+    """(kind, matplotlib figure) for everything in `seen`; image uint8 (H, W, C), names of classes.
+
+    Kinds: 'votes', 'maps', 'looks', 'matrices', 'heads', 'features'.
+    """
+    odds = np.exp(seen.logits_K - seen.logits_K.max())
+    best = int(odds.argmax())
+    title = f"{title}: taken for {names[best]} ({odds[best] / odds.sum():.0%})"
+    if seen.votes_GK is not None:
+        yield "votes", _votes(seen.votes_GK, seen.logits_K, image_HWC, names, title)
+    if seen.groups is not None:
+        yield "maps", _maps(seen.groups, image_HWC, title)
+    s = seen.sequences
+    if s is None:
+        return
+    if s.looks:
+        yield "looks", _looks(s, image_HWC, title)
+        yield "matrices", _matrices(s, title)
+    if s.head_tokens:
+        yield "heads", _head_tokens(s, image_HWC, title)
+    if s.features:
+        yield "features", _features(s, image_HWC, title)
+
+
+def _figure(width: float, height: float, title: str) -> Any:
+    """An empty figure in inches; a `$` in its title is only a dollar sign."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, parse_math=False)
+    return figure
+
+
+def _show_image(axes: Any, image_HWC: np.ndarray, *, title: str = "image") -> None:
+    grey = image_HWC.shape[2] == 1
+    axes.imshow(image_HWC[..., 0] if grey else image_HWC, cmap="gray", vmin=0, vmax=255)
+    _bare(axes, title)
+
+
+def _bare(axes: Any, title: str = "") -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set(xticks=[], yticks=[])
+
+
+def _votes(
+    votes_GK: np.ndarray,
+    logits_K: np.ndarray,
+    image_HWC: np.ndarray,
+    names: tuple[str, ...],
+    title: str,
+) -> Any:
+    """Groups × classes, the network's own logits below; a dot marks each row's first choice."""
+    order = np.argsort(-logits_K, kind="stable")[:_CLASSES]
+    order = np.sort(order) if len(order) == len(names) else order
+    groups, classes = len(votes_GK), len(order)
+    width, height = 4.5 + 0.55 * classes, max(4.0, 2.2 + 0.28 * groups)
+    figure = _figure(width, height, title)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 0.12 + 0.22 * classes))
+    _show_image(left, image_HWC)
+    rows = np.concatenate([votes_GK, logits_K[None]])
+    limit = np.abs(rows[:, order]).max() or 1.0
+    # An empty row sets the network's answer apart.
+    table = np.concatenate([votes_GK, np.full((1, len(logits_K)), np.nan), logits_K[None]])
+    drawn = right.imshow(table[:, order], cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    place = {int(k): i for i, k in enumerate(order)}
+    for row, choice in zip([*range(groups), groups + 1], rows.argmax(1), strict=True):
+        if int(choice) in place:
+            right.plot(place[int(choice)], row, "o", color="black", markersize=5)
+    agree = int((votes_GK.argmax(1) == logits_K.argmax()).sum())
+    right.set_title(f"logits of each group's CLS alone: {agree} of {groups} agree", fontsize=9)
+    step = max(1, groups // 32)
+    right.set_yticks([*range(0, groups, step), groups + 1])
+    right.set_yticklabels([f"group {g}" for g in range(0, groups, step)] + ["all groups"])
+    right.set_xticks(range(classes))
+    right.set_xticklabels(
+        [names[k] for k in order], rotation=45, ha="right", rotation_mode="anchor", parse_math=False
+    )
+    right.tick_params(labelsize=8)
+    figure.colorbar(drawn, ax=right, label="logit (dot: first choice)")
+    return figure
+
+
+def _maps(groups: Groups, image_HWC: np.ndarray, title: str) -> Any:
+    """A row for each group: its kernels' maps, those that its CLS attends to most first."""
+    count, kernels = groups.shares_GC.shape
+    columns = min(kernels, _MAPS)
+    figure = _figure(1.6 + 0.95 * columns, 1.0 + 1.05 * count, title)
+    grid = figure.subplots(count, columns + 1, squeeze=False)
+    for g, row in enumerate(grid):
+        if g:
+            row[0].axis("off")
+        else:
+            _show_image(row[0], image_HWC)
+        row[0].text(-0.15, 0.5, f"group {g}", transform=row[0].transAxes, ha="right", va="center")
+        top = groups.maps_GCHW[g].max() or 1.0
+        order = np.argsort(-groups.shares_GC[g], kind="stable")[:columns]
+        for axes, c in zip(row[1:], order, strict=True):
+            axes.imshow(groups.maps_GCHW[g, c], cmap="viridis", vmin=0, vmax=top)
+            _bare(axes, f"{g * kernels + c}: {groups.shares_GC[g, c]:.1%}")
+    figure.supxlabel("kernel: attention its map gets from the group's last CLS", fontsize=9)
+    return figure
+
+
+def _attention(axes: Any, weights_HW: np.ndarray, name: str) -> None:
+    """A map of its own scale; the title says how far it is from attending to all evenly."""
+    drawn = weights_HW / weights_HW.mean()
+    axes.imshow(drawn, cmap="inferno", vmin=drawn.min(), vmax=max(drawn.max(), 1.05 * drawn.min()))
+    _bare(axes, f"{name}: {weights_HW.sum():.0%}\n×{drawn.min():.2g} to ×{drawn.max():.2g}")
+
+
+#: What the titles of attention maps mean.
+_SCALE = "% of all attention, × of an even share; dark: least, bright: most"
+
+
+def _looks(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
+    """A row for each block: attention to the patches, mean over heads and by head."""
+    heads = min(len(s.looks[0]), _HEADS)
+    figure = _figure(1.5 * (heads + 2), 0.8 + 1.85 * len(s.blocks), title)
+    grid = figure.subplots(len(s.blocks), heads + 2, squeeze=False)
+    for row, block, looks_NHW in zip(grid, s.blocks, s.looks, strict=True):
+        _show_image(row[0], image_HWC, title=f"block {block}")
+        _attention(row[1], looks_NHW.mean(0), "all heads")
+        for n in range(heads):
+            _attention(row[n + 2], looks_NHW[n], f"head {n}")
+    figure.supxlabel(f"attention of {s.queries} to the patches ({_SCALE})", fontsize=9)
+    return figure
+
+
+def _matrices(s: Sequences, title: str) -> Any:
+    """Tokens × tokens, mean over heads; lines part CLS, patches and head tokens."""
+    figure = _figure(max(4.5, 3.4 * len(s.blocks) + 0.4), 3.4, title)
+    grid = figure.subplots(1, len(s.blocks), squeeze=False)[0]
+    for axes, block, looks_NHW, weights_TS in zip(grid, s.blocks, s.looks, s.matrices, strict=True):
+        low, high = np.quantile(weights_TS, (0.005, 0.995))  # a few bright tokens hide the rest
+        drawn = axes.imshow(
+            weights_TS, cmap="inferno", vmin=low, vmax=high, interpolation="nearest"
+        )
+        patches = s.before + looks_NHW[0].size
+        for place in {s.before, patches} - {0, len(weights_TS)}:
+            axes.axvline(place - 0.5, color="white", linewidth=0.6)
+            axes.axhline(place - 0.5, color="white", linewidth=0.6)
+        axes.set_title(f"block {block}", fontsize=9)
+        axes.tick_params(labelsize=7)
+        figure.colorbar(drawn, ax=axes, shrink=0.6)
+    order = [*(["CLS"] if s.before else []), "patches", *(["head tokens"] if s.head_tokens else [])]
+    grid[0].set_ylabel("from token")
+    figure.supxlabel(f"to token ({', '.join(order)}); attention, mean over heads", fontsize=9)
+    return figure
+
+
+def _head_tokens(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
+    """Attention of each head's token to the patches in that head."""
+    heads = len(s.head_tokens[0])
+    figure = _figure(1.5 * (heads + 1), 0.8 + 1.85 * len(s.blocks), title)
+    grid = figure.subplots(len(s.blocks), heads + 1, squeeze=False)
+    for row, block, looks_NHW in zip(grid, s.blocks, s.head_tokens, strict=True):
+        _show_image(row[0], image_HWC, title=f"block {block}")
+        for n in range(heads):
+            _attention(row[n + 1], looks_NHW[n], f"head {n}")
+    figure.supxlabel(f"attention of each head's own token to the patches ({_SCALE})", fontsize=9)
+    return figure
+
+
+def _features(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
+    """A row for each block: the channels of its tokens that vary most over the image."""
+    columns = min(s.features[0].shape[2], _FEATURES)
+    figure = _figure(1.15 * (columns + 1), 0.8 + 1.35 * len(s.features), title)
+    grid = figure.subplots(len(s.features), columns + 1, squeeze=False)
+    for row, block, x_HWD in zip(grid, s.feature_blocks, s.features, strict=True):
+        _show_image(row[0], image_HWC, title=f"block {block}")
+        order = np.argsort(-x_HWD.std((0, 1)), kind="stable")[:columns]
+        for axes, d in zip(row[1:], order, strict=True):
+            limit = np.abs(x_HWD[..., d] - np.median(x_HWD[..., d])).max() or 1.0
+            centre = np.median(x_HWD[..., d])
+            axes.imshow(x_HWD[..., d] - centre, cmap="RdBu_r", vmin=-limit, vmax=limit)
+            _bare(axes, f"channel {d}")
+    figure.supxlabel(
+        "what the tokens hold, less its median: the channels that vary most", fontsize=9
+    )
+    return figure
