@@ -177,10 +177,11 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
         return code, out, err
 
     one = (config, "--config.train.epochs=2", "--config.train.batch=64", "--config.mesh.data=1")
-    with monkeypatch.context() as patch:
-        interrupt_after_first_evaluation(patch)
-        assert call(*one, f"--workdir={folder}")[0] == 42
-    code, out, err = call(*one, f"--workdir={folder}")
+    with remembered_compilations(tmp_path / "compiled"):
+        with monkeypatch.context() as patch:
+            interrupt_after_first_evaluation(patch)
+            assert call(*one, f"--workdir={folder}")[0] == 42
+        code, out, err = call(*one, f"--workdir={folder}")
     assert code == 0 and "from step 22" in err and "done: test accuracy" in out
     lines = metric_lines(folder)
     assert [line["step"] for line in lines if line.get("split") == "val"] == [22, 44]
