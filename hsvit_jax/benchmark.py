@@ -23,6 +23,8 @@ from typing import Any
 
 from hsvit_jax import host
 
+if __name__ == "__main__":
+    host.use_huge_pages()
 host.prepare()  # before anything imports jax
 
 import ml_collections  # noqa: E402
@@ -254,7 +256,9 @@ def _compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
     """A jitted function, compiled for these arguments, and the seconds that took."""
     started = time.perf_counter()
     compiled = function.lower(*args).compile()
-    return compiled, time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    host.release_memory()
+    return compiled, seconds
 
 
 def _settings(run: Any, augmented: bool) -> Any:

@@ -16,6 +16,8 @@ from typing import Any
 
 from hsvit_jax import host
 
+if __name__ == "__main__":
+    host.use_huge_pages()
 host.prepare()  # before anything imports jax
 
 import ml_collections  # noqa: E402

@@ -1,5 +1,6 @@
 """What a process must be told before jax is imported, and what glibc may keep."""
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -11,6 +12,9 @@ from pathlib import Path
 
 # mallopt's parameter numbers, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
+# Whether programs get huge pages never, always, or where they ask for them.
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def prepare() -> None:
@@ -35,6 +39,42 @@ def prepare() -> None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(_M_TOP_PAD, 64 * 2**20)
+
+
+def use_huge_pages() -> None:
+    """Starts this program once more, with glibc asking for huge pages, where it can have them.
+
+    For `python -m hsvit_jax...` on Linux, before anything heavy is imported: glibc reads its
+    tunables only at the start of a process. XLA's buffers are hundreds of megabytes and new in
+    every step; in pages of 4 KiB a sixth of a step's time goes to the kernel handing them out. The
+    process keeps its number. GLIBC_TUNABLES with a glibc.malloc.hugetlb of its own is left as is.
+    """
+    tunables, ours = os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb"
+    arguments = getattr(sys, "orig_argv", [])[1:]
+    started = arguments[:1] == ["-m"] and arguments[1:2] == [f"{__package__}.{_program()}"]
+    try:
+        on_request = "[madvise]" in Path(_HUGE_PAGES).read_text("ascii")
+    except OSError:  # not Linux, or a kernel without them
+        return
+    if not started or not on_request or ours in tunables or not sys.executable:
+        return
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{ours}=1")))
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _program() -> str:
+    """The module that runs as the program, without its package."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name.rpartition(".")[2] if spec else ""
+
+
+def release_memory() -> None:
+    """Gives freed memory back to the system, as after compiling: XLA leaves hundreds of megabytes.
+
+    Does nothing where the C library is not glibc.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def remember_compilations() -> None:

@@ -14,7 +14,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, data, metrics, optim, signals
+from hsvit_jax import checkpoint, data, host, metrics, optim, signals
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
@@ -22,6 +22,22 @@ from hsvit_jax import watchdog as watchdog_lib
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4
+
+
+def _compiled_at_first(function: Callable) -> Callable:
+    """A jitted function that is compiled for its first arguments, and what that took given back.
+
+    Before it runs: the memory of compiling and the first step's are then not needed together.
+    """
+    programs: list[Callable] = []
+
+    def run(*args: Any) -> Any:
+        if not programs:
+            programs.append(function.lower(*args).compile())
+            host.release_memory()
+        return programs[0](*args)
+
+    return run
 
 
 class Diverged(Exception):
@@ -154,8 +170,9 @@ class Loop:
                 orders.clear()
                 orders[epoch] = mesh_lib.put_replicated(run.mesh, np.asarray(order_of(epoch)))
             first = jnp.int32(place * run.config.train.batch)
-            return resident(state, images, labels, orders[epoch], first)
+            return compiled(state, images, labels, orders[epoch], first)
 
+        compiled = _compiled_at_first(resident)
         return take
 
     def _streamed(self, resident: Callable, streamed: Callable, first: int) -> Callable:
@@ -179,8 +196,9 @@ class Loop:
 
         def take(state: dict, number: int) -> tuple[dict, dict]:
             arrays = (mesh_lib.put_rows(run.mesh, a, size) for a in next(source))
-            return streamed(state, *arrays)
+            return compiled(state, *arrays)
 
+        compiled = _compiled_at_first(streamed)
         return take
 
     def _settle(self) -> None:

@@ -5,6 +5,8 @@ import sys
 
 from hsvit_jax import host
 
+if __name__ == "__main__":
+    host.use_huge_pages()
 host.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402

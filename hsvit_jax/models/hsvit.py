@@ -68,17 +68,23 @@ class Block(nnx.Module):
         kernel_GJDD = self.qkv_kernel[...].astype(z_GBTD.dtype)
         bias_GJD = self.qkv_bias[...].astype(z_GBTD.dtype)
 
-        def project(y: Array, j: int) -> Array:
-            """Queries, keys or values, heads as a batch axis: (G, B, N, T, D/N)."""
-            out = jnp.einsum("gbtd,gde->gbte", y, kernel_GJDD[:, j]) + bias_GJD[:, j, None, None]
-            return out.reshape(g, batch, -1, self.heads, d // self.heads).swapaxes(2, 3)
+        def project(y: Array, first: int, last: int) -> Array:
+            """Of queries, keys and values these, heads as a batch axis: (J, G, B, N, T, D/N)."""
+            count = last - first
+            kernel = kernel_GJDD[:, first:last].swapaxes(1, 2).reshape(g, d, count * d)
+            out = jnp.einsum("gbtd,gde->gbte", y, kernel)
+            out += bias_GJD[:, first:last].reshape(g, 1, 1, count * d)
+            out = out.reshape(g, batch, -1, count, self.heads, d // self.heads)
+            return out.transpose(3, 0, 1, 4, 2, 5)
 
         z_in = z_GBTD[:, :, :1] if cls_only else z_GBTD
-        q_in = y_GBTD[:, :, :1] if cls_only else y_GBTD
-        q_GBNTE, k_GBNSE = project(q_in, 0), project(y_GBTD, 1)
+        if cls_only:
+            q_GBNTE, (k_GBNSE, v_GBNSE) = project(y_GBTD[:, :, :1], 0, 1)[0], project(y_GBTD, 1, 3)
+        else:
+            q_GBNTE, k_GBNSE, v_GBNSE = project(y_GBTD, 0, 3)
         call.show("group attention", lambda: layers.attention_weights(q_GBNTE, k_GBNSE))
         rate = self.rate if words is not None else 0.0
-        o_GBNTE = layers.attention(rate, q_GBNTE, k_GBNSE, project(y_GBTD, 2), words or ())
+        o_GBNTE = layers.attention(rate, q_GBNTE, k_GBNSE, v_GBNSE, words or ())
         o_GBTD = o_GBNTE.swapaxes(2, 3).reshape(z_in.shape)
         out = jnp.einsum("gbtd,gde->gbte", o_GBTD, self.out_kernel[...].astype(z_GBTD.dtype))
         return z_in + out + self.out_bias[...].astype(z_GBTD.dtype)[:, None, None]

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from hsvit_jax.models import winograd
+
 Array = jax.Array
 
 
@@ -69,14 +71,12 @@ def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:
     On CPU two things are formulated as matrix products, because XLA's convolution leaves the vector
     units idle there: few input channels (an RGB image), and the kernel's gradient.
     """
-    size, _, c_in, c_out = kernel_HWIO.shape
+    c_in = x_BHWC.shape[3]
     kernel = vary_like(kernel_HWIO.astype(x_BHWC.dtype), x_BHWC)
     if jax.default_backend() != "cpu":
         return conv2d_xla(x_BHWC, kernel)
-    if c_in <= 4:
-        patches = jnp.concatenate(_shifts(x_BHWC, size), axis=-1)
-        return patches @ kernel.reshape(size * size * c_in, c_out)
-    return _conv2d_cpu(x_BHWC, kernel)
+    x_BHWC = vary_like(x_BHWC, kernel)
+    return _conv2d_patches(x_BHWC, kernel) if c_in <= 4 else _conv2d_cpu(x_BHWC, kernel)
 
 
 def vary_like(x: Array, like: Array) -> Array:
@@ -89,18 +89,51 @@ def vary_like(x: Array, like: Array) -> Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
+def _patches(x_BHWC: Array, size: int) -> Array:
+    """The size² pixels around each one, with all their channels, in the order of a kernel."""
+    return jnp.concatenate(_shifts(x_BHWC, size), axis=-1)
+
+
+@jax.custom_vjp
+def _conv2d_patches(x_BHWC: Array, kernel_HWIO: Array) -> Array:
+    size, _, c_in, c_out = kernel_HWIO.shape
+    return _patches(x_BHWC, size) @ kernel_HWIO.reshape(size * size * c_in, c_out)
+
+
+def _conv2d_patches_fwd(x_BHWC: Array, kernel_HWIO: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _conv2d_patches(x_BHWC, kernel_HWIO), (x_BHWC, kernel_HWIO)
+
+
+def _conv2d_patches_bwd(residuals: tuple[Array, Array], grad_BHWO: Array) -> tuple[Array, Array]:
+    """Patchesᵀ·gradient, which stays as it lies in memory: XLA would transpose it, the larger."""
+    x_BHWC, kernel_HWIO = residuals
+    size, _, c_in, c_out = kernel_HWIO.shape
+    grad_BHWO = lax.optimization_barrier(grad_BHWO)
+    patches = _patches(x_BHWC, size).reshape(-1, size * size * c_in)
+    grad_kernel = (patches.T @ grad_BHWO.reshape(-1, c_out)).reshape(kernel_HWIO.shape)
+    return conv2d_xla(grad_BHWO, kernel_HWIO[::-1, ::-1].swapaxes(2, 3)), grad_kernel
+
+
+_conv2d_patches.defvjp(_conv2d_patches_fwd, _conv2d_patches_bwd)
+
+
 @jax.custom_vjp
 def _conv2d_cpu(x_BHWC: Array, kernel_HWIO: Array) -> Array:
+    if winograd.fits(x_BHWC.shape, kernel_HWIO.shape):
+        return winograd.convolve(x_BHWC, kernel_HWIO)
     return conv2d_xla(x_BHWC, kernel_HWIO)
 
 
 def _conv2d_cpu_fwd(x_BHWC: Array, kernel_HWIO: Array) -> tuple[Array, tuple[Array, Array]]:
-    return conv2d_xla(x_BHWC, kernel_HWIO), (x_BHWC, kernel_HWIO)
+    return _conv2d_cpu(x_BHWC, kernel_HWIO), (x_BHWC, kernel_HWIO)
 
 
 def _conv2d_cpu_bwd(residuals: tuple[Array, Array], grad_BHWO: Array) -> tuple[Array, Array]:
     """The kernel's gradient as products xᵀ·(shifted gradients), in slices that stay in cache."""
     x_BHWC, kernel_HWIO = residuals
+    if winograd.fits(x_BHWC.shape, kernel_HWIO.shape):
+        zero = vary_like(jnp.zeros((), kernel_HWIO.dtype), grad_BHWO)
+        return winograd.gradients(x_BHWC, kernel_HWIO, grad_BHWO, zero)
     size, _, c_in, c_out = kernel_HWIO.shape
     flipped_HWOI = kernel_HWIO[::-1, ::-1].swapaxes(2, 3)
     grad_x = conv2d_xla(grad_BHWO, flipped_HWOI)
@@ -355,11 +388,20 @@ def attention_weights(q_GBNTE: Array, k_GBNSE: Array) -> Array:
 
 def _attention(
     rate: float, q_GBNTE: Array, k_GBNSE: Array, v_GBNSE: Array, words: tuple[Array, ...]
-) -> Array:
-    weights_GBNTS = attention_weights(q_GBNTE, k_GBNSE)
+) -> tuple[Array, Array]:
+    """What the heads find, and the logarithm of each query's sum of exponentials (…, T, 1).
+
+    Weights are divided by their sum after the product with the values, which is the smaller array.
+    """
+    scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
+    scores = scores.astype(_norm_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
+    largest = scores.max(-1, keepdims=True)
+    weights = jnp.exp(scores - largest)
+    total = weights.sum(-1, keepdims=True)
     if rate:
-        weights_GBNTS = weights_GBNTS * dropout_scale(words, weights_GBNTS.shape, rate)
-    return jnp.einsum("gbnts,gbnse->gbnte", weights_GBNTS.astype(v_GBNSE.dtype), v_GBNSE)
+        weights = weights * dropout_scale(words, weights.shape, rate)
+    out = jnp.einsum("gbnts,gbnse->gbnte", weights.astype(v_GBNSE.dtype), v_GBNSE)
+    return (out / total).astype(v_GBNSE.dtype), largest + jnp.log(total)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -373,28 +415,86 @@ def attention(
     (G, B, N, T, E). The gradient recomputes the weights and the dropout mask: both are larger than
     everything else here, and cheap.
     """
-    return _attention(rate, q_GBNTE, k_GBNSE, v_GBNSE, words)
+    return _attention_fwd(rate, q_GBNTE, k_GBNSE, v_GBNSE, words)[0]
 
 
 def _attention_fwd(rate, q, k, v, words):
-    return _attention(rate, q, k, v, words), (q, k, v, words)
+    def slice_(q, k, v, words):
+        return _attention(rate, q, k, v, words)
+
+    out, sums = _by_groups(slice_, (q, k, v), words)
+    return out, (q, k, v, out, sums, words)
 
 
 def _attention_bwd(rate, residuals, grad_GBNTE):
-    """Softmax attention's gradient: dS = P ∘ (dP − Σ P ∘ dP), with the weights computed again."""
-    q, k, v, words = residuals
-    weights = attention_weights(q, k)
-    grad_weights = jnp.einsum("gbnte,gbnse->gbnts", grad_GBNTE, v).astype(weights.dtype)
-    dropped = weights
-    if rate:
-        factors = dropout_scale(words, weights.shape, rate)
-        dropped, grad_weights = weights * factors, grad_weights * factors
-    grad_v = jnp.einsum("gbnts,gbnte->gbnse", dropped.astype(v.dtype), grad_GBNTE)
-    inner = (weights * grad_weights).sum(-1, keepdims=True)
-    grad_scores = (weights * (grad_weights - inner) * q.shape[-1] ** -0.5).astype(q.dtype)
-    grad_q = jnp.einsum("gbnts,gbnse->gbnte", grad_scores, k)
-    grad_k = jnp.einsum("gbnts,gbnte->gbnse", grad_scores, q)
-    return grad_q, grad_k, grad_v, None
+    """Softmax attention's gradient: dS = P ∘ (dP − Σ P ∘ dP), with the weights computed again.
+
+    Σ P ∘ dP over the keys is the product of the output with its gradient, over the head's width.
+    """
+
+    def slice_(q, k, v, out, sums, grad, words):
+        scale = q.shape[-1] ** -0.5
+        scores = jnp.einsum("gbnte,gbnse->gbnts", q, k)
+        weights = jnp.exp(scores.astype(sums.dtype) * scale - sums)
+        inner = (grad * out).astype(sums.dtype).sum(-1, keepdims=True)
+        grad_weights = jnp.einsum("gbnte,gbnse->gbnts", grad, v).astype(sums.dtype)
+        dropped = weights
+        if rate:
+            factors = dropout_scale(words, weights.shape, rate)
+            dropped, grad_weights = weights * factors, grad_weights * factors
+        grad_v = _over_queries(dropped.astype(v.dtype), grad)
+        grad_scores = (weights * (grad_weights - inner) * scale).astype(q.dtype)
+        grad_q = jnp.einsum("gbnts,gbnse->gbnte", grad_scores, k)
+        return grad_q, _over_queries(grad_scores, q), grad_v
+
+    *arrays, words = residuals
+    return (*_by_groups(slice_, (*arrays, grad_GBNTE), words), None)
+
+
+def _over_queries(x_GBNTS: Array, y_GBNTE: Array) -> Array:
+    """xᵀ·y for each head, (G, B, N, S, E), as the transpose of yᵀ·x.
+
+    The smaller one is transposed, by itself: folded into the product, as XLA would, each of the
+    many tiny products is one of Eigen's on a CPU, with an allocation of its own.
+    """
+    y_GBNET = lax.optimization_barrier(y_GBNTE.swapaxes(3, 4))
+    out_GBNES = jnp.einsum("gbnet,gbnts->gbnes", y_GBNET, x_GBNTS)
+    return lax.optimization_barrier(out_GBNES).swapaxes(3, 4)
+
+
+#: Weights, as numbers, that stay in a CPU's cache through all that is done with them (measured).
+_CACHED_WEIGHTS = 1 << 21
+
+
+def _by_groups(function: Any, arrays: tuple[Array, ...], words: tuple[Array, ...]) -> Any:
+    """function(*arrays, words), on a CPU for a few groups after the other if they are large.
+
+    arrays have the groups in front; of the words those that do are cut likewise.
+    """
+    q_GBNTE, k_GBNSE = arrays[:2]
+    groups = q_GBNTE.shape[0]
+    size = q_GBNTE.size // q_GBNTE.shape[-1] * k_GBNSE.shape[3] // groups
+    some = max(
+        n
+        for n in range(1, groups + 1)
+        if groups % n == 0 and (n == 1 or n * size <= _CACHED_WEIGHTS)
+    )
+    if some == groups or jax.default_backend() != "cpu":
+        return function(*arrays, words)
+    words = tuple(jnp.asarray(word) for word in words)
+    along = [word.ndim > 0 and word.shape[0] > 1 for word in words]
+
+    def cut(x: Array) -> Array:
+        return x.reshape(groups // some, some, *x.shape[1:])
+
+    def part(args: tuple[tuple[Array, ...], list[Array]]) -> Any:
+        mine = iter(args[1])
+        own = (next(mine) if a else word for a, word in zip(along, words, strict=True))
+        return function(*args[0], tuple(own))
+
+    cut_words = [cut(word) for a, word in zip(along, words, strict=True) if a]
+    parts = lax.map(part, (tuple(cut(x) for x in arrays), cut_words))
+    return jax.tree.map(lambda x: x.reshape(groups, *x.shape[2:]), parts)
 
 
 attention.defvjp(_attention_fwd, _attention_bwd)
