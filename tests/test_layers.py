@@ -227,3 +227,33 @@ def test_a_mask_follows_its_identity_through_any_batch():
     np.testing.assert_array_equal(shuffled, whole[:, order])
     part = layers.counter_bits(identities(groups[2:3], examples[1:2]), (1, 1, *shape[1:]))
     np.testing.assert_array_equal(part, whole[2:3, 1:2])
+
+
+def test_attention_for_some_groups_at_a_time_is_the_same(monkeypatch):
+    """Cut along the groups, as for large weights on a CPU: outputs, gradients and masks."""
+    rng = np.random.default_rng(2)
+    shapes = ((4, 3, 2, 5, 6), (4, 3, 2, 7, 6), (4, 3, 2, 7, 6))
+    q, k, v = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes)
+    groups, examples = jnp.arange(4).reshape(-1, 1, 1, 1, 1), jnp.arange(3).reshape(1, -1, 1, 1, 1)
+    words = (jnp.uint32(1), jnp.uint32(2), 3, groups, examples)
+
+    def results(numbers):
+        """Output and gradients where that many weights fit, and how many loops that took."""
+        monkeypatch.setattr(layers, "_CACHED_WEIGHTS", numbers)
+        jax.clear_caches()  # of the trace with another number
+
+        def both(q, k, v):
+            out, back = jax.vjp(lambda *qkv: layers.attention(0.4, *qkv, words), q, k, v)
+            return out, back(out)
+
+        traced = jax.make_jaxpr(both)(q, k, v)
+        loops = sum(equation.primitive.name == "scan" for equation in traced.eqns)
+        return jax.tree.leaves(jax.jit(both)(q, k, v)), loops
+
+    whole, loops = results(1 << 21)
+    assert loops == 0
+    for numbers in (1, 2 * 3 * 2 * 5 * 7):
+        cut, loops = results(numbers)
+        assert loops == 2  # forward and backward
+        for a, b in zip(cut, whole, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)

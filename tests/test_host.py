@@ -1,0 +1,79 @@
+"""What a process tells itself before it starts: huge pages, memory given back."""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from hsvit_jax import host
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    """A process that was started as `python -m hsvit_jax.main a b`, and what it would become."""
+    pages = tmp_path / "enabled"
+    pages.write_text("always [madvise] never\n")
+    monkeypatch.setattr(host, "_HUGE_PAGES", str(pages))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "hsvit_jax.main", "a", "b"])
+    main = types.ModuleType("__main__")
+    main.__spec__ = types.SimpleNamespace(name="hsvit_jax.main")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    became = []
+    monkeypatch.setattr(os, "execv", lambda path, words: became.append((path, words)))
+    return types.SimpleNamespace(became=became, pages=pages)
+
+
+def test_it_starts_once_more_with_huge_pages(program, monkeypatch):
+    """Once: the second time the tunable is there. Other tunables stay."""
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
+    host.use_huge_pages()
+    words = [sys.executable, "-m", "hsvit_jax.main", "a", "b"]
+    assert program.became == [(sys.executable, words)]
+    assert os.environ["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+    host.use_huge_pages()
+    assert len(program.became) == 1
+
+
+@pytest.mark.parametrize("case", ["always", "no file", "notebook", "import", "theirs"])
+def test_it_stays_as_it_is_otherwise(program, monkeypatch, case):
+    """Pages are huge anyway, or never; another program's process; the user's own choice."""
+    if case == "always":
+        program.pages.write_text("[always] madvise never\n")
+    elif case == "no file":
+        program.pages.unlink()
+    elif case == "notebook":
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "x"])
+    elif case == "import":
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-c", "import hsvit_jax.main"])
+    else:
+        monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    host.use_huge_pages()
+    assert program.became == []
+
+
+def test_the_command_line_is_the_same_process_with_the_same_words(tmp_path):
+    """For real: the usage text and exit code come through, whatever the machine's pages are."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hsvit_jax.main"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stdout.startswith("usage: python -m hsvit_jax.main")
+
+
+def test_memory_is_given_back():
+    """Small blocks, freed below one that stays, come back only on request."""
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    blocks = [bytearray(1000) for _ in range(100_000)]
+    last = bytearray(1000)
+    full = resident()
+    blocks.clear()
+    host.release_memory()
+    assert full - resident() > 50_000_000
+    assert last
