@@ -363,7 +363,7 @@ def _call(plan: _Plan, kernel: Callable[..., None], ins: list, outs: list, name:
     """Runs a kernel over (groups, blocks of images).
 
     ins: (array, kind); outs: (shape, dtype, kind). Kinds: 'images' have axes G, B, …, of which an
-    instance sees one group and its images; 'group' G, …, of which it sees one group; 'sums' G,
+    instance sees one group and its images; 'weights' G, …, of which it sees one group's; 'sums' G,
     blocks of images, …, of which it sees its own.
     """
     z = ins[0][0]
@@ -372,9 +372,9 @@ def _call(plan: _Plan, kernel: Callable[..., None], ins: list, outs: list, name:
     instances = batch // images
 
     def spec(shape: tuple[int, ...], kind: str) -> pl.BlockSpec:
-        axes = {"images": (1, images), "group": (1,), "sums": (1, 1)}[kind]
+        axes = {"images": (1, images), "weights": (1,), "sums": (1, 1)}[kind]
         rest = (0,) * (len(shape) - len(axes))
-        whole = kind == "group"
+        whole = kind == "weights"
         return pl.BlockSpec(
             (*axes, *shape[len(axes) :]), lambda g, b: (g, *rest) if whole else (g, b, *rest)
         )
@@ -404,7 +404,7 @@ def _call(plan: _Plan, kernel: Callable[..., None], ins: list, outs: list, name:
 
 
 def _inputs(z: Array, base: Array, weights: tuple[Array, ...]) -> list:
-    return [(z, "images"), (base, "images"), *((w, "group") for w in weights)]
+    return [(z, "images"), (base, "images"), *((w, "weights") for w in weights)]
 
 
 def _forward(plan: _Plan, save: bool, z: Array, base: Array, *weights: Array) -> list:
