@@ -39,6 +39,7 @@ _NO_OTHER_RUN = (
     "seed",
     "data.name",
     "data.dir",
+    "model.encoder",
     "mesh.data",
     "mesh.group",
     "train.log_every",
@@ -96,6 +97,7 @@ _ADDED = {
         "convolution": "dense",
         "tiles": (1, 1),
         "votes": "equal",
+        "encoder": "auto",
     },
     "mesh": {
         "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'

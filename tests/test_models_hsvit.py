@@ -65,6 +65,7 @@ def settings(variant, **changes):
         "convolution": "dense",
         "tiles": (1, 1),
         "votes": "equal",
+        "encoder": "auto",
         **changes,
     }
 

@@ -40,6 +40,7 @@ SMALL = {
     "convolution": "dense",
     "tiles": (1, 1),
     "votes": "equal",
+    "encoder": "auto",
 }
 
 
