@@ -28,6 +28,7 @@ from hsvit_jax import (
     convert_ccx,
     convert_cvx,
     convert_dhvt,
+    convert_hf,
     convert_hsvit,
     convert_hvt,
     convert_levix,
@@ -209,10 +210,14 @@ def convert_file(
     """
     path = Path(path)
     tensors, description = _read(path)
+    try:
+        family = family or convert_hf.family_of(description)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     family = (family or str(description.get("family", "hsvit"))).lower()
     if family not in FAMILIES:
         raise ValueError(f"{path}: unknown family {family!r}; known: {', '.join(FAMILIES)}")
-    given = description.get("constructor", {})
+    given = description.get("constructor", description if "model_type" in description else {})
     if not isinstance(given, dict):
         raise ValueError(f"{path}: `constructor` in its `config` is not a JSON object")
     options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}

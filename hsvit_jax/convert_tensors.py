@@ -89,6 +89,23 @@ def batch_norm(key: str, features: int, path: tuple[str, ...]) -> Iterator[Entry
         yield Entry(f"{key}.{theirs}", (features,), ("stats", *path, ours))
 
 
+def conv_norm(
+    key: str,
+    c_in: int,
+    c_out: int,
+    size: int,
+    path: tuple[str, ...],
+    *,
+    names: tuple[str, str] = ("convolution", "normalization"),
+    groups: int = 1,
+    bias: bool = False,
+) -> Iterator[Entry]:
+    """A `models.conv.ConvNorm`; names: of its two parts below `key`."""
+    conv_key, norm_key = (f"{key}.{name}" if key else name for name in names)
+    yield from conv(conv_key, c_in, c_out, size, (*path, "conv"), groups=groups, bias=bias)
+    yield from batch_norm(norm_key, c_out, (*path, "norm"))
+
+
 def assemble(tensors: Tensors, entries: Iterable[Entry], ignored: str = r"\Z") -> tuple[dict, dict]:
     """The file's tensors as (params, stats), nested dicts of float32 NumPy arrays.
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.activations import gelu
 from hsvit_jax.models.network import Call
 
 Array = jax.Array
@@ -113,72 +113,6 @@ class LayerNorm(nnx.Module):
         shape = (1,) * (x.ndim - 1) + self.scale.shape
         scale, bias = self.scale[...].reshape(shape), self.bias[...].reshape(shape)
         return recomputed(lambda x: layers.layer_norm(x, scale, bias, self.eps), x)
-
-
-class Conv(nnx.Module):
-    """Convolution with symmetric zero padding size//2; kernel (size, size, c_in/groups, c_out)."""
-
-    def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        size: int,
-        key: Array,
-        *,
-        stride: int = 1,
-        groups: int = 1,
-        bias: bool = True,
-        init: str = "torch",
-    ) -> None:
-        self.stride, self.groups = stride, groups
-        k_key, b_key = jax.random.split(key)
-        fan_in = size * size * c_in // groups
-        self.kernel = nnx.Param(
-            start_kernel(k_key, (size, size, c_in // groups, c_out), fan_in, init)
-        )
-        self.bias = nnx.Param(start_bias(b_key, c_out, fan_in, init)) if bias else None
-
-    def __call__(self, x_BHWC: Array) -> Array:
-        """(B, H, W, c_in) → (B, ⌈H/stride⌉, ⌈W/stride⌉, c_out) for an odd size."""
-        kernel = self.kernel[...].astype(x_BHWC.dtype)
-        size, _, per_group, c_out = kernel.shape
-        if size == 1 and self.stride == 1 and self.groups == 1:
-            y = x_BHWC @ kernel[0, 0]
-        elif per_group == 1 and self.stride == 1 and c_out == self.groups:
-            y = _depthwise(x_BHWC, kernel)
-        elif self.stride == 1 and self.groups == 1:
-            y = layers.conv2d(x_BHWC, kernel)
-        else:
-            y = lax.conv_general_dilated(
-                x_BHWC,
-                kernel,
-                (self.stride, self.stride),
-                ((size // 2, size // 2),) * 2,
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-                feature_group_count=self.groups,
-            )
-        return y if self.bias is None else y + over_last(self.bias[...], y)
-
-
-def _depthwise(x_BHWC: Array, kernel_HW1C: Array) -> Array:
-    """A sum of shifted images: XLA's grouped convolution is slow on CPU, its gradient slower."""
-    size, rows, columns = kernel_HW1C.shape[0], x_BHWC.shape[1], x_BHWC.shape[2]
-    if jax.default_backend() != "cpu":
-        return lax.conv_general_dilated(
-            x_BHWC,
-            kernel_HW1C,
-            (1, 1),
-            ((size // 2, size // 2),) * 2,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=x_BHWC.shape[-1],
-        )
-    pad = size // 2
-    padded = jnp.pad(x_BHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    return sum(
-        padded[:, i : i + rows, j : j + columns] * kernel_HW1C[i, j][None, None]
-        for i in range(size)
-        for j in range(size)
-    )
 
 
 # --- What is dropped -----------------------------------------------------------------------------
@@ -325,11 +259,6 @@ class FeedForward(nnx.Module):
             return self.down(dropout(gelu(hidden), self.rate, call, salt))
 
         return dropout(recomputed(down, self.up(x)), self.rate, call, salt + 1)
-
-
-def gelu(x: Array) -> Array:
-    """The exact GELU, by the error function."""
-    return jax.nn.gelu(x, approximate=False)
 
 
 class Block(nnx.Module):

@@ -11,6 +11,7 @@ from flax import nnx
 
 from hsvit_jax.models import blocks
 from hsvit_jax.models.blocks import Row
+from hsvit_jax.models.conv import Conv
 
 Array = jax.Array
 
@@ -26,7 +27,7 @@ class ConvStem(nnx.Module):
         self.convs, c_in = nnx.List(), channels
         keys = jax.random.split(key, len(widths))
         for conv_key, c_out, stride in zip(keys, widths, strides, strict=True):
-            self.convs.append(blocks.Conv(c_in, c_out, 3, conv_key, stride=stride))
+            self.convs.append(Conv(c_in, c_out, 3, conv_key, stride=stride))
             c_in = c_out
 
     def __call__(self, images_BHWC: Array) -> Array:
