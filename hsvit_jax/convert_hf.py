@@ -7,7 +7,9 @@ from hsvit_jax.convert_tensors import Tensors, pair
 from hsvit_jax.models.activations import activation
 
 #: `model_type` of a configuration → family of ours.
-MODEL_TYPES: Mapping[str, str] = {}
+MODEL_TYPES: Mapping[str, str] = {
+    "vit": "vit",
+}
 
 
 def family_of(description: Mapping[str, Any]) -> str | None:

@@ -135,6 +135,8 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
         found = {"heads": 2, "head_dim": 8, "depth": stages or 2, "patch": 4}
         if "stage_depth" in model:
             found["stage_depth"] = min(stages, 1)
+    elif family == "vit":
+        found = {"heads": 2, "head_dim": 8, "depth": 2, "mlp_dim": 32, "patch": 4}
     elif family == "dhvt":
         found = {"heads": 2, "embed_dim": 16, "depth": 2}
     if not found:

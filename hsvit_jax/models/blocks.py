@@ -15,7 +15,7 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.activations import gelu
+from hsvit_jax.models.activations import activation as by_name
 from hsvit_jax.models.network import Call
 
 Array = jax.Array
@@ -242,12 +242,24 @@ class MultiHeadAttention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """Linear, exact GELU, dropout, linear, dropout."""
+    """Linear, activation (the exact GELU), dropout, linear, dropout.
+
+    inner_dropout: False for the second dropout alone.
+    """
 
     def __init__(
-        self, dim: int, hidden: int, key: Array, *, dropout: float = 0.0, init: str = "torch"
+        self,
+        dim: int,
+        hidden: int,
+        key: Array,
+        *,
+        dropout: float = 0.0,
+        inner_dropout: bool = True,
+        activation: str = "gelu",
+        init: str = "torch",
     ) -> None:
-        self.rate = dropout
+        self.rate, self.inner_rate = dropout, dropout if inner_dropout else 0.0
+        self.activate = by_name(activation)
         up_key, down_key = jax.random.split(key)
         self.up = Linear(dim, hidden, up_key, init=init)
         self.down = Linear(hidden, dim, down_key, init=init)
@@ -256,7 +268,7 @@ class FeedForward(nnx.Module):
         """(B, …, D) → (B, …, D)."""
 
         def down(hidden: Array) -> Array:
-            return self.down(dropout(gelu(hidden), self.rate, call, salt))
+            return self.down(dropout(self.activate(hidden), self.inner_rate, call, salt))
 
         return dropout(recomputed(down, self.up(x)), self.rate, call, salt + 1)
 
