@@ -33,6 +33,7 @@ from hsvit_jax import (
     convert_hvt,
     convert_levix,
     convert_pix,
+    convert_swiftformer,
     convert_vit,
     convert_vix,
     models,
@@ -163,6 +164,7 @@ FAMILIES: Mapping[str, Family] = {
     "cvx": _family(convert_cvx, "layers.0.1.g"),
     "pix": _family(convert_pix, "mlp_head.1.weight"),
     "vit": _family(convert_vit, "vit.embeddings.cls_token"),
+    "swiftformer": _family(convert_swiftformer, "swiftformer.patch_embed.patch_embedding.0.weight"),
 }
 
 

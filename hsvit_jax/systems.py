@@ -26,6 +26,7 @@ DEFAULT_VARIANT: Mapping[str, str] = {
     "deit": "s",
     "dhvt": "t-patch4",
     "vit": "b-patch4",
+    "swiftformer": "xs",
 }
 
 

@@ -61,6 +61,9 @@ def test_convolution_and_its_gradient_are_xla_s(c_in, c_out, size, groups, optio
 def test_a_map_that_is_too_small_says_so():
     with pytest.raises(ValueError, match="map of 1×5 is too small for a convolution of size 3"):
         conv.size_out((1, 5), 3, 2, 0)
+    with pytest.raises(ValueError, match=r"map of 1×1 is too small for .* stride 2: use a"):
+        conv.size_out((1, 1), 3, 2)
+    assert conv.size_out((1, 2), 3, 2) == conv.size_out((1, 1), 3) == (1, 1)
 
 
 def test_with_norm_and_activation():

@@ -5,7 +5,19 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models import ccx, cvx, deit, dhvt, hsvit, hvt, levix, pix, vit, vix
+from hsvit_jax.models import (
+    ccx,
+    cvx,
+    deit,
+    dhvt,
+    hsvit,
+    hvt,
+    levix,
+    pix,
+    swiftformer,
+    vit,
+    vix,
+)
 
 #: Family name → module with `VARIANTS`, `from_settings` and, but for hsvit, `DEFAULTS`.
 FAMILIES: Mapping[str, Any] = {
@@ -19,6 +31,7 @@ FAMILIES: Mapping[str, Any] = {
     "cvx": cvx,
     "pix": pix,
     "vit": vit,
+    "swiftformer": swiftformer,
 }
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a

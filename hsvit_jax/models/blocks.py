@@ -310,6 +310,19 @@ class Block(nnx.Module):
         return x_BTD + drop_path(y_BTD, self.rate, call, salt + 4)
 
 
+class TwoHeads(nnx.Module):
+    """Two linear classifiers, averaged: the second is meant for a teacher's labels."""
+
+    def __init__(self, width: int, classes: int, key: Array) -> None:
+        own_key, teacher_key = jax.random.split(key)
+        self.own = Linear(width, classes, own_key, init="normal")
+        self.teacher = Linear(width, classes, teacher_key, init="normal")
+
+    def __call__(self, x_BD: Array) -> Array:
+        """(B, D) → logits (B, K)."""
+        return (self.own(x_BD) + self.teacher(x_BD)) / 2
+
+
 def drop_path_rates(last: float, blocks: int) -> list[float]:
     """Stochastic depth's rate by block: evenly from 0 to `last`."""
     return [last * i / max(blocks - 1, 1) for i in range(blocks)]
@@ -356,3 +369,9 @@ def feed_forward_rows(name: str, tokens: int, dim: int, hidden: int) -> Iterator
     """`FeedForward`."""
     yield linear_row(f"{name}: feed-forward up, GELU", tokens, dim, hidden)
     yield linear_row(f"{name}: feed-forward down", tokens, hidden, dim)
+
+
+def two_heads_rows(width: int, classes: int) -> Iterator[Row]:
+    """The rows of `TwoHeads`."""
+    for name in ("classifier", "classifier for a teacher's labels"):
+        yield linear_row(f"head: {name}", 1, width, classes)

@@ -51,7 +51,7 @@ def size_out(
     rows, columns = (
         (n + sum(pad) - reach) // stride + 1 for n, pad in zip(image_size, around, strict=True)
     )
-    if min(rows, columns) < 1:
+    if min(rows, columns) < 1 or max(image_size) == 1 < stride:
         raise ValueError(
             f"a map of {image_size[0]}×{image_size[1]} is too small for a convolution of size "
             f"{size} and stride {stride}: use a larger data.image_size"
