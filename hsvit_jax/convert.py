@@ -26,6 +26,7 @@ import numpy as np
 from hsvit_jax import config as configs
 from hsvit_jax import (
     convert_ccx,
+    convert_cvt,
     convert_cvx,
     convert_dhvt,
     convert_hf,
@@ -152,6 +153,8 @@ def _family(module: Any, *markers: str) -> Family:
     return Family(markers, module.settings, module.params_from_torch)
 
 
+_CVT = "cvt.encoder.stages.0.embedding.convolution_embeddings"
+
 FAMILIES: Mapping[str, Family] = {
     "hsvit": _family(convert_hsvit, "classifier.mlp_head.1.weight"),
     "hvt": _family(convert_hvt, "head.weight"),
@@ -163,6 +166,7 @@ FAMILIES: Mapping[str, Family] = {
     "ccx": _family(convert_ccx, "classifier.fc.weight"),
     "cvx": _family(convert_cvx, "layers.0.1.g"),
     "pix": _family(convert_pix, "mlp_head.1.weight"),
+    "cvt": _family(convert_cvt, f"{_CVT}.projection.weight"),
     "vit": _family(convert_vit, "vit.embeddings.cls_token"),
     "swiftformer": _family(convert_swiftformer, "swiftformer.patch_embed.patch_embedding.0.weight"),
 }

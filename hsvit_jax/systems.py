@@ -27,6 +27,7 @@ DEFAULT_VARIANT: Mapping[str, str] = {
     "dhvt": "t-patch4",
     "vit": "b-patch4",
     "swiftformer": "xs",
+    "cvt": "13-patch4",
 }
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from hsvit_jax.models import (
     ccx,
+    cvt,
     cvx,
     deit,
     dhvt,
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, Any] = {
     "pix": pix,
     "vit": vit,
     "swiftformer": swiftformer,
+    "cvt": cvt,
 }
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a
