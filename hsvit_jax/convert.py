@@ -29,6 +29,7 @@ from hsvit_jax import (
     convert_cvt,
     convert_cvx,
     convert_dhvt,
+    convert_efficientformer,
     convert_hf,
     convert_hsvit,
     convert_hvt,
@@ -153,6 +154,7 @@ def _family(module: Any, *markers: str) -> Family:
     return Family(markers, module.settings, module.params_from_torch)
 
 
+_EFFICIENTFORMER = "efficientformer.patch_embed.convolution1"
 _CVT = "cvt.encoder.stages.0.embedding.convolution_embeddings"
 
 FAMILIES: Mapping[str, Family] = {
@@ -166,6 +168,7 @@ FAMILIES: Mapping[str, Family] = {
     "ccx": _family(convert_ccx, "classifier.fc.weight"),
     "cvx": _family(convert_cvx, "layers.0.1.g"),
     "pix": _family(convert_pix, "mlp_head.1.weight"),
+    "efficientformer": _family(convert_efficientformer, f"{_EFFICIENTFORMER}.weight"),
     "cvt": _family(convert_cvt, f"{_CVT}.projection.weight"),
     "vit": _family(convert_vit, "vit.embeddings.cls_token"),
     "swiftformer": _family(convert_swiftformer, "swiftformer.patch_embed.patch_embedding.0.weight"),

@@ -9,6 +9,7 @@ from hsvit_jax.models.activations import activation
 #: `model_type` of a configuration → family of ours.
 MODEL_TYPES: Mapping[str, str] = {
     "cvt": "cvt",
+    "efficientformer": "efficientformer",
     "swiftformer": "swiftformer",
     "vit": "vit",
 }

@@ -112,6 +112,6 @@ def _attention_block(
     yield from batch_norm(f"{key}.linear.norm1", width, (*path, "norm"))
     yield from pointwise(f"{key}.linear.fc1", width, hidden, (*feed, "up"))
     yield from pointwise(f"{key}.linear.fc2", hidden, width, (*feed, "down"))
-    if c.layer_scale:
-        for number, name in (("1", "attention"), ("2", "feed_forward")):
-            yield _scale(f"{key}.layer_scale_{number}", width, (*path, "scales", name))
+    for number in range(2) if c.layer_scale else ():
+        scale = (*path, "scales", "scales", str(number))
+        yield _scale(f"{key}.layer_scale_{number + 1}", width, scale)

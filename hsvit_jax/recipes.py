@@ -137,6 +137,9 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
             found["stage_depth"] = min(stages, 1)
     elif family == "vit":
         found = {"heads": 2, "head_dim": 8, "depth": 2, "mlp_dim": 32, "patch": 4}
+    elif family == "efficientformer":
+        found = {"depths": (1, 1, 1, 2), "widths": (8, 8, 12, 16), "heads": 2, "key_dim": 4}
+        found["attention_blocks"] = 1
     elif family == "cvt":
         found = {"depths": (1, 1, 2), "widths": (8, 12, 16), "heads": (1, 2, 2)}
     elif family == "swiftformer":

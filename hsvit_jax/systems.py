@@ -28,6 +28,7 @@ DEFAULT_VARIANT: Mapping[str, str] = {
     "vit": "b-patch4",
     "swiftformer": "xs",
     "cvt": "13-patch4",
+    "efficientformer": "l1",
 }
 
 

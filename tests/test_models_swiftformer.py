@@ -50,7 +50,7 @@ def test_the_start():
     changes = {**SMALL, "widths": (6, 64), "depths": (1, 1)}
     params, stats = hf_files.network("swiftformer", **changes).init(jax.random.key(0))
     block = params["stage1"]["blocks"]["0"]
-    assert np.all(np.asarray(block["scales"]["attention"]) == np.float32(1e-5))
+    assert np.all(np.asarray(block["scales"]["scales"]["0"]) == np.float32(1e-5))
     assert np.all(np.asarray(block["local"]["scale"]) == 1)
     assert np.std(block["attention"]["score"]) == pytest.approx(1, rel=0.3)
     for kernel in (block["feed_forward"]["up"]["kernel"], block["attention"]["mix"]["kernel"]):

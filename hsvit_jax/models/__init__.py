@@ -11,6 +11,7 @@ from hsvit_jax.models import (
     cvx,
     deit,
     dhvt,
+    efficientformer,
     hsvit,
     hvt,
     levix,
@@ -34,6 +35,7 @@ FAMILIES: Mapping[str, Any] = {
     "vit": vit,
     "swiftformer": swiftformer,
     "cvt": cvt,
+    "efficientformer": efficientformer,
 }
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a

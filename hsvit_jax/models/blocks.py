@@ -323,6 +323,20 @@ class TwoHeads(nnx.Module):
         return (self.own(x_BD) + self.teacher(x_BD)) / 2
 
 
+class LayerScales(nnx.Module):
+    """A learned factor for each channel of a block's first and second half, starting from `start`.
+
+    Nothing is scaled with start 0.
+    """
+
+    def __init__(self, width: int, start: float) -> None:
+        self.scales = nnx.List(nnx.Param(jnp.full(width, start)) for _ in range(2 if start else 0))
+
+    def __call__(self, half: int, y: Array) -> Array:
+        """(…, C) → (…, C); half: 0 or 1."""
+        return y * over_last(self.scales[half][...], y) if len(self.scales) else y
+
+
 def drop_path_rates(last: float, blocks: int) -> list[float]:
     """Stochastic depth's rate by block: evenly from 0 to `last`."""
     return [last * i / max(blocks - 1, 1) for i in range(blocks)]

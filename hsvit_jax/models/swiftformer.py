@@ -197,25 +197,17 @@ class AttentionBlock(nnx.Module):
             activation=c.activation,
             init="normal",
         )
-        self.scales = nnx.Dict()
-        if c.layer_scale:
-            for name in ("attention", "feed_forward"):
-                self.scales[name] = nnx.Param(jnp.full(width, c.layer_scale))
+        self.scales = blocks.LayerScales(width, c.layer_scale)
 
     def __call__(self, x_BHWC: Array, call: Call, salt: int) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
         x = self.local(x_BHWC, call, salt)
         batch, rows, columns, width = x.shape
         y = self.attention(x.reshape(batch, rows * columns, width)).reshape(x.shape)
-        x = x + blocks.drop_path(self._scaled("attention", y), self.rate, call, salt + 4)
+        x = x + blocks.drop_path(self.scales(0, y), self.rate, call, salt + 4)
         y = self.norm(x, train=call.train, batch_axes=call.batch_axes)
-        y = self._scaled("feed_forward", self.feed_forward(y, call, salt + 6))
+        y = self.scales(1, self.feed_forward(y, call, salt + 6))
         return x + blocks.drop_path(y, self.rate, call, salt + 5)
-
-    def _scaled(self, name: str, y: Array) -> Array:
-        if name not in self.scales:
-            return y
-        return y * blocks.over_last(self.scales[name][...], y)
 
 
 class Stage(nnx.Module):
