@@ -34,6 +34,7 @@ from hsvit_jax import (
     convert_hsvit,
     convert_hvt,
     convert_levix,
+    convert_mobilevit,
     convert_pix,
     convert_swiftformer,
     convert_vit,
@@ -168,6 +169,7 @@ FAMILIES: Mapping[str, Family] = {
     "ccx": _family(convert_ccx, "classifier.fc.weight"),
     "cvx": _family(convert_cvx, "layers.0.1.g"),
     "pix": _family(convert_pix, "mlp_head.1.weight"),
+    "mobilevit": _family(convert_mobilevit, "mobilevit.conv_stem.convolution.weight"),
     "efficientformer": _family(convert_efficientformer, f"{_EFFICIENTFORMER}.weight"),
     "cvt": _family(convert_cvt, f"{_CVT}.projection.weight"),
     "vit": _family(convert_vit, "vit.embeddings.cls_token"),
@@ -284,9 +286,11 @@ def _compare(
         )
     if not all(t.dtype.kind == "f" and np.isfinite(t).all() for t in (images, logits)):
         raise ValueError(f"{path}: input and logits must be finite floating-point numbers")
-    with jax.default_matmul_precision("highest"):
+    # In double precision: in single, the rounding of many layers would hide a small difference.
+    with jax.enable_x64(True):
         run = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
-        ours = run(params, stats, images.transpose(0, 2, 3, 1).astype(np.float32))
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, stats))
+        ours = np.asarray(run(*wide, images.transpose(0, 2, 3, 1).astype(np.float64)))
     error = float(np.abs(np.asarray(ours, np.float64) - logits).max())
     largest = float(np.abs(logits).max())
     report = {"max_abs_error": error, "max_abs_logit": largest}

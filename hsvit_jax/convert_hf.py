@@ -10,6 +10,7 @@ from hsvit_jax.models.activations import activation
 MODEL_TYPES: Mapping[str, str] = {
     "cvt": "cvt",
     "efficientformer": "efficientformer",
+    "mobilevit": "mobilevit",
     "swiftformer": "swiftformer",
     "vit": "vit",
 }

@@ -26,6 +26,7 @@ DEFAULT_VARIANT: Mapping[str, str] = {
     "deit": "s",
     "dhvt": "t-patch4",
     "vit": "b-patch4",
+    "mobilevit": "xs",
     "swiftformer": "xs",
     "cvt": "13-patch4",
     "efficientformer": "l1",

@@ -79,12 +79,12 @@ def check_counts(family, counts):
             assert round(2 * sum(row[3] for row in table) / 1e9, 3) == macs, variant
 
 
-def network(family, variant="", size=(64, 64), classes=10, channels=3, **changes):
+def network(family, variant="", size=(64, 64), classes=10, **changes):
     """A network of a family's variant with changed settings."""
     module = models.FAMILIES[family]
     settings = {"family": family, "dtype": "float32", **module.DEFAULTS}
     settings |= {**module.VARIANTS.get(variant, {}), **changes}
-    return models.build(settings, image_size=size, channels=channels, num_classes=classes)
+    return models.build(settings, image_size=size, channels=3, num_classes=classes)
 
 
 def random_state(model, seed=1):
