@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert, models
+from hsvit_jax import convert, mesh, models
 
 
 def check_golden(source, out, family):
@@ -92,11 +92,44 @@ def random_state(model, seed=1):
     return hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(seed)))
 
 
+def check_devices(model):
+    """Training on two devices is that on one: logits, gradients and statistics, masks included.
+
+    In float64, because small batches' norms amplify rounding.
+    """
+    params, stats = jax.tree.map(lambda x: np.asarray(x, np.float64), random_state(model))
+    size = (4, *model.config.image_size, model.config.image_channels)
+    images = np.random.default_rng(1).normal(size=size)
+
+    def results(apply):
+        def loss(p):
+            options = {"train": True, "dropout_key": jax.random.key(3)}
+            logits, after = apply(p, stats, images, **options)
+            return (logits**2).mean(), (logits, after)
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    with jax.enable_x64(True):
+        one, many = results(model.apply), results(mesh.spread(model, mesh.make(1, 2, groups=0)))
+    one, many = jax.device_get((one, many))
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(one))
+    assert np.isfinite(largest)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9 * largest), many, one)
+    changed = jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, one[1][1], stats)
+    assert all(jax.tree.leaves(changed))
+
+
 def check_masks(model):
-    """What is dropped in training is a function of key and example, and nothing in evaluation."""
+    """What is dropped in training is a function of key and example; and there is a gradient."""
     params, stats = random_state(model)
     size = (4, *model.config.image_size, model.config.image_channels)
     images = np.random.default_rng(2).normal(size=size).astype(np.float32)
+
+    def loss(p):
+        return model.apply(p, stats, images, train=True, dropout_key=jax.random.key(3))[0].sum()
+
+    gradient = jax.eval_shape(jax.grad(loss), params)  # traced, not compiled
+    assert jax.tree.map(np.shape, gradient) == jax.tree.map(np.shape, params)
 
     @jax.jit
     def run(images, ids, key):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax import mesh, models
+from hsvit_jax import models
 from hsvit_jax.models import blocks, cvt, network
 
 #: (variant, pixels, classes) → parameters and FLOPs (2·MAC) in G (HSViT paper, table 2).
@@ -69,31 +69,26 @@ def test_what_a_dropped_path_takes(of):
     assert isinstance(block, blocks.Block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [{"dropouts": (0.3, 0.0)}, {"attention_dropouts": (0.0, 0.6)}, {"drop_paths": (0.0, 0.5)}],
     ids=str,
 )
-def test_masks(change):
+def test_masks_of_each_rate(change):
     hf_files.check_masks(hf_files.network("cvt", size=(16, 12), **{**SMALL, **change}))
 
 
+RATES = {"dropouts": (0.1, 0.0), "attention_dropouts": (0.0, 0.2), "drop_paths": (0.0, 0.3)}
+
+
+def test_masks():
+    hf_files.check_masks(hf_files.network("cvt", size=(16, 12), **{**SMALL, **RATES}))
+
+
+@pytest.mark.slow
 def test_training_over_devices():
-    """Gradients, logits and statistics are those of one device: BatchNorm sees the whole batch."""
-    model = hf_files.network("cvt", size=(16, 12), **SMALL)
-    params, stats = hf_files.random_state(model)
-    images = np.random.default_rng(1).normal(size=(4, 16, 12, 3)).astype(np.float32)
-
-    def results(apply):
-        def loss(p):
-            logits, after = apply(p, stats, images, train=True)
-            return (logits**2).mean(), (logits, after)
-
-        return jax.jit(jax.grad(loss, has_aux=True))(params)
-
-    one, many = results(model.apply), results(mesh.spread(model, mesh.make(1, 2, groups=0)))
-    largest = max(np.abs(x).max() for x in jax.tree.leaves(one))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * largest), many, one)
+    hf_files.check_devices(hf_files.network("cvt", size=(16, 12), **{**SMALL, **RATES}))
 
 
 def test_where_tokens_lie():

@@ -53,8 +53,9 @@ def test_the_start():
     assert np.all(np.asarray(stats["stage1"]["pool_blocks"]["0"]["up"]["norm"]["var"]) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"drop_path": 0.5}, {"dropout": 0.3}], ids=str)
-def test_masks(change):
+def test_masks_of_each_rate(change):
     model = hf_files.network("efficientformer", size=(16, 12), **{**SMALL, **change})
     hf_files.check_masks(model)
 
@@ -65,3 +66,15 @@ def test_an_image_that_is_too_small_and_other_refusals():
     with pytest.raises(ValueError, match=r"unknown activation 'gleu'"):
         hf_files.network("efficientformer", activation="gleu")
     assert hf_files.network("efficientformer", size=(64, 96)).grid(6) == (0, 2, 3)
+
+
+RATES = {"drop_path": 0.3, "dropout": 0.1}
+
+
+def test_masks():
+    hf_files.check_masks(hf_files.network("efficientformer", size=(16, 12), **{**SMALL, **RATES}))
+
+
+@pytest.mark.slow
+def test_training_over_devices():
+    hf_files.check_devices(hf_files.network("efficientformer", size=(16, 12), **{**SMALL, **RATES}))

@@ -59,13 +59,26 @@ def test_the_start():
     assert np.all(np.asarray(stats["norm"]["var"]) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"drop_path": 0.5}, {"dropout": 0.3}, {"conv_drop_path": 0.5}], ids=str
 )
-def test_masks(change):
+def test_masks_of_each_rate(change):
     hf_files.check_masks(hf_files.network("swiftformer", size=(16, 12), **SMALL, **change))
 
 
 def test_an_image_that_is_too_small():
     with pytest.raises(ValueError, match=r"map of 1×1 is too small .* larger data.image_size"):
         hf_files.network("swiftformer", size=(8, 8))
+
+
+RATES = {"drop_path": 0.3, "dropout": 0.1, "conv_drop_path": 0.3}
+
+
+def test_masks():
+    hf_files.check_masks(hf_files.network("swiftformer", size=(16, 12), **{**SMALL, **RATES}))
+
+
+@pytest.mark.slow
+def test_training_over_devices():
+    hf_files.check_devices(hf_files.network("swiftformer", size=(16, 12), **{**SMALL, **RATES}))

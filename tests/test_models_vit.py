@@ -31,11 +31,17 @@ def test_the_start():
     assert not np.any(params["encoder"]["blocks"]["0"]["mixer"]["out"]["bias"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"dropout": 0.3}, {"attention_dropout": 0.6}])
-def test_masks(change):
+def test_masks_of_each_rate(change):
     hf_files.check_masks(hf_files.network("vit", size=(8, 8), **SMALL, **change))
 
 
 def test_an_image_that_the_patch_does_not_divide():
     with pytest.raises(ValueError, match="32×30 pixels cannot be cut into patches of patch=4"):
         hf_files.network("vit", size=(32, 30))
+
+
+def test_masks():
+    rates = {"dropout": 0.2, "attention_dropout": 0.3}
+    hf_files.check_masks(hf_files.network("vit", size=(8, 8), **SMALL, **rates))

@@ -42,6 +42,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
+class ViT(hvt.HVT):
+    """Parameters: {'embedding', 'encoder', 'head'}."""
+
+    def paper_flops(self) -> None:
+        """The HSViT paper counts 2 for a multiply-add, as everywhere here."""
+
+
 def from_settings(
     settings: Mapping[str, Any],
     *,
@@ -49,7 +56,7 @@ def from_settings(
     channels: int,
     num_classes: int,
     dtype: jnp.dtype = jnp.float32,
-) -> hvt.HVT:
+) -> ViT:
     """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
 
     Raises ValueError for an image that the patch does not divide, and other sizes that do not fit.
@@ -66,4 +73,4 @@ def from_settings(
         patch_init="normal",
         **sizes,
     )
-    return hvt.HVT(config, dtype)
+    return ViT(config, dtype)
