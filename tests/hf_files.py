@@ -4,6 +4,7 @@ import json
 
 import hvt_numpy
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hsvit_jax import config as configs
@@ -97,7 +98,8 @@ def check_devices(model):
 
     In float64, because small batches' norms amplify rounding.
     """
-    params, stats = jax.tree.map(lambda x: np.asarray(x, np.float64), random_state(model))
+    with jax.enable_x64(True):
+        params, stats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), random_state(model))
     size = (4, *model.config.image_size, model.config.image_channels)
     images = np.random.default_rng(1).normal(size=size)
 
@@ -111,7 +113,7 @@ def check_devices(model):
 
     with jax.enable_x64(True):
         one, many = results(model.apply), results(mesh.spread(model, mesh.make(1, 2, groups=0)))
-    one, many = jax.device_get((one, many))
+    one, many, stats = jax.device_get((one, many, stats))
     largest = max(np.abs(x).max() for x in jax.tree.leaves(one))
     assert np.isfinite(largest)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9 * largest), many, one)
