@@ -2,6 +2,7 @@
 
 import hf_files
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -81,3 +82,17 @@ def test_masks():
 @pytest.mark.slow
 def test_training_over_devices():
     hf_files.check_devices(hf_files.network("mobilevit", size=(32, 48), **{**SMALL, **RATES}))
+
+
+@pytest.mark.parametrize(("size", "new"), [(4, 3), (10, 9), (3, 4), (1, 2), (2, 1)])
+def test_a_resized_map_is_interpolated_between_pixel_centres(size, new):
+    """Without a wider kernel when it shrinks, and with the edge's value outside."""
+    x = np.random.default_rng(0).normal(size=size)
+    at = (np.arange(new) + 0.5) * size / new - 0.5
+    expected = np.interp(at, np.arange(size), x)
+    for axis in (1, 2):
+        map_BHWD = np.expand_dims(x, tuple(a for a in range(4) if a != axis))
+        shape = tuple(new if a == axis else 1 for a in (1, 2))
+        with jax.enable_x64(True):
+            found = mobilevit.resized(jnp.asarray(map_BHWD), shape)
+        np.testing.assert_allclose(np.ravel(found), expected, atol=1e-12)

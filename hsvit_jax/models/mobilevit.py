@@ -195,7 +195,7 @@ def fold(x_STD: Array, map_size: tuple[int, int], patch: int) -> Array:
     return x.transpose(0, 3, 1, 4, 2, 5).reshape(-1, rows, columns, x_STD.shape[-1])
 
 
-def _resized(x_BHWD: Array, map_size: tuple[int, int]) -> Array:
+def resized(x_BHWD: Array, map_size: tuple[int, int]) -> Array:
     """Bilinear between pixel centres, as it is where the size fits."""
     if x_BHWD.shape[1:3] == map_size:
         return x_BHWD
@@ -224,7 +224,7 @@ class TransformerLayer(nnx.Module):
         x_BHWC = self.down(x_BHWC, call)
         map_size, patch = x_BHWC.shape[1:3], self.patch
         whole = tuple(-(-n // patch) * patch for n in map_size)
-        y_BHWD = _resized(self.project(self.local(x_BHWC, call)), whole)
+        y_BHWD = resized(self.project(self.local(x_BHWC, call)), whole)
         y_STD = unfold(y_BHWD, patch)
         # Sequences of one example are told apart: each has masks of its own.
         places = jnp.arange(patch * patch)
@@ -232,7 +232,7 @@ class TransformerLayer(nnx.Module):
         inner = dataclasses.replace(call, example_ids_B=ids_BP.reshape(-1), look=None)
         for i, block in enumerate(self.blocks):
             y_STD = block(y_STD, inner, self.first + i)
-        y_BHWD = _resized(fold(self.norm(y_STD), whole, patch), map_size)
+        y_BHWD = resized(fold(self.norm(y_STD), whole, patch), map_size)
         y_BHWC = self.back(y_BHWD, call)
         return self.fuse(jnp.concatenate([x_BHWC, y_BHWC], axis=-1), call)
 
