@@ -26,12 +26,18 @@ import numpy as np
 from hsvit_jax import config as configs
 from hsvit_jax import (
     convert_ccx,
+    convert_cvt,
     convert_cvx,
     convert_dhvt,
+    convert_efficientformer,
+    convert_hf,
     convert_hsvit,
     convert_hvt,
     convert_levix,
+    convert_mobilevit,
     convert_pix,
+    convert_swiftformer,
+    convert_vit,
     convert_vix,
     models,
 )
@@ -149,6 +155,9 @@ def _family(module: Any, *markers: str) -> Family:
     return Family(markers, module.settings, module.params_from_torch)
 
 
+_EFFICIENTFORMER = "efficientformer.patch_embed.convolution1"
+_CVT = "cvt.encoder.stages.0.embedding.convolution_embeddings"
+
 FAMILIES: Mapping[str, Family] = {
     "hsvit": _family(convert_hsvit, "classifier.mlp_head.1.weight"),
     "hvt": _family(convert_hvt, "head.weight"),
@@ -160,6 +169,11 @@ FAMILIES: Mapping[str, Family] = {
     "ccx": _family(convert_ccx, "classifier.fc.weight"),
     "cvx": _family(convert_cvx, "layers.0.1.g"),
     "pix": _family(convert_pix, "mlp_head.1.weight"),
+    "mobilevit": _family(convert_mobilevit, "mobilevit.conv_stem.convolution.weight"),
+    "efficientformer": _family(convert_efficientformer, f"{_EFFICIENTFORMER}.weight"),
+    "cvt": _family(convert_cvt, f"{_CVT}.projection.weight"),
+    "vit": _family(convert_vit, "vit.embeddings.cls_token"),
+    "swiftformer": _family(convert_swiftformer, "swiftformer.patch_embed.patch_embedding.0.weight"),
 }
 
 
@@ -209,10 +223,14 @@ def convert_file(
     """
     path = Path(path)
     tensors, description = _read(path)
+    try:
+        family = family or convert_hf.family_of(description)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     family = (family or str(description.get("family", "hsvit"))).lower()
     if family not in FAMILIES:
         raise ValueError(f"{path}: unknown family {family!r}; known: {', '.join(FAMILIES)}")
-    given = description.get("constructor", {})
+    given = description.get("constructor", description if "model_type" in description else {})
     if not isinstance(given, dict):
         raise ValueError(f"{path}: `constructor` in its `config` is not a JSON object")
     options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}
@@ -268,9 +286,11 @@ def _compare(
         )
     if not all(t.dtype.kind == "f" and np.isfinite(t).all() for t in (images, logits)):
         raise ValueError(f"{path}: input and logits must be finite floating-point numbers")
-    with jax.default_matmul_precision("highest"):
+    # In double precision: in single, the rounding of many layers would hide a small difference.
+    with jax.enable_x64(True):
         run = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
-        ours = run(params, stats, images.transpose(0, 2, 3, 1).astype(np.float32))
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, stats))
+        ours = np.asarray(run(*wide, images.transpose(0, 2, 3, 1).astype(np.float64)))
     error = float(np.abs(np.asarray(ours, np.float64) - logits).max())
     largest = float(np.abs(logits).max())
     report = {"max_abs_error": error, "max_abs_logit": largest}

@@ -28,7 +28,8 @@ class Entry(NamedTuple):
 
     path: 'params' or 'stats', then our names; None for a tensor that the reference saves and never
     uses. ours: from the reference's layout to ours. place, count: number along a new first axis of
-    that length, for tensors that are stacked.
+    that length, for tensors that are stacked. beside: along the last axis instead, as the parts of
+    one wide linear layer.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Entry(NamedTuple):
     ours: Callable[[np.ndarray], np.ndarray] = same
     place: int | None = None
     count: int = 0
+    beside: bool = False
 
 
 def linear(
@@ -47,6 +49,15 @@ def linear(
     yield Entry(f"{key}.weight", (fan_out, fan_in), kernel, np.transpose)
     if bias:
         yield Entry(f"{key}.bias", (fan_out,), ("params", *path, "bias"))
+
+
+def linears(
+    keys: Sequence[str], fan_in: int, fan_out: int, path: tuple[str, ...], *, bias: bool = True
+) -> Iterator[Entry]:
+    """Linear layers of equal size that are one of ours, side by side: queries, keys and values."""
+    for place, key in enumerate(keys):
+        for entry in linear(key, fan_in, fan_out, path, bias=bias):
+            yield entry._replace(place=place, count=len(keys), beside=True)
 
 
 def conv(
@@ -89,6 +100,23 @@ def batch_norm(key: str, features: int, path: tuple[str, ...]) -> Iterator[Entry
         yield Entry(f"{key}.{theirs}", (features,), ("stats", *path, ours))
 
 
+def conv_norm(
+    key: str,
+    c_in: int,
+    c_out: int,
+    size: int,
+    path: tuple[str, ...],
+    *,
+    names: tuple[str, str] = ("convolution", "normalization"),
+    groups: int = 1,
+    bias: bool = False,
+) -> Iterator[Entry]:
+    """A `models.conv.ConvNorm`; names: of its two parts below `key`."""
+    conv_key, norm_key = (f"{key}.{name}" if key else name for name in names)
+    yield from conv(conv_key, c_in, c_out, size, (*path, "conv"), groups=groups, bias=bias)
+    yield from batch_norm(norm_key, c_out, (*path, "norm"))
+
+
 def assemble(tensors: Tensors, entries: Iterable[Entry], ignored: str = r"\Z") -> tuple[dict, dict]:
     """The file's tensors as (params, stats), nested dicts of float32 NumPy arrays.
 
@@ -109,6 +137,10 @@ def assemble(tensors: Tensors, entries: Iterable[Entry], ignored: str = r"\Z") -
         ours = np.ascontiguousarray(entry.ours(tensors[entry.key]), np.float32)
         if entry.place is None:
             node[leaf] = ours
+        elif entry.beside:
+            *rest, width = ours.shape
+            node.setdefault(leaf, np.empty((*rest, entry.count * width), np.float32))
+            node[leaf][..., entry.place * width : (entry.place + 1) * width] = ours
         else:
             node.setdefault(leaf, np.empty((entry.count, *ours.shape), np.float32))
             node[leaf][entry.place] = ours

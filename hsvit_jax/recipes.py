@@ -80,7 +80,33 @@ _DHVT_IMAGENET: Mapping[str, Any] = {
     "augment.crop_padding": 28,
 }
 
+# The recipe of hsvit (`config`), with which its paper trained what it compares with.
+_COMPARED: Mapping[str, Any] = {
+    "train.batch": 512,
+    "train.epochs": 300.0,
+    "train.ema_decay": 0.0,
+    "optim.learning_rate": 1e-3,
+    "optim.weight_decay": 0.01,
+    "optim.decay_all": True,
+    "optim.warmup_epochs": 0.0,
+    "optim.cosine_per": "epoch",
+    "optim.clip_norm": 0.01,
+    **_BETAS,
+    "augment.crop_padding": 0,
+    "augment.flip": False,
+    "augment.rand_augment_ops": 2,
+    "augment.rand_augment_magnitude": 9,
+    "augment.erasing": 0.0,
+    "augment.mixup": 1.0,
+    "augment.cutmix": 1.0,
+    "augment.mix_probability": 1.0,
+    "augment.label_smoothing": 0.0,
+}
+#: Of these, what sees small images enlarged to 64 pixels.
+_ENLARGED = ("mobilevit", "efficientformer", "swiftformer")
+
 _PAPER: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("vit", "cvt", *_ENLARGED), _COMPARED),
     **dict.fromkeys(("vix", "levix", "ccx", "cvx", "pix"), _VIX),
     **dict.fromkeys(("hvt", "deit"), _HVT),
     "dhvt": _DHVT,
@@ -100,6 +126,8 @@ def paper(family: str, data: str) -> dict[str, Any]:
     recipe = dict(large.get(family) or _PAPER.get(family, {}))
     if recipe:
         recipe.setdefault("augment.flip", data != "digits")
+    if family in _ENLARGED and data in ("cifar10", "cifar100", "fashion_mnist"):
+        recipe["data.image_size"] = (64, 64)
     return recipe
 
 
@@ -135,6 +163,17 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
         found = {"heads": 2, "head_dim": 8, "depth": stages or 2, "patch": 4}
         if "stage_depth" in model:
             found["stage_depth"] = min(stages, 1)
+    elif family == "vit":
+        found = {"heads": 2, "head_dim": 8, "depth": 2, "mlp_dim": 32, "patch": 4}
+    elif family == "efficientformer":
+        found = {"depths": (1, 1, 1, 2), "widths": (8, 8, 12, 16), "heads": 2, "key_dim": 4}
+        found["attention_blocks"] = 1
+    elif family == "mobilevit":
+        found = {"channels": (4, 4, 8, 8, 8, 8, 16), "widths": (8, 8, 8), "heads": 2}
+    elif family == "cvt":
+        found = {"depths": (1, 1, 2), "widths": (8, 12, 16), "heads": (1, 2, 2)}
+    elif family == "swiftformer":
+        found = {"depths": (1, 1, 2, 1), "widths": (8, 8, 12, 16)}
     elif family == "dhvt":
         found = {"heads": 2, "embed_dim": 16, "depth": 2}
     if not found:

@@ -15,7 +15,7 @@ from hsvit_jax import recipes
 from hsvit_jax.models import FAMILIES
 
 #: Families with several variants each, and the one that is meant when no word names any: the
-#: highest accuracy in its paper's CIFAR table; for DeiT and DHVT a plain small one.
+#: highest accuracy in its paper's CIFAR table; for DeiT, DHVT and the baselines a plain small one.
 DEFAULT_VARIANT: Mapping[str, str] = {
     "vix": "hybrid_vin",
     "levix": "levip",
@@ -25,6 +25,11 @@ DEFAULT_VARIANT: Mapping[str, str] = {
     "hvt": "s-4",
     "deit": "s",
     "dhvt": "t-patch4",
+    "vit": "b-patch4",
+    "mobilevit": "xs",
+    "swiftformer": "xs",
+    "cvt": "13-patch4",
+    "efficientformer": "l1",
 }
 
 

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from hsvit_jax.models import blocks, network
 
@@ -13,33 +12,6 @@ def call(key=None, ids=range(64)):
     """A pass whose masks are keyed by `key`, of examples with these identities."""
     words = None if key is None else tuple(np.uint32([key, 7 * key + 1]))
     return network.Call(train=True, dropout_words=words, example_ids_B=jnp.array(list(ids)))
-
-
-@pytest.mark.parametrize(
-    ("c_in", "c_out", "size", "stride", "groups"),
-    [
-        (6, 10, 3, 1, 1),
-        (6, 10, 1, 1, 1),
-        (3, 10, 3, 2, 1),
-        (6, 6, 3, 1, 6),
-        (6, 12, 3, 2, 6),
-        (6, 6, 5, 1, 6),
-    ],
-)
-def test_convolution_is_xla_s_with_symmetric_padding(c_in, c_out, size, stride, groups):
-    conv = blocks.Conv(c_in, c_out, size, jax.random.key(0), stride=stride, groups=groups)
-    x_BHWC = jax.random.normal(jax.random.key(1), (2, 6, 8, c_in))
-    expected = lax.conv_general_dilated(
-        x_BHWC,
-        conv.kernel[...],
-        (stride, stride),
-        [(size // 2, size // 2)] * 2,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
-    )
-    expected = expected + conv.bias[...].reshape(1, 1, 1, -1)
-    assert expected.shape == (2, -(-6 // stride), 8 // stride, c_out)
-    np.testing.assert_allclose(conv(x_BHWC), expected, atol=1e-5)
 
 
 def test_patches_are_read_row_by_row_channel_last():

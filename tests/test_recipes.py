@@ -87,6 +87,8 @@ def test_a_smoke_run_of_every_variant_is_small(family):
     # Widths, heads and depths are one when small. HVT: 0 to 4 poolings, and three other kinds.
     # DeiT: with CLS, without, and two shares for PoWER. DHVT: three patches and eleven ablations.
     different = {"hvt": 8, "deit": 4, "dhvt": 14}
+    # Baselines: CvT's first patch, the expansion of a MobileViT-XXS.
+    different |= {"vit": 1, "swiftformer": 1, "efficientformer": 1, "cvt": 2, "mobilevit": 2}
     assert len(seen) == different.get(family, len(models.FAMILIES[family].VARIANTS))
 
 

@@ -70,8 +70,8 @@ def test_words_that_do_not_are_told(spec, message):
 def test_a_section_by_family_and_variant():
     assert systems.model_section("hvt")["variant"] == "s-4"
     assert configfile.named_model("ccx") == systems.model_section("ccx", "ccn")
-    with pytest.raises(ValueError, match=r"unknown family 'vit'. Did you mean vix\?"):
-        systems.model_section("vit")
+    with pytest.raises(ValueError, match=r"unknown family 'viit'. Did you mean vit\?"):
+        systems.model_section("viit")
     with pytest.raises(ValueError, match=r"unknown deit variant 'ti-nocl'. Did you mean ti-nocls"):
         systems.model_section("deit", "ti-nocl")
     assert set(FAMILIES) == set(models.FAMILIES) - {"hsvit"}

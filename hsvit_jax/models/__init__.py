@@ -5,7 +5,22 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models import ccx, cvx, deit, dhvt, hsvit, hvt, levix, pix, vix
+from hsvit_jax.models import (
+    ccx,
+    cvt,
+    cvx,
+    deit,
+    dhvt,
+    efficientformer,
+    hsvit,
+    hvt,
+    levix,
+    mobilevit,
+    pix,
+    swiftformer,
+    vit,
+    vix,
+)
 
 #: Family name → module with `VARIANTS`, `from_settings` and, but for hsvit, `DEFAULTS`.
 FAMILIES: Mapping[str, Any] = {
@@ -18,6 +33,11 @@ FAMILIES: Mapping[str, Any] = {
     "ccx": ccx,
     "cvx": cvx,
     "pix": pix,
+    "vit": vit,
+    "mobilevit": mobilevit,
+    "swiftformer": swiftformer,
+    "cvt": cvt,
+    "efficientformer": efficientformer,
 }
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.activations import activation as by_name
 from hsvit_jax.models.network import Call
 
 Array = jax.Array
@@ -113,72 +113,6 @@ class LayerNorm(nnx.Module):
         shape = (1,) * (x.ndim - 1) + self.scale.shape
         scale, bias = self.scale[...].reshape(shape), self.bias[...].reshape(shape)
         return recomputed(lambda x: layers.layer_norm(x, scale, bias, self.eps), x)
-
-
-class Conv(nnx.Module):
-    """Convolution with symmetric zero padding size//2; kernel (size, size, c_in/groups, c_out)."""
-
-    def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        size: int,
-        key: Array,
-        *,
-        stride: int = 1,
-        groups: int = 1,
-        bias: bool = True,
-        init: str = "torch",
-    ) -> None:
-        self.stride, self.groups = stride, groups
-        k_key, b_key = jax.random.split(key)
-        fan_in = size * size * c_in // groups
-        self.kernel = nnx.Param(
-            start_kernel(k_key, (size, size, c_in // groups, c_out), fan_in, init)
-        )
-        self.bias = nnx.Param(start_bias(b_key, c_out, fan_in, init)) if bias else None
-
-    def __call__(self, x_BHWC: Array) -> Array:
-        """(B, H, W, c_in) → (B, ⌈H/stride⌉, ⌈W/stride⌉, c_out) for an odd size."""
-        kernel = self.kernel[...].astype(x_BHWC.dtype)
-        size, _, per_group, c_out = kernel.shape
-        if size == 1 and self.stride == 1 and self.groups == 1:
-            y = x_BHWC @ kernel[0, 0]
-        elif per_group == 1 and self.stride == 1 and c_out == self.groups:
-            y = _depthwise(x_BHWC, kernel)
-        elif self.stride == 1 and self.groups == 1:
-            y = layers.conv2d(x_BHWC, kernel)
-        else:
-            y = lax.conv_general_dilated(
-                x_BHWC,
-                kernel,
-                (self.stride, self.stride),
-                ((size // 2, size // 2),) * 2,
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-                feature_group_count=self.groups,
-            )
-        return y if self.bias is None else y + over_last(self.bias[...], y)
-
-
-def _depthwise(x_BHWC: Array, kernel_HW1C: Array) -> Array:
-    """A sum of shifted images: XLA's grouped convolution is slow on CPU, its gradient slower."""
-    size, rows, columns = kernel_HW1C.shape[0], x_BHWC.shape[1], x_BHWC.shape[2]
-    if jax.default_backend() != "cpu":
-        return lax.conv_general_dilated(
-            x_BHWC,
-            kernel_HW1C,
-            (1, 1),
-            ((size // 2, size // 2),) * 2,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=x_BHWC.shape[-1],
-        )
-    pad = size // 2
-    padded = jnp.pad(x_BHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    return sum(
-        padded[:, i : i + rows, j : j + columns] * kernel_HW1C[i, j][None, None]
-        for i in range(size)
-        for j in range(size)
-    )
 
 
 # --- What is dropped -----------------------------------------------------------------------------
@@ -308,12 +242,24 @@ class MultiHeadAttention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """Linear, exact GELU, dropout, linear, dropout."""
+    """Linear, activation (the exact GELU), dropout, linear, dropout.
+
+    inner_dropout: False for the second dropout alone.
+    """
 
     def __init__(
-        self, dim: int, hidden: int, key: Array, *, dropout: float = 0.0, init: str = "torch"
+        self,
+        dim: int,
+        hidden: int,
+        key: Array,
+        *,
+        dropout: float = 0.0,
+        inner_dropout: bool = True,
+        activation: str = "gelu",
+        init: str = "torch",
     ) -> None:
-        self.rate = dropout
+        self.rate, self.inner_rate = dropout, dropout if inner_dropout else 0.0
+        self.activate = by_name(activation)
         up_key, down_key = jax.random.split(key)
         self.up = Linear(dim, hidden, up_key, init=init)
         self.down = Linear(hidden, dim, down_key, init=init)
@@ -322,14 +268,9 @@ class FeedForward(nnx.Module):
         """(B, …, D) → (B, …, D)."""
 
         def down(hidden: Array) -> Array:
-            return self.down(dropout(gelu(hidden), self.rate, call, salt))
+            return self.down(dropout(self.activate(hidden), self.inner_rate, call, salt))
 
         return dropout(recomputed(down, self.up(x)), self.rate, call, salt + 1)
-
-
-def gelu(x: Array) -> Array:
-    """The exact GELU, by the error function."""
-    return jax.nn.gelu(x, approximate=False)
 
 
 class Block(nnx.Module):
@@ -367,6 +308,33 @@ class Block(nnx.Module):
     def add(self, x_BTD: Array, y_BTD: Array, call: Call, salt: int) -> Array:
         """The residual sum of a half whose mixer or feed-forward was called with `salt`."""
         return x_BTD + drop_path(y_BTD, self.rate, call, salt + 4)
+
+
+class TwoHeads(nnx.Module):
+    """Two linear classifiers, averaged: the second is meant for a teacher's labels."""
+
+    def __init__(self, width: int, classes: int, key: Array) -> None:
+        own_key, teacher_key = jax.random.split(key)
+        self.own = Linear(width, classes, own_key, init="normal")
+        self.teacher = Linear(width, classes, teacher_key, init="normal")
+
+    def __call__(self, x_BD: Array) -> Array:
+        """(B, D) → logits (B, K)."""
+        return (self.own(x_BD) + self.teacher(x_BD)) / 2
+
+
+class LayerScales(nnx.Module):
+    """A learned factor for each channel of a block's first and second half, starting from `start`.
+
+    Nothing is scaled with start 0.
+    """
+
+    def __init__(self, width: int, start: float) -> None:
+        self.scales = nnx.List(nnx.Param(jnp.full(width, start)) for _ in range(2 if start else 0))
+
+    def __call__(self, half: int, y: Array) -> Array:
+        """(…, C) → (…, C); half: 0 or 1."""
+        return y * over_last(self.scales[half][...], y) if len(self.scales) else y
 
 
 def drop_path_rates(last: float, blocks: int) -> list[float]:
@@ -415,3 +383,9 @@ def feed_forward_rows(name: str, tokens: int, dim: int, hidden: int) -> Iterator
     """`FeedForward`."""
     yield linear_row(f"{name}: feed-forward up, GELU", tokens, dim, hidden)
     yield linear_row(f"{name}: feed-forward down", tokens, hidden, dim)
+
+
+def two_heads_rows(width: int, classes: int) -> Iterator[Row]:
+    """The rows of `TwoHeads`."""
+    for name in ("classifier", "classifier for a teacher's labels"):
+        yield linear_row(f"head: {name}", 1, width, classes)

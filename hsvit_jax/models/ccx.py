@@ -18,6 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import blocks, layers, mixers, mixing, stems
 from hsvit_jax.models.blocks import LayerNorm, Linear, Row, linear_row
+from hsvit_jax.models.conv import Conv
 from hsvit_jax.models.mixing import Mixing
 from hsvit_jax.models.network import Call, Network
 
@@ -119,7 +120,7 @@ class Tokenizer(nnx.Module):
         keys = jax.random.split(key, len(c.conv_widths))
         for conv_key, c_out, stride in zip(keys, c.conv_widths, c.conv_strides, strict=True):
             self.convs.append(
-                blocks.Conv(
+                Conv(
                     *(c_in, c_out, c.conv_kernel, conv_key),
                     stride=stride,
                     bias=False,

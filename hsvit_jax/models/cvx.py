@@ -18,6 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import blocks, layers, mixers, mixing, stems
 from hsvit_jax.models.blocks import Linear, Row, linear_row
+from hsvit_jax.models.conv import Conv
 from hsvit_jax.models.layers import BatchNorm
 from hsvit_jax.models.mixing import Mixing
 from hsvit_jax.models.network import Call, Network
@@ -108,7 +109,7 @@ class ConvAttention(nnx.Module):
         self.m, self.map_size = m, map_size
         q_key, kv_key, query_key, key_value_key, out_key = jax.random.split(key, 5)
         self.q_conv, self.kv_conv = (
-            blocks.Conv(dim, dim, 3, k, groups=dim, bias=False) for k in (q_key, kv_key)
+            Conv(dim, dim, 3, k, groups=dim, bias=False) for k in (q_key, kv_key)
         )
         self.q_norm, self.kv_norm = BatchNorm(dim), BatchNorm(dim)
         self.query = Linear(dim, m.inner, query_key, bias=False)
@@ -119,7 +120,7 @@ class ConvAttention(nnx.Module):
         """(B, T, D) → (B, T, D)."""
         x_BHWD = x_BTD.reshape(x_BTD.shape[0], *self.map_size, x_BTD.shape[-1])
 
-        def local(conv: blocks.Conv, norm: BatchNorm) -> Array:
+        def local(conv: Conv, norm: BatchNorm) -> Array:
             y = norm(conv(x_BHWD), train=call.train, batch_axes=call.batch_axes)
             return stems.flatten(y)
 
@@ -159,7 +160,7 @@ class Stage(nnx.Module):
         conv_key, *keys = jax.random.split(key, c.depths[number] + 1)
         channels = c.embed_dim if number else c.image_channels
         stride = c.stage_strides[number]
-        self.conv = blocks.Conv(channels, c.embed_dim, 3, conv_key, stride=stride)
+        self.conv = Conv(channels, c.embed_dim, 3, conv_key, stride=stride)
         self.norm = ChannelNorm(c.embed_dim)
         self.first = sum(c.depths[:number])
         self.blocks = nnx.List(Block(c, c.map_sizes[number], k) for k in keys)

@@ -12,30 +12,52 @@ from jax import lax
 from hsvit_jax.models.layers import vary_like
 
 Array = jax.Array
+Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
-def depthwise_conv2d_xla(x_BHWC: Array, kernel_HW1C: Array) -> Array:
+def depthwise_conv2d_xla(
+    x_BHWC: Array, kernel_HW1C: Array, stride: int = 1, pads: Pads | None = None
+) -> Array:
     """`depthwise_conv2d` as XLA's grouped convolution: the reference, and what accelerators run."""
     pad = kernel_HW1C.shape[0] // 2
     return lax.conv_general_dilated(
         x_BHWC,
         kernel_HW1C,
-        (1, 1),
-        ((pad, pad), (pad, pad)),
+        (stride, stride),
+        ((pad, pad), (pad, pad)) if pads is None else pads,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=x_BHWC.shape[-1],
     )
 
 
-def depthwise_conv2d(x_BHWC: Array, kernel_HW1C: Array) -> Array:
-    """Stride-1 depthwise convolution with symmetric zero padding k//2, odd square kernels, no bias.
+def depthwise_conv2d(
+    x_BHWC: Array, kernel_HW1C: Array, stride: int = 1, pads: Pads | None = None
+) -> Array:
+    """Depthwise convolution with square kernels, no bias.
 
-    Takes images (B, H, W, C) and kernels (k, k, 1, C), returns (B, H, W, C) in the images' dtype.
+    Takes images (B, H, W, C) and kernels (k, k, 1, C), returns (B, H', W', C) in the images' dtype.
+    pads: zeros (before, after) rows and columns; k//2 everywhere when left out.
     """
     kernel = vary_like(kernel_HW1C.astype(x_BHWC.dtype), x_BHWC)
     if jax.default_backend() != "cpu":
-        return depthwise_conv2d_xla(x_BHWC, kernel)
-    return _shifted(x_BHWC, kernel)
+        return depthwise_conv2d_xla(x_BHWC, kernel, stride, pads)
+    size = kernel.shape[0]
+    if stride == 1 and size % 2 and pads in (None, ((size // 2, size // 2),) * 2):
+        return _shifted(x_BHWC, kernel)
+    return _strided(x_BHWC, kernel, stride, ((size // 2,) * 2,) * 2 if pads is None else pads)
+
+
+def _strided(x_BHWC: Array, kernel_HW1C: Array, stride: int, pads: Pads) -> Array:
+    """As `_shifted`, of every `stride`-th place, with any padding."""
+    size, padded = kernel_HW1C.shape[0], jnp.pad(x_BHWC, ((0, 0), *pads, (0, 0)))
+    rows, columns = ((n - size) // stride + 1 for n in padded.shape[1:3])
+    return sum(
+        padded[:, i : i + rows * stride : stride, j : j + columns * stride : stride][
+            :, :rows, :columns
+        ]
+        * kernel_HW1C[i, j][None, None]
+        for i, j in _offsets(size)
+    )
 
 
 def _offsets(size: int) -> list[tuple[int, int]]:

@@ -18,6 +18,8 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import blocks, layers
+from hsvit_jax.models.activations import gelu
+from hsvit_jax.models.conv import Conv
 from hsvit_jax.models.dhvt_sizes import DEFAULTS, NORMS, VARIANTS, DHVTConfig
 from hsvit_jax.models.network import Call, Network
 
@@ -61,7 +63,7 @@ class SOPE(nnx.Module):
         self.convs, self.norms, c_in = nnx.List(), nnx.List(), c.image_channels
         keys = jax.random.split(key, len(c.sope_channels))
         for conv_key, c_out in zip(keys, c.sope_channels, strict=True):
-            self.convs.append(blocks.Conv(c_in, c_out, 3, conv_key, stride=2, bias=False))
+            self.convs.append(Conv(c_in, c_out, 3, conv_key, stride=2, bias=False))
             self.norms.append(MapNorm(c.sope_norm, c_out))
             c_in = c_out
 
@@ -72,7 +74,7 @@ class SOPE(nnx.Module):
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x_BHWC = norm(conv(x_BHWC), call)
             if i < len(self.convs) - 1 or len(self.convs) == 1:  # a single one has its own
-                x_BHWC = blocks.gelu(x_BHWC)
+                x_BHWC = gelu(x_BHWC)
         if self.after is not None:
             x_BHWC = self.after(x_BHWC)
         return x_BHWC.reshape(len(x_BHWC), -1, x_BHWC.shape[-1])
@@ -124,7 +126,7 @@ class HeadInteractedAttention(nnx.Module):
         batch, _, dim = x_BTD.shape
         mean_BNE = x_BTD.mean(1).reshape(batch, self.heads, -1)
         parts_BNNE = self.project(mean_BNE).reshape(batch, self.heads, self.heads, -1)
-        h_BND = blocks.gelu(self.norm(parts_BNNE)).reshape(batch, self.heads, dim)
+        h_BND = gelu(self.norm(parts_BNNE)).reshape(batch, self.heads, dim)
         return blocks.add_positions(h_BND, self.embedding[...])
 
     def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
@@ -147,7 +149,7 @@ class DAFF(nnx.Module):
         self.up = blocks.Linear(d, hidden, up_key, init=init)
         self.down = blocks.Linear(hidden, d, down_key, init=init)
         conv = ops.neighbours == "depthwise"
-        self.conv = blocks.Conv(hidden, hidden, 3, conv_key, groups=hidden) if conv else None
+        self.conv = Conv(hidden, hidden, 3, conv_key, groups=hidden) if conv else None
         widths = {"up": hidden, "conv": hidden, "down": d} if ops.norm else {}
         self.norms = nnx.Dict({name: MapNorm(c.daff_norm, n) for name, n in widths.items()})
         gates = ("squeeze", d, d // 4, squeeze_key), ("excite", d // 4, d, excite_key)
@@ -165,19 +167,19 @@ class DAFF(nnx.Module):
     def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
         """(B, T, D) → (B, T, D), CLS first."""
         if not self.does.split:
-            return self.down(blocks.gelu(self.up(x_BTD)))
+            return self.down(gelu(self.up(x_BTD)))
         batch, _, dim = x_BTD.shape
         cls_B1D, t = x_BTD[:, :1], x_BTD[:, 1:].reshape(batch, *self.grid, dim)
-        t = blocks.gelu(self._normed("up", self.up(t), call))
+        t = gelu(self._normed("up", self.up(t), call))
         if self.does.neighbours == "depthwise":
-            met = blocks.gelu(self._normed("conv", self.conv(t), call))
+            met = gelu(self._normed("conv", self.conv(t), call))
             t = t + met if self.does.shortcut else met
         elif self.does.neighbours == "average":
             t = _neighbour_mean(t)
         t = self._normed("down", self.down(t), call)
         patches_BPD = t.reshape(batch, -1, dim)
         if self.does.aggregate:
-            squeezed = blocks.gelu(self.gate["squeeze"](patches_BPD.mean(1, keepdims=True)))
+            squeezed = gelu(self.gate["squeeze"](patches_BPD.mean(1, keepdims=True)))
             weight_B1D = self.gate["excite"](squeezed)  # as it is: no sigmoid
             cls_B1D = cls_B1D * weight_B1D
             if self.does.aggregate == "all":

@@ -70,7 +70,9 @@ class HVTConfig:
     'average' or 'conv'; pool_dims: 1 along the sequence without padding, 2 on the grid of tokens
     with padding pool_window//2. cls: classify a CLS token rather than the tokens' mean. drop_path:
     of the last block, growing evenly from 0. retained: tokens that each block keeps (`power.py`),
-    CLS included; empty for all. Raises ValueError for sizes that do not fit.
+    CLS included; empty for all. activation: of the feed-forward; dropout: of what is embedded and
+    of both halves' outputs; attention_dropout: of the weights; patch_init: see
+    `blocks.start_kernel`. Raises ValueError for sizes that do not fit.
     """
 
     image_size: tuple[int, int]
@@ -90,14 +92,19 @@ class HVTConfig:
     drop_path: float = 0.1
     cls: bool = False
     retained: tuple[int, ...] = ()
+    activation: str = "gelu"
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    patch_init: str = "torch"
 
     def __post_init__(self) -> None:
         sizes = (*self.image_size, self.image_channels, self.num_classes, self.heads)
         if min(*sizes, self.head_dim, self.depth, self.hidden) < 1 or self.stage_depth < 0:
             raise ValueError(f"sizes must be positive; got {self}")
         blocks.check_patches(self.image_size, self.patch)
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path must be in [0, 1); got {self.drop_path}")
+        for rate in (self.drop_path, self.dropout, self.attention_dropout):
+            if not 0 <= rate < 1:
+                raise ValueError(f"drop_path and dropout must be in [0, 1); got {rate}")
         _check_pooling(self)
         if self.retained:
             power.check_retained(self.retained, self.depth, self.tokens)
@@ -166,17 +173,20 @@ class Embedding(nnx.Module):
 
     def __init__(self, c: HVTConfig, key: Array) -> None:
         patch_key, cls_key, position_key = jax.random.split(key, 3)
-        self.patches = blocks.PatchEmbedding(c.patch, c.image_channels, c.dim, patch_key)
+        self.rate = c.dropout
+        sizes = (c.patch, c.image_channels, c.dim)
+        self.patches = blocks.PatchEmbedding(*sizes, patch_key, c.patch_init)
         normal = 0.02 * jax.random.normal(cls_key, (c.dim,))
         self.cls = nnx.Param(normal) if c.cls else None
         self.position = _positions(position_key, c.tokens, c.dim)
 
-    def __call__(self, images_BHWC: Array) -> Array:
+    def __call__(self, images_BHWC: Array, call: Call) -> Array:
         """(B, H, W, C) → (B, T, D)."""
         x_BTD = self.patches(images_BHWC)
         if self.cls is not None:
             x_BTD = blocks.prepend(self.cls[...], x_BTD)
-        return blocks.add_positions(x_BTD, self.position[...])
+        x_BTD = blocks.add_positions(x_BTD, self.position[...])
+        return blocks.dropout(x_BTD, self.rate, call, blocks.EMBEDDING)
 
 
 def _positions(key: Array, tokens: int, dim: int) -> nnx.Param:
@@ -243,9 +253,19 @@ class Encoder(nnx.Module):
         for i, block_key in enumerate(jax.random.split(key, c.depth)):
             mix_key, feed_key, pool_key = jax.random.split(block_key, 3)
             mixer = blocks.MultiHeadAttention(
-                c.dim, c.heads, mix_key, bias=c.qkv_bias, init="normal"
+                *(c.dim, c.heads, mix_key),
+                bias=c.qkv_bias,
+                dropout=c.dropout,
+                attention_dropout=c.attention_dropout,
+                init="normal",
             )
-            feed_forward = blocks.FeedForward(c.dim, c.hidden, feed_key, init="normal")
+            feed_forward = blocks.FeedForward(
+                *(c.dim, c.hidden, feed_key),
+                dropout=c.dropout,
+                inner_dropout=False,
+                activation=c.activation,
+                init="normal",
+            )
             self.blocks.append(
                 blocks.Block(c.dim, mixer, feed_forward, eps=c.eps, drop_path=rates[i])
             )
@@ -293,7 +313,7 @@ class HVT(Network):
         self, params: dict, stats: dict, images_BHWC: Array, call: Call
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BTD = bound["encoder"](bound["embedding"](images_BHWC), call)
+        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, call), call)
         return bound["head"](x_BTD), bound.stats()
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:

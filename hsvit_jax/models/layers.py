@@ -251,12 +251,14 @@ def _norm_dtype(x: Array) -> jnp.dtype:
 class BatchNorm(nnx.Module):
     """Batch normalisation over all axes but the last, with PyTorch's running statistics.
 
-    eps 1e-5, momentum 0.9 (PyTorch's 0.1). Normalises by the biased variance of the batch and, as
-    PyTorch does, keeps the unbiased one for inference. `batch_axes` names mesh axes over which the
-    batch is split by hand; the moments are then averaged over them.
+    momentum, in Flax's sense: the part of the old statistics that stays; PyTorch's is 1 − momentum.
+    Normalises by the biased variance of the batch and, as PyTorch does, keeps the unbiased one for
+    inference. `batch_axes` names mesh axes over which the batch is split by hand; the moments are
+    then averaged over them.
     """
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, *, eps: float = 1e-5, momentum: float = 0.9) -> None:
+        self.eps, self.momentum = eps, momentum
         self.scale = nnx.Param(jnp.ones(features))
         self.bias = nnx.Param(jnp.zeros(features))
         self.mean = nnx.BatchStat(jnp.zeros(features))
@@ -281,11 +283,12 @@ class BatchNorm(nnx.Module):
             if batch_axes:
                 var = lax.pmean(var, batch_axes)
             unbiased = var * (count / (count - 1))
-            self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean.astype(self.mean.dtype)
-            self.var[...] = 0.9 * self.var[...] + 0.1 * unbiased.astype(self.var.dtype)
+            for kept, new in ((self.mean, mean), (self.var, unbiased)):
+                fresh = (1 - self.momentum) * new.astype(kept.dtype)
+                kept[...] = self.momentum * kept[...] + fresh
         else:
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
-        factor = self.scale[...].astype(dtype) * lax.rsqrt(var + 1e-5)
+        factor = self.scale[...].astype(dtype) * lax.rsqrt(var + self.eps)
         shift = self.bias[...].astype(dtype) - mean * factor
         return (wide * _last(factor, x.ndim) + _last(shift, x.ndim)).astype(x.dtype)
 

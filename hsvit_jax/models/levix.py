@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import blocks, layers, mixers, mixing, stems
+from hsvit_jax.models.activations import gelu
 from hsvit_jax.models.blocks import Linear, Row, linear_row
 from hsvit_jax.models.layers import BatchNorm
 from hsvit_jax.models.mixing import Mixing
@@ -113,7 +114,7 @@ class LeViTAttention(nnx.Module):
         q, k = project(self.query, self.query_norm), project(self.key, self.key_norm)
         call.show("attention", lambda: layers.attention_weights(q, k)[0])
         o_GBNTE = layers.attention(0.0, q, k, project(self.value, self.value_norm), ())
-        y_BTD = self.out(blocks.gelu(mixers.merge_heads(o_GBNTE[0])))
+        y_BTD = self.out(gelu(mixers.merge_heads(o_GBNTE[0])))
         return blocks.dropout(self.out_norm(y_BTD, **how), self.rate, call, salt)
 
 

@@ -17,6 +17,7 @@ from flax import nnx
 
 from hsvit_jax.models import blocks, mixing, stems, vix
 from hsvit_jax.models.blocks import Linear, Row, linear_row
+from hsvit_jax.models.conv import Conv
 from hsvit_jax.models.network import Call, Network
 
 Array = jax.Array
@@ -91,7 +92,7 @@ class Pool(nnx.Module):
     def __init__(self, stage: Stage, key: Array) -> None:
         conv_key, mix_key, cls_key = jax.random.split(key, 3)
         self.map_size, d = stage.map_size, stage.dim
-        self.conv = blocks.Conv(d, 2 * d, 3, conv_key, stride=2, groups=d)
+        self.conv = Conv(d, 2 * d, 3, conv_key, stride=2, groups=d)
         self.mix = Linear(2 * d, 2 * d, mix_key)
         self.cls = Linear(d, 2 * d, cls_key)
 

@@ -1,7 +1,7 @@
-"""From images to tokens in the ViX paper's families: patches, or a stem of 3×3 convolutions.
+"""From images to tokens or maps: patches, or a stem of 3×3 convolutions.
 
-Without a wish, patch and strides are those that leave a map of 32×32 tokens or the nearest below,
-as the paper does for CIFAR-10 and Tiny ImageNet.
+Without a wish, patch and strides of the ViX paper's families are those that leave a map of 32×32
+tokens or the nearest below, as the paper does for CIFAR-10 and Tiny ImageNet.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +11,8 @@ from flax import nnx
 
 from hsvit_jax.models import blocks
 from hsvit_jax.models.blocks import Row
+from hsvit_jax.models.conv import Conv, ConvNorm, conv_norm_rows
+from hsvit_jax.models.network import Call
 
 Array = jax.Array
 
@@ -26,13 +28,37 @@ class ConvStem(nnx.Module):
         self.convs, c_in = nnx.List(), channels
         keys = jax.random.split(key, len(widths))
         for conv_key, c_out, stride in zip(keys, widths, strides, strict=True):
-            self.convs.append(blocks.Conv(c_in, c_out, 3, conv_key, stride=stride))
+            self.convs.append(Conv(c_in, c_out, 3, conv_key, stride=stride))
             c_in = c_out
 
     def __call__(self, images_BHWC: Array) -> Array:
         """(B, H, W, C) → (B, H', W', D), each convolution dividing the sides by its stride."""
         for conv in self.convs:
             images_BHWC = conv(images_BHWC)
+        return images_BHWC
+
+
+class NormedStem(nnx.Module):
+    """Two stride-2 convolutions, each with BatchNorm and ReLU."""
+
+    def __init__(self, channels: int, width: int, eps: float, key: Array) -> None:
+        self.convs, sizes = nnx.List(), (channels, width // 2, width)
+        for i, conv_key in enumerate(jax.random.split(key, 2)):
+            self.convs.append(
+                ConvNorm(
+                    *(sizes[i], sizes[i + 1], 3, conv_key),
+                    stride=2,
+                    bias=True,
+                    activation="relu",
+                    eps=eps,
+                    init="normal",
+                )
+            )
+
+    def __call__(self, images_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, ⌈H/4⌉, ⌈W/4⌉, D)."""
+        for conv in self.convs:
+            images_BHWC = conv(images_BHWC, call)
         return images_BHWC
 
 
@@ -87,3 +113,11 @@ def stem_rows(
         image_size = map_size(image_size, (stride,))
         yield blocks.conv_row(f"stem: 3×3 convolution {i}", image_size, channels, width, 3)
         channels = width
+
+
+def normed_stem_rows(
+    sizes: tuple[tuple[int, int], ...], channels: int, width: int
+) -> Iterator[Row]:
+    """The rows of a `NormedStem` in a layer table; sizes: of its two maps."""
+    yield from conv_norm_rows("stem, 0", sizes[0], channels, width // 2, 3, bias=True)
+    yield from conv_norm_rows("stem, 1", sizes[1], width // 2, width, 3, bias=True)

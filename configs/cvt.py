@@ -1,0 +1,30 @@
+"""CvT, the convolutional vision transformer; a baseline of the HSViT paper's tables 2 and 3.
+
+Variants: 13-patch4 (the default), 21-patch4, which the HSViT paper's table 2 has, and 13, 21 with
+the first patch of 7 pixels as published. Exact parameters at 64 px and 200 classes, and at 224 px
+and 1000 classes:
+
+    13-patch4          19,683,144   19,991,144
+    21-patch4          31,308,360   31,616,360
+    13                 19,689,480   19,997,480
+    21                 31,314,696   31,622,696
+
+Our accuracy: not measured yet. (`cvx` is another family: the ViX paper's own plan.)
+
+As in the `transformers` library, a dropped path of the feed-forward takes an example's tokens with
+it; `--config.model.drop_path_of=branch` is the CvT paper's. The recipe `paper` is the HSViT paper's
+(see configs/c4a8.py).
+
+    python -m hsvit_jax.main --config=configs/cvt.py:13-patch4,tiny_imagenet,paper
+    python -m hsvit_jax.main --config=configs/cvt.py:13,imagenet
+    python -m hsvit_jax.main --config=configs/cvt.py:folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax import systems as _systems
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
+    return _systems.get_config("cvt", argument)

@@ -1,0 +1,30 @@
+"""SwiftFormer: convolutional blocks and additive attention; a baseline of HSViT's table 2.
+
+Variants: xs (the default), s, l1, l3. Exact parameters at 64 px and 200 classes, and at 224 px and
+1000 classes:
+
+    xs                  3,121,760    3,475,360
+    s                   5,732,128    6,092,128
+    l1                 11,441,920   12,057,920
+    l3                 27,673,936   28,494,736
+
+Our accuracy: not measured yet.
+
+As in the `transformers` library, every query counts alike in the attention's global query, and the
+scores are parameters without effect; `--config.model.queries=weighted` is the authors' code. The
+recipe `paper` is the HSViT paper's (see configs/c4a8.py); CIFAR and Fashion-MNIST are enlarged to
+64 px there.
+
+    python -m hsvit_jax.main --config=configs/swiftformer.py:xs,tiny_imagenet,paper
+    python -m hsvit_jax.main --config=configs/swiftformer.py:s,cifar10
+    python -m hsvit_jax.main --config=configs/swiftformer.py:folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax import systems as _systems
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
+    return _systems.get_config("swiftformer", argument)

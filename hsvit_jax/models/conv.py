@@ -1,0 +1,174 @@
+"""Convolutions with any padding, alone or with the BatchNorm and activation that follow them."""
+
+from collections.abc import Iterator
+
+import jax
+from flax import nnx
+from jax import lax
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.activations import activation as by_name
+from hsvit_jax.models.blocks import Row, conv_row, norm_row, over_last, start_bias, start_kernel
+from hsvit_jax.models.depthwise import depthwise_conv2d
+from hsvit_jax.models.network import Call
+
+Array = jax.Array
+Pads = tuple[tuple[int, int], tuple[int, int]]
+#: Zeros on every side, or (before, after) of rows and of columns; 'same': as XLA, for ⌈n/stride⌉.
+Padding = int | Pads | str
+
+
+def pads(
+    size: int,
+    image_size: tuple[int, int],
+    stride: int = 1,
+    padding: Padding | None = None,
+    dilation: int = 1,
+) -> Pads:
+    """Zeros (before, after) rows and columns of an image; without `padding`, size//2·dilation."""
+    if padding is None:
+        padding = size // 2 * dilation
+    if isinstance(padding, int):
+        return ((padding, padding), (padding, padding))
+    if padding != "same":
+        return padding
+    found = []
+    for n in image_size:
+        total = max((-(-n // stride) - 1) * stride + (size - 1) * dilation + 1 - n, 0)
+        found.append((total // 2, total - total // 2))
+    return (found[0], found[1])
+
+
+def size_out(
+    image_size: tuple[int, int],
+    size: int,
+    stride: int = 1,
+    padding: Padding | None = None,
+    dilation: int = 1,
+) -> tuple[int, int]:
+    """Rows and columns after a convolution or pool of `size`; raises ValueError where none is."""
+    around, reach = pads(size, image_size, stride, padding, dilation), (size - 1) * dilation + 1
+    rows, columns = (
+        (n + sum(pad) - reach) // stride + 1 for n, pad in zip(image_size, around, strict=True)
+    )
+    if min(rows, columns) < 1 or max(image_size) == 1 < stride:
+        raise ValueError(
+            f"a map of {image_size[0]}×{image_size[1]} is too small for a convolution of size "
+            f"{size} and stride {stride}: use a larger data.image_size"
+        )
+    return rows, columns
+
+
+class Conv(nnx.Module):
+    """Convolution; kernel (size, size, c_in/groups, c_out).
+
+    padding: see `Padding`; symmetric, size//2·dilation, when left out. init: as
+    `blocks.start_kernel`, or 'kaiming_out', N(0, 2/(size²·c_out)).
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        size: int,
+        key: Array,
+        *,
+        stride: int = 1,
+        padding: Padding | None = None,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+        init: str = "torch",
+    ) -> None:
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+        self.groups = groups
+        k_key, b_key = jax.random.split(key)
+        fan_in, shape = size * size * c_in // groups, (size, size, c_in // groups, c_out)
+        if init == "kaiming_out":
+            fan, init = size * size * c_out, "kaiming"
+        else:
+            fan = fan_in
+        self.kernel = nnx.Param(start_kernel(k_key, shape, fan, init))
+        self.bias = nnx.Param(start_bias(b_key, c_out, fan_in, init)) if bias else None
+
+    def __call__(self, x_BHWC: Array) -> Array:
+        """(B, H, W, c_in) → (B, H', W', c_out), see `size_out`; ⌈H/stride⌉ for an odd size."""
+        kernel = self.kernel[...].astype(x_BHWC.dtype)
+        size, _, per_group, c_out = kernel.shape
+        image_size = (x_BHWC.shape[1], x_BHWC.shape[2])
+        around = pads(size, image_size, self.stride, self.padding, self.dilation)
+        usual = around == ((size // 2, size // 2),) * 2 and size % 2 and self.stride == 1
+        if size == 1 and self.groups == 1 and not any(map(any, around)):
+            y = x_BHWC[:, :: self.stride, :: self.stride] @ kernel[0, 0]
+        elif per_group == 1 and c_out == self.groups and self.dilation == 1:
+            y = depthwise_conv2d(x_BHWC, kernel, self.stride, around)
+        elif usual and self.groups == 1 and self.dilation == 1:
+            y = layers.conv2d(x_BHWC, kernel)
+        else:
+            y = lax.conv_general_dilated(
+                x_BHWC,
+                kernel,
+                (self.stride, self.stride),
+                around,
+                rhs_dilation=(self.dilation, self.dilation),
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=self.groups,
+            )
+        return y if self.bias is None else y + over_last(self.bias[...], y)
+
+
+class ConvNorm(nnx.Module):
+    """Convolution, BatchNorm, activation: {'conv', 'norm'}.
+
+    activation: a name of `activations.ACTIVATIONS`; momentum in Flax's sense, see
+    `layers.BatchNorm`; the other arguments are those of `Conv`.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        size: int,
+        key: Array,
+        *,
+        stride: int = 1,
+        padding: Padding | None = None,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+        activation: str = "none",
+        eps: float = 1e-5,
+        momentum: float = 0.9,
+        init: str = "torch",
+    ) -> None:
+        self.conv = Conv(
+            *(c_in, c_out, size, key),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+            init=init,
+        )
+        self.norm = layers.BatchNorm(c_out, eps=eps, momentum=momentum)
+        self.activate = by_name(activation)
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, c_in) → (B, H', W', c_out)."""
+        y = self.norm(self.conv(x_BHWC), train=call.train, batch_axes=call.batch_axes)
+        return self.activate(y)
+
+
+def conv_norm_rows(
+    name: str,
+    map_size: tuple[int, int],
+    c_in: int,
+    c_out: int,
+    size: int,
+    *,
+    groups: int = 1,
+    bias: bool = False,
+) -> Iterator[Row]:
+    """`ConvNorm` in a layer table; map_size: rows and columns of what it makes."""
+    yield conv_row(f"{name}: convolution", map_size, c_in, c_out, size, groups=groups, bias=bias)
+    yield norm_row(f"{name}: BatchNorm", (*map_size, c_out))

@@ -1,0 +1,96 @@
+"""Convolutions with any padding against XLA's, and what follows them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hsvit_jax.models import conv, layers, network
+
+
+@pytest.mark.parametrize(
+    ("c_in", "c_out", "size", "groups", "options"),
+    [
+        (6, 10, 3, 1, {}),
+        (6, 10, 1, 1, {}),
+        (6, 10, 1, 1, {"stride": 2}),
+        (6, 10, 1, 1, {"padding": 1}),
+        (3, 10, 3, 1, {"stride": 2}),
+        (6, 10, 4, 1, {"stride": 4, "padding": 2}),
+        (6, 6, 3, 6, {}),
+        (6, 12, 3, 6, {"stride": 2}),
+        (6, 6, 5, 6, {}),
+        (6, 6, 3, 6, {"stride": 2}),
+        (6, 6, 5, 6, {"stride": 2, "padding": ((1, 2), (2, 1))}),
+        (6, 6, 2, 6, {"padding": 0}),
+        (6, 6, 3, 6, {"dilation": 2}),
+        (6, 8, 3, 2, {"padding": "same", "stride": 3}),
+        (6, 8, 3, 1, {"padding": "same", "stride": 2, "dilation": 2}),
+    ],
+)
+def test_convolution_and_its_gradient_are_xla_s(c_in, c_out, size, groups, options):
+    module = conv.Conv(c_in, c_out, size, jax.random.key(0), groups=groups, **options)
+    x_BHWC = jax.random.normal(jax.random.key(1), (2, 7, 8, c_in))
+    stride, dilation = options.get("stride", 1), options.get("dilation", 1)
+    padding = options.get("padding", size // 2 * dilation)
+    padding = ((padding,) * 2,) * 2 if isinstance(padding, int) else padding
+
+    def reference(x, kernel):
+        y = lax.conv_general_dilated(
+            x,
+            kernel,
+            (stride, stride),
+            "SAME" if padding == "same" else padding,
+            rhs_dilation=(dilation, dilation),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+        return y + module.bias[...].reshape(1, 1, 1, -1)
+
+    expected = reference(x_BHWC, module.kernel[...])
+    np.testing.assert_allclose(module(x_BHWC), expected, atol=1e-5)
+    assert expected.shape[1:3] == conv.size_out(
+        (7, 8), size, stride, options.get("padding"), dilation
+    )
+    theirs = jax.grad(lambda x: (reference(x, module.kernel[...]) ** 2).sum())(x_BHWC)
+    ours = jax.grad(lambda x: (module(x) ** 2).sum())(x_BHWC)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_a_map_that_is_too_small_says_so():
+    with pytest.raises(ValueError, match="map of 1×5 is too small for a convolution of size 3"):
+        conv.size_out((1, 5), 3, 2, 0)
+    with pytest.raises(ValueError, match=r"map of 1×1 is too small for .* stride 2: use a"):
+        conv.size_out((1, 1), 3, 2)
+    assert conv.size_out((1, 2), 3, 2) == conv.size_out((1, 1), 3) == (1, 1)
+
+
+def test_with_norm_and_activation():
+    """Statistics by the module's own momentum and eps, the activation last."""
+    module = conv.ConvNorm(
+        *(3, 5, 3, jax.random.key(0)),
+        activation="relu6",
+        eps=0.5,
+        momentum=0.01,
+        init="kaiming_out",
+    )
+    assert np.std(module.conv.kernel[...]) == pytest.approx((2 / 45) ** 0.5, rel=0.2)
+    assert module.conv.bias is None
+    x_BHWC = 40 * jax.random.normal(jax.random.key(1), (2, 6, 8, 3))
+    y = module.conv(x_BHWC)
+    out = module(x_BHWC, network.Call(True, None, jnp.arange(2)))
+    normed = (y - y.mean((0, 1, 2), keepdims=True)) / jnp.sqrt(
+        y.var((0, 1, 2), keepdims=True) + 0.5
+    )
+    np.testing.assert_allclose(out, np.clip(normed, 0, 6), atol=1e-5)
+    np.testing.assert_allclose(module.norm.mean[...], 0.99 * y.mean((0, 1, 2)), rtol=1e-5)
+    unbiased = 0.01 + 0.99 * y.var((0, 1, 2), ddof=1)
+    np.testing.assert_allclose(module.norm.var[...], unbiased, rtol=1e-5)
+    still = layers.BatchNorm(5)
+    assert (still.eps, still.momentum) == (1e-5, 0.9)
+
+
+def test_an_unknown_activation_is_refused():
+    with pytest.raises(ValueError, match="unknown activation 'rleu'; known: none, linear, gelu"):
+        conv.ConvNorm(3, 5, 3, jax.random.key(0), activation="rleu")
