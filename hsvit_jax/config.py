@@ -10,6 +10,8 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import ml_collections
@@ -99,6 +101,7 @@ _ADDED = {
         "votes": "equal",
         "encoder": "auto",
     },
+    "augment": {"trivial_augment": False},
     "mesh": {
         "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
         "gradients": "float32",  # on their way over data; or 'bf16'
@@ -163,10 +166,10 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
 
 
 def _update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None:
-    """Sets values by 'section.key'."""
+    """Sets values by 'section.key', in a section of a section by 'section.section.key'."""
     for key, value in values.items():
-        section, _, name = key.partition(".")
-        config[section][name] = value
+        *sections, name = key.split(".")
+        reduce(getitem, sections, config)[name] = value
 
 
 def _augment(recipe: str, data: str) -> dict[str, Any]:
@@ -176,6 +179,7 @@ def _augment(recipe: str, data: str) -> dict[str, Any]:
         "flip": not paper and data not in ("digits",),
         "rand_augment_ops": 2,
         "rand_augment_magnitude": 9,
+        "trivial_augment": False,
         "erasing": 0.0 if paper else 0.25,
         "mixup": 1.0 if paper else 0.8,  # the paper names no alpha: torchvision's default
         "cutmix": 1.0,
@@ -201,7 +205,7 @@ def _optim(recipe: str) -> dict[str, Any]:
 def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
     """What a data set changes in the strong recipe, and a family's own paper recipe."""
     if config.recipe == "paper":
-        _update(config, recipes.paper(config.model.family, data))
+        _update(config, recipes.paper(config.model.family, data, config.model.variant))
     elif data == "digits":
         # 1,437 training images: a short, light recipe that a laptop finishes in a minute or two.
         config.train.batch, config.train.epochs, config.train.ema_decay = 64, 12.0, 0.98
@@ -210,6 +214,8 @@ def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
         config.augment.update({"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.05})
     elif data in ("food101", "imagenet"):
         config.augment.crop_padding = 16
+    if config.recipe == "strong":
+        _update(config, recipes.strong(config.model.family, data))
 
 
 def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:

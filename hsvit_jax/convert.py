@@ -25,17 +25,21 @@ import numpy as np
 
 from hsvit_jax import config as configs
 from hsvit_jax import (
+    convert_backbone,
     convert_ccx,
     convert_cvt,
     convert_cvx,
     convert_dhvt,
     convert_efficientformer,
+    convert_efficientnet,
     convert_hf,
     convert_hsvit,
     convert_hvt,
     convert_levix,
+    convert_mobilenet_v2,
     convert_mobilevit,
     convert_pix,
+    convert_resnet,
     convert_swiftformer,
     convert_vit,
     convert_vix,
@@ -158,6 +162,15 @@ def _family(module: Any, *markers: str) -> Family:
 _EFFICIENTFORMER = "efficientformer.patch_embed.convolution1"
 _CVT = "cvt.encoder.stages.0.embedding.convolution_embeddings"
 
+_CONVNETS: Mapping[str, Family] = {
+    family: _family(module, f"{module.PREFIX}{module.MARKER}")
+    for family, module in (
+        ("resnet", convert_resnet),
+        ("efficientnet", convert_efficientnet),
+        ("mobilenet_v2", convert_mobilenet_v2),
+    )
+}
+
 FAMILIES: Mapping[str, Family] = {
     "hsvit": _family(convert_hsvit, "classifier.mlp_head.1.weight"),
     "hvt": _family(convert_hvt, "head.weight"),
@@ -174,6 +187,8 @@ FAMILIES: Mapping[str, Family] = {
     "cvt": _family(convert_cvt, f"{_CVT}.projection.weight"),
     "vit": _family(convert_vit, "vit.embeddings.cls_token"),
     "swiftformer": _family(convert_swiftformer, "swiftformer.patch_embed.patch_embedding.0.weight"),
+    "hsvit-het": _family(convert_backbone, convert_backbone.MARKER),
+    **_CONVNETS,
 }
 
 

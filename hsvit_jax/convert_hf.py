@@ -10,7 +10,10 @@ from hsvit_jax.models.activations import activation
 MODEL_TYPES: Mapping[str, str] = {
     "cvt": "cvt",
     "efficientformer": "efficientformer",
+    "efficientnet": "efficientnet",
+    "mobilenet_v2": "mobilenet_v2",
     "mobilevit": "mobilevit",
+    "resnet": "resnet",
     "swiftformer": "swiftformer",
     "vit": "vit",
 }

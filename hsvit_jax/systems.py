@@ -15,7 +15,8 @@ from hsvit_jax import recipes
 from hsvit_jax.models import FAMILIES
 
 #: Families with several variants each, and the one that is meant when no word names any: the
-#: highest accuracy in its paper's CIFAR table; for DeiT, DHVT and the baselines a plain small one.
+#: highest accuracy in its paper's CIFAR table; for DeiT, DHVT and the baselines a plain small
+#: one, for convolutional networks the one of their paper's first table.
 DEFAULT_VARIANT: Mapping[str, str] = {
     "vix": "hybrid_vin",
     "levix": "levip",
@@ -30,7 +31,14 @@ DEFAULT_VARIANT: Mapping[str, str] = {
     "swiftformer": "xs",
     "cvt": "13-patch4",
     "efficientformer": "l1",
+    "resnet": "50",
+    "efficientnet": "b0",
+    "mobilenet_v2": "1.0",
+    "hsvit_backbone": "resnet50",
 }
+
+#: Families whose file in configs/ has another name, by that name.
+OF_FILE: Mapping[str, str] = {"backbone": "hsvit_backbone"}
 
 
 def get_config(family: str, argument: str | None = None) -> ml_collections.ConfigDict:

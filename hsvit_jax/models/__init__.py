@@ -12,11 +12,15 @@ from hsvit_jax.models import (
     deit,
     dhvt,
     efficientformer,
+    efficientnet,
     hsvit,
+    hsvit_backbone,
     hvt,
     levix,
+    mobilenet_v2,
     mobilevit,
     pix,
+    resnet,
     swiftformer,
     vit,
     vix,
@@ -38,6 +42,10 @@ FAMILIES: Mapping[str, Any] = {
     "swiftformer": swiftformer,
     "cvt": cvt,
     "efficientformer": efficientformer,
+    "resnet": resnet,
+    "efficientnet": efficientnet,
+    "mobilenet_v2": mobilenet_v2,
+    "hsvit_backbone": hsvit_backbone,
 }
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a

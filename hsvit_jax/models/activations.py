@@ -26,21 +26,28 @@ def _quick_gelu(x: Array) -> Array:
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-#: Name → element-wise function. 'gelu' is exact; 'gelu_new' and 'gelu_pytorch_tanh' are its tanh
-#: form; 'none' and 'linear' leave all as it is.
+def _relu_squared(x: Array) -> Array:
+    return jnp.square(jax.nn.relu(x))
+
+
+#: Name → element-wise function. 'gelu' is exact; 'gelu_new', 'gelu_fast' and 'gelu_pytorch_tanh'
+#: are its tanh form; '', 'none' and 'linear' leave all as it is.
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
+        "": _identity,
         "none": _identity,
         "linear": _identity,
         "gelu": gelu,
         "gelu_python": gelu,
         "gelu_new": _gelu_tanh,
+        "gelu_fast": _gelu_tanh,
         "gelu_pytorch_tanh": _gelu_tanh,
         "quick_gelu": _quick_gelu,
         "leaky_relu": jax.nn.leaky_relu,
         "mish": jax.nn.mish,
         "relu": jax.nn.relu,
         "relu6": jax.nn.relu6,
+        "relu2": _relu_squared,
         "sigmoid": jax.nn.sigmoid,
         "silu": jax.nn.silu,
         "swish": jax.nn.silu,
@@ -52,5 +59,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
 def activation(name: str) -> Callable[[Array], Array]:
     """The function called `name`; raises ValueError for another name than those known."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
+        raise ValueError(
+            f"unknown activation {name!r}; known: {', '.join(filter(None, ACTIVATIONS))}"
+        )
     return ACTIVATIONS[name]

@@ -59,6 +59,34 @@ def size_out(
     return rows, columns
 
 
+def convolve(
+    x_BHWC: Array, kernel_HWIO: Array, stride: int, around: Pads, dilation: int = 1
+) -> Array:
+    """The convolution alone, by the formula that is quick for it on this back end.
+
+    Kernels (k, k, C/groups, C'): as many groups as leave that many channels for each; around: zeros
+    (before, after) rows and columns.
+    """
+    size, _, per_group, c_out = kernel_HWIO.shape
+    groups = x_BHWC.shape[3] // per_group
+    usual = around == ((size // 2, size // 2),) * 2 and size % 2 and stride == 1
+    if size == 1 and groups == 1 and not any(map(any, around)):
+        return x_BHWC[:, ::stride, ::stride] @ kernel_HWIO[0, 0]
+    if per_group == 1 and c_out == groups:
+        return depthwise_conv2d(x_BHWC, kernel_HWIO, stride, around, dilation)
+    if usual and groups == 1 and dilation == 1:
+        return layers.conv2d(x_BHWC, kernel_HWIO)
+    return lax.conv_general_dilated(
+        x_BHWC,
+        kernel_HWIO,
+        (stride, stride),
+        around,
+        rhs_dilation=(dilation, dilation),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
 class Conv(nnx.Module):
     """Convolution; kernel (size, size, c_in/groups, c_out).
 
@@ -81,7 +109,6 @@ class Conv(nnx.Module):
         init: str = "torch",
     ) -> None:
         self.stride, self.padding, self.dilation = stride, padding, dilation
-        self.groups = groups
         k_key, b_key = jax.random.split(key)
         fan_in, shape = size * size * c_in // groups, (size, size, c_in // groups, c_out)
         if init == "kaiming_out":
@@ -94,26 +121,9 @@ class Conv(nnx.Module):
     def __call__(self, x_BHWC: Array) -> Array:
         """(B, H, W, c_in) → (B, H', W', c_out), see `size_out`; ⌈H/stride⌉ for an odd size."""
         kernel = self.kernel[...].astype(x_BHWC.dtype)
-        size, _, per_group, c_out = kernel.shape
         image_size = (x_BHWC.shape[1], x_BHWC.shape[2])
-        around = pads(size, image_size, self.stride, self.padding, self.dilation)
-        usual = around == ((size // 2, size // 2),) * 2 and size % 2 and self.stride == 1
-        if size == 1 and self.groups == 1 and not any(map(any, around)):
-            y = x_BHWC[:, :: self.stride, :: self.stride] @ kernel[0, 0]
-        elif per_group == 1 and c_out == self.groups and self.dilation == 1:
-            y = depthwise_conv2d(x_BHWC, kernel, self.stride, around)
-        elif usual and self.groups == 1 and self.dilation == 1:
-            y = layers.conv2d(x_BHWC, kernel)
-        else:
-            y = lax.conv_general_dilated(
-                x_BHWC,
-                kernel,
-                (self.stride, self.stride),
-                around,
-                rhs_dilation=(self.dilation, self.dilation),
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-                feature_group_count=self.groups,
-            )
+        around = pads(len(kernel), image_size, self.stride, self.padding, self.dilation)
+        y = convolve(x_BHWC, kernel, self.stride, around, self.dilation)
         return y if self.bias is None else y + over_last(self.bias[...], y)
 
 

@@ -16,7 +16,11 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 def depthwise_conv2d_xla(
-    x_BHWC: Array, kernel_HW1C: Array, stride: int = 1, pads: Pads | None = None
+    x_BHWC: Array,
+    kernel_HW1C: Array,
+    stride: int = 1,
+    pads: Pads | None = None,
+    dilation: int = 1,
 ) -> Array:
     """`depthwise_conv2d` as XLA's grouped convolution: the reference, and what accelerators run."""
     pad = kernel_HW1C.shape[0] // 2
@@ -25,13 +29,18 @@ def depthwise_conv2d_xla(
         kernel_HW1C,
         (stride, stride),
         ((pad, pad), (pad, pad)) if pads is None else pads,
+        rhs_dilation=(dilation, dilation),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=x_BHWC.shape[-1],
     )
 
 
 def depthwise_conv2d(
-    x_BHWC: Array, kernel_HW1C: Array, stride: int = 1, pads: Pads | None = None
+    x_BHWC: Array,
+    kernel_HW1C: Array,
+    stride: int = 1,
+    pads: Pads | None = None,
+    dilation: int = 1,
 ) -> Array:
     """Depthwise convolution with square kernels, no bias.
 
@@ -40,23 +49,24 @@ def depthwise_conv2d(
     """
     kernel = vary_like(kernel_HW1C.astype(x_BHWC.dtype), x_BHWC)
     if jax.default_backend() != "cpu":
-        return depthwise_conv2d_xla(x_BHWC, kernel, stride, pads)
+        return depthwise_conv2d_xla(x_BHWC, kernel, stride, pads, dilation)
     size = kernel.shape[0]
-    if stride == 1 and size % 2 and pads in (None, ((size // 2, size // 2),) * 2):
+    usual = ((size // 2, size // 2),) * 2
+    if stride == dilation == size % 2 == 1 and pads in (None, usual):
         return _shifted(x_BHWC, kernel)
-    return _strided(x_BHWC, kernel, stride, ((size // 2,) * 2,) * 2 if pads is None else pads)
+    return _strided(x_BHWC, kernel, stride, usual if pads is None else pads, dilation)
 
 
-def _strided(x_BHWC: Array, kernel_HW1C: Array, stride: int, pads: Pads) -> Array:
-    """As `_shifted`, of every `stride`-th place, with any padding."""
+def _strided(x_BHWC: Array, kernel_HW1C: Array, stride: int, pads: Pads, dilation: int) -> Array:
+    """As `_shifted`, of every `stride`-th place, with any padding and dilation."""
     size, padded = kernel_HW1C.shape[0], jnp.pad(x_BHWC, ((0, 0), *pads, (0, 0)))
-    rows, columns = ((n - size) // stride + 1 for n in padded.shape[1:3])
+    reach = (size - 1) * dilation
+    rows, columns = ((n - reach - 1) // stride * stride + 1 for n in padded.shape[1:3])
     return sum(
-        padded[:, i : i + rows * stride : stride, j : j + columns * stride : stride][
-            :, :rows, :columns
-        ]
+        padded[:, top : top + rows : stride, left : left + columns : stride]
         * kernel_HW1C[i, j][None, None]
         for i, j in _offsets(size)
+        for top, left in [(i * dilation, j * dilation)]
     )
 
 
