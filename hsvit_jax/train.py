@@ -60,6 +60,8 @@ def prepare(
         dataset = load_data(config, progress=progress)
     config = config_lib.resolve(config, dataset.info)
     model = build_model(config)
+    frozen = initial.frozen_parts(config)
+    model = model.with_frozen(frozen) if frozen else model
     batch, examples = config.train.batch, len(dataset.train)
     _check_held_out(config, dataset)
     if batch > examples:
@@ -343,7 +345,7 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
     meta = checkpoints.meta()
     if meta is not None:
         refuse_mismatch(meta, run.meta)
-        _refuse_residuals(meta.get("config", {}), run.config)
+        _refuse_other_state(config_lib.completed(meta.get("config", {})), run.config)
         changed = checkpoint.diff(
             _comparable(config_lib.completed(meta.get("config", {}))),
             _comparable(run.config.to_dict()),
@@ -356,14 +358,27 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
     restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
     if restored is None:
         start = initial.load(run.config, run.model)
-        return step_lib.place_state(run.make_state, run.mesh, run.model, *start)
+        if start is None:
+            return step_lib.place_state(run.make_state, run.mesh, run.model)
+        if verbose:
+            print("; ".join(start.said), flush=True)
+        values = (start.params, start.stats)
+        return step_lib.place_state(run.make_state, run.mesh, run.model, values)
     _, plain, _ = restored
     return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
 
 
-def _refuse_residuals(saved: dict, wanted: ml_collections.ConfigDict) -> None:
-    """Only int8 aggregation keeps residuals in its checkpoints: a run ends as it began."""
-    old, new = saved.get("mesh", {}).get("aggregate", "psum"), wanted.mesh.aggregate
+def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
+    """Only int8 aggregation keeps residuals in its checkpoints, and frozen parts have no moments
+    there: a run ends as it began."""
+    old, new = saved["init"]["freeze"], wanted.init.freeze
+    if set(old.split(",")) != set(new.split(",")):
+        raise ValueError(
+            f"the run in this folder has init.freeze={old!r}, now it is {new!r}: what is trained "
+            "is part of the training state; go on with the old setting, or start from this run "
+            "with init.from in another --workdir"
+        )
+    old, new = saved["mesh"]["aggregate"], wanted.mesh.aggregate
     if (old == "int8") != (new == "int8"):
         raise ValueError(
             f"the run in this folder has mesh.aggregate={old!r}, now it is {new!r}: the residuals "

@@ -45,7 +45,7 @@ def from_source(folder, **settings):
 
 def test_nothing_named_is_a_fresh_start():
     _, run = prepared()
-    assert initial.load(run.config, run.model) == ()
+    assert initial.load(run.config, run.model) is None
 
 
 @pytest.mark.slow
