@@ -19,9 +19,9 @@ class Start(NamedTuple):
     said: tuple[str, ...]
 
 
-def frozen_parts(config: ml_collections.ConfigDict) -> tuple[str, ...]:
+def frozen_parts(freeze: str) -> frozenset[str]:
     """The parts of the network that `init.freeze` names."""
-    return tuple(word.strip() for word in config.init.freeze.split(",") if word.strip())
+    return frozenset(word.strip() for word in freeze.split(",") if word.strip())
 
 
 def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:

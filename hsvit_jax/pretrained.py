@@ -42,10 +42,26 @@ def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Fo
     if fresh_classifier:
         reading.fill(config, classifier)
     params, stats = reading.read(config, classifier)
+    _check_settings(reading.layout, config)
     if config != network.config:
         sizes = {k: getattr(config, k) for k in ("num_classes", "image_channels", "image_size")}
         network = network.resized(**sizes)
-    return Found(params, stats, network, f"{path.name}, named as in {reading.library}")
+    note = reading.layout.note
+    said = f"{path.name}, named as in {reading.layout.library}" + (note and f" ({note})")
+    return Found(params, stats, network, said)
+
+
+def _check_settings(layout: layouts.Layout, config: Any) -> None:
+    """The same tensors in a network that computes something else would be a worse network."""
+    wanted = layout.settings(config)
+    wrong = {k: v for k, v in wanted.items() if getattr(config, k) != v}
+    if wrong:
+        now = ", ".join(f"{k}={getattr(config, k)}" for k in wrong)
+        fix = " ".join(f"--config.model.{k}={v}" for k, v in wrong.items())
+        raise ValueError(
+            f"these are weights of a {layout.library} network, which computes otherwise than this "
+            f"configuration's with {now}: say {fix}"
+        )
 
 
 class _Reading:
@@ -53,7 +69,7 @@ class _Reading:
 
     def __init__(self, family: str, config: Any, tensors: dict[str, np.ndarray]) -> None:
         self.family, self.convert = family, convert.FAMILIES[family].params
-        self.tensors, self.names, self.library = tensors, {}, "our converter's reference"
+        self.tensors, self.names, self.layout = tensors, {}, layouts.OWN
         wanted = self.expected(config)
         if wanted is None:
             return
@@ -64,7 +80,7 @@ class _Reading:
                 f"these are the weights of another architecture{whose and f' ({whose})'}: of the "
                 f"{len(wanted)} tensors that this {family} network needs, {match.found} are there"
             )
-        self.library, self.names = match.library, match.names
+        self.layout, self.names = match.layout, match.names
         used = {name: key for key, name in match.names.items() if name in tensors}
         # What is not asked for keeps its name, unless that is asked for and means another tensor.
         self.tensors = {
@@ -145,8 +161,10 @@ class _Reading:
             if missing and missing <= classifier:
                 hint = "\nIt has no classifier: init.classifier=new starts with a fresh one."
             raise ValueError(
-                f"{len(lines)} tensors, named as in {self.library}, do not fit the {self.family} "
-                "network of this configuration; nothing was loaded:\n  " + "\n  ".join(lines) + hint
+                f"{len(lines)} tensors, named as in {self.layout.library}, do not fit the "
+                f"{self.family} network of this configuration; nothing was loaded:\n  "
+                + "\n  ".join(lines)
+                + hint
             ) from None
 
 

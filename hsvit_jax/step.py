@@ -120,9 +120,10 @@ def make_train_step(
 ) -> Callable[[dict, Array, Array, Array], tuple[dict, dict]]:
     """The pure step: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → (state, metrics).
 
-    ids: each example's index in the training split. A step whose loss, gradient or outcome is not
-    finite changes nothing but the counters. metrics: scalars, means since the last log line.
-    aggregate, gradients: see `mesh.spread`; 'int8' needs a state with `feedback`.
+    Floating-point features (B, …) in place of images go into the network as they are. ids: each
+    example's index in the training split. A step whose loss, gradient or outcome is not finite
+    changes nothing but the counters. metrics: scalars, means since the last log line. aggregate,
+    gradients: see `mesh.spread`; 'int8' needs a state with `feedback`.
     """
     apply = mesh_lib.spread(model, mesh, aggregate, gradients)
     feeds_back = mesh_lib.has_feedback(mesh, aggregate)
@@ -153,14 +154,19 @@ def make_train_step(
 
     def step(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> tuple[dict, dict]:
         number = state["step"]
-        images, targets_BK = augment.train_batch(
-            settings,
-            jax.random.fold_in(augment_key, number // steps_per_epoch),
-            jax.random.fold_in(mix_key, number),
-            images_BHWC,
-            labels_B,
-            ids_B,
-        )
+        if jnp.issubdtype(images_BHWC.dtype, jnp.floating):  # features, made of images before
+            smoothing = settings.label_smoothing
+            images = images_BHWC
+            targets_BK = augment.one_hot_targets(labels_B, settings.num_classes, smoothing)
+        else:
+            images, targets_BK = augment.train_batch(
+                settings,
+                jax.random.fold_in(augment_key, number // steps_per_epoch),
+                jax.random.fold_in(mix_key, number),
+                images_BHWC,
+                labels_B,
+                ids_B,
+            )
         own = trained(state["params"], model.frozen)
         fixed = {name: part for name, part in state["params"].items() if name not in own}
         (loss, (stats, accuracy, lost_gBD)), grads = jax.value_and_grad(loss_fn, has_aux=True)(

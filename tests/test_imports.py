@@ -38,6 +38,9 @@ MAY_IMPORT = {
     "data": ("data",),
     "models": ("models",),
     "configfile": ("config", "models", "systems"),
+    "feature_cache": (
+        *("augment", "checksum", "data", "evaluate", "loop", "mesh", "models", "step"),
+    ),
     "growth": ("models",),
     "initial": (
         *("checkpoint", "config", "growth", "models", "pretrained", "refit", "step"),
