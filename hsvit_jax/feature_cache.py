@@ -118,7 +118,7 @@ def _folder(run: Run, state: dict, part: str) -> Path:
         "data": run.dataset.fingerprint,
         "normalisation": [list(run.config.data.mean), list(run.config.data.std)],
     }
-    return cache.cache_folder(Path(run.config.init.cache).expanduser(), part, key)
+    return Path(run.config.init.cache).expanduser() / cache.cache_folder(Path(), part, key).name
 
 
 def _build(run: Run, state: dict, part: str, folder: Path, beat: Callable[[], None]) -> None:
