@@ -214,7 +214,7 @@ def _optim(recipe: str) -> dict[str, Any]:
 def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
     """What a data set changes in the strong recipe, and a family's own paper recipe."""
     if config.recipe == "paper":
-        _update(config, recipes.paper(config.model.family, data))
+        _update(config, recipes.paper(config.model.family, data, config.model.variant))
     elif data == "digits":
         # 1,437 training images: a short, light recipe that a laptop finishes in a minute or two.
         config.train.batch, config.train.epochs, config.train.ema_decay = 64, 12.0, 0.98
@@ -223,6 +223,8 @@ def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
         config.augment.update({"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.05})
     elif data in ("food101", "imagenet"):
         config.augment.crop_padding = 16
+    if config.recipe == "strong":
+        _update(config, recipes.strong(config.model.family, data))
 
 
 def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:

@@ -25,10 +25,13 @@ from hsvit_jax import (
     convert_ccx,
     convert_cvx,
     convert_dhvt,
+    convert_efficientnet,
     convert_hsvit,
     convert_hvt,
     convert_levix,
+    convert_mobilenet_v2,
     convert_pix,
+    convert_resnet,
     convert_vix,
     models,
     weight_files,
@@ -60,6 +63,15 @@ def _family(module: Any, *markers: str) -> Family:
     return Family(markers, module.settings, module.params_from_torch)
 
 
+_CONVNETS: Mapping[str, Family] = {
+    family: _family(module, f"{module.PREFIX}{module.MARKER}")
+    for family, module in (
+        ("resnet", convert_resnet),
+        ("efficientnet", convert_efficientnet),
+        ("mobilenet_v2", convert_mobilenet_v2),
+    )
+}
+
 FAMILIES: Mapping[str, Family] = {
     "hsvit": _family(convert_hsvit, "classifier.mlp_head.1.weight"),
     "hvt": _family(convert_hvt, "head.weight"),
@@ -71,6 +83,8 @@ FAMILIES: Mapping[str, Family] = {
     "ccx": _family(convert_ccx, "classifier.fc.weight"),
     "cvx": _family(convert_cvx, "layers.0.1.g"),
     "pix": _family(convert_pix, "mlp_head.1.weight"),
+    **_CONVNETS,
+    **{f"hf {family}": readers for family, readers in _CONVNETS.items()},
 }
 
 

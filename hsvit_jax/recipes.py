@@ -80,7 +80,32 @@ _DHVT_IMAGENET: Mapping[str, Any] = {
     "augment.crop_padding": 28,
 }
 
+# The recipe of hsvit (`config`), with which its paper trained what it compares with.
+_COMPARED: Mapping[str, Any] = {
+    "train.batch": 512,
+    "train.epochs": 300.0,
+    "train.ema_decay": 0.0,
+    "optim.learning_rate": 1e-3,
+    "optim.weight_decay": 0.01,
+    "optim.decay_all": True,
+    "optim.warmup_epochs": 0.0,
+    "optim.cosine_per": "epoch",
+    "optim.clip_norm": 0.01,
+    **_BETAS,
+    "augment.crop_padding": 0,
+    "augment.flip": False,
+    "augment.rand_augment_ops": 2,
+    "augment.rand_augment_magnitude": 9,
+    "augment.erasing": 0.0,
+    "augment.mixup": 1.0,
+    "augment.cutmix": 1.0,
+    "augment.mix_probability": 1.0,
+    "augment.label_smoothing": 0.0,
+}
+_CONVNETS = ("resnet", "efficientnet", "mobilenet_v2")
+
 _PAPER: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(_CONVNETS, _COMPARED),
     **dict.fromkeys(("vix", "levix", "ccx", "cvx", "pix"), _VIX),
     **dict.fromkeys(("hvt", "deit"), _HVT),
     "dhvt": _DHVT,
@@ -91,16 +116,35 @@ _PAPER_IMAGENET: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def paper(family: str, data: str) -> dict[str, Any]:
+def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
     """The recipe of the paper that `family` comes from, for a data set; {} for hsvit.
 
-    Digits are never mirrored; every other data set is where the recipe is DeiT's.
+    Digits are never mirrored; every other data set is where the recipe is DeiT's. variant: of a
+    convolutional network, which has a native image size.
     """
     large = _PAPER_IMAGENET if data == "imagenet" else {}
     recipe = dict(large.get(family) or _PAPER.get(family, {}))
+    if family in _CONVNETS:
+        side = {"imagenet": native_size(variant), "food101": 128}.get(data, 64)
+        recipe["data.image_size"] = (side, side)
     if recipe:
         recipe.setdefault("augment.flip", data != "digits")
     return recipe
+
+
+#: Sides of the images that the larger EfficientNets were made for; other networks: 224.
+_NATIVE: Mapping[str, int] = {"b3": 300, "b4": 380, "b5": 456}
+
+
+def native_size(variant: str) -> int:
+    """Pixels of a side of the images that a convolutional network was made for."""
+    return _NATIVE.get(variant.rpartition("_")[2], 224)
+
+
+def strong(family: str, data: str) -> dict[str, Any]:
+    """What the recipe `strong` needs of a data set: images that an EfficientNet can stride over."""
+    small = data == "fashion_mnist" and family in (*_CONVNETS, "hsvit_backbone")
+    return {"data.image_size": (32, 32)} if small else {}
 
 
 def digits(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,9 +181,22 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
             found["stage_depth"] = min(stages, 1)
     elif family == "dhvt":
         found = {"heads": 2, "embed_dim": 16, "depth": 2}
+    elif family in _CONVNETS:
+        found = _narrow(family, model)
     if not found:
         return {}
     return {f"model.{key}": value for key, value in found.items()} | {"data.image_size": (32, 32)}
+
+
+def _narrow(family: str, model: Mapping[str, Any]) -> dict[str, Any]:
+    """A convolutional network's settings with few channels, and blocks in proportion to its own."""
+    if family == "resnet":
+        depths = tuple(max(1, round(depth / 4)) for depth in model["depths"])
+        return {"stem_channels": 8, "channels": (8, 16, 16, 32), "depths": depths}
+    widths = {"width": 0.1 * model["width"], "divisor": 4}
+    if family == "mobilenet_v2":
+        return {**widths, "least_channels": 4, "expand": 2.0, "full_top": False}
+    return {**widths, "depth": 0.3 * model["depth"], "expand": (1, 2, 2, 2, 2, 2, 2)}
 
 
 def _tokens(model: Mapping[str, Any], strides: tuple[int, ...], patch: int) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from hsvit_jax import recipes
 from hsvit_jax.models import FAMILIES
 
 #: Families with several variants each, and the one that is meant when no word names any: the
-#: highest accuracy in its paper's CIFAR table; for DeiT and DHVT a plain small one.
+#: highest accuracy in its paper's CIFAR table; for DeiT and DHVT a plain small one, for
+#: convolutional networks the one of their paper's first table.
 DEFAULT_VARIANT: Mapping[str, str] = {
     "vix": "hybrid_vin",
     "levix": "levip",
@@ -25,6 +26,9 @@ DEFAULT_VARIANT: Mapping[str, str] = {
     "hvt": "s-4",
     "deit": "s",
     "dhvt": "t-patch4",
+    "resnet": "50",
+    "efficientnet": "b0",
+    "mobilenet_v2": "1.0",
 }
 
 

@@ -5,7 +5,20 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models import ccx, cvx, deit, dhvt, hsvit, hvt, levix, pix, vix
+from hsvit_jax.models import (
+    ccx,
+    cvx,
+    deit,
+    dhvt,
+    efficientnet,
+    hsvit,
+    hvt,
+    levix,
+    mobilenet_v2,
+    pix,
+    resnet,
+    vix,
+)
 
 #: Family name → module with `VARIANTS`, `from_settings` and, but for hsvit, `DEFAULTS`.
 FAMILIES: Mapping[str, Any] = {
@@ -18,6 +31,9 @@ FAMILIES: Mapping[str, Any] = {
     "ccx": ccx,
     "cvx": cvx,
     "pix": pix,
+    "resnet": resnet,
+    "efficientnet": efficientnet,
+    "mobilenet_v2": mobilenet_v2,
 }
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a

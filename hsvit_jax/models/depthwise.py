@@ -38,6 +38,39 @@ def depthwise_conv2d(x_BHWC: Array, kernel_HW1C: Array) -> Array:
     return _shifted(x_BHWC, kernel)
 
 
+def depthwise_strided(
+    x_BHWC: Array,
+    kernel_HW1C: Array,
+    stride: int,
+    pads: tuple[tuple[int, int], tuple[int, int]],
+    dilation: int = 1,
+) -> Array:
+    """Depthwise convolution with any stride, zeros (before, after) rows and columns, and dilation.
+
+    As `depthwise_conv2d`, which is the quicker one where it fits; on CPU a sum of strided slices.
+    """
+    kernel, size = kernel_HW1C.astype(x_BHWC.dtype), kernel_HW1C.shape[0]
+    if jax.default_backend() != "cpu":
+        return lax.conv_general_dilated(
+            x_BHWC,
+            kernel,
+            (stride, stride),
+            pads,
+            rhs_dilation=(dilation, dilation),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=x_BHWC.shape[-1],
+        )
+    padded = jnp.pad(x_BHWC, ((0, 0), *pads, (0, 0)))
+    reach = (size - 1) * dilation
+    rows, columns = ((n - reach - 1) // stride * stride + 1 for n in padded.shape[1:3])
+    return sum(
+        padded[:, top : top + rows : stride, left : left + columns : stride]
+        * kernel[i, j][None, None]
+        for i, j in _offsets(size)
+        for top, left in [(i * dilation, j * dilation)]
+    )
+
+
 def _offsets(size: int) -> list[tuple[int, int]]:
     return [(i, j) for i in range(size) for j in range(size)]
 

@@ -218,12 +218,14 @@ def _norm_dtype(x: Array) -> jnp.dtype:
 class BatchNorm(nnx.Module):
     """Batch normalisation over all axes but the last, with PyTorch's running statistics.
 
-    eps 1e-5, momentum 0.9 (PyTorch's 0.1). Normalises by the biased variance of the batch and, as
-    PyTorch does, keeps the unbiased one for inference. `batch_axes` names mesh axes over which the
-    batch is split by hand; the moments are then averaged over them.
+    momentum is Flax's, the share of the old statistics that stays: 0.9 is PyTorch's 0.1. Normalises
+    by the biased variance of the batch and, as PyTorch does, keeps the unbiased one for inference.
+    `batch_axes` names mesh axes over which the batch is split by hand; the moments are then
+    averaged over them.
     """
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.9) -> None:
+        self.eps, self.momentum = eps, momentum
         self.scale = nnx.Param(jnp.ones(features))
         self.bias = nnx.Param(jnp.zeros(features))
         self.mean = nnx.BatchStat(jnp.zeros(features))
@@ -248,11 +250,12 @@ class BatchNorm(nnx.Module):
             if batch_axes:
                 var = lax.pmean(var, batch_axes)
             unbiased = var * (count / (count - 1))
-            self.mean[...] = 0.9 * self.mean[...] + 0.1 * mean.astype(self.mean.dtype)
-            self.var[...] = 0.9 * self.var[...] + 0.1 * unbiased.astype(self.var.dtype)
+            stays, comes = self.momentum, 1 - self.momentum
+            self.mean[...] = stays * self.mean[...] + comes * mean.astype(self.mean.dtype)
+            self.var[...] = stays * self.var[...] + comes * unbiased.astype(self.var.dtype)
         else:
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
-        factor = self.scale[...].astype(dtype) * lax.rsqrt(var + 1e-5)
+        factor = self.scale[...].astype(dtype) * lax.rsqrt(var + self.eps)
         shift = self.bias[...].astype(dtype) - mean * factor
         return (wide * _last(factor, x.ndim) + _last(shift, x.ndim)).astype(x.dtype)
 

@@ -79,6 +79,8 @@ class Network(abc.ABC):
 
     `config` has at least image_size (H, W), image_channels and num_classes; `groups` is the number
     of attention groups or towers that a mesh can spread, 0 when there is nothing to spread.
+    `frozen` names parts (of `part_names`) that training leaves as they are: no gradient reaches
+    their parameters, and a backbone's BatchNorm and dropout are in inference mode.
     """
 
     groups: int = 0
@@ -210,10 +212,20 @@ class Network(abc.ABC):
             words = (bits[0], bits[1])
         if example_ids_B is None:
             example_ids_B = jnp.arange(images_BHWC.shape[0])
+        params = {
+            name: jax.lax.stop_gradient(part) if name in self.frozen else part
+            for name, part in params.items()
+        }
         dtype = self.dtype if self.dtype != jnp.float32 else images_BHWC.dtype
         call = Call(train, words, example_ids_B, batch_axes, share, votes_G, look)
         logits_BK, stats = self.forward(params, stats, images_BHWC.astype(dtype), call)
         return logits_BK.astype(jnp.promote_types(logits_BK.dtype, jnp.float32)), stats
+
+    def call_of(self, part: str, call: Call) -> Call:
+        """The call as a part that may be frozen gets it."""
+        if part not in self.frozen:
+            return call
+        return dataclasses.replace(call, train=False, dropout_words=None)
 
     def views(self, params: dict, stats: dict, images_BHWC: Array) -> dict[str, list[Array]]:
         """What an evaluation pass shows, by kind (`Call.show`) in order of computation, float32.

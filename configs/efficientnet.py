@@ -1,0 +1,35 @@
+"""EfficientNet, alone: a baseline of the HSViT paper's tables 2 and 3, and a backbone of HSViT.
+
+Variants: b0 (the default), b3, b4, b5. Exact parameters at 64 px and 200 classes, and at 224 px and
+1000 classes (the size of the image changes none):
+
+    b0                  4,263,748    5,288,548
+    b3                 11,003,632   12,233,232
+    b4                 17,907,216   19,341,616
+    b5                 28,750,584   30,389,784
+
+Our accuracy: not measured yet.
+
+As the library computes it that the HSViT paper used. Where that departs from the EfficientNet paper
+there is a setting: model.padding=same (zeros right at any image size, not only the native one),
+model.drop=paths (stochastic depth drops branches, not single values), model.bn_momentum=0.99 and
+model.expand_bn_momentum=0.99 (statistics of many batches).
+
+A side has at least 32 px (model.padding=same: 17), so that of Fashion-MNIST is enlarged to 32.
+
+The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py): images enlarged to
+64 px, of Food-101 128; for ImageNet the native size: 224, 300, 380, 456 px.
+
+    python -m hsvit_jax.main --config=configs/efficientnet.py:b3,tiny_imagenet,paper
+    python -m hsvit_jax.main --config=configs/efficientnet.py:b0,cifar10
+    python -m hsvit_jax.main --config=configs/efficientnet.py:b0,folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax import systems as _systems
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
+    return _systems.get_config("efficientnet", argument)

@@ -1,0 +1,29 @@
+"""MobileNetV2, alone: a baseline of the HSViT paper's tables 2 and 3, and a backbone of HSViT.
+
+Variants, by width: 1.0 (the default) and 1.4. Exact parameters at 64 px and 200 classes, and at 224
+px and 1000 classes (the size of the image changes none):
+
+    1.0                 2,480,072    3,504,872
+    1.4                 4,674,376    6,108,776
+
+Our accuracy: not measured yet.
+
+As the library computes it that the HSViT paper used; model.bn_momentum=0.997 keeps statistics of
+many batches, as the MobileNet authors meant.
+
+The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py): images enlarged to
+64 px, of Food-101 128; for ImageNet 224 px.
+
+    python -m hsvit_jax.main --config=configs/mobilenet_v2.py:1.4,tiny_imagenet,paper
+    python -m hsvit_jax.main --config=configs/mobilenet_v2.py:1.0,cifar10
+    python -m hsvit_jax.main --config=configs/mobilenet_v2.py:folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax import systems as _systems
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
+    return _systems.get_config("mobilenet_v2", argument)

@@ -1,0 +1,62 @@
+"""Inverted residual blocks: squeeze-and-excitation, and what is dropped."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hsvit_jax.models import inverted
+from hsvit_jax.models.convnet import Conv
+from hsvit_jax.models.network import WHOLE, Call
+
+
+def test_squeeze_and_excitation_weights_channels():
+    gate = inverted.SqueezeExcite(4, 3, "silu", jax.random.key(0))
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 4)).astype(np.float32)
+    mean = x.mean((1, 2))
+    inner = mean @ np.asarray(gate.reduce.kernel[...])
+    inner = inner / (1 + np.exp(-inner))
+    weight = 1 / (1 + np.exp(-(inner @ np.asarray(gate.expand.kernel[...]))))
+    np.testing.assert_allclose(gate(jnp.asarray(x)), x * weight[:, None, None], atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def branch():
+    """(drop, key, ids) → what a block with projection alone adds to each of eight examples."""
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(8, 3, 3, 4)), jnp.float32)
+
+    def run(drop, seed, ids):
+        narrow = Conv(4, 4, 1)
+        block = inverted.Block(
+            inverted.Inverted(
+                None, Conv(4, 4, 3, depthwise=True), narrow, residual=True, rate=0.5, drop=drop
+            ),
+            jax.random.key(0),
+        )
+        words = None
+        if seed is not None:
+            bits = jax.random.bits(jax.random.key(seed), (2,), jnp.uint32)
+            words = (bits[0], bits[1])
+        call = Call(train=False, dropout_words=words, example_ids_B=jnp.asarray(ids))
+        return np.asarray(block(x[jnp.asarray(ids)], call, WHOLE, 3) - x[jnp.asarray(ids)])
+
+    return run
+
+
+@pytest.mark.parametrize("drop", inverted.DROPS)
+def test_what_is_dropped_follows_the_example_and_the_key(branch, drop):
+    order = np.array([3, 1, 4, 0, 2, 7, 6, 5])
+    whole, kept = branch(drop, 1, np.arange(8)), branch(drop, None, np.arange(8))
+    np.testing.assert_allclose(branch(drop, 1, order), whole[order], atol=1e-6)
+    assert np.abs(branch(drop, 2, np.arange(8)) - whole).max() > 1e-3
+    gone = np.abs(whole) < 1e-6
+    np.testing.assert_allclose(whole[~gone], 2 * kept[~gone], rtol=1e-3, atol=1e-5)
+    assert 0.2 < gone.mean() < 0.8
+    per_example = gone.reshape(8, -1).mean(1)
+    assert ({*per_example} <= {0.0, 1.0}) == (drop == "paths")
+
+
+def test_the_order_of_a_block_s_convolutions():
+    wide, deep, narrow = Conv(2, 6, 1), Conv(6, 6, 3, depthwise=True), Conv(6, 2, 1)
+    assert inverted.Inverted(wide, deep, narrow).convs() == (wide, deep, narrow)
+    assert inverted.Inverted(None, deep, narrow).convs() == (deep, narrow)
