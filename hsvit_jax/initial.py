@@ -48,25 +48,32 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
         if weight_files.is_weights(path):
             fresh = how["classifier"] == "new"
             found = pretrained.load(path, config.model.family, model, fresh_classifier=fresh)
-            made = refit.refit(found.params, found.stats, found.network, model, how, key)
-            params, stats, source = made.params, made.stats, found.said
+            params, stats, old, whole, source = found
         else:
-            params, stats, old, source = _own(path, config)
+            params, stats, old, whole, source = _own(path, config, model)
+        if whole:
             made = _refitted(params, stats, old, model, how, key)
-            params, stats = made.params, made.stats
+        else:
+            made = _backbone(params, stats, old, model, how, key)
         _check_frozen(made.fresh, model)
     except ValueError as error:
         raise ValueError(f"init.from={place}: {error}") from error
+    params, stats = made.params, made.stats
     total = len(jax.tree.leaves((params, stats)))
     loaded = f"{total - len(made.fresh)} of {total} tensors are from {source}"
     return Start(params, stats, (loaded, *made.said))
 
 
-def _own(path: Path, config: ml_collections.ConfigDict) -> tuple[dict, dict, Any, str]:
-    """(params, stats) of a checkpoint of ours, its network, and where it is from."""
+def _own(
+    path: Path, config: ml_collections.ConfigDict, model: Any
+) -> tuple[dict, dict, Any, bool, str]:
+    """(params, stats) of a checkpoint of ours, its network, whether that is of the configured
+    family rather than of its backbone's, and where it is from."""
     number, state, meta = checkpoint.load_tree(path, "best")
     stored = config_lib.from_json(json.dumps(meta["config"]))
-    if stored.model.family != config.model.family:
+    base = model.feature_network()
+    whole = stored.model.family == config.model.family
+    if not whole and (base is None or base[0] != stored.model.family):
         raise ValueError(
             f"it holds a network of the family {stored.model.family!r}; this configuration's is "
             f"{config.model.family!r}"
@@ -77,7 +84,7 @@ def _own(path: Path, config: ml_collections.ConfigDict) -> tuple[dict, dict, Any
         channels=stored.data.channels,
         num_classes=stored.data.num_classes,
     )
-    return *step.averaged(state), old, f"step {number} of {path}"
+    return *step.averaged(state), old, whole, f"step {number} of {path}"
 
 
 def _refitted(
@@ -85,6 +92,8 @@ def _refitted(
 ) -> refit.Refitted:
     """To the new classes, channels and image size first, then grown."""
     sizes = ("num_classes", "image_channels", "image_size")
+    if old.config == new.config and how["classifier"] != "new":
+        return refit.Refitted(params, stats, (), ())
     between = old.resized(**{name: getattr(new.config, name) for name in sizes})
     growth.check(between.config, new.config)
     made = refit.refit(params, stats, old, between, how, key)
@@ -92,6 +101,21 @@ def _refitted(
         return made
     params, stats = growth.grow(made.params, made.stats, between, new, key)
     return made._replace(params=params, stats=stats)
+
+
+def _backbone(
+    params: dict, stats: dict, old: Any, model: Any, how: dict[str, str], key: jax.Array
+) -> refit.Refitted:
+    """`old` is a classifier of the backbone's family: its backbone, and the rest fresh."""
+    base = model.feature_network()[1].resized(num_classes=old.config.num_classes)
+    made = _refitted(params, stats, old, base, {**how, "classifier": "keep"}, key)
+    fresh = refit.drawn(model, lambda path: path[1] != "backbone", key)
+    trees = {kind: {"backbone": getattr(made, kind)["backbone"]} for kind in ("params", "stats")}
+    for kind, tree in refit.nested(fresh).items():
+        trees[kind] |= tree
+    parts = sorted({path[1] for path in fresh})
+    said = (*made.said, f"fresh: {', '.join(parts)}")
+    return refit.Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), said)
 
 
 def _check_frozen(fresh: tuple[str, ...], model: Any) -> None:

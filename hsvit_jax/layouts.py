@@ -224,10 +224,15 @@ _SIGNS: Mapping[str, str] = {
 }
 
 
+def known(family: str) -> tuple[Layout, ...]:
+    """The layouts of a family's files, its converter's own first."""
+    return (OWN, *_OTHERS.get(family, ()))
+
+
 def match(family: str, config: Any, wanted: Collection[str], keys: Collection[str]) -> Match:
     """The layout of `family` in which most of the `wanted` keys are among the file's `keys`."""
     found = []
-    for layout in (OWN, *_OTHERS.get(family, ())):
+    for layout in known(family):
         rename = layout.rename(config)
         names = {key: rename(key) for key in wanted}
         add, drop = _wrapped(set(names.values()), set(keys))

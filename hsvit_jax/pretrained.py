@@ -4,7 +4,6 @@ The configured network says what the architecture is; the file may have other cl
 channels and, where that shows in its positions, another image size.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from math import gcd
 from pathlib import Path
@@ -13,30 +12,39 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hsvit_jax import convert, layouts, weight_files
-from hsvit_jax.convert_tensors import Misfits
+from hsvit_jax.convert_tensors import Misfits, Tensors
+from hsvit_jax.models.network import resized_config
 
 _LARGEST_SIDE = 1024
 
 
 class Found(NamedTuple):
-    """(params, stats) of `network`, which is the configured one but for the sizes of the file."""
+    """(params, stats) of `network`, which is the configured one but for the sizes of the file.
+
+    whole: not only the network that the configured one has its backbone of.
+    """
 
     params: dict
     stats: dict
     network: Any
+    whole: bool
     said: str
 
 
 def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Found:
     """The weights in a file, for a network like `network`.
 
-    family: of the network. fresh_classifier: the file need not have a classifier (it is then
+    A network on a backbone takes its own files and those of the backbone's family. family: of the
+    network. fresh_classifier: the file need not have a classifier (it is then
     zeros). Raises ValueError for a file that cannot be read, whose tensors are those of another
     architecture, or with a line for every tensor that is missing, extra or misshapen.
     """
+    tensors, _ = weight_files.read(path)
+    base, whole = network.feature_network(), True
+    if base is not None and not _has_marker(tensors, family):
+        (family, network), whole, fresh_classifier = base, False, True
     if family not in convert.FAMILIES:
         raise ValueError(f"no file of weights can be read for the family {family!r}")
-    tensors, _ = weight_files.read(path)
     reading = _Reading(family, network.config, tensors)
     config, classifier = reading.own_sizes(network.config)
     if fresh_classifier:
@@ -48,7 +56,13 @@ def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Fo
         network = network.resized(**sizes)
     note = reading.layout.note
     said = f"{path.name}, named as in {reading.layout.library}" + (note and f" ({note})")
-    return Found(params, stats, network, said)
+    return Found(params, stats, network, whole, said)
+
+
+def _has_marker(tensors: Tensors, family: str) -> bool:
+    """Whether there is a tensor that every whole network of the family has."""
+    markers = convert.FAMILIES[family].markers
+    return any(key == m or key.endswith("." + m) for key in tensors for m in markers)
 
 
 def _check_settings(layout: layouts.Layout, config: Any) -> None:
@@ -171,7 +185,7 @@ class _Reading:
 def _replaced(config: Any, **sizes: Any) -> Any | None:
     """The config with other sizes; None where they do not fit it."""
     try:
-        return dataclasses.replace(config, **sizes)
+        return resized_config(config, **sizes)
     except ValueError:
         return None
 

@@ -9,7 +9,7 @@ scaled to its new area.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +59,7 @@ def refit(
         else:
             continue
         if mode == "new":
-            fresh = _drawn(after, tuple(wanted), key)
+            fresh = drawn(after, wanted.__contains__, key)
             leaves |= fresh
             said.append(f"fresh for {size} classes: {_names(fresh)}")
         elif wanted:
@@ -70,7 +70,7 @@ def refit(
                 leaves[path] = change(path, np.asarray(leaves[path]), shape, now, after)
             said.append(f"{_DONE[mode]} {_figures(size)}: {_names(wanted)}")
         now = after
-    tree = _nested(leaves)
+    tree = nested(leaves)
     names = tuple(".".join(path) for path in fresh)
     return Refitted(tree.get("params", {}), tree.get("stats", {}), names, tuple(said))
 
@@ -180,7 +180,8 @@ def _flat(tree: Any) -> Leaves:
     return {tuple(str(k.key) for k in path): leaf for path, leaf in leaves}
 
 
-def _nested(leaves: Leaves) -> dict:
+def nested(leaves: Leaves) -> dict:
+    """Leaves by path as nested dicts of NumPy arrays."""
     tree: dict = {}
     for path, leaf in leaves.items():
         node = tree
@@ -209,10 +210,9 @@ def _changed(old: Network, new: Network) -> dict[tuple[str, ...], tuple[int, ...
     return {path: shape for path, shape in after.items() if shape != before[path]}
 
 
-def _drawn(network: Network, paths: tuple[tuple[str, ...], ...], key: Array) -> Leaves:
-    """Some leaves of a fresh network; the others are not even computed."""
-    leaves = _flat(jax.eval_shape(lambda: _trees(network, key)))
-    order = [path for path in leaves if path in paths]
+def drawn(network: Network, wanted: Callable[[tuple[str, ...]], bool], key: Array) -> Leaves:
+    """Some leaves of a fresh network, by their paths; the others are not even computed."""
+    order = [path for path in _flat(jax.eval_shape(lambda: _trees(network, key))) if wanted(path)]
 
     def draw(key: Array) -> list[Array]:
         fresh = _flat(_trees(network, key))

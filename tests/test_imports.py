@@ -47,7 +47,7 @@ MAY_IMPORT = {
         "weight_files",
     ),
     "layouts": (),
-    "pretrained": ("convert", "convert_tensors", "layouts", "weight_files"),
+    "pretrained": ("convert", "convert_tensors", "layouts", "models", "weight_files"),
     "refit": ("models",),
     "weight_files": (),
     "evaluate": ("augment", "mesh"),

@@ -3,6 +3,7 @@
 import pickle
 import zipfile
 
+import convnet_files
 import hvt_numpy
 import jax
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 import safetensors.numpy
 import small_runs
 
-from hsvit_jax import checkpoint, initial, models, train
+from hsvit_jax import (
+    checkpoint,
+    convert_tensors,
+    initial,
+    layouts,
+    models,
+    pretrained,
+    train,
+)
 
 MODEL = {
     "family": "deit",
@@ -183,3 +192,54 @@ def test_a_run_of_no_steps_evaluates_the_file(tmp_path):
     _, state, _ = checkpoint.load_tree(tmp_path / "run")
     expected = initial.load(*prepared(place)).params
     jax.tree.map(np.testing.assert_array_equal, state["params"], expected)
+
+
+# --- Convolutional networks, by other libraries' names -------------------------------------------
+
+GOLDENS = {
+    "resnet": "hf-resnet-basic.npz",
+    "mobilenet_v2": "hf-mobilenetv2-train.npz",
+    "efficientnet": "hf-efficientnet-train.npz",
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "number"),
+    [
+        *(("resnet", n) for n in (0, 1)),
+        *(("mobilenet_v2", n) for n in (0, 1, 2)),
+        *(("efficientnet", n) for n in (0, 1, 2)),
+    ],
+)
+def test_every_layout_gives_the_same_trees(family, number, golden_dir, tmp_path):
+    """transformers' own, torchvision's and timm's, told apart by the names alone."""
+    layout = layouts.known(family)[number]
+    tensors, network, params, stats, reader, _ = convnet_files.read(golden_dir / GOLDENS[family])
+    network = network.resized(**layout.settings(network.config))
+    with pytest.raises(convert_tensors.Misfits) as misfits:
+        reader.params({}, network.config)
+    rename = layout.rename(network.config)
+    own = {rename(k): tensors[k] for k in misfits.value.expected}
+    own |= {"bn.num_batches_tracked": np.array(3)}
+    place = write(tmp_path / "w.safetensors", own)
+    found = pretrained.load(place, family, network, fresh_classifier=False)
+    assert layout.library in found.said and found.network is network
+    jax.tree.map(np.testing.assert_array_equal, (found.params, found.stats), (params, stats))
+
+
+def test_a_layout_tells_what_its_networks_compute(golden_dir, tmp_path):
+    """The tensors would fit; the network would be another."""
+    layout = layouts.known("mobilenet_v2")[1]
+    tensors, network, _, _, reader, _ = convnet_files.read(golden_dir / GOLDENS["mobilenet_v2"])
+    with pytest.raises(convert_tensors.Misfits) as misfits:
+        reader.params({}, network.config)
+    rename = layout.rename(network.config)
+    place = write(
+        tmp_path / "w.safetensors", {rename(k): tensors[k] for k in misfits.value.expected}
+    )
+    network = network.resized(padding="same", bn_eps=1e-3)
+    with pytest.raises(
+        ValueError,
+        match=r"--config\.model\.padding=symmetric --config\.model\.bn_eps=1e-05",
+    ):
+        pretrained.load(place, "mobilenet_v2", network, fresh_classifier=False)

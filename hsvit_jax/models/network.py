@@ -141,7 +141,11 @@ class Network(abc.ABC):
 
         Raises ValueError for sizes that do not fit it.
         """
-        return type(self)(dataclasses.replace(self.config, **sizes), self.dtype)
+        return type(self)(resized_config(self.config, **sizes), self.dtype)
+
+    def feature_network(self) -> tuple[str, "Network"] | None:
+        """(family, the classifier whose part 'backbone' is this network's), where there is one."""
+        return None
 
     def with_frozen(self, names: Collection[str]) -> "Network":
         """This network with these parts frozen: in every pass BatchNorm normalises by its running
@@ -315,6 +319,16 @@ class Bound:
             if name not in self._frozen
         }
         return {name: used.get(name, old) for name, old in self._stats.items()}
+
+
+def resized_config(config: Any, **sizes: Any) -> Any:
+    """A network's config with other num_classes, image_channels or image_size.
+
+    One that is built on a `backbone` has these from it. Raises ValueError for what does not fit.
+    """
+    if set(sizes) <= {field.name for field in dataclasses.fields(config)}:
+        return dataclasses.replace(config, **sizes)
+    return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, **sizes))
 
 
 def _as_in_evaluation(given: Any) -> Any:
