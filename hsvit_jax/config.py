@@ -10,6 +10,8 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import ml_collections
@@ -98,6 +100,7 @@ _ADDED = {
         "tiles": (1, 1),
         "votes": "equal",
     },
+    "augment": {"trivial_augment": False},
     "mesh": {
         "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
         "gradients": "float32",  # on their way over data; or 'bf16'
@@ -176,10 +179,10 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
 
 
 def _update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None:
-    """Sets values by 'section.key'."""
+    """Sets values by 'section.key', in a section of a section by 'section.section.key'."""
     for key, value in values.items():
-        section, _, name = key.partition(".")
-        config[section][name] = value
+        *sections, name = key.split(".")
+        reduce(getitem, sections, config)[name] = value
 
 
 def _augment(recipe: str, data: str) -> dict[str, Any]:
@@ -189,6 +192,7 @@ def _augment(recipe: str, data: str) -> dict[str, Any]:
         "flip": not paper and data not in ("digits",),
         "rand_augment_ops": 2,
         "rand_augment_magnitude": 9,
+        "trivial_augment": False,
         "erasing": 0.0 if paper else 0.25,
         "mixup": 1.0 if paper else 0.8,  # the paper names no alpha: torchvision's default
         "cutmix": 1.0,

@@ -39,6 +39,7 @@ def _from_name(name: str, argument: str | None) -> ml_collections.ConfigDict:
     """As the file of that name in configs/ has it."""
     from hsvit_jax import systems  # late: it imports jax
 
+    name = systems.OF_FILE.get(name, name)
     if name in systems.DEFAULT_VARIANT:
         return systems.get_config(name, argument)
     return config_lib.base(argument, named_model(name))
@@ -122,7 +123,8 @@ def _check_keys(config: Any, path: Path) -> None:
         )
     found = dict(leaves(config))
     family = found.get("model.family", "hsvit")
-    wanted = set(dict(leaves(config_lib.base(None, _any_of(family, path)))))
+    any_of = _any_of(family, found.get("model.variant", ""), path)
+    wanted = set(dict(leaves(config_lib.base(None, any_of))))
     if wanted != set(found):
         missing, unknown = sorted(wanted - set(found)), sorted(set(found) - wanted)
         parts = [f"missing {', '.join(missing)}"] if missing else []
@@ -131,14 +133,16 @@ def _check_keys(config: Any, path: Path) -> None:
         raise ValueError(f"the configuration of {path} has other keys: {'; '.join(parts)}.{hints}")
 
 
-def _any_of(family: str, path: Path) -> dict[str, Any]:
-    """The settings of some network of this family: its keys are those of all."""
+def _any_of(family: str, variant: str, path: Path) -> dict[str, Any]:
+    """The settings of the variant, or of some network of this family if it is none of them."""
     if family == "hsvit":
         return named_model("c2a2")
     from hsvit_jax import systems
+    from hsvit_jax.models import FAMILIES
 
     try:
-        return systems.model_section(family)
+        known = family in FAMILIES and variant in FAMILIES[family].VARIANTS
+        return systems.model_section(family, variant if known else "")
     except ValueError as error:
         raise ValueError(f"the configuration of {path}: {error}") from None
 
@@ -198,7 +202,7 @@ def _unknown(key: str, known: list[str]) -> str:
 
 def _refuse_label(key: str, text: str) -> None:
     """These decide many other settings, so changing the word alone would be a false label."""
-    if key in ("recipe", "model.variant") or (
+    if key in ("recipe", "model.variant", "model.backbone") or (
         key == "data.name" and not text.startswith(("folder=", "tfds="))
     ):
         raise ValueError(

@@ -22,6 +22,7 @@ import numpy as np
 
 from hsvit_jax import config as configs
 from hsvit_jax import (
+    convert_backbone,
     convert_ccx,
     convert_cvx,
     convert_dhvt,
@@ -83,6 +84,7 @@ FAMILIES: Mapping[str, Family] = {
     "ccx": _family(convert_ccx, "classifier.fc.weight"),
     "cvx": _family(convert_cvx, "layers.0.1.g"),
     "pix": _family(convert_pix, "mlp_head.1.weight"),
+    "hsvit-het": _family(convert_backbone, convert_backbone.MARKER),
     **_CONVNETS,
     **{f"hf {family}": readers for family, readers in _CONVNETS.items()},
 }

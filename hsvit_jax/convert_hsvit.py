@@ -163,7 +163,6 @@ def params_from_torch(tensors: Tensors, config: hsvit.HSViTConfig) -> tuple[dict
 
 def _entries(c: hsvit.HSViTConfig) -> Iterator[Entry]:
     """Every tensor the reference saves for these sizes."""
-    d = c.embed_dim
     if c.convolution:
         c_in = c.image_channels
         for i, (c_out, kernel) in enumerate(zip(c.conv_channels, c.conv_kernels, strict=True)):
@@ -173,6 +172,13 @@ def _entries(c: hsvit.HSViTConfig) -> Iterator[Entry]:
                 yield weight._replace(path=("params", *block, "kernels", str(j)))
                 yield from batch_norm(f"{key}.normalization", c_out, (*block, "norms", str(j)))
                 c_in = c_out
+    yield from attention_entries(c)
+
+
+def attention_entries(c: Any) -> Iterator[Entry]:
+    """Projection, groups and head; c: sizes named as `HSViTConfig`'s."""
+    d = c.embed_dim
+    if c.convolution:
         yield from linear("model.embed_projection.0", math.prod(c.map_size), d, ("trunk", "embed"))
     groups = ("params", "groups")
     if c.groups:

@@ -29,6 +29,7 @@ _VIX: Mapping[str, Any] = {
     "augment.flip": False,
     "augment.rand_augment_ops": 0,
     "augment.rand_augment_magnitude": 9,
+    "augment.trivial_augment": False,
     "augment.erasing": 0.0,
     "augment.mixup": 0.0,
     "augment.cutmix": 0.0,
@@ -46,6 +47,7 @@ _DEIT: Mapping[str, Any] = {
     **_BETAS,
     "augment.rand_augment_ops": 2,
     "augment.rand_augment_magnitude": 9,
+    "augment.trivial_augment": False,
     "augment.erasing": 0.25,
     "augment.mixup": 0.8,
     "augment.cutmix": 1.0,
@@ -96,16 +98,33 @@ _COMPARED: Mapping[str, Any] = {
     "augment.flip": False,
     "augment.rand_augment_ops": 2,
     "augment.rand_augment_magnitude": 9,
+    "augment.trivial_augment": False,
     "augment.erasing": 0.0,
     "augment.mixup": 1.0,
     "augment.cutmix": 1.0,
     "augment.mix_probability": 1.0,
     "augment.label_smoothing": 0.0,
 }
+# Table 3, with the backbone frozen; crops are of the padded image instead of random resized ones.
+_BACKBONE: Mapping[str, Any] = {
+    **_COMPARED,
+    "train.batch": 128,
+    "train.epochs": 30.0,
+    "optim.warmup_epochs": 2.0,
+    "optim.cosine_per": "step",
+    "augment.crop_padding": 28,
+    "augment.flip": True,
+    "augment.rand_augment_ops": 0,
+    "augment.trivial_augment": True,
+    "augment.erasing": 0.1,
+    "augment.mixup": 0.2,
+    "augment.label_smoothing": 0.1,
+}
 _CONVNETS = ("resnet", "efficientnet", "mobilenet_v2")
 
 _PAPER: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(_CONVNETS, _COMPARED),
+    "hsvit_backbone": _BACKBONE,
     **dict.fromkeys(("vix", "levix", "ccx", "cvx", "pix"), _VIX),
     **dict.fromkeys(("hvt", "deit"), _HVT),
     "dhvt": _DHVT,
@@ -127,6 +146,9 @@ def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
     if family in _CONVNETS:
         side = {"imagenet": native_size(variant), "food101": 128}.get(data, 64)
         recipe["data.image_size"] = (side, side)
+    elif family == "hsvit_backbone":
+        side = native_size(variant)
+        recipe |= {"data.image_size": (side, side), "augment.flip": data != "digits"}
     if recipe:
         recipe.setdefault("augment.flip", data != "digits")
     return recipe
@@ -183,6 +205,11 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
         found = {"heads": 2, "embed_dim": 16, "depth": 2}
     elif family in _CONVNETS:
         found = _narrow(family, model)
+    elif family == "hsvit_backbone":
+        name = next(name for name in _CONVNETS if model["backbone"].startswith(name))
+        own = _narrow(name, model["backbone_settings"])
+        found = {f"backbone_settings.{key}": value for key, value in own.items()}
+        found |= {"groups": 4, "heads": 2}
     if not found:
         return {}
     return {f"model.{key}": value for key, value in found.items()} | {"data.image_size": (32, 32)}
@@ -193,7 +220,7 @@ def _narrow(family: str, model: Mapping[str, Any]) -> dict[str, Any]:
     if family == "resnet":
         depths = tuple(max(1, round(depth / 4)) for depth in model["depths"])
         return {"stem_channels": 8, "channels": (8, 16, 16, 32), "depths": depths}
-    widths = {"width": 0.1 * model["width"], "divisor": 4}
+    widths = {"width": 0.08 * model["width"], "divisor": 4}
     if family == "mobilenet_v2":
         return {**widths, "least_channels": 4, "expand": 2.0, "full_top": False}
     return {**widths, "depth": 0.3 * model["depth"], "expand": (1, 2, 2, 2, 2, 2, 2)}

@@ -29,7 +29,11 @@ DEFAULT_VARIANT: Mapping[str, str] = {
     "resnet": "50",
     "efficientnet": "b0",
     "mobilenet_v2": "1.0",
+    "hsvit_backbone": "resnet50",
 }
+
+#: Families whose file in configs/ has another name, by that name.
+OF_FILE: Mapping[str, str] = {"backbone": "hsvit_backbone"}
 
 
 def get_config(family: str, argument: str | None = None) -> ml_collections.ConfigDict:

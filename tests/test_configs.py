@@ -11,6 +11,7 @@ from hsvit_jax import configfile, data, models, systems, train
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+FILES |= {family: FILES.pop(name) for name, family in systems.OF_FILE.items()}
 
 # Network → parameters at 32 px, 3 channels, 10 classes, and at 64 px, 200 classes.
 COUNTS = {
@@ -71,7 +72,7 @@ def test_a_family_s_docstring_names_its_variants_and_default(family):
     commands = re.findall(r"--config=(\S+)", text)
     assert len(commands) == 3
     for command in commands:
-        assert command.startswith(f"configs/{family}.py:")
+        assert command.startswith(f"configs/{FILES[family].name}:")
         assert configfile.get_config(f"{FOLDER.parent}/{command}").model.family == family
 
 

@@ -12,6 +12,7 @@ from hsvit_jax.models import (
     dhvt,
     efficientnet,
     hsvit,
+    hsvit_backbone,
     hvt,
     levix,
     mobilenet_v2,
@@ -34,6 +35,7 @@ FAMILIES: Mapping[str, Any] = {
     "resnet": resnet,
     "efficientnet": efficientnet,
     "mobilenet_v2": mobilenet_v2,
+    "hsvit_backbone": hsvit_backbone,
 }
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a

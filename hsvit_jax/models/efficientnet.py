@@ -195,6 +195,10 @@ def rounded(value: float, divisor: int, least: int | None = None) -> int:
     return nearest + divisor if nearest < 0.9 * value else nearest
 
 
+#: The class of what `sizes` gives.
+CONFIG = EfficientNetConfig
+
+
 def sizes(
     settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
 ) -> EfficientNetConfig:

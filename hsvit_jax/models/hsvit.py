@@ -230,7 +230,7 @@ class HSViT(Network):
         sharded = c.trunk == "sharded"
         first_token = (here[0] if sharded else first_group) * per_group
         kernels = call.share if sharded else WHOLE
-        z_BCD = bound["trunk"](images_BHWC, call, kernels, first_token)
+        z_BCD = self.channel_tokens(bound, images_BHWC, call, kernels, first_token)
         z_BGTD = z_BCD.reshape(len(images_BHWC), -1, per_group, z_BCD.shape[-1])
         if self.lost:
             z_BGTD = z_BGTD[:, self.left()]
@@ -250,6 +250,12 @@ class HSViT(Network):
                 for i in range(len(here))
             ]
         )
+
+    def channel_tokens(
+        self, bound: Bound, images_BHWC: Array, call: Call, kernels: Share, first_token: Array | int
+    ) -> Array:
+        """Tokens (B, C, D) of the channels that are here, the first numbered first_token."""
+        return bound["trunk"](images_BHWC, call, kernels, first_token)
 
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, call: Call

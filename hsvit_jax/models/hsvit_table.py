@@ -1,7 +1,9 @@
 """An HSViT layer by layer: shapes, parameters and multiply-adds, as the literature counts them."""
 
 from collections.abc import Iterator
+from typing import Any
 
+from hsvit_jax.models.blocks import Row
 from hsvit_jax.models.hsvit_sizes import HSViTConfig
 
 
@@ -24,10 +26,21 @@ def layer_table(c: HSViTConfig) -> Iterator[tuple[str, tuple[int, ...], int, int
                 rows, columns = rows // stride, columns // stride
                 name = f"block {i}: {kernel}×{kernel} max pool, stride {stride}"
                 yield name, (rows, columns, c_out), 0, 0
-        pixels = rows * columns
-        yield "linear, ReLU, dropout", (c_in, d), (pixels + 1) * d, c_in * pixels * d
+        yield projection_row((rows, columns), c_in, d)
     else:
         yield "colour planes as tokens", (c.conv_channels[-1], d), 0, 0
+    yield from attention_rows(c)
+
+
+def projection_row(map_size: tuple[int, int], channels: int, d: int) -> Row:
+    """Each channel's map to a token."""
+    pixels = map_size[0] * map_size[1]
+    return "linear, ReLU, dropout", (channels, d), (pixels + 1) * d, channels * pixels * d
+
+
+def attention_rows(c: Any) -> Iterator[Row]:
+    """Groups and head; c: sizes named as `HSViTConfig`'s."""
+    d = c.embed_dim
     if c.groups:
         g, t = c.groups, c.tokens
         yield "groups: CLS and positions", (g, t, d), g * (t + 1) * d, 0

@@ -96,18 +96,30 @@ class Trunk(nnx.Module):
         x_BHWC = images_BHWC
         for i, block in enumerate(self.blocks):
             x_BHWC = block(x_BHWC, call, kernels, whole=i == 0)
-        batch, rows, columns, channels = x_BHWC.shape
-        x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
         if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
+            batch, rows, columns, channels = x_BHWC.shape
+            x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
             repeats = -(-self.tokens // channels)
             return jnp.tile(x_BPC.swapaxes(1, 2), (1, repeats, 1))[:, : self.tokens]
-        call.show("maps", lambda: x_BHWC)
-        kernel_PD = self.embed["kernel"][...].astype(x_BPC.dtype)
-        bias_D = self.embed["bias"][...].astype(x_BPC.dtype)
-        z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
-        if call.dropout_words is not None and self.dropout:
-            tokens = first_token + jnp.arange(channels)
-            examples = call.example_ids_B.reshape(-1, 1, 1)
-            words = (*call.dropout_words, 0, examples, tokens.reshape(1, -1, 1))
-            z_BCD *= layers.dropout_scale(words, z_BCD.shape, self.dropout).astype(z_BCD.dtype)
-        return z_BCD
+        return channel_tokens(self.embed, x_BHWC, self.dropout, call, first_token)
+
+
+def channel_tokens(
+    embed: nnx.Dict, x_BHWC: Array, dropout: float, call: Call, first_token: Array | int
+) -> Array:
+    """Each channel's map (row by row) through a linear layer, ReLU and dropout: (B, C, D).
+
+    first_token: number of the first channel that is here, which keys its dropout.
+    """
+    batch, rows, columns, channels = x_BHWC.shape
+    x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
+    call.show("maps", lambda: x_BHWC)
+    kernel_PD = embed["kernel"][...].astype(x_BPC.dtype)
+    bias_D = embed["bias"][...].astype(x_BPC.dtype)
+    z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
+    if call.dropout_words is not None and dropout:
+        tokens = first_token + jnp.arange(channels)
+        examples = call.example_ids_B.reshape(-1, 1, 1)
+        words = (*call.dropout_words, 0, examples, tokens.reshape(1, -1, 1))
+        z_BCD *= layers.dropout_scale(words, z_BCD.shape, dropout).astype(z_BCD.dtype)
+    return z_BCD

@@ -126,6 +126,10 @@ class MobileNetV2Config(InvertedConfig):
             )
 
 
+#: The class of what `sizes` gives.
+CONFIG = MobileNetV2Config
+
+
 def sizes(
     settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
 ) -> MobileNetV2Config:

@@ -192,6 +192,10 @@ class Features(nnx.Module):
         return x_BHWC
 
 
+#: The class of what `sizes` gives.
+CONFIG = ResNetConfig
+
+
 def sizes(
     settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
 ) -> ResNetConfig:

@@ -1,0 +1,37 @@
+"""HSViT on a convolutional network: each channel of its last map is a token (paper, table 3).
+
+Variants by backbone: resnet18, resnet34, resnet50 (the default), resnet101, resnet152,
+efficientnet_b0, _b3, _b4, _b5, mobilenet_v2_1.0 and mobilenet_v2_1.4; 64 groups, 2 attention
+blocks, 8 heads, tokens as wide as the map has pixels, rounded up to a multiple of 8. The widths
+depend on the size of the image. Exact parameters at 224 px and 1000 classes, and at 64 px and 200
+classes:
+
+    resnet18           12,077,872   11,269,360
+    resnet50           25,338,440   23,652,760
+    resnet101          44,330,568   42,644,888
+    mobilenet_v2_1.4    6,131,848    4,458,408
+
+With the native sizes of 380 and 456 px, efficientnet_b4 has 28,718,688 and efficientnet_b5
+56,867,576 parameters for 1000 classes. Our accuracy: not measured yet.
+
+The backbone's own settings are a section, as in --config.model.backbone_settings.dropout=0.
+model.trunk=sharded spreads the backbone's channels over mesh.group besides the attention groups.
+
+The recipe `paper`: the native size, AdamW 1e-3 with decay 0.01, 2 epochs of warm-up, cosine per
+step, 30 epochs of batch 128, label smoothing 0.1, TrivialAugment, flips, MixUp 0.2 or CutMix 1.0,
+erasing 0.1, gradient norm 0.01. Not as there: crops are of the padded image instead of random
+resized ones, and the backbone is neither pretrained nor frozen unless a run says so.
+
+    python -m hsvit_jax.main --config=configs/backbone.py:resnet50,imagenet,paper
+    python -m hsvit_jax.main --config=configs/backbone.py:resnet18,cifar10
+    python -m hsvit_jax.main --config=configs/backbone.py:mobilenet_v2_1.4,folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax import systems as _systems
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
+    return _systems.get_config("hsvit_backbone", argument)
