@@ -84,7 +84,9 @@ FAMILIES: Mapping[str, Family] = {
     "ccx": _family(convert_ccx, "classifier.fc.weight"),
     "cvx": _family(convert_cvx, "layers.0.1.g"),
     "pix": _family(convert_pix, "mlp_head.1.weight"),
-    "hsvit-het": _family(convert_backbone, convert_backbone.MARKER),
+    **dict.fromkeys(
+        ("hsvit-het", "hsvit_backbone"), _family(convert_backbone, convert_backbone.MARKER)
+    ),
     **_CONVNETS,
     **{f"hf {family}": readers for family, readers in _CONVNETS.items()},
 }

@@ -1,5 +1,6 @@
 """Weights of other files: found, refitted and refused as a whole, and nothing in them is run."""
 
+import dataclasses
 import pickle
 import zipfile
 
@@ -13,6 +14,7 @@ import small_runs
 
 from hsvit_jax import (
     checkpoint,
+    convert,
     convert_tensors,
     initial,
     layouts,
@@ -20,6 +22,7 @@ from hsvit_jax import (
     pretrained,
     train,
 )
+from hsvit_jax.models import hsvit_backbone
 
 MODEL = {
     "family": "deit",
@@ -243,3 +246,60 @@ def test_a_layout_tells_what_its_networks_compute(golden_dir, tmp_path):
         match=r"--config\.model\.padding=symmetric --config\.model\.bn_eps=1e-05",
     ):
         pretrained.load(place, "mobilenet_v2", network, fresh_classifier=False)
+
+
+# --- HSViT on a backbone -------------------------------------------------------------------------
+
+
+def on_backbone(base, **init):
+    """(config, network) of an HSViT of 3 classes on the backbone of a ResNet, which is frozen."""
+    own = hsvit_backbone.BackboneHSViTConfig(
+        dataclasses.replace(base.config, num_classes=3), groups=2, depth=1, heads=2
+    )
+    config = small_runs.small_config()
+    with config.unlocked():
+        config.model.family = "hsvit_backbone"
+        config.init.update({"freeze": "backbone", **init})
+    return config, hsvit_backbone.BackboneHSViT(own).with_frozen({"backbone"})
+
+
+@pytest.mark.parametrize("before", ["", "resnet."])
+def test_a_backbone_s_file_fills_the_backbone_alone(golden_dir, tmp_path, before):
+    """With its classifier or without, and of other classes; the rest is fresh, and it is said."""
+    tensors, base, params, stats, *_ = convnet_files.read(golden_dir / GOLDENS["resnet"])
+    own = {k: v for k, v in tensors.items() if k.startswith("resnet.")}
+    if before:
+        own |= {k: v for k, v in tensors.items() if k.startswith("classifier")}
+    else:
+        own = {k.removeprefix("resnet."): v for k, v in own.items()}
+    place = write(tmp_path / "w.safetensors", own)
+    config, network = on_backbone(base, **{"from": str(place)})
+    start = initial.load(config, network)
+    jax.tree.map(np.testing.assert_array_equal, start.params["backbone"], params["backbone"])
+    jax.tree.map(np.testing.assert_array_equal, start.stats["backbone"], stats["backbone"])
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    assert jax.tree.map(lambda x: x.shape, start[:2]) == jax.tree.map(lambda x: x.shape, shapes)
+    assert start.said[-1] == "fresh: groups, head, trunk"
+    with pytest.raises(ValueError, match="freeze=groups would keep fresh random weights"):
+        initial.load(config, network.with_frozen({"groups"}))
+
+
+def test_a_whole_network_s_file_fills_it_all(golden_dir, tmp_path):
+    source = golden_dir / "hsvithet-resnet-bottleneck-ds.npz"
+    _, network, params, stats, *_ = convnet_files.read(source)
+    place = tmp_path / "w.npz"
+    place.write_bytes(source.read_bytes())
+    config = small_runs.small_config()
+    with config.unlocked():
+        config.model.family = "hsvit_backbone"
+        config.init["from"] = str(place)
+    start = initial.load(config, network)
+    jax.tree.map(np.testing.assert_array_equal, start[:2], (params, stats))
+
+
+def test_our_own_checkpoint_of_the_backbone(golden_dir, tmp_path):
+    convert.convert_file(golden_dir / GOLDENS["resnet"], tmp_path / "ours")
+    _, base, params, *_ = convnet_files.read(golden_dir / GOLDENS["resnet"])
+    config, network = on_backbone(base, **{"from": str(tmp_path / "ours")})
+    start = initial.load(config, network)
+    jax.tree.map(np.testing.assert_array_equal, start.params["backbone"], params["backbone"])

@@ -19,12 +19,12 @@ from flax import nnx
 
 from hsvit_jax.models import efficientnet, layers, mobilenet_v2, resnet
 from hsvit_jax.models.blocks import Row
-from hsvit_jax.models.convnet import ConvNetConfig, check_rate
+from hsvit_jax.models.convnet import ConvNet, ConvNetConfig, check_rate
 from hsvit_jax.models.hsvit import Groups, Head, HSViT
 from hsvit_jax.models.hsvit_sizes import divisors
 from hsvit_jax.models.hsvit_table import attention_rows, projection_row
 from hsvit_jax.models.hsvit_trunk import channel_tokens
-from hsvit_jax.models.network import Bound, Call, Share
+from hsvit_jax.models.network import Bound, Call, Network, Share
 
 Array = jax.Array
 
@@ -208,6 +208,12 @@ class BackboneHSViT(HSViT):
     ) -> Array:
         x_BHWC = bound["backbone"](images_BHWC, self.call_of("backbone", call), kernels)
         return bound["trunk"](x_BHWC, call, first_token)
+
+    def feature_network(self) -> tuple[str, Network]:
+        """The backbone's family, and its classifier of the same sizes."""
+        own = self.config.backbone
+        family = next(f for f, module in FAMILIES.items() if isinstance(own, module.CONFIG))
+        return family, ConvNet(own, self.dtype)
 
     def layer_table(self) -> list[Row]:
         """As `HSViT.layer_table`, the backbone's rows first."""
