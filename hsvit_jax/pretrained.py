@@ -50,7 +50,8 @@ def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Fo
     if fresh_classifier:
         reading.fill(config, classifier)
     params, stats = reading.read(config, classifier)
-    _check_settings(reading.layout, config)
+    section = "model" if whole else "model.backbone_settings"
+    _check_settings(reading.layout, config, section)
     if config != network.config:
         sizes = {k: getattr(config, k) for k in ("num_classes", "image_channels", "image_size")}
         network = network.resized(**sizes)
@@ -65,13 +66,13 @@ def _has_marker(tensors: Tensors, family: str) -> bool:
     return any(key == m or key.endswith("." + m) for key in tensors for m in markers)
 
 
-def _check_settings(layout: layouts.Layout, config: Any) -> None:
+def _check_settings(layout: layouts.Layout, config: Any, section: str) -> None:
     """The same tensors in a network that computes something else would be a worse network."""
     wanted = layout.settings(config)
     wrong = {k: v for k, v in wanted.items() if getattr(config, k) != v}
     if wrong:
         now = ", ".join(f"{k}={getattr(config, k)}" for k in wrong)
-        fix = " ".join(f"--config.model.{k}={v}" for k, v in wrong.items())
+        fix = " ".join(f"--config.{section}.{k}={v}" for k, v in wrong.items())
         raise ValueError(
             f"these are weights of a {layout.library} network, which computes otherwise than this "
             f"configuration's with {now}: say {fix}"
