@@ -6,10 +6,10 @@ blocks, 8 heads, tokens as wide as the map has pixels, rounded up to a multiple 
 depend on the size of the image. Exact parameters at 224 px and 1000 classes, and at 64 px and 200
 classes:
 
-    resnet18           12,077,872   11,269,360
-    resnet50           25,338,440   23,652,760
-    resnet101          44,330,568   42,644,888
-    mobilenet_v2_1.4    6,131,848    4,458,408
+    resnet18           12,920,904   11,222,400
+    resnet50           25,338,440   23,566,208
+    resnet101          44,330,568   42,558,336
+    mobilenet_v2_1.4    6,131,848    4,371,904
 
 With the native sizes of 380 and 456 px, efficientnet_b4 has 28,718,688 and efficientnet_b5
 56,867,576 parameters for 1000 classes. Our accuracy: not measured yet.

@@ -122,10 +122,12 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """
     settings = config.model.to_dict()
     if settings["family"] != "hsvit":
+        what = "has none, and only its batch can be split, by mesh.data"
+        if settings["family"] == "hsvit_backbone":
+            what = "has one, or two with model.trunk='sharded', by mesh.group"
         raise ValueError(
-            "--mode=plan compares the ways to spread hsvit's groups; "
-            f"{settings['family']} has none, and only its batch can be split, by mesh.data: see "
-            "--mode=summary for its costs"
+            f"--mode=plan compares the ways to spread hsvit's groups; {settings['family']} {what}: "
+            "see --mode=summary for its costs"
         )
 
     def build(**changes: Any) -> Any:

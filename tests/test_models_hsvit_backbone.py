@@ -86,6 +86,31 @@ def test_the_mesh_changes_no_number(trunk, state, alone):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * largest), many, alone)
 
 
+@pytest.mark.slow
+def test_squeezed_and_dropped_channels_can_be_spread():
+    """Gates need all channels' means; which values are dropped does not depend on the mesh."""
+    own = hsvit_backbone.backbone_settings("efficientnet")
+    own |= {"in_channels": (32, 24), "out_channels": (24, 16), "repeats": (1, 2)}
+    own |= {"strides": (1, 2), "kernels": (3, 5), "expand": (1, 2), "width": 0.1, "divisor": 4}
+    changes = {"backbone_settings": {**own, "drop_rate": 0.5}, "groups": 4, "heads": 2}
+
+    def network(trunk):
+        return built("efficientnet_b0", (33, 40), 5, **changes, depth=1, trunk=trunk)
+
+    params, stats = hvt_numpy.random_tree(
+        jax.eval_shape(network("replicated").init, jax.random.key(0))
+    )
+    images = np.random.default_rng(2).normal(size=(4, 33, 40, 3)).astype(np.float32)
+    state, key = (params, stats, images), jax.random.key(3)
+    one = step(network("replicated").apply, state, dropout_key=key)
+    spread = mesh.spread(network("sharded"), mesh.make(2, 1, groups=4))
+    many = step(spread, state, dropout_key=key)
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(one))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * largest), many, one)
+    undropped = step(network("replicated").apply, state)
+    assert np.abs(undropped[1][0] - one[1][0]).max() > 1e-3
+
+
 def test_what_a_sharded_backbone_spreads():
     network = small(trunk="sharded")
     assert (small().groups, network.groups) == (4, 2)  # 2 channels inside the first bottleneck

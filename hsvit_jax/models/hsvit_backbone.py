@@ -3,6 +3,10 @@
 The channels' maps are projected, split into attention groups, attended to, averaged and classified
 as in HSViT; only the trunk's convolutions are another network's, usually pretrained and frozen.
 
+A sharded backbone costs one all-gather for each convolution that is neither the first nor
+depthwise (a shortcut shares its block's) and one of the means for each squeeze-and-excitation; its
+gradient has as many reduce-scatters.
+
 Source: HSViT paper, section 4 and table 3; the authors' code for the embedding's width, which is
 the map's size rounded up to a multiple of 8.
 """

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import blocks
@@ -123,8 +124,16 @@ class Block(nnx.Module):
         y_BHWC = self.project(y_BHWC, call, kernels)
         if not self.residual:
             return y_BHWC
-        drop = blocks.drop_path if self.drop == "paths" else blocks.dropout
-        return x_BHWC + drop(y_BHWC, self.rate, call, index * blocks.SALTS_PER_BLOCK)
+        return x_BHWC + self._dropped(y_BHWC, call, kernels, index * blocks.SALTS_PER_BLOCK)
+
+    def _dropped(self, y_BHWC: Array, call: Call, kernels: Share, salt: int) -> Array:
+        """A single value's mask is that of its place in the whole map, wherever its channel is."""
+        if self.drop == "paths":
+            return blocks.drop_path(y_BHWC, self.rate, call, salt)
+        if not self.rate or call.dropout_words is None:
+            return y_BHWC
+        whole = jnp.ones((*y_BHWC.shape[:3], self.project.spec.c_out), y_BHWC.dtype)
+        return y_BHWC * kernels.take(blocks.dropout(whole, self.rate, call, salt), 3)
 
 
 class Features(nnx.Module):
