@@ -80,6 +80,13 @@ def test_streamed_features_train_the_same(source, cached, tmp_path, monkeypatch)
     close(lines(config_for(source, cache), tmp_path), expected)
 
 
+@pytest.mark.slow
+def test_training_is_the_same_on_a_mesh(source, tmp_path):
+    settings = {"mesh__data": 2, "mesh__group": 2, "mesh__gradients": "bf16", "train__batch": 34}
+    plain = lines(config_for(source, "", **settings), tmp_path / "plain")
+    close(lines(config_for(source, tmp_path / "cache", **settings), tmp_path / "run"), plain)
+
+
 def test_other_data_or_weights_have_features_of_their_own(source, tmp_path):
     run = train.prepare(config_for(source, tmp_path), dataset=DATASET)
     params, stats = small_runs.made_up_values(run.model)
