@@ -39,6 +39,7 @@ _ABLATIONS = ("conv_only", "attention_only")  # of hsvit
 # Settings that are in a run's folder name already, or that leave its results as they are.
 _NO_OTHER_RUN = (
     "seed",
+    "init.cache",
     "data.name",
     "data.dir",
     "model.encoder",
@@ -106,7 +107,21 @@ _ADDED = {
         "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
         "gradients": "float32",  # on their way over data; or 'bf16'
     },
-    "init": {"from": ""},  # a run's or checkpoint folder whose network training starts from
+    "init": {
+        "from": "",  # a run's or checkpoint folder, or a file of weights, that training starts from
+        "classifier": "keep",  # or 'new' for other classes, 'drop_first' for a background class
+        "stem": "keep",  # or 'refit' for other image channels
+        "positions": "keep",  # or 'resize' for another image size
+        "freeze": "",  # parts of the network that are not trained, separated by commas
+        "cache": "",  # a folder for what the frozen parts make of each image, computed once
+    },
+}
+
+#: What may be done to a network that a run starts from.
+REFITS = {
+    "classifier": ("keep", "new", "drop_first"),
+    "stem": ("keep", "refit"),
+    "positions": ("keep", "resize"),
 }
 
 #: What an HSViT's sizes rarely change; other families say all of theirs.
@@ -317,6 +332,13 @@ def validate(config: ml_collections.ConfigDict) -> None:
     require("checkpoint.every", config.checkpoint.every >= 1, "at least 1 (epochs)")
     require("checkpoint.keep_latest", config.checkpoint.keep_latest >= 1, "at least 1")
     require("checkpoint.keep_best", config.checkpoint.keep_best >= 1, "at least 1")
+    for key, known in REFITS.items():
+        require(f"init.{key}", config.init[key] in known, f"one of {known}")
+    if config.init.freeze and not config.init["from"]:
+        raise ValueError(
+            f"init.freeze={config.init.freeze} would keep random weights as they are: name trained "
+            "ones with init.from, or leave init.freeze empty"
+        )
     if train.select_on == "val" and data.val_fraction == 0:
         raise ValueError(
             "train.select_on='val' needs a held-out validation split, but data.val_fraction=0: "

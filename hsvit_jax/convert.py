@@ -12,10 +12,7 @@ import argparse
 import json
 import math
 import re
-import struct
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,17 +41,10 @@ from hsvit_jax import (
     convert_vit,
     convert_vix,
     models,
+    weight_files,
 )
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.convert_tensors import Tensors
-
-_TORCH_SUFFIXES = (".ckpt", ".pt", ".pth")
-#: What the readers of damaged or foreign files raise; each becomes one ValueError naming the file.
-_UNREADABLE = (
-    *(OSError, ValueError, EOFError, MemoryError, KeyError, SyntaxError, TypeError),
-    *(NotImplementedError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error),
-    struct.error,
-)
 
 
 class Disagreement(ValueError):
@@ -63,85 +53,6 @@ class Disagreement(ValueError):
     def __init__(self, message: str, report: dict[str, Any]) -> None:
         super().__init__(message)
         self.report = report
-
-
-# --- Reading a file ------------------------------------------------------------------------------
-
-
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """All tensors of the file, and what its `config` JSON says ({} without one)."""
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file")
-    suffix = path.suffix.lower()
-    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
-    readers |= dict.fromkeys(_TORCH_SUFFIXES, _read_torch)
-    if suffix not in readers:
-        raise ValueError(f"{path}: expected a file ending in {', '.join(readers)}")
-    tensors, text = readers[suffix](path)
-    try:
-        description = json.loads(text) if text else {}
-    except ValueError as error:
-        raise ValueError(f"{path}: its `config` is not JSON: {error}") from None
-    if not isinstance(description, dict):
-        raise ValueError(f"{path}: its `config` is not a JSON object")
-    return tensors, description
-
-
-def _unreadable(path: Path, kind: str, error: Exception) -> ValueError:
-    return ValueError(
-        f"{path} is not a whole {kind} file ({type(error).__name__}: {error}); it may be cut off, "
-        "or something else under that name: fetch or export it again"
-    )
-
-
-def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            wanted = [k for k in archive.files if not k.startswith(("grad/", "after/"))]
-            tensors = {k: archive[k] for k in wanted}
-            if not all(isinstance(v, np.ndarray) for v in tensors.values()):
-                raise ValueError("an entry is not an array")
-            text = tensors.pop("config", np.array("")).item()
-            return tensors, text.decode() if isinstance(text, bytes) else str(text)
-    except (*_UNREADABLE, AttributeError) as error:  # AttributeError: a bare .npy has no `files`
-        raise _unreadable(path, ".npz", error) from None
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
-    import safetensors
-
-    try:
-        with safetensors.safe_open(path, "numpy") as file:
-            tensors = {k: np.array(file.get_tensor(k)) for k in file.keys()}  # noqa: SIM118
-            return tensors, (file.metadata() or {}).get("config", "")
-    except (*_UNREADABLE, safetensors.SafetensorError) as error:
-        raise _unreadable(path, ".safetensors", error) from None
-
-
-def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
-    try:
-        import torch
-    except ImportError:
-        raise ValueError(
-            f"{path} needs PyTorch to be read, which is not installed here. Install torch, or "
-            "export the weights where it is: numpy.savez('weights.npz', **{k: v.numpy() for k, v "
-            f"in torch.load('{path.name}', map_location='cpu', weights_only=True)['state_dict']"
-            ".items()}) (leave out ['state_dict'] for a plain state dict)"
-        ) from None
-    import pickle
-
-    try:
-        tree = torch.load(path, map_location="cpu", weights_only=True)
-    except (*_UNREADABLE, pickle.UnpicklingError) as error:
-        raise _unreadable(path, path.suffix, error) from None
-    for name in ("state_dict", "model"):  # Lightning's, and the DeiT family's trainers
-        tree = tree.get(name, tree) if isinstance(tree, dict) else tree
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path} holds a {type(tree).__name__}, expected a state dict")
-    tensors = {str(k): v for k, v in tree.items() if isinstance(v, torch.Tensor)}
-    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
-    text = tree.get("config", "")
-    return {k: v.numpy() for k, v in floats.items()}, text if isinstance(text, str) else ""
 
 
 # --- Families ------------------------------------------------------------------------------------
@@ -187,7 +98,9 @@ FAMILIES: Mapping[str, Family] = {
     "cvt": _family(convert_cvt, f"{_CVT}.projection.weight"),
     "vit": _family(convert_vit, "vit.embeddings.cls_token"),
     "swiftformer": _family(convert_swiftformer, "swiftformer.patch_embed.patch_embedding.0.weight"),
-    "hsvit-het": _family(convert_backbone, convert_backbone.MARKER),
+    **dict.fromkeys(
+        ("hsvit-het", "hsvit_backbone"), _family(convert_backbone, convert_backbone.MARKER)
+    ),
     **_CONVNETS,
 }
 
@@ -237,7 +150,7 @@ def convert_file(
     something else, and `Disagreement` for other logits (then nothing is written).
     """
     path = Path(path)
-    tensors, description = _read(path)
+    tensors, description = weight_files.read(path)
     try:
         family = family or convert_hf.family_of(description)
     except ValueError as error:

@@ -23,6 +23,18 @@ def same(tensor: np.ndarray) -> np.ndarray:
     return tensor
 
 
+class Misfits(ValueError):
+    """Tensors that are not those of a network: `problems`, each (what is wrong, key, figures), and
+    the `expected` shape of every key."""
+
+    def __init__(
+        self, problems: Sequence[tuple[str, str, str]], expected: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.problems, self.expected = tuple(problems), dict(expected)
+        lines = "\n  ".join(f"{kind} {key}{figures}" for kind, key, figures in problems)
+        super().__init__(f"{len(problems)} tensors do not fit these sizes:\n  {lines}")
+
+
 class Entry(NamedTuple):
     """One tensor of the file and where it goes.
 
@@ -121,7 +133,7 @@ def assemble(tensors: Tensors, entries: Iterable[Entry], ignored: str = r"\Z") -
     """The file's tensors as (params, stats), nested dicts of float32 NumPy arrays.
 
     Entries of the file that are no weights (`input`, `loss`, `num_batches_tracked`, …) are passed
-    over, and so are keys that the regular expression `ignored` matches. Raises ValueError that
+    over, and so are keys that the regular expression `ignored` matches. Raises `Misfits`, which
     lists every missing, extra, misshapen, non-float and non-finite tensor.
     """
     entries = list(entries)
@@ -155,21 +167,23 @@ def _finite(tensor: np.ndarray) -> bool:
 def _check(tensors: Tensors, entries: Sequence[Entry]) -> None:
     """Everything wrong with the file's tensors, in one error."""
     expected = {e.key: e.shape for e in entries}
-    problems = [f"missing {k} {shape}" for k, shape in expected.items() if k not in tensors]
+    problems = [
+        ("missing", key, f" {shape}") for key, shape in expected.items() if key not in tensors
+    ]
     for key, tensor in tensors.items():
         if _NOT_WEIGHTS.match(key):
             continue
         if key not in expected:
-            problems.append(f"extra {key} {tensor.shape}")
+            problems.append(("extra", key, f" {tensor.shape}"))
         elif tensor.shape != expected[key]:
-            problems.append(f"misshapen {key}: {tensor.shape}, expected {expected[key]}")
+            figures = f": {tensor.shape}, expected {expected[key]}"
+            problems.append(("misshapen", key, figures))
         elif tensor.dtype.kind != "f" and tensor.dtype.name != "bfloat16":
-            problems.append(f"not floating point {key}: {tensor.dtype}")
+            problems.append(("not floating point", key, f": {tensor.dtype}"))
         elif not _finite(tensor):
-            problems.append(f"not finite as float32 {key}")
+            problems.append(("not finite as float32", key, ""))
     if problems:
-        lines = "\n  ".join(problems)
-        raise ValueError(f"{len(problems)} tensors do not fit these sizes:\n  {lines}")
+        raise Misfits(problems, expected)
 
 
 def ints(name: str, value: Any) -> tuple[int, ...]:

@@ -36,12 +36,14 @@ def make_forward(
 ) -> Callable[[dict, dict, Array], Array]:
     """A jitted (params, stats, images uint8 (B, H, W, C) split over `data`) → logits (B, K).
 
-    votes_G: weight of each attention group's CLS in the average, 0 for one that is lost.
+    Floating-point features in place of images are taken as they are. votes_G: weight of each
+    attention group's CLS in the average, 0 for one that is lost.
     """
     apply = mesh_lib.spread(model, mesh, aggregate)
 
     def forward(params: dict, stats: dict, images_BHWC: Array) -> Array:
-        x_BHWC = augment.normalise(images_BHWC, mean, std)
+        features = jnp.issubdtype(images_BHWC.dtype, jnp.floating)
+        x_BHWC = images_BHWC if features else augment.normalise(images_BHWC, mean, std)
         return apply(params, stats, x_BHWC, votes_G=votes_G)[0]
 
     return jax.jit(forward)

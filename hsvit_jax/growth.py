@@ -4,6 +4,7 @@ New groups start without a vote (see `model.votes`), and kernels from new channe
 zero, so the larger network computes what the smaller one does until training moves it.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ def misfits(old: Any, new: Any) -> list[str]:
     as many tokens in a group as before. More groups need learned votes.
     """
     if not (isinstance(old, HSViTConfig) and isinstance(new, HSViTConfig)):
-        return [] if old == new else [f"sizes: checkpoint {old}, config {new}"]
+        return _other_settings(old, new)
     lines = [
         f"{name}: checkpoint {getattr(old, name)}, config {getattr(new, name)}"
         for name in _FIXED
@@ -69,18 +70,34 @@ def misfits(old: Any, new: Any) -> list[str]:
     return lines
 
 
+def _other_settings(old: Any, new: Any) -> list[str]:
+    """What differs in networks that cannot grow; rates of dropping are training's affair."""
+    if type(old) is not type(new):
+        return [f"sizes: checkpoint {old}, config {new}"]
+    return [
+        f"{field.name}: checkpoint {getattr(old, field.name)}, config {getattr(new, field.name)}"
+        for field in dataclasses.fields(old)
+        if "drop" not in field.name and getattr(old, field.name) != getattr(new, field.name)
+    ]
+
+
+def check(old: Any, new: Any) -> None:
+    """Raises ValueError with every difference when `new` is not a larger `old`; see `misfits`."""
+    lines = misfits(old, new)
+    if lines:
+        raise ValueError(
+            "the network to start from is neither of the same sizes nor a smaller one:\n  "
+            + "\n  ".join(lines)
+        )
+
+
 def grow(params: dict, stats: dict, old: Any, new: Any, key: Array) -> tuple[dict, dict]:
     """The (params, stats) of `old`, a network, as ones of `new`, whose answers are the same.
 
     key draws what is new. Where the sizes are equal nothing is. Returns NumPy arrays. Raises
     ValueError with every difference when `new` is not a larger `old`; see `misfits`.
     """
-    lines = misfits(old.config, new.config)
-    if lines:
-        raise ValueError(
-            "the network to start from is neither of the same sizes nor a smaller one:\n  "
-            + "\n  ".join(lines)
-        )
+    check(old.config, new.config)
     fresh_params, fresh_stats = jax.tree.map(np.asarray, jax.jit(new.init)(key))
     if getattr(new.config, "votes", "equal") == "learned":
         params = _with_votes(params, old.config)

@@ -336,7 +336,9 @@ def spread(
 
         def local(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G, feedback_SND):
             if gradients == "bf16" and train and mesh.shape[DATA] > 1:
-                params = _compress_gradients(params, param_specs, mesh)
+                own = {k: v for k, v in params.items() if k not in network.frozen}
+                specs = {k: param_specs[k] for k in own}
+                params = {**params, **_compress_gradients(own, specs, mesh)}
             residual_BD = None
             if feedback_SND is not None:
                 residual_BD = feedback_SND[:, example_ids_B].sum(0)

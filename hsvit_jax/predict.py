@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from hsvit_jax import checkpoint, configfile, data, evaluate, models, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import step as step_lib
 from hsvit_jax.data.images import is_image_name
 
 
@@ -98,9 +99,7 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
     config = config_lib.from_json(json.dumps(meta["config"]))
     model = train.build_model(config)
     mesh = mesh_lib.make(1, -1, groups=model.groups, devices=devices)
-    source = state.get("ema", state)
-    sharding = mesh_lib.replicated(mesh)
-    params, stats = (jax.device_put(source.get(k, {}), sharding) for k in ("params", "stats"))
+    params, stats = jax.device_put(step_lib.averaged(state), mesh_lib.replicated(mesh))
     names, fingerprint = tuple(meta["class_names"]), meta.get("fingerprint")
     return Classifier(config, names, model, params, stats, step, mesh, fingerprint)
 

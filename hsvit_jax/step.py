@@ -4,7 +4,7 @@ Everything random in a step is a function of (seed, epoch or step, example index
 run does not depend on the number of devices or on where it was interrupted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -44,26 +44,34 @@ def init_state(
 ) -> dict:
     """A training state at step 0, a nested dict of arrays; start: (params, stats) not drawn afresh.
 
-    step: steps taken; params, stats, opt; ema: averaged params and stats, when asked for; bad:
-    non-finite steps in a row; skipped: in all; meter: sums since the last log line; feedback, for
-    that many training examples where it is not 0: what aggregation lost of each example's CLS sums,
-    float32 (groups or towers, examples, D).
+    step: steps taken; params, stats, opt; ema: averaged params and stats, when asked for (opt and
+    ema hold only what is trained, nothing of the network's frozen parts); bad: non-finite steps in
+    a row; skipped: in all; meter: sums since the last log line; feedback, for that many training
+    examples where it is not 0: what aggregation lost of each example's CLS sums, float32 (groups or
+    towers, examples, D).
     """
     params, stats = start or model.init(initial_key(seed))
     state = {
         "step": jnp.zeros((), jnp.int32),
         "params": params,
         "stats": stats,
-        "opt": tx.init(params),
+        "opt": tx.init(trained(params, model.frozen)),
         "bad": jnp.zeros((), jnp.int32),
         "skipped": jnp.zeros((), jnp.int32),
         "meter": {name: jnp.zeros(()) for name in ("loss", "accuracy", "steps")},
     }
     if ema:
-        state["ema"] = jax.tree.map(jnp.array, {"params": params, "stats": stats})
+        moving = {"params": params, "stats": stats}
+        moving = {name: trained(tree, model.frozen) for name, tree in moving.items()}
+        state["ema"] = jax.tree.map(jnp.array, moving)
     if feedback:
         state[mesh_lib.FEEDBACK] = jnp.zeros((model.groups, feedback, model.config.embed_dim))
     return state
+
+
+def trained(tree: dict, frozen: Collection[str]) -> dict:
+    """What of a tree of parts is not frozen."""
+    return {name: part for name, part in tree.items() if name not in frozen}
 
 
 def to_plain(state: dict) -> dict:
@@ -77,9 +85,13 @@ def from_plain(plain: dict, like: dict) -> dict:
 
 
 def averaged(state: dict) -> tuple[dict, dict]:
-    """The (params, stats) to evaluate: the moving average where there is one."""
-    source = state.get("ema", state)
-    return source["params"], source["stats"]
+    """The (params, stats) to evaluate: the moving average where there is one.
+
+    state: of training, or as a checkpoint holds it, where parts without an average are frozen.
+    """
+    average = state.get("ema", {})
+    params, stats = ({**state.get(k, {}), **average.get(k, {})} for k in ("params", "stats"))
+    return params, stats
 
 
 def make_epoch_order(examples: int, seed: int) -> Callable[[int], Array]:
@@ -108,16 +120,18 @@ def make_train_step(
 ) -> Callable[[dict, Array, Array, Array], tuple[dict, dict]]:
     """The pure step: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → (state, metrics).
 
-    ids: each example's index in the training split. A step whose loss, gradient or outcome is not
-    finite changes nothing but the counters. metrics: scalars, means since the last log line.
-    aggregate, gradients: see `mesh.spread`; 'int8' needs a state with `feedback`.
+    Floating-point features (B, …) in place of images go into the network as they are. ids: each
+    example's index in the training split. A step whose loss, gradient or outcome is not finite
+    changes nothing but the counters. metrics: scalars, means since the last log line. aggregate,
+    gradients: see `mesh.spread`; 'int8' needs a state with `feedback`.
     """
     apply = mesh_lib.spread(model, mesh, aggregate, gradients)
     feeds_back = mesh_lib.has_feedback(mesh, aggregate)
     augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
 
     def loss_fn(
-        params: dict,
+        own: dict,
+        fixed: dict,
         stats: dict,
         images: Array,
         targets_BK: Array,
@@ -126,7 +140,7 @@ def make_train_step(
         feedback_SND: Array | None,
     ):
         logits_BK, stats, *lost_gBD = apply(
-            params,
+            {**fixed, **own},
             stats,
             images,
             train=True,
@@ -140,16 +154,24 @@ def make_train_step(
 
     def step(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> tuple[dict, dict]:
         number = state["step"]
-        images, targets_BK = augment.train_batch(
-            settings,
-            jax.random.fold_in(augment_key, number // steps_per_epoch),
-            jax.random.fold_in(mix_key, number),
-            images_BHWC,
-            labels_B,
-            ids_B,
-        )
+        if jnp.issubdtype(images_BHWC.dtype, jnp.floating):  # features, made of images before
+            smoothing = settings.label_smoothing
+            images = images_BHWC
+            targets_BK = augment.one_hot_targets(labels_B, settings.num_classes, smoothing)
+        else:
+            images, targets_BK = augment.train_batch(
+                settings,
+                jax.random.fold_in(augment_key, number // steps_per_epoch),
+                jax.random.fold_in(mix_key, number),
+                images_BHWC,
+                labels_B,
+                ids_B,
+            )
+        own = trained(state["params"], model.frozen)
+        fixed = {name: part for name, part in state["params"].items() if name not in own}
         (loss, (stats, accuracy, lost_gBD)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-            state["params"],
+            own,
+            fixed,
             state["stats"],
             images,
             targets_BK,
@@ -158,16 +180,15 @@ def make_train_step(
             state[mesh_lib.FEEDBACK] if feeds_back else None,
         )
         norm = optax.tree.norm(grads)
-        updates, opt = tx.update(grads, state["opt"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
+        updates, opt = tx.update(grads, state["opt"], own)
+        own = optax.apply_updates(own, updates)
+        moving = trained(stats, model.frozen)
         # The new parameters too: a learning rate that overflows them has a finite gradient.
-        sizes = jnp.stack([loss, norm, optax.tree.norm(params), optax.tree.norm(stats)])
+        sizes = jnp.stack([loss, norm, optax.tree.norm(own), optax.tree.norm(moving)])
         good = jnp.isfinite(sizes).all()
-        new = {"params": params, "stats": stats, "opt": opt}
+        new = {"params": {**fixed, **own}, "stats": stats, "opt": opt}
         if ema_decay:
-            new["ema"] = _average(
-                state["ema"], {"params": params, "stats": stats}, number, ema_decay
-            )
+            new["ema"] = _average(state["ema"], {"params": own, "stats": moving}, number, ema_decay)
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
         if mesh_lib.FEEDBACK in state:

@@ -12,7 +12,18 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, data, initial, metrics, models, optim, recover, together, watchdog
+from hsvit_jax import (
+    checkpoint,
+    data,
+    feature_cache,
+    initial,
+    metrics,
+    models,
+    optim,
+    recover,
+    together,
+    watchdog,
+)
 from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
@@ -60,6 +71,8 @@ def prepare(
         dataset = load_data(config, progress=progress)
     config = config_lib.resolve(config, dataset.info)
     model = build_model(config)
+    frozen = initial.frozen_parts(config.init.freeze)
+    model = model.with_frozen(frozen) if frozen else model
     batch, examples = config.train.batch, len(dataset.train)
     _check_held_out(config, dataset)
     if batch > examples:
@@ -81,6 +94,8 @@ def prepare(
         devices=devices,
         parts=_parts(config),
     )
+    if config.init.cache:
+        feature_cache.check(config, model, mesh)
     steps_per_epoch = examples // batch
     total_steps = config_lib.total_steps(config, steps_per_epoch)
     if not total_steps and config.train.epochs:
@@ -215,6 +230,10 @@ def train(
             metrics.MetricLog(workdir, start_step=first, enabled=lead) as log,
             metrics.Progress(run.total_steps, first, enabled=verbose and lead) as bar,
         ):
+            if config.init.cache:
+                run = feature_cache.attach(
+                    run, state, bar.say, lambda: dog.beat("a batch of features", slow=True)
+                )
             kind = recover.RecoverableLoop if recoverable and several else Loop
             loop = kind(run, checkpoints, log, bar, stop, dog)
             bar.say(_opening(run, first))
@@ -343,7 +362,7 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
     meta = checkpoints.meta()
     if meta is not None:
         refuse_mismatch(meta, run.meta)
-        _refuse_residuals(meta.get("config", {}), run.config)
+        _refuse_other_state(config_lib.completed(meta.get("config", {})), run.config)
         changed = checkpoint.diff(
             _comparable(config_lib.completed(meta.get("config", {}))),
             _comparable(run.config.to_dict()),
@@ -356,14 +375,27 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
     restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
     if restored is None:
         start = initial.load(run.config, run.model)
-        return step_lib.place_state(run.make_state, run.mesh, run.model, *start)
+        if start is None:
+            return step_lib.place_state(run.make_state, run.mesh, run.model)
+        if verbose:
+            print("; ".join(start.said), flush=True)
+        values = (start.params, start.stats)
+        return step_lib.place_state(run.make_state, run.mesh, run.model, values)
     _, plain, _ = restored
     return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
 
 
-def _refuse_residuals(saved: dict, wanted: ml_collections.ConfigDict) -> None:
-    """Only int8 aggregation keeps residuals in its checkpoints: a run ends as it began."""
-    old, new = saved.get("mesh", {}).get("aggregate", "psum"), wanted.mesh.aggregate
+def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
+    """Only int8 aggregation keeps residuals in its checkpoints, and frozen parts have no moments
+    there: a run ends as it began."""
+    old, new = saved["init"]["freeze"], wanted.init.freeze
+    if initial.frozen_parts(old) != initial.frozen_parts(new):
+        raise ValueError(
+            f"the run in this folder has init.freeze={old!r}, now it is {new!r}: what is trained "
+            "is part of the training state; go on with the old setting, or start from this run "
+            "with init.from in another --workdir"
+        )
+    old, new = saved["mesh"]["aggregate"], wanted.mesh.aggregate
     if (old == "int8") != (new == "int8"):
         raise ValueError(
             f"the run in this folder has mesh.aggregate={old!r}, now it is {new!r}: the residuals "

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax import convert, models
+from hsvit_jax import convert, convert_hf, models
 
 
 def read(path):
@@ -16,7 +16,8 @@ def read(path):
         tensors = {k: golden[k] for k in golden.files}
     description = json.loads(tensors.pop("config").item())
     given = description.get("patched_or_fixed", {}) | description["constructor"]
-    family = convert.FAMILIES[description["family"].lower()]
+    name = convert_hf.family_of(description) or description["family"].lower()
+    family = convert.FAMILIES[name]
     weights = {k: v for k, v in tensors.items() if not k.startswith(("grad/", "after/"))}
     settings, data = family.settings(weights, given)
     network = models.build({"dtype": "float32", **settings}, **data)

@@ -68,7 +68,7 @@ def test_named_networks_are_recognised():
     ("changes", "message"),
     [
         ({"layer_type": "wide"}, "layer_type='wide' is not supported; known: basic, bottleneck"),
-        ({"hidden_act": "prelu"}, "hidden_act='prelu' is not supported; known: linear, relu"),
+        ({"hidden_act": "prelu"}, "hidden_act='prelu' is not supported; known: none, linear, gelu"),
         ({"downsample_in_first_stage": 1}, "downsample_in_first_stage must be true or false"),
         ({"hidden_sizes": "8"}, "hidden_sizes must hold integers; got '8'"),
         ({"depths": [1]}, r"channels=\(8, 12\) and depths=\(1,\)"),

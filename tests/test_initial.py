@@ -45,7 +45,7 @@ def from_source(folder, **settings):
 
 def test_nothing_named_is_a_fresh_start():
     _, run = prepared()
-    assert initial.load(run.config, run.model) == ()
+    assert initial.load(run.config, run.model) is None
 
 
 @pytest.mark.slow
@@ -85,6 +85,28 @@ def test_a_run_s_own_checkpoint_wins(source, tmp_path, capsys):
     said = capsys.readouterr().out.splitlines()
     changed = [line for line in said if line.startswith("  ")]
     assert len(changed) == 1 and changed[0].startswith("  init.from: checkpoint")
+
+
+def test_other_classes_and_another_image_size(source):
+    """Only when asked, from our own checkpoints too."""
+    folder, (params, stats) = source
+    strides = {"model__pool_strides": (2, 2)}
+    settings = {**strides, "data__num_classes": 9, "data__image_size": (16, 16)}
+    _, run = from_source(folder, **settings)
+    with pytest.raises(ValueError, match=r"it has 8×8, this .* 16×16; init\.positions=resize"):
+        initial.load(run.config, run.model)
+    with run.config.unlocked():
+        run.config.init.positions = "resize"
+    with pytest.raises(ValueError, match=r"it has 7, this configuration 9; init\.classifier=new"):
+        initial.load(run.config, run.model)
+    with run.config.unlocked():
+        run.config.init.classifier = "new"
+    start = initial.load(run.config, run.model)
+    assert start.params["head"]["linear"]["kernel"].shape == (8, 9)
+    assert start.params["trunk"]["embed"]["kernel"].shape == (16, 8)
+    jax.tree.map(np.testing.assert_array_equal, start.stats, stats)
+    jax.tree.map(np.testing.assert_array_equal, start.params["groups"], params["groups"])
+    assert "resized for images of 16×16: trunk.embed.kernel" in start.said
 
 
 def test_mistakes_are_told(source, tmp_path):

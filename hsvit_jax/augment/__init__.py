@@ -105,6 +105,17 @@ class Augment:
                 f"{self.rand_augment_ops}: set it to 0, or trivial_augment to False"
             )
 
+    def active(self) -> dict[str, object]:
+        """What makes another image of the same one, each with the value that switches it off."""
+        other = ("mean", "std", "num_classes", "rand_augment_magnitude", "label_smoothing")
+        off = {} if self.mix_probability else {"mixup", "cutmix"}
+        return {
+            field.name: field.default
+            for field in dataclasses.fields(self)
+            if field.name not in (*other, "mix_probability", *off)
+            and getattr(self, field.name) != field.default
+        }
+
 
 def train_batch(
     settings: Augment,

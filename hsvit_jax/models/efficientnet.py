@@ -36,7 +36,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "expand": (1, 6, 6, 6, 6, 6, 6),
         "squeeze": 0.25,
         "activation": "silu",
-        "padding": "native",  # or 'same': right at any image size
+        "padding": "native",  # 'same': right at any image size; 'symmetric': as torchvision's
         "symmetric_blocks": (),  # of 'native': blocks of stride 2 with zeros on both sides
         "pooling": "mean",  # or 'max'
         "dropout": 0.2,
@@ -102,7 +102,7 @@ class EfficientNetConfig(InvertedConfig):
                     f"a stage's in_channels must be what comes before it, {before}; got {after} of "
                     f"in_channels={self.in_channels}, out_channels={self.out_channels}"
                 )
-        for key, known in (("padding", ("native", "same")), ("drop", DROPS)):
+        for key, known in (("padding", ("native", "same", "symmetric")), ("drop", DROPS)):
             if getattr(self, key) not in known:
                 raise ValueError(f"{key} must be one of {known}; got {getattr(self, key)!r}")
         if self.squeeze < 0:
@@ -126,13 +126,12 @@ class EfficientNetConfig(InvertedConfig):
         return Conv(c_in, c_out, size, **{**usual, **more})
 
     def plan(self) -> Plan:
-        native = self.padding == "native"
         stem = self._conv(
             self.image_channels,
             self.channels(_STEM),
             3,
             stride=2,
-            padding=(0, 1) if native else "same",
+            padding={"native": (0, 1), "same": "same", "symmetric": (1, 1)}[self.padding],
         )
         found = list(self._blocks())
         count = len(found)
@@ -150,7 +149,8 @@ class EfficientNetConfig(InvertedConfig):
                 stride = 1 if j else self.strides[i]
                 half = self.kernels[i] // 2
                 padding = (half, half)
-                if stride == 2 and number not in self.symmetric_blocks:
+                native = self.padding == "native"
+                if native and stride == 2 and number not in self.symmetric_blocks:
                     padding = (half - 1, half)
                 yield self._block(
                     width,
@@ -158,7 +158,7 @@ class EfficientNetConfig(InvertedConfig):
                     self.kernels[i],
                     stride,
                     self.expand[i],
-                    padding if self.padding == "native" else "same",
+                    "same" if self.padding == "same" else padding,
                     residual=j > 0,
                 )
                 width, number = c_out, number + 1

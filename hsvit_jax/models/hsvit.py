@@ -9,6 +9,7 @@ dropout) the authors' code. What can be spread over devices has a leading axis o
 or is a kernel's output channels; the `Share` in a call says which part is here.
 """
 
+import copy
 import dataclasses
 from collections.abc import Collection, Mapping
 from math import gcd, prod
@@ -324,6 +325,13 @@ class TowerHSViT(Network):
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
         return 0 if path[0] == "towers" else None
+
+    def with_frozen(self, names: Collection[str]) -> Network:
+        frozen = super().with_frozen(names)
+        if "towers" in names:
+            frozen.tower = copy.copy(self.tower)
+            frozen.tower.frozen = frozenset(self.tower.part_names)
+        return frozen
 
     def without(self, lost: Collection[int]) -> Network:
         _refuse_learned(self.config)

@@ -23,12 +23,12 @@ from flax import nnx
 
 from hsvit_jax.models import efficientnet, layers, mobilenet_v2, resnet
 from hsvit_jax.models.blocks import Row
-from hsvit_jax.models.convnet import ConvNetConfig, check_rate
+from hsvit_jax.models.convnet import ConvNet, ConvNetConfig, check_rate
 from hsvit_jax.models.hsvit import Groups, Head, HSViT
-from hsvit_jax.models.hsvit_sizes import divisors
+from hsvit_jax.models.hsvit_sizes import ENCODERS, divisors
 from hsvit_jax.models.hsvit_table import attention_rows, projection_row
 from hsvit_jax.models.hsvit_trunk import channel_tokens
-from hsvit_jax.models.network import Bound, Call, Share
+from hsvit_jax.models.network import Bound, Call, Network, Share
 
 Array = jax.Array
 
@@ -47,6 +47,7 @@ _SHARED: Mapping[str, Any] = MappingProxyType(
         "dropout": 0.2,
         "group_dropout": 0.0,
         "votes": "equal",  # or 'learned'
+        "encoder": "auto",  # of the groups: see `hsvit_sizes.ENCODERS`
         "trunk": "replicated",  # or 'sharded': the backbone's channels are spread over devices
     }
 )
@@ -109,6 +110,7 @@ class BackboneHSViTConfig:
     group_dropout: float = 0.0
     votes: str = "equal"
     trunk: str = "replicated"
+    encoder: str = "auto"
 
     def __post_init__(self) -> None:
         if self.embed_dim == 0:
@@ -131,6 +133,7 @@ class BackboneHSViTConfig:
         for name, known in (
             ("votes", ("equal", "learned")),
             ("trunk", ("replicated", "sharded")),
+            ("encoder", ENCODERS),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {known}; got {getattr(self, name)!r}")
@@ -212,6 +215,12 @@ class BackboneHSViT(HSViT):
     ) -> Array:
         x_BHWC = bound["backbone"](images_BHWC, self.call_of("backbone", call), kernels)
         return bound["trunk"](x_BHWC, call, first_token)
+
+    def feature_network(self) -> tuple[str, Network]:
+        """The backbone's family, and its classifier of the same sizes."""
+        own = self.config.backbone
+        family = next(f for f, module in FAMILIES.items() if isinstance(own, module.CONFIG))
+        return family, ConvNet(own, self.dtype)
 
     def layer_table(self) -> list[Row]:
         """As `HSViT.layer_table`, the backbone's rows first."""

@@ -84,7 +84,10 @@ class Network(abc.ABC):
     """
 
     groups: int = 0
+    #: Parts that training leaves as they are: they run as in evaluation, see `with_frozen`.
     frozen: frozenset[str] = frozenset()
+    #: Sees what each part returns (name, output) and gives what goes on in its place.
+    tap: Callable[[str, Any], Any] | None = None
 
     def __init__(self, config: Any, dtype: jnp.dtype = jnp.float32) -> None:
         """dtype: of the computation; parameters stay float32."""
@@ -132,6 +135,35 @@ class Network(abc.ABC):
         """Numbers of the groups or towers that are there, int32 (self.groups,), ascending."""
         numbers = range(self.groups + len(self.lost))
         return jnp.array([i for i in numbers if i not in self.lost], jnp.int32)
+
+    def resized(self, **sizes: Any) -> "Network":
+        """This network with other num_classes, image_channels or image_size; nothing is frozen.
+
+        Raises ValueError for sizes that do not fit it.
+        """
+        return type(self)(resized_config(self.config, **sizes), self.dtype)
+
+    def feature_network(self) -> tuple[str, "Network"] | None:
+        """(family, the classifier whose part 'backbone' is this network's), where there is one."""
+        return None
+
+    def with_frozen(self, names: Collection[str]) -> "Network":
+        """This network with these parts frozen: in every pass BatchNorm normalises by its running
+        statistics and leaves them as they are, and there is no dropout in them.
+
+        What training does about their parameters is its own affair. Raises ValueError for a part
+        that this network does not have, and when none would be left to train.
+        """
+        unknown = sorted(set(names) - set(self.part_names))
+        if unknown or not set(names) < set(self.part_names):
+            why = f"it has no {', '.join(unknown)}" if unknown else "nothing would be left to train"
+            raise ValueError(
+                f"cannot freeze {', '.join(sorted(names))} of this network: {why}; name some of "
+                f"its parts, not all: {', '.join(self.part_names)}"
+            )
+        frozen = copy.copy(self)
+        frozen.frozen = frozenset(names)
+        return frozen
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -240,21 +272,40 @@ class Network(abc.ABC):
 
     def bind(self, params: dict, stats: dict) -> "Bound":
         """The network's modules with these parameters and statistics in them."""
-        return Bound(self._graphs, params, stats)
+        return Bound(self._graphs, params, stats, self.frozen, self.tap)
 
 
 class Bound:
-    """A network's modules with given parameters and statistics in them, by name, made on use."""
+    """A network's modules with given parameters and statistics in them, by name, made on use.
 
-    def __init__(self, graphs: dict[str, Any], params: dict, stats: dict) -> None:
+    frozen: names of those that run as in evaluation. tap: see `Network.tap`.
+    """
+
+    def __init__(
+        self,
+        graphs: dict[str, Any],
+        params: dict,
+        stats: dict,
+        frozen: frozenset[str] = frozenset(),
+        tap: Callable[[str, Any], Any] | None = None,
+    ) -> None:
         self._graphs, self._params, self._stats = graphs, params, stats
+        self._frozen, self._tap = frozen, tap
         self._modules: dict[str, nnx.Module] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._modules:
             state = module_state(self._params.get(name, {}), self._stats.get(name, {}))
             self._modules[name] = nnx.merge(self._graphs[name], nnx.State(state))
-        return self._modules[name]
+        module, frozen, tap = self._modules[name], name in self._frozen, self._tap
+        if not frozen and tap is None:
+            return module
+
+        def run(*given: Any) -> Any:
+            output = module(*map(_as_in_evaluation, given)) if frozen else module(*given)
+            return output if tap is None else tap(name, output)
+
+        return run
 
     def params(self, name: str) -> dict:
         """The parameters of one part, as given."""
@@ -262,8 +313,29 @@ class Bound:
 
     def stats(self) -> dict:
         """The statistics after the pass: those of parts not used are as they were."""
-        used = {name: plain(module, nnx.BatchStat) for name, module in self._modules.items()}
+        used = {
+            name: plain(module, nnx.BatchStat)
+            for name, module in self._modules.items()
+            if name not in self._frozen
+        }
         return {name: used.get(name, old) for name, old in self._stats.items()}
+
+
+def resized_config(config: Any, **sizes: Any) -> Any:
+    """A network's config with other num_classes, image_channels or image_size.
+
+    One that is built on a `backbone` has these from it. Raises ValueError for what does not fit.
+    """
+    if set(sizes) <= {field.name for field in dataclasses.fields(config)}:
+        return dataclasses.replace(config, **sizes)
+    return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, **sizes))
+
+
+def _as_in_evaluation(given: Any) -> Any:
+    """A frozen part's arguments: what it is told of the pass says evaluation."""
+    if isinstance(given, Call):
+        return dataclasses.replace(given, train=False, dropout_words=None)
+    return given
 
 
 def without_empty(tree: dict) -> dict:

@@ -1,0 +1,155 @@
+"""What a network's frozen parts make of every image of a data set, computed once and kept on disk.
+
+Training then runs only the other parts, on the same numbers. A folder is named by everything that
+its content depends on (weights, network, data, normalisation), written under another name and moved
+into place, and checked when it is read: see `data.cache`.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from hsvit_jax import augment, checksum, data, evaluate
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import step as step_lib
+from hsvit_jax.data import cache
+from hsvit_jax.loop import Run
+from hsvit_jax.models import cut
+
+# Up to here the training split's features lie on the devices, as its images would.
+_RESIDENT_BYTES = 1 << 31
+
+
+class _Rows:
+    """Features of a split that are read from disk one by one."""
+
+    def __init__(self, features: np.ndarray) -> None:
+        self._features = features
+
+    def read(self, index: int) -> np.ndarray:
+        """What the frozen parts make of example `index`."""
+        return np.array(self._features[index])
+
+
+def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
+    """Raises ValueError, naming what to change, for a run whose features cannot be kept."""
+    where = f"init.cache={config.init.cache}"
+    if not model.frozen:
+        raise ValueError(f"{where} keeps what frozen parts make: name them with init.freeze")
+    active = step_lib.augment_settings(config).active()
+    if active:
+        off = " ".join(f"--config.augment.{name}={value}" for name, value in active.items())
+        raise ValueError(
+            f"{where} keeps what the frozen parts make of each image, but augmentation makes "
+            f"another image of it every time: switch it off ({off}), or leave init.cache empty"
+        )
+    if jax.process_count() > 1:
+        raise ValueError(f"{where} works with one process; this job has {jax.process_count()}")
+    trees = jax.eval_shape(model.init, jax.random.key(0))[0]
+    frozen = {name: tree for name, tree in trees.items() if name in model.frozen}
+    paths = jax.tree_util.tree_flatten_with_path(frozen)[0]
+    if mesh.shape[mesh_lib.GROUP] > 1 and any(mesh_lib.is_spread(p, model) for p, _ in paths):
+        raise ValueError(
+            f"{where} needs frozen parts that are whole on every device: set mesh.group=1"
+        )
+    cut.boundary(model)
+
+
+def attach(
+    run: Run, state: dict, say: Callable[[str], None], beat: Callable[[], None] = lambda: None
+) -> Run:
+    """The run with features for images, and the network from there on.
+
+    state: whose frozen parts make them. beat is called for every batch. Raises ValueError when the
+    folder cannot be written, or where the network uses more of the image than the features.
+    """
+    config, part = run.config, cut.boundary(run.model)
+    folder = _folder(run, state, part)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to init.cache={config.init.cache}: {error.strerror}; choose another"
+        ) from error
+    found = cache.read_cache(folder)
+    if found is None:
+        say(f"computing what {part} makes of each image, to be kept in {folder}")
+        _build(run, state, part, folder, beat)
+        found = cache.read_cache(folder)
+    else:
+        say(f"what {part} makes of each image is read from {folder}")
+    arrays = found[0]
+    splits = {name: getattr(run.dataset, name) for name in ("train", "val", "test")}
+    resident = run.dataset.resident and arrays["train"].nbytes <= _RESIDENT_BYTES
+    made = {
+        name: data.Split(split.labels, arrays[name], None)
+        if resident or name != "train"
+        else data.Split(split.labels, None, _Rows(arrays[name]))
+        for name, split in splits.items()
+    }
+    rest = cut.Rest(run.model, part)
+    logits = jax.jit(rest.apply)(*step_lib.averaged(state), np.array(arrays["train"][:2]))[0]
+    if not np.isfinite(logits).all():
+        raise ValueError(
+            f"the network from {part} on gives no finite answers: its weights or features are not "
+            "finite, or it uses more of the image than they hold; leave init.cache empty"
+        )
+    return dataclasses.replace(run, model=rest, dataset=dataclasses.replace(run.dataset, **made))
+
+
+def _folder(run: Run, state: dict, part: str) -> Path:
+    """Where features made under exactly these conditions lie."""
+    frozen = {
+        kind: {name: tree for name, tree in state[kind].items() if name in run.model.frozen}
+        for kind in ("params", "stats")
+    }
+    leaves = jax.tree_util.tree_flatten_with_path(frozen)[0]
+    sums = checksum.of([leaf for _, leaf in leaves])
+    names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    key = {
+        "weights": hashlib.sha256(repr(list(zip(names, sums, strict=True))).encode()).hexdigest(),
+        "network": [repr(run.model.config), str(run.model.dtype), part],
+        "data": run.dataset.fingerprint,
+        "normalisation": [list(run.config.data.mean), list(run.config.data.std)],
+    }
+    return Path(run.config.init.cache).expanduser() / cache.cache_folder(Path(), part, key).name
+
+
+def _build(run: Run, state: dict, part: str, folder: Path, beat: Callable[[], None]) -> None:
+    """Writes the features of every split, float32, in the order of its examples."""
+    settings = run.config.data
+    mean, std = tuple(settings.mean), tuple(settings.std)
+
+    def compute(params: dict, stats: dict, images_BHWC: jax.Array) -> jax.Array:
+        x_BHWC = augment.normalise(images_BHWC, mean, std)
+        return cut.features(run.model, part, params, stats, x_BHWC).astype(np.float32)
+
+    compiled = jax.jit(compute, out_shardings=mesh_lib.replicated(run.mesh))
+    batch, multiple = max(run.config.train.batch, 256), run.mesh.shape[mesh_lib.DATA]
+    with cache.building(folder) as (scratch, _):
+        for name in ("train", "val", "test"):
+            split, place = getattr(run.dataset, name), 0
+            if not len(split):
+                _empty(scratch / f"{name}.npy")
+                continue
+            for images, _, valid in evaluate.padded_batches(split, batch, multiple):
+                beat()
+                placed = mesh_lib.put_batch(run.mesh, images)
+                made = np.asarray(compiled(state["params"], state["stats"], placed))[valid]
+                if not place:
+                    out = np.lib.format.open_memmap(
+                        scratch / f"{name}.npy", "w+", np.float32, (len(split), *made.shape[1:])
+                    )
+                out[place : place + len(made)] = made
+                place += len(made)
+            out.flush()
+
+
+def _empty(path: Path) -> None:
+    np.save(path, np.zeros((0, 1), np.float32))

@@ -1,0 +1,102 @@
+"""A network cut after its frozen parts: what they make of an image, and the network from there on.
+
+Any family can be cut, without knowing of it: a network's parts are called by name (`Bound`), and a
+tap stands where one hands on its result.
+"""
+
+import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hsvit_jax.models.network import Network
+
+Array = jax.Array
+
+
+def boundary(network: Network) -> str:
+    """The last of the frozen parts, which must all be used before any other part is.
+
+    Raises ValueError where nothing frozen comes first, where something frozen comes later, and
+    where the last one does not make one array of each image.
+    """
+    order: list[str] = []
+    shapes: dict[str, Any] = {}
+
+    def tap(name: str, output: Any) -> Any:
+        order.append(name)
+        shapes[name] = output
+        return output
+
+    seen = _tapped(network, tap)
+    images = jax.ShapeDtypeStruct((3, *_image(network)), jnp.float32)
+    trees = jax.eval_shape(network.init, jax.random.key(0))
+    jax.eval_shape(seen.apply, *trees, images)
+    first = next((i for i, name in enumerate(order) if name not in network.frozen), len(order))
+    frozen, used = ", ".join(sorted(network.frozen)), ", ".join(dict.fromkeys(order))
+    if not first or network.frozen & {*order[first:]} or not network.frozen <= {*order}:
+        raise ValueError(
+            f"the frozen parts ({frozen}) are not what comes first in this network, in which an "
+            f"image goes through {used}: freeze the first parts, or leave init.cache empty"
+        )
+    last = shapes[order[first - 1]]
+    if not isinstance(last, jax.Array) or last.shape[:1] != (3,):
+        raise ValueError(
+            f"what {order[first - 1]} makes is not one array for each image, so it cannot be kept: "
+            "leave init.cache empty"
+        )
+    return order[first - 1]
+
+
+def features(network: Network, part: str, params: dict, stats: dict, images_BHWC: Array) -> Array:
+    """What `part` makes of normalised images (B, H, W, C), in inference: (B, …)."""
+    seen: dict[str, Array] = {}
+
+    def tap(name: str, output: Any) -> Any:
+        seen[name] = output
+        return output
+
+    _tapped(network, tap).apply(params, stats, images_BHWC)
+    return seen[part]
+
+
+class Rest:
+    """A network that is given what its frozen `part` makes in place of images.
+
+    Everything else about it is the network's own, its trees too. What comes before the cut is NaN,
+    so that a network that uses it behind the cut as well cannot go unnoticed.
+    """
+
+    def __init__(self, network: Network, part: str) -> None:
+        self.network, self.part = network, part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.network, name)
+
+    def apply(self, params: dict, stats: dict, features: Array, **how: Any) -> tuple[Array, dict]:
+        """As `Network.apply`, of what `part` makes (B, …)."""
+
+        def tap(name: str, output: Any) -> Any:
+            if name == self.part:
+                return features.astype(output.dtype)
+            if name in self.network.frozen:
+                return jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), output)
+            return output
+
+        batch = features.shape[0]
+        nan_B = jnp.nan * features.reshape(batch, -1)[:, 0]
+        images_BHWC = jnp.broadcast_to(
+            nan_B.reshape(batch, 1, 1, 1), (batch, *_image(self.network))
+        )
+        return _tapped(self.network, tap).apply(params, stats, images_BHWC, **how)
+
+
+def _image(network: Network) -> tuple[int, int, int]:
+    return *network.config.image_size, network.config.image_channels
+
+
+def _tapped(network: Network, tap: Any) -> Network:
+    tapped = copy.copy(network)
+    tapped.tap = tap
+    return tapped

@@ -1,0 +1,198 @@
+"""Weights of other libraries' files as a network's trees: the layout and sizes found from the file.
+
+The configured network says what the architecture is; the file may have other classes, image
+channels and, where that shows in its positions, another image size.
+"""
+
+from collections.abc import Iterator
+from math import gcd
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hsvit_jax import convert, layouts, weight_files
+from hsvit_jax.convert_tensors import Misfits, Tensors
+from hsvit_jax.models.network import resized_config
+
+_LARGEST_SIDE = 1024
+
+
+class Found(NamedTuple):
+    """(params, stats) of `network`, which is the configured one but for the sizes of the file.
+
+    whole: not only the network that the configured one has its backbone of.
+    """
+
+    params: dict
+    stats: dict
+    network: Any
+    whole: bool
+    said: str
+
+
+def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Found:
+    """The weights in a file, for a network like `network`.
+
+    A network on a backbone takes its own files and those of the backbone's family. family: of the
+    network. fresh_classifier: the file need not have a classifier (it is then
+    zeros). Raises ValueError for a file that cannot be read, whose tensors are those of another
+    architecture, or with a line for every tensor that is missing, extra or misshapen.
+    """
+    tensors, _ = weight_files.read(path)
+    base, whole = network.feature_network(), True
+    if base is not None and not _has_marker(tensors, family):
+        (family, network), whole, fresh_classifier = base, False, True
+    if family not in convert.FAMILIES:
+        raise ValueError(f"no file of weights can be read for the family {family!r}")
+    reading = _Reading(family, network.config, tensors)
+    config, classifier = reading.own_sizes(network.config)
+    if fresh_classifier:
+        reading.fill(config, classifier)
+    params, stats = reading.read(config, classifier)
+    section = "model" if whole else "model.backbone_settings"
+    _check_settings(reading.layout, config, section)
+    if config != network.config:
+        sizes = {k: getattr(config, k) for k in ("num_classes", "image_channels", "image_size")}
+        network = network.resized(**sizes)
+    note = reading.layout.note
+    said = f"{path.name}, named as in {reading.layout.library}" + (note and f" ({note})")
+    return Found(params, stats, network, whole, said)
+
+
+def _has_marker(tensors: Tensors, family: str) -> bool:
+    """Whether there is a tensor that every whole network of the family has."""
+    markers = convert.FAMILIES[family].markers
+    return any(key == m or key.endswith("." + m) for key in tensors for m in markers)
+
+
+def _check_settings(layout: layouts.Layout, config: Any, section: str) -> None:
+    """The same tensors in a network that computes something else would be a worse network."""
+    wanted = layout.settings(config)
+    wrong = {k: v for k, v in wanted.items() if getattr(config, k) != v}
+    if wrong:
+        now = ", ".join(f"{k}={getattr(config, k)}" for k in wrong)
+        fix = " ".join(f"--config.{section}.{k}={v}" for k, v in wrong.items())
+        raise ValueError(
+            f"these are weights of a {layout.library} network, which computes otherwise than this "
+            f"configuration's with {now}: say {fix}"
+        )
+
+
+class _Reading:
+    """A file's tensors under the keys that a family's converter asks for."""
+
+    def __init__(self, family: str, config: Any, tensors: dict[str, np.ndarray]) -> None:
+        self.family, self.convert = family, convert.FAMILIES[family].params
+        self.tensors, self.names, self.layout = tensors, {}, layouts.OWN
+        wanted = self.expected(config)
+        if wanted is None:
+            return
+        match = layouts.match(family, config, wanted, tensors)
+        if 2 * match.found < len(wanted):
+            whose = layouts.looks_like(tensors)
+            raise ValueError(
+                f"these are the weights of another architecture{whose and f' ({whose})'}: of the "
+                f"{len(wanted)} tensors that this {family} network needs, {match.found} are there"
+            )
+        self.layout, self.names = match.layout, match.names
+        used = {name: key for key, name in match.names.items() if name in tensors}
+        # What is not asked for keeps its name, unless that is asked for and means another tensor.
+        self.tensors = {
+            used.get(name, f"{name} (of the file)" if name in wanted else name): tensor
+            for name, tensor in tensors.items()
+        }
+
+    def expected(self, config: Any) -> dict[str, tuple[int, ...]] | None:
+        """The shapes that a network of these sizes asks for; None when they are all there."""
+        try:
+            self.convert(self.tensors, config)
+        except Misfits as misfits:
+            return misfits.expected
+        return None
+
+    def own_sizes(self, config: Any) -> tuple[Any, set[str]]:
+        """The config with the file's classes, channels and image size, as far as its tensors tell,
+        and the keys whose shapes depend on the classes, where they were compared."""
+        classifier: set[str] = set()
+        for name in ("num_classes", "image_channels"):
+            now = getattr(config, name)
+            differing = self._differing(config, **{name: now + 1})
+            told = {
+                now + (there - ours) // (more - ours)
+                for key, (shape, larger) in differing.items()
+                if key in self.tensors and self.tensors[key].ndim == len(shape)
+                for ours, more, there in zip(shape, larger, self.tensors[key].shape, strict=True)
+                if more != ours
+            }
+            if name == "num_classes":
+                classifier = set(differing)
+            if len(told) == 1 and min(told) >= 1:
+                config = _replaced(config, **{name: told.pop()}) or config
+        return _replaced(config, image_size=self._image_size(config)) or config, classifier
+
+    def _differing(self, config: Any, **sizes: Any) -> dict[str, tuple]:
+        """Key → (shape, the shape with these sizes), of the tensors whose shapes they change."""
+        ours, other = self.expected(config), _replaced(config, **sizes)
+        theirs = self.expected(other) if other is not None else None
+        if ours is None or theirs is None:
+            return {}
+        pairs = ((key, (ours[key], theirs.get(key, ours[key]))) for key in ours)
+        return {k: (a, b) for k, (a, b) in pairs if a != b and len(a) == len(b)}
+
+    def _image_size(self, config: Any) -> tuple[int, int]:
+        """The smallest size of the image's proportions, or square, with the file's positions."""
+        rows, columns = config.image_size
+        places = self._differing(config, image_size=(2 * rows, 2 * columns))
+        there = {k: self.tensors[k].shape for k in places if k in self.tensors}
+        if all(shape == places[key][0] for key, shape in there.items()):
+            return config.image_size
+        for size in _sizes(config.image_size):
+            other = _replaced(config, image_size=size)
+            if other is None:
+                continue
+            wanted = self.expected(other)
+            if wanted is None or all(wanted.get(k) == shape for k, shape in there.items()):
+                return size
+        return config.image_size
+
+    def fill(self, config: Any, keys: set[str]) -> None:
+        """Zeros for those of `keys` that the file does not have."""
+        for key, shape in (self.expected(config) or {}).items():
+            if key in keys and key not in self.tensors:
+                self.tensors = {**self.tensors, key: np.zeros(shape, np.float32)}
+
+    def read(self, config: Any, classifier: set[str]) -> tuple[dict, dict]:
+        """(params, stats); ValueError in the file's own words."""
+        try:
+            return self.convert(self.tensors, config)
+        except Misfits as misfits:
+            lines = [
+                f"{kind} {self.names.get(key, key)}{figures}"
+                for kind, key, figures in misfits.problems
+            ]
+            missing = {key for kind, key, _ in misfits.problems if kind == "missing"}
+            hint = ""
+            if missing and missing <= classifier:
+                hint = "\nIt has no classifier: init.classifier=new starts with a fresh one."
+            raise ValueError(
+                f"{len(lines)} tensors, named as in {self.layout.library}, do not fit the "
+                f"{self.family} network of this configuration; nothing was loaded:\n  "
+                + "\n  ".join(lines)
+                + hint
+            ) from None
+
+
+def _replaced(config: Any, **sizes: Any) -> Any | None:
+    """The config with other sizes; None where they do not fit it."""
+    try:
+        return resized_config(config, **sizes)
+    except ValueError:
+        return None
+
+
+def _sizes(size: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    unit = gcd(*size)
+    for rows, columns in dict.fromkeys(((size[0] // unit, size[1] // unit), (1, 1))):
+        for scale in range(1, _LARGEST_SIDE // max(rows, columns) + 1):
+            yield rows * scale, columns * scale

@@ -1,0 +1,119 @@
+"""Weights from files of other libraries, read without running anything that is in them.
+
+`.npz`, `.safetensors`, and `.ckpt`/`.pt`/`.pth` where PyTorch is installed, by its own restricted
+reader (`weights_only=True`).
+"""
+
+import json
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_SUFFIXES = (".npz", ".safetensors", ".ckpt", ".pt", ".pth")
+#: How PyTorch's files start, which are pickles or zip archives of one.
+_OF_PICKLES = {b"PK": "a zip archive (as PyTorch writes them)"} | {
+    bytes([0x80, n]): "a Python pickle" for n in range(2, 6)
+}
+#: What the readers of damaged or foreign files raise; each becomes one ValueError naming the file.
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, MemoryError, KeyError, SyntaxError, TypeError),
+    *(NotImplementedError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error),
+    struct.error,
+)
+
+
+def is_weights(path: Path) -> bool:
+    """Whether a name ends as files of weights do."""
+    return path.suffix.lower() in _SUFFIXES
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """All tensors of the file, and what its `config` JSON says ({} without one).
+
+    Raises ValueError naming the file where it is missing, cut short, or not what its name says.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file")
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"{path}: expected a file ending in {', '.join(_SUFFIXES)}")
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+    tensors, text = readers.get(suffix, _read_torch)(path)
+    try:
+        description = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ValueError(f"{path}: its `config` is not JSON: {error}") from None
+    if not isinstance(description, dict):
+        raise ValueError(f"{path}: its `config` is not a JSON object")
+    return tensors, description
+
+
+def _unreadable(path: Path, kind: str, error: Exception) -> ValueError:
+    first = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            first = file.read(2)
+    if kind == ".safetensors" and first in _OF_PICKLES:
+        return ValueError(
+            f"{path} is not a whole {kind} file but {_OF_PICKLES[first]} under that name. Nothing "
+            "in it was read, for it can hold code: save its weights with "
+            "safetensors.torch.save_file where you trust it"
+        )
+    return ValueError(
+        f"{path} is not a whole {kind} file ({type(error).__name__}: {error}); it may be cut off, "
+        "or something else under that name: fetch or export it again"
+    )
+
+
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            wanted = [k for k in archive.files if not k.startswith(("grad/", "after/"))]
+            tensors = {k: archive[k] for k in wanted}
+            if not all(isinstance(v, np.ndarray) for v in tensors.values()):
+                raise ValueError("an entry is not an array")
+            text = tensors.pop("config", np.array("")).item()
+            return tensors, text.decode() if isinstance(text, bytes) else str(text)
+    except (*_UNREADABLE, AttributeError) as error:  # AttributeError: a bare .npy has no `files`
+        raise _unreadable(path, ".npz", error) from None
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            tensors = {k: np.array(file.get_tensor(k)) for k in file.keys()}  # noqa: SIM118
+            return tensors, (file.metadata() or {}).get("config", "")
+    except (*_UNREADABLE, safetensors.SafetensorError) as error:
+        raise _unreadable(path, ".safetensors", error) from None
+
+
+def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    try:
+        import torch
+    except ImportError:
+        raise ValueError(
+            f"{path} needs PyTorch to be read, which is not installed here. Install torch, or "
+            "export the weights where it is: numpy.savez('weights.npz', **{k: v.numpy() for k, v "
+            f"in torch.load('{path.name}', map_location='cpu', weights_only=True)['state_dict']"
+            ".items()}) (leave out ['state_dict'] for a plain state dict)"
+        ) from None
+    import pickle
+
+    try:
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+    except (*_UNREADABLE, pickle.UnpicklingError) as error:
+        raise _unreadable(path, path.suffix, error) from None
+    for name in ("state_dict", "model"):  # Lightning's, and the DeiT family's trainers
+        tree = tree.get(name, tree) if isinstance(tree, dict) else tree
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} holds a {type(tree).__name__}, expected a state dict")
+    tensors = {str(k): v for k, v in tree.items() if isinstance(v, torch.Tensor)}
+    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
+    text = tree.get("config", "")
+    return {k: v.numpy() for k, v in floats.items()}, text if isinstance(text, str) else ""

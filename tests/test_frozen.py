@@ -1,0 +1,136 @@
+"""Frozen parts: after training as they were, run as in evaluation, and without its costs."""
+
+import jax
+import numpy as np
+import pytest
+import small_runs
+
+from hsvit_jax import checkpoint, optim, train
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import step as step_lib
+
+DATASET = small_runs.small_dataset()
+PLAIN = {
+    "augment__crop_padding": 0,
+    "augment__mixup": 0.0,
+    "augment__cutmix": 0.0,
+    "train__batch": 35,
+    "train__steps": 2,
+}
+
+
+def config_for(source, freeze, **settings):
+    config = small_runs.small_config(**{**PLAIN, **settings})
+    with config.unlocked():
+        config.init["from"], config.init.freeze = str(source), freeze
+    return config
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A folder with a small network's weights, and these."""
+    folder = tmp_path_factory.mktemp("source")
+    run = train.prepare(small_runs.small_config(), dataset=DATASET)
+    params, stats = small_runs.made_up_values(run.model)
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"params": params, "stats": stats}, run.meta, metric=0.5, wait=True)
+    return folder, params, stats
+
+
+@pytest.fixture(scope="module")
+def trained(source, tmp_path_factory):
+    """The folder of a run of two steps with its trunk frozen, and its last state."""
+    folder = tmp_path_factory.mktemp("frozen")
+    train.train(config_for(source[0], "trunk"), folder, dataset=DATASET, verbose=False)
+    return folder, checkpoint.load_tree(folder)[1]
+
+
+def test_only_the_rest_is_trained(source, trained):
+    _, params, stats = source
+    _, state = trained
+    same(state["params"]["trunk"], params["trunk"])
+    same(state["stats"]["trunk"], stats["trunk"])
+    assert (state["params"]["head"]["linear"]["kernel"] != params["head"]["linear"]["kernel"]).all()
+    assert set(state["ema"]["params"]) == {"groups", "head"} and not state["ema"]["stats"]
+    moments = jax.tree_util.tree_flatten_with_path(state["opt"])[0]
+    names = [jax.tree_util.keystr(path) for path, _ in moments]
+    assert not [n for n in names if "trunk" in n] and [n for n in names if "groups" in n]
+    averaged, _ = step_lib.averaged(state)
+    assert set(averaged) == set(params)
+    same(averaged["trunk"], params["trunk"])
+
+
+def test_it_goes_on_with_the_same_parts_only(source, trained):
+    folder, _ = trained
+    for other in ("", "trunk,head"):
+        with pytest.raises(ValueError, match=r"init\.freeze='trunk', now it is"):
+            train.train(config_for(source[0], other), folder, dataset=DATASET, verbose=False)
+    config = config_for(source[0], " trunk", train__epochs=0.0)
+    assert train.train(config, folder, dataset=DATASET, verbose=False).step == 2
+
+
+def test_no_gradient_is_computed_for_them(source):
+    """A step costs less by the trunk's backward pass, which is more than its forward pass."""
+    flops = {}
+    for freeze in ("", "trunk", "head"):
+        run = train.prepare(config_for(source[0] if freeze else "", freeze), dataset=DATASET)
+        config = run.config
+        pure = step_lib.make_train_step(
+            run.model,
+            optim.build(config.optim, run.total_steps, run.steps_per_epoch),
+            step_lib.augment_settings(config),
+            run.mesh,
+            seed=0,
+            steps_per_epoch=run.steps_per_epoch,
+            log_every=1,
+            ema_decay=0.9,
+        )
+        state = jax.eval_shape(run.make_state)
+        batch = [
+            jax.ShapeDtypeStruct((35, *s), d) for s, d in (((8, 8, 1), "uint8"), ((), "int32"))
+        ]
+        lowered = jax.jit(pure).lower(state, *batch, batch[1])
+        flops[freeze] = lowered.cost_analysis()["flops"]
+        if freeze == "trunk":
+            apply = mesh_lib.spread(run.model, run.mesh)
+            x = jax.ShapeDtypeStruct((35, 8, 8, 1), "float32")
+            forward = jax.jit(apply).lower(state["params"], state["stats"], x)
+            forward = forward.cost_analysis()["flops"]
+    assert flops[""] - flops["trunk"] > 0.5 * forward
+    assert flops["trunk"] < 0.75 * flops["head"]  # through a frozen head the gradient goes on
+
+
+@pytest.mark.parametrize(
+    ("freeze", "message"),
+    [
+        (
+            "trunk,backbone",
+            "it has no backbone; name .* not all: groups, head, trunk",
+        ),
+        ("trunk,groups,head", "nothing would be left to train"),
+    ],
+)
+def test_parts_are_named(source, freeze, message):
+    with pytest.raises(ValueError, match=message):
+        train.prepare(config_for(source[0], freeze), dataset=DATASET)
+
+
+def test_random_weights_are_not_frozen():
+    with pytest.raises(ValueError, match="would keep random weights"):
+        train.prepare(config_for("", "trunk"), dataset=DATASET)
+
+
+def test_towers_are_frozen_whole(source):
+    settings = {"model__towers": 2, "model__conv_channels": (4, 16), "model__votes": "learned"}
+    run = train.prepare(config_for(source[0], "towers", **settings), dataset=DATASET)
+    params, stats = small_runs.made_up_values(run.model)
+    images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+    how = {"train": True, "dropout_key": jax.random.key(0)}
+    logits, after = jax.jit(lambda: run.model.apply(params, stats, images, **how))()
+    same(after, stats)
+    expected = jax.jit(lambda: run.model.apply(params, stats, images))()[0]
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)

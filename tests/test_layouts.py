@@ -1,0 +1,130 @@
+"""Names of tensors in other libraries, as their own listings of parameters have them."""
+
+import types
+
+import pytest
+
+from hsvit_jax import layouts
+
+#: EfficientNet-B1's sizes, of which published lists of parameters exist.
+B1 = types.SimpleNamespace(
+    repeats=(1, 2, 2, 3, 3, 4, 1), expand=(1, 6, 6, 6, 6, 6, 6), depth=1.1, width=1.0
+)
+BLOCK = "efficientnet.encoder.blocks"
+
+#: (family, the key of transformers, of torchvision, of timm).
+SAMPLES = [
+    ("resnet", "resnet.embedder.embedder.normalization.bias", "bn1.bias", "bn1.bias"),
+    (
+        "resnet",
+        "resnet.encoder.stages.3.layers.1.layer.2.convolution.weight",
+        *("layer4.1.conv3.weight",) * 2,
+    ),
+    (
+        "resnet",
+        "resnet.encoder.stages.1.layers.0.shortcut.normalization.running_mean",
+        *("layer2.0.downsample.1.running_mean",) * 2,
+    ),
+    ("resnet", "classifier.1.weight", "fc.weight", "fc.weight"),
+    (
+        "mobilenet_v2",
+        "mobilenet_v2.conv_stem.first_conv.convolution.weight",
+        "features.0.0.weight",
+        "conv_stem.weight",
+    ),
+    (
+        "mobilenet_v2",
+        "mobilenet_v2.conv_stem.reduce_1x1.normalization.bias",
+        "features.1.conv.2.bias",
+        "blocks.0.0.bn2.bias",
+    ),
+    (
+        "mobilenet_v2",
+        "mobilenet_v2.layer.15.reduce_1x1.convolution.weight",
+        "features.17.conv.2.weight",
+        "blocks.6.0.conv_pwl.weight",
+    ),
+    (
+        "mobilenet_v2",
+        "mobilenet_v2.layer.1.conv_3x3.normalization.weight",
+        "features.3.conv.1.1.weight",
+        "blocks.1.1.bn2.weight",
+    ),
+    (
+        "mobilenet_v2",
+        "mobilenet_v2.conv_1x1.convolution.weight",
+        "features.18.0.weight",
+        "conv_head.weight",
+    ),
+    ("mobilenet_v2", "classifier.bias", "classifier.1.bias", "classifier.bias"),
+    ("efficientnet", "efficientnet.embeddings.batchnorm.bias", "features.0.1.bias", "bn1.bias"),
+    (
+        "efficientnet",
+        f"{BLOCK}.1.squeeze_excite.reduce.weight",
+        "features.1.1.block.1.fc1.weight",
+        "blocks.0.1.se.conv_reduce.weight",
+    ),
+    (
+        "efficientnet",
+        f"{BLOCK}.0.projection.project_conv.weight",
+        "features.1.0.block.2.0.weight",
+        "blocks.0.0.conv_pw.weight",
+    ),
+    (
+        "efficientnet",
+        f"{BLOCK}.2.expansion.expand_bn.weight",
+        "features.2.0.block.0.1.weight",
+        "blocks.1.0.bn1.weight",
+    ),
+    (
+        "efficientnet",
+        f"{BLOCK}.11.depthwise_conv.depthwise_conv.weight",
+        "features.4.3.block.1.0.weight",
+        "blocks.3.3.conv_dw.weight",
+    ),
+    (
+        "efficientnet",
+        f"{BLOCK}.12.projection.project_bn.bias",
+        "features.5.0.block.3.1.bias",
+        "blocks.4.0.bn3.bias",
+    ),
+    (
+        "efficientnet",
+        "efficientnet.encoder.top_conv.weight",
+        "features.8.0.weight",
+        "conv_head.weight",
+    ),
+    ("efficientnet", "classifier.weight", "classifier.1.weight", "classifier.weight"),
+]
+
+
+@pytest.mark.parametrize(("place", "library"), [(2, "torchvision"), (3, "timm")])
+@pytest.mark.parametrize("family", ["resnet", "mobilenet_v2", "efficientnet"])
+@pytest.mark.parametrize("before", ["", "module.model."])
+def test_names_and_the_layout_that_has_them(family, place, library, before):
+    """Found by the names alone, also behind a wrapper's prefix."""
+    keys = {s[1]: before + s[place] for s in SAMPLES if s[0] == family}
+    match = layouts.match(family, B1, keys, {*keys.values(), before + "num_batches_tracked"})
+    assert match.names == keys and match.found == len(keys)
+    assert library in match.layout.library
+
+
+@pytest.mark.parametrize(("place", "library"), [(1, "transformers"), (2, "torchvision")])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("resnet", "ResNet"), ("mobilenet_v2", "MobileNetV2"), ("efficientnet", "EfficientNet")],
+)
+def test_a_bare_network_keeps_its_names(family, name, place, library):
+    """The hub's models without a classifier have no prefix, and are known by their names."""
+    keys = [s[place] for s in SAMPLES if s[0] == family and "classifier" not in s[place]]
+    bare = {key.removeprefix(f"{family}.") for key in keys if not key.startswith("fc")}
+    wanted = [s[1] for s in SAMPLES if s[0] == family and "classifier" not in s[1]]
+    match = layouts.match(family, B1, wanted, bare)
+    assert match.found == len(wanted) and set(match.names.values()) == bare
+
+
+def test_whose_weights_they_are():
+    assert "ResNet" in layouts.looks_like({"module.layer1.0.conv1.weight"})
+    assert "torchvision MobileNetV2" in layouts.looks_like({"features.1.conv.0.0.weight"})
+    assert "DeiT" in layouts.looks_like({"blocks.0.attn.qkv.weight"})
+    assert layouts.looks_like({"nobody.weight"}) == ""
