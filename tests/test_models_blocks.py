@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax.models import blocks, network
+from hsvit_jax.models import blocks, network, recompute
 
 
 def call(key=None, ids=range(64)):
@@ -130,7 +130,7 @@ def test_recomputed_changes_neither_value_nor_gradient():
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(x, up, down, ids)
 
     (value, grads), (value_2, grads_2) = (
-        results(wrap) for wrap in (blocks.recomputed, lambda f, *args: f(*args))
+        results(wrap) for wrap in (recompute.recomputed, lambda f, *args: f(*args))
     )
     np.testing.assert_allclose(value, value_2, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, grads_2)
@@ -151,4 +151,4 @@ def test_what_is_recomputed_is_not_held():
         program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(kernels, x).compile()
         return program.memory_analysis().temp_size_in_bytes
 
-    assert held(blocks.recomputed) < 0.5 * held(lambda f, *args: f(*args))
+    assert held(recompute.recomputed) < 0.5 * held(lambda f, *args: f(*args))

@@ -6,15 +6,14 @@ function of (the step's key, example, salt) alone: `salt` numbers the places whe
 dropped. A mixer may use salt … salt + 3; `Block` gives every place of every block its own.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from hsvit_jax.models import layers
+from hsvit_jax.models import layers, recompute
 from hsvit_jax.models.activations import activation as by_name
 from hsvit_jax.models.network import Call
 
@@ -32,30 +31,6 @@ class TokenMap(Protocol):
     def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
         """(B, T, D) → (B, T, D); salt … salt + 3 key its masks."""
         ...
-
-
-def recomputed(function: Callable[..., Array], *args: Array) -> Array:
-    """function(*args), of which only the arguments are kept for the gradient.
-
-    For what is large and cheap: the gradient computes it again, `layers.after` it has come. What
-    `function` closes over is kept too, and has its gradient.
-    """
-    traced = jax.make_jaxpr(function)(*args)
-
-    def plain(args: tuple[Array, ...], closed_over: list[Array]) -> Array:
-        (out,) = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, closed_over))(*args)
-        return out
-
-    def forward(args: tuple[Array, ...], closed_over: list[Array]) -> tuple[Array, Any]:
-        return plain(args, closed_over), (args, closed_over)
-
-    def backward(kept: Any, gradient: Array) -> tuple[tuple[Array, ...], list[Array]]:
-        _, backwards = jax.vjp(lambda *both: plain(*layers.after(gradient, both)), *kept)
-        return backwards(gradient)
-
-    run = jax.custom_vjp(plain)
-    run.defvjp(forward, backward)
-    return run(args, traced.consts)
 
 
 # --- Initialisation and linear layers ------------------------------------------------------------
@@ -112,7 +87,7 @@ class LayerNorm(nnx.Module):
         """(…, D) → (…, D)."""
         shape = (1,) * (x.ndim - 1) + self.scale.shape
         scale, bias = self.scale[...].reshape(shape), self.bias[...].reshape(shape)
-        return recomputed(lambda x: layers.layer_norm(x, scale, bias, self.eps), x)
+        return recompute.recomputed(lambda x: layers.layer_norm(x, scale, bias, self.eps), x)
 
 
 # --- What is dropped -----------------------------------------------------------------------------
@@ -270,7 +245,7 @@ class FeedForward(nnx.Module):
         def down(hidden: Array) -> Array:
             return self.down(dropout(self.activate(hidden), self.inner_rate, call, salt))
 
-        return dropout(recomputed(down, self.up(x)), self.rate, call, salt + 1)
+        return dropout(recompute.recomputed(down, self.up(x)), self.rate, call, salt + 1)
 
 
 class Block(nnx.Module):

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import blocks, stems
+from hsvit_jax.models import blocks, recompute, stems
 from hsvit_jax.models.activations import activation as by_name
 from hsvit_jax.models.blocks import LayerNorm, Linear, Row, linear_row, norm_row
 from hsvit_jax.models.conv import ConvNorm, conv_norm_rows, size_out
@@ -212,7 +212,7 @@ class BiasedAttention(nnx.Module):
             return jax.nn.softmax(wide, axis=-1)
 
         call.show("attention", lambda: weights(q, k))
-        found = blocks.recomputed(
+        found = recompute.recomputed(
             lambda q, k, v: jnp.einsum("bnts,bnse->bnte", weights(q, k).astype(v.dtype), v), q, k, v
         )
         return self.out(merge_heads(found))

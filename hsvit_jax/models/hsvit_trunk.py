@@ -6,6 +6,8 @@ nothing between them best). The convolution of the image itself stays dense, as 
 three channels in, a depthwise kernel each would leave the network one or three filters.
 """
 
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
 import jax
@@ -15,7 +17,8 @@ from flax import nnx
 from hsvit_jax.models import layers
 from hsvit_jax.models.depthwise import depthwise_conv2d
 from hsvit_jax.models.hsvit_sizes import HSViTConfig
-from hsvit_jax.models.network import Call, Share
+from hsvit_jax.models.network import WHOLE, Call, Share
+from hsvit_jax.models.recompute import recomputed
 
 Array = jax.Array
 
@@ -53,21 +56,38 @@ class ConvBlock(nnx.Module):
     def __call__(self, x_BHWC: Array, call: Call, kernels: Share, *, whole: bool) -> Array:
         """This device's share of the channels in (all of them if `whole`) and out.
 
-        A depthwise kernel works on the channels that are here, so what is gathered for the
-        pointwise one is as large as for a dense convolution.
+        What a convolution makes is normalised and rectified by what reads it, and again in the
+        gradient: of the two maps only one is kept. Not where it is gathered, which would be twice.
         """
-        dense = len(self.kernels) - len(self.depthwise)
-        for i, (kernel, norm) in enumerate(zip(self.kernels, self.norms, strict=True)):
-            if i >= dense:
-                x_BHWC = depthwise_conv2d(x_BHWC, self.depthwise[i - dense][...])
-            if i or not whole:
-                x_BHWC = kernels.gather(x_BHWC, 3)
-            if i >= dense:
-                y = x_BHWC @ kernel[...].astype(x_BHWC.dtype)[0, 0]
-            else:
-                y = layers.conv2d(x_BHWC, kernel[...])
-            x_BHWC = jax.nn.relu(norm(y, train=call.train, batch_axes=call.batch_axes))
-        return layers.max_pool(x_BHWC, self.window, self.stride) if self.stride > 1 else x_BHWC
+
+        def rectified(x: Array, *line: Array) -> Array:
+            return jax.nn.relu(layers.scale_shift(x, *line)) if line else x
+
+        def convolution(i: int) -> Callable[..., Array]:
+            return lambda x, *line: self._convolve(i, rectified(x, *line), kernels, not i and whole)
+
+        def pooling(x: Array, *line: Array) -> Array:
+            x = rectified(x, *line)
+            return layers.max_pool(x, self.window, self.stride) if self.stride > 1 else x
+
+        line: tuple[Array, ...] = ()
+        for i, norm in enumerate(self.norms):
+            again = line and kernels is WHOLE
+            y = (partial(recomputed, convolution(i)) if again else convolution(i))(x_BHWC, *line)
+            x_BHWC, line = y, norm.line(y, train=call.train, batch_axes=call.batch_axes)
+        return recomputed(pooling, x_BHWC, *line)
+
+    def _convolve(self, i: int, x_BHWC: Array, kernels: Share, whole: bool) -> Array:
+        """A depthwise kernel works on the channels that are here, so what is gathered for the
+        pointwise one is as large as for a dense convolution."""
+        first_apart = len(self.kernels) - len(self.depthwise)
+        if i >= first_apart:
+            x_BHWC = depthwise_conv2d(x_BHWC, self.depthwise[i - first_apart][...])
+        if not whole:
+            x_BHWC = kernels.gather(x_BHWC, 3)
+        if i >= first_apart:
+            return x_BHWC @ self.kernels[i][...].astype(x_BHWC.dtype)[0, 0]
+        return layers.conv2d(x_BHWC, self.kernels[i][...])
 
 
 class Trunk(nnx.Module):

@@ -16,6 +16,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import winograd
+from hsvit_jax.models.recompute import recomputed
 
 Array = jax.Array
 
@@ -266,8 +267,13 @@ class BatchNorm(nnx.Module):
 
     def __call__(self, x: Array, *, train: bool, batch_axes: tuple[str, ...] = ()) -> Array:
         """(…, C) → (…, C); in training the running mean and variance (C,) are updated."""
+        return scale_shift(x, *self.line(x, train=train, batch_axes=batch_axes))
+
+    def line(
+        self, x: Array, *, train: bool, batch_axes: tuple[str, ...] = ()
+    ) -> tuple[Array, Array]:
+        """The (factor, shift), each (C,), that normalise x, for `scale_shift`; else as a call."""
         dtype = _norm_dtype(x)
-        wide = x.astype(dtype)
         if train:
             axes = tuple(range(x.ndim - 1))
             count = x.size // x.shape[-1] * (lax.axis_size(batch_axes) if batch_axes else 1)
@@ -276,10 +282,12 @@ class BatchNorm(nnx.Module):
                     "batch normalisation needs more than one value per channel in training; "
                     f"got a batch of shape {x.shape}: use a larger batch or image"
                 )
-            mean = wide.mean(axes)
+            mean = x.astype(dtype).mean(axes)
             if batch_axes:
                 mean = lax.pmean(mean, batch_axes)
-            var = jnp.square(wide - _last(mean, x.ndim)).mean(axes)
+            var = recomputed(
+                lambda x, m: jnp.square(x.astype(dtype) - _last(m, x.ndim)).mean(axes), x, mean
+            )
             if batch_axes:
                 var = lax.pmean(var, batch_axes)
             unbiased = var * (count / (count - 1))
@@ -289,8 +297,12 @@ class BatchNorm(nnx.Module):
         else:
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
         factor = self.scale[...].astype(dtype) * lax.rsqrt(var + self.eps)
-        shift = self.bias[...].astype(dtype) - mean * factor
-        return (wide * _last(factor, x.ndim) + _last(shift, x.ndim)).astype(x.dtype)
+        return factor, self.bias[...].astype(dtype) - mean * factor
+
+
+def scale_shift(x: Array, factor: Array, shift: Array) -> Array:
+    """x·factor + shift over the last axis, computed in at least float32, in x's dtype."""
+    return (x * _last(factor, x.ndim) + _last(shift, x.ndim)).astype(x.dtype)
 
 
 def _last(vector: Array, ndim: int) -> Array:
@@ -370,28 +382,6 @@ def dropout_scale(words: Sequence[Array | int], shape: tuple[int, ...], rate: fl
     """Inverted-dropout factors (shape, float32): 0 with probability `rate`, else 1/(1 − rate)."""
     keep = counter_bits(words, shape) >= jnp.uint32(drop_below(rate))
     return jnp.where(keep, jnp.float32(1 / (1 - rate)), jnp.float32(0))
-
-
-# --- What a gradient computes again --------------------------------------------------------------
-
-
-def after(gradient: Array, values: Any) -> Any:
-    """The same values, which now depend on `gradient`.
-
-    So that what a gradient computes again from them is not computed before, and held. The barriers
-    by which `jax.checkpoint` says so are gone when XLA for CPU orders a program; a sum with a zero
-    that is made of the gradient stays. values: a tree; left as they are: integers, and what is
-    whole on devices where the gradient is in parts.
-    """
-    zero = jnp.minimum(jnp.abs(gradient[(0,) * gradient.ndim]), 0)
-
-    def late(x: Array) -> Array:
-        whole = jax.typeof(zero).mat.varying - jax.typeof(x).mat.varying
-        if whole or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        return x + zero.astype(x.dtype)
-
-    return jax.tree.map(late, values)
 
 
 # --- Attention core ------------------------------------------------------------------------------

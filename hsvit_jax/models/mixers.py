@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import blocks, layers
+from hsvit_jax.models import blocks, layers, recompute
 from hsvit_jax.models.blocks import Linear
 from hsvit_jax.models.mixing import PINV_STEPS, Mixing
 from hsvit_jax.models.network import Call
@@ -139,7 +139,7 @@ class Performer(nnx.Module):
     def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
         """(B, T, D) → (B, T, D), O(T·R·E) per head."""
         q, k, v = (split_heads(f(x_BTD), self.m.heads) for f in (self.query, self.key, self.value))
-        o_BNTE = blocks.recomputed(lambda *qkv: self._attend(*qkv, call), q, k, v)
+        o_BNTE = recompute.recomputed(lambda *qkv: self._attend(*qkv, call), q, k, v)
         return blocks.dropout(self.out(merge_heads(o_BNTE)), self.m.dropout, call, salt)
 
     def _attend(self, q: Array, k: Array, v: Array, call: Call) -> Array:
@@ -198,7 +198,7 @@ class Linformer(nnx.Module):
             weights_BNTP = blocks.dropout(_softmax(scores_BNTP, q_BNTE), m.dropout, call, salt)
             return jnp.einsum("bntp,bnpe->bnte", weights_BNTP, v_BNPE)
 
-        return self.out(merge_heads(blocks.recomputed(attend, q_BNTE, k_BNPE, v_BNPE)))
+        return self.out(merge_heads(recompute.recomputed(attend, q_BNTE, k_BNPE, v_BNPE)))
 
 
 class Nystrom(nnx.Module):
@@ -223,7 +223,7 @@ class Nystrom(nnx.Module):
         front = segment * m.landmarks - tokens
         padded = jnp.pad(x_BTD, ((0, 0), (front, 0), (0, 0)))
         q, k, v = (split_heads(part, m.heads) for part in jnp.split(self.qkv(padded), 3, axis=-1))
-        o_BNTE = blocks.recomputed(lambda *qkv: self._attend(*qkv, front, call), q, k, v)
+        o_BNTE = recompute.recomputed(lambda *qkv: self._attend(*qkv, front, call), q, k, v)
         return blocks.dropout(self.out(merge_heads(o_BNTE)), m.dropout, call, salt)
 
     def _attend(self, q: Array, k: Array, v: Array, front: int, call: Call) -> Array:
