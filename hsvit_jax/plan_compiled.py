@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.models import winograd
 
 _BYTES = {
     "pred": 1,
@@ -115,16 +116,17 @@ def compile_network(
             feedback = mesh_lib.keep_feedback(mesh, feedback, ids, *lost, jnp.bool_(True))
         return grads, stats, feedback
 
-    programs = (
-        jax.jit(forward, in_shardings=(*where, split), out_shardings=split).lower(
-            params, stats, images
-        ),
-        jax.jit(
-            gradient,
-            in_shardings=(*where, split, split, split, kept),
-            out_shardings=(*where, kept),
-        ).lower(params, stats, images, labels, ids, feedback),
-    )
+    with winograd.not_at_all():
+        programs = (
+            jax.jit(forward, in_shardings=(*where, split), out_shardings=split).lower(
+                params, stats, images
+            ),
+            jax.jit(
+                gradient,
+                in_shardings=(*where, split, split, split, kept),
+                out_shardings=(*where, kept),
+            ).lower(params, stats, images, labels, ids, feedback),
+        )
     # Machine code is not run, so it need not be fast; the program is optimised all the same.
     options = {"xla_backend_optimization_level": 0}
     forward_program, step_program = (

@@ -20,6 +20,7 @@ class Votes:
 
     groups = PARTS
     part_names = ("groups", "head")
+    frozen = frozenset()
 
     def spread_axis(self, path):
         return 0 if path[0] == "groups" else None

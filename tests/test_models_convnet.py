@@ -150,7 +150,11 @@ def test_an_image_too_small_for_the_strides_says_so(family, side):
         ("resnet", {"activation": "prelu"}, "unknown activation 'prelu'; choose one of"),
         ("resnet", {"bn_momentum": 1.0}, r"momentum in \[0, 1\) and a positive eps; got 1.0"),
         ("resnet", {"channels": (2, 4, 8, 16)}, "sizes of a convolution must be positive"),
-        ("efficientnet", {"padding": "valid"}, r"padding must be one of \('native', 'same'\)"),
+        (
+            "efficientnet",
+            {"padding": "valid"},
+            r"padding must be one of \('native', 'same', 'symmetric'\)",
+        ),
         ("efficientnet", {"drop": "all"}, r"drop must be one of \('values', 'paths'\)"),
         ("efficientnet", {"pooling": "sum"}, "pooling must be 'mean' or 'max'; got 'sum'"),
         ("mobilenet_v2", {"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),

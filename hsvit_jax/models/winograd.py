@@ -12,6 +12,10 @@ two or three numbers and halves are exact, so the rounding error is that of the 
 intermediate rows stay in cache. Source: Winograd (1980); Lavin and Gray (2016), section 4.1.
 """
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -23,12 +27,27 @@ Array = jax.Array
 _SLICE = 1 << 18
 
 
+_DIRECT = contextvars.ContextVar("direct", default=False)
+
+
+@contextlib.contextmanager
+def not_at_all() -> Iterator[None]:
+    """What is traced meanwhile has direct convolutions: as accelerators compute them, and as the
+    literature counts their FLOPs."""
+    token = _DIRECT.set(True)
+    try:
+        yield
+    finally:
+        _DIRECT.reset(token)
+
+
 def fits(x_shape: tuple[int, ...], kernel_shape: tuple[int, ...]) -> bool:
     """Whether images (B, H, W, I) and a kernel (k, k, I, O) are better convolved here.
 
     A single image is not (measured): what its products save, the sums of its rows cost.
     """
-    return kernel_shape[:2] == (3, 3) and x_shape[1] % 2 == 0 and x_shape[0] > 1
+    whole = kernel_shape[:2] == (3, 3) and x_shape[1] % 2 == 0 and x_shape[0] > 1
+    return whole and not _DIRECT.get()
 
 
 def convolve(x_BHWC: Array, kernel_HWIO: Array) -> Array:
