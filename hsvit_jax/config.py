@@ -102,7 +102,10 @@ _ADDED = {
         "votes": "equal",
         "encoder": "auto",
     },
-    "augment": {"trivial_augment": False},
+    "augment": {
+        "trivial_augment": False,
+        "random_resized_crop": (),  # or the least and largest share of the area, 0.08,1
+    },
     "mesh": {
         "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
         "gradients": "float32",  # on their way over data; or 'bf16'
@@ -194,7 +197,7 @@ def _augment(recipe: str, data: str) -> dict[str, Any]:
         "flip": not paper and data not in ("digits",),
         "rand_augment_ops": 2,
         "rand_augment_magnitude": 9,
-        "trivial_augment": False,
+        **_ADDED["augment"],
         "erasing": 0.0 if paper else 0.25,
         "mixup": 1.0 if paper else 0.8,  # the paper names no alpha: torchvision's default
         "cutmix": 1.0,
