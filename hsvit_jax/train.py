@@ -204,6 +204,7 @@ def train(
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 0.0
     progress = _data_progress if verbose and lead else None
+    together.attempt(lambda: _check_start(config, workdir))
     run = together.attempt(
         lambda: prepare(config, dataset=dataset, devices=devices, progress=progress)
     )
@@ -258,6 +259,12 @@ def train(
         seconds=time.monotonic() - started,
         curves=curves,
     )
+
+
+def _check_start(config: ml_collections.ConfigDict, workdir: Path) -> None:
+    """What `initial.load` would refuse, before a large data set is read for nothing."""
+    if not (workdir / "checkpoints").is_dir():
+        initial.refuse_random(config)
 
 
 def _make_workdir(workdir: Path) -> None:
