@@ -17,12 +17,15 @@ With the native sizes of 380 and 456 px, efficientnet_b4 has 28,718,688 and effi
 The backbone's own settings are a section, as in --config.model.backbone_settings.dropout=0.
 model.trunk=sharded spreads the backbone's channels over mesh.group besides the attention groups.
 
-The recipe `paper`: the native size, AdamW 1e-3 with decay 0.01, 2 epochs of warm-up, cosine per
-step, 30 epochs of batch 128, label smoothing 0.1, TrivialAugment, flips, MixUp 0.2 or CutMix 1.0,
-erasing 0.1, gradient norm 0.01. Not as there: crops are of the padded image instead of random
-resized ones, and the backbone is neither pretrained nor frozen unless a run says so.
+The recipe `paper`: the backbone pretrained and frozen, the native size, AdamW 1e-3 with decay 0.01,
+2 epochs of warm-up, cosine per step, 30 epochs of batch 128, label smoothing 0.1, random resized
+crops of 8 to 100 % of the area, flips, TrivialAugment, MixUp 0.2 or CutMix 1.0, erasing 0.1,
+gradient norm 0.01. Weights are named with init.from; --config.init.freeze= (nothing) trains the
+whole network. A crop is taken on the device, from the image as it was scaled to cover the native
+size and cut to its centre (see data/images.py), not from the file's own pixels.
 
-    python -m hsvit_jax.main --config=configs/backbone.py:resnet50,imagenet,paper
+    python -m hsvit_jax.main --config=configs/backbone.py:resnet50,imagenet,paper \\
+        --config.init.from=PATH
     python -m hsvit_jax.main --config=configs/backbone.py:resnet18,cifar10
     python -m hsvit_jax.main --config=configs/backbone.py:mobilenet_v2_1.4,folder=my_images
 """

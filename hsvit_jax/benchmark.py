@@ -1,7 +1,8 @@
 """Speed and memory, measured: `python -m hsvit_jax.benchmark`, one JSON line on standard output.
 
 What is timed is what a run executes: the training step as the trainer compiles it, the evaluation
-forward, the evaluator, the batch of a step. Every step is waited for before the next is given.
+forward, the evaluator, the batch of a step, decoding it from files. Every step is waited for before
+the next is given.
 `--vs` alternates with another program, `--parts` times the parts of a step, `--peak` the machine.
 """
 
@@ -39,6 +40,7 @@ USAGE = """usage: python -m hsvit_jax.benchmark --config=FILE[:DATA,RECIPE,SWITC
   python -m hsvit_jax.benchmark --config=configs/c2a2.py --batch=128 --work=train
   python -m hsvit_jax.benchmark --config=configs/c2a2.py --vs='COMMAND THAT PRINTS A JSON LINE'
   python -m hsvit_jax.benchmark --config=configs/c2a2.py --batch=128 --parts
+  python -m hsvit_jax.benchmark --config=configs/backbone.py:folder=PATH,paper --work=decode
   python -m hsvit_jax.benchmark --peak
 All flags: python -m hsvit_jax.benchmark --help"""
 
@@ -74,6 +76,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     if values.trace and modes not in ([], ["vs"]):
         return _fail(f"--trace follows the steps of --work; leave out --{modes[0]}", 2)
+    if values.work == "decode" and (values.trace or values.parts):
+        return _fail("--work=decode runs no program: leave out --trace and --parts", 2)
     try:
         record = _record(values, settings, argv, modes)
     except Mistake as error:
@@ -96,7 +100,7 @@ def _flags() -> flags.FlagValues:
     values = flags.FlagValues()
     own = {"flag_values": values}
     flags.DEFINE_string("config", None, "Configuration, FILE[:DATA,...]; also --config.KEY.", **own)
-    flags.DEFINE_enum("work", "train", WORKS, "What to time.", **own)
+    flags.DEFINE_enum("work", "train", (*WORKS, "decode"), "What to time.", **own)
     flags.DEFINE_integer("batch", None, "Images per step.", lower_bound=1, **own)
     flags.DEFINE_integer("steps", 10, "Steps that are timed.", lower_bound=1, **own)
     flags.DEFINE_integer("warmup", 2, "Steps before them.", lower_bound=1, **own)
@@ -128,6 +132,8 @@ def _record(
     if modes == ["parts"]:
         record = measure_parts(config, **timing)
         print(_table(record), file=sys.stderr, flush=True)
+    elif values.work == "decode":
+        record = measure_decoding(config, **timing)
     else:
         record = measure(
             config,
@@ -213,6 +219,33 @@ def measure(
         "trace": trace,
     }
     return {**record, **_machine()}
+
+
+def measure_decoding(
+    config: ml_collections.ConfigDict, *, steps: int = 10, warmup: int = 2
+) -> dict[str, Any]:
+    """Times how image files become batches on the host: see `decode_speed.measure`.
+
+    Raises `Mistake` for a data set that has no files to decode.
+    """
+    from hsvit_jax import decode_speed
+
+    try:
+        speed = decode_speed.measure(config, steps=steps, warmup=warmup)
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+    return {
+        "work": "decode",
+        "batch": config.train.batch,
+        "images_per_second": statistics.median(speed.images_per_second),
+        "images_per_second_spread": _spread(speed.images_per_second),
+        "images_per_cpu_second": speed.images_per_cpu_second,
+        "steps": steps,
+        "peak_memory_bytes": _peak_memory(),
+        "image_size": list(speed.image_size),
+        "data": config.data.name,
+        **_machine(),
+    }
 
 
 def _prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | None) -> Any:

@@ -102,7 +102,10 @@ _ADDED = {
         "votes": "equal",
         "encoder": "auto",
     },
-    "augment": {"trivial_augment": False},
+    "augment": {
+        "trivial_augment": False,
+        "random_resized_crop": (),  # or the least and largest share of the area, 0.08,1
+    },
     "mesh": {
         "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
         "gradients": "float32",  # on their way over data; or 'bf16'
@@ -194,7 +197,7 @@ def _augment(recipe: str, data: str) -> dict[str, Any]:
         "flip": not paper and data not in ("digits",),
         "rand_augment_ops": 2,
         "rand_augment_magnitude": 9,
-        "trivial_augment": False,
+        **_ADDED["augment"],
         "erasing": 0.0 if paper else 0.25,
         "mixup": 1.0 if paper else 0.8,  # the paper names no alpha: torchvision's default
         "cutmix": 1.0,
@@ -247,6 +250,7 @@ def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
         _update(config, recipes.tiny(config.model))
         config.train.update({"batch": 32, "epochs": 0.0, "steps": 8, "log_every": 1})
         config.optim.warmup_epochs = 0.0
+        config.init.freeze = ""  # nobody has trained weights for so small a network
         if family == "hsvit" and config.model.ablation == "attention_only":
             config.data.image_size = (4, 4)
     elif switch == "bf16":
@@ -334,11 +338,6 @@ def validate(config: ml_collections.ConfigDict) -> None:
     require("checkpoint.keep_best", config.checkpoint.keep_best >= 1, "at least 1")
     for key, known in REFITS.items():
         require(f"init.{key}", config.init[key] in known, f"one of {known}")
-    if config.init.freeze and not config.init["from"]:
-        raise ValueError(
-            f"init.freeze={config.init.freeze} would keep random weights as they are: name trained "
-            "ones with init.from, or leave init.freeze empty"
-        )
     if train.select_on == "val" and data.val_fraction == 0:
         raise ValueError(
             "train.select_on='val' needs a held-out validation split, but data.val_fraction=0: "

@@ -211,6 +211,9 @@ def _refuse_label(key: str, text: str) -> None:
         )
 
 
+#: Tuples of numbers that need not be whole.
+_FRACTIONS = ("data.mean", "data.std", "augment.random_resized_crop")
+
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -224,7 +227,7 @@ def _value(key: str, text: str, old: Any) -> Any:
         if isinstance(old, float):
             return _finite(text)
         if isinstance(old, tuple):
-            number = _finite if key in ("data.mean", "data.std") else _whole
+            number = _finite if key in _FRACTIONS else _whole
             parts = text.strip().strip("()[]").split(",")
             return tuple(number(part) for part in parts if part.strip())
     except (KeyError, ValueError):

@@ -44,7 +44,8 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
         raise ValueError(f"{where} keeps what frozen parts make: name them with init.freeze")
     active = step_lib.augment_settings(config).active()
     if active:
-        off = " ".join(f"--config.augment.{name}={value}" for name, value in active.items())
+        values = {name: "" if value == () else value for name, value in active.items()}
+        off = " ".join(f"--config.augment.{name}={value}" for name, value in values.items())
         raise ValueError(
             f"{where} keeps what the frozen parts make of each image, but augmentation makes "
             f"another image of it every time: switch it off ({off}), or leave init.cache empty"

@@ -24,6 +24,16 @@ def frozen_parts(freeze: str) -> frozenset[str]:
     return frozenset(word.strip() for word in freeze.split(",") if word.strip())
 
 
+def refuse_random(config: ml_collections.ConfigDict) -> None:
+    """Raises ValueError where a fresh start would freeze weights that nothing has trained."""
+    freeze = config.init.freeze
+    if frozen_parts(freeze) and not config.init["from"]:
+        raise ValueError(
+            f"init.freeze={freeze} would keep random weights as they are: name trained ones with "
+            "--config.init.from=PATH, or train the whole network with --config.init.freeze="
+        )
+
+
 def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     """The weights for `model` that `config.init` names; None when it names nothing.
 
@@ -33,6 +43,7 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     `init.positions` say. config: resolved. Raises ValueError where there is nothing good to start
     from, with the differences where the network is another, and where a frozen part would be fresh.
     """
+    refuse_random(config)
     place = config.init["from"]
     if not place:
         return None

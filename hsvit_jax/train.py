@@ -143,10 +143,17 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
 
 
 def load_data(
-    config: ml_collections.ConfigDict, progress: Callable[[str, int, int], None] | None = None
+    config: ml_collections.ConfigDict,
+    progress: Callable[[str, int, int], None] | None = None,
+    *,
+    resident: bool = True,
 ) -> data.Dataset:
-    """The data set of a configuration, at the image size it asks for."""
+    """The data set of a configuration, at the image size it asks for.
+
+    resident: False reads image files as needed though they would fit in memory.
+    """
     size = tuple(config.data.image_size)
+    limit = {} if resident else {"resident_limit_bytes": 0}
     return data.load(
         config.data.name,
         data_dir=config.data.dir or None,
@@ -155,6 +162,7 @@ def load_data(
         val_fraction=config.data.val_fraction,
         on_bad_image=config.data.on_bad_image,
         progress=progress,
+        **limit,
     )
 
 
@@ -204,6 +212,7 @@ def train(
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 0.0
     progress = _data_progress if verbose and lead else None
+    together.attempt(lambda: _check_start(config, workdir))
     run = together.attempt(
         lambda: prepare(config, dataset=dataset, devices=devices, progress=progress)
     )
@@ -258,6 +267,12 @@ def train(
         seconds=time.monotonic() - started,
         curves=curves,
     )
+
+
+def _check_start(config: ml_collections.ConfigDict, workdir: Path) -> None:
+    """What `initial.load` would refuse, before a large data set is read for nothing."""
+    if not (workdir / "checkpoints").is_dir():
+        initial.refuse_random(config)
 
 
 def _make_workdir(workdir: Path) -> None:

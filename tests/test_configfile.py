@@ -32,6 +32,9 @@ def test_tuples_are_numbers_with_commas(text):
     assert settings("data.image_size=(64, 32)").data.image_size == (64, 32)
     assert settings("data.mean=0.5,1,0").data.mean == (0.5, 1.0, 0.0)
     assert settings("data.image_size=").data.image_size == ()
+    for text, area in (("0.08,1", (0.08, 1.0)), ("", ())):
+        given = settings(f"augment.random_resized_crop={text}")
+        assert given.augment.random_resized_crop == area
 
 
 def test_truth_values():

@@ -110,6 +110,9 @@ def test_mistakes_are_told(source, tmp_path):
     message = r"switch it off \(--config.augment.crop_padding=0 --config.augment.mixup=0.0\)"
     with pytest.raises(ValueError, match=message):
         train.prepare(config, dataset=DATASET)
+    config = config_for(source, tmp_path, augment__random_resized_crop=(0.08, 1.0))
+    with pytest.raises(ValueError, match=r"off \(--config.augment.random_resized_crop=\),"):
+        train.prepare(config, dataset=DATASET)
     config = config_for(source, tmp_path)
     with config.unlocked():
         config.init.freeze = ""

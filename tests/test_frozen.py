@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small_runs
 
-from hsvit_jax import checkpoint, optim, train
+from hsvit_jax import checkpoint, initial, optim, train
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
 
@@ -119,9 +119,22 @@ def test_parts_are_named(source, freeze, message):
         train.prepare(config_for(source[0], freeze), dataset=DATASET)
 
 
-def test_random_weights_are_not_frozen():
-    with pytest.raises(ValueError, match="would keep random weights"):
-        train.prepare(config_for("", "trunk"), dataset=DATASET)
+def test_random_weights_are_not_frozen(monkeypatch, tmp_path):
+    """Said before the data is read; where nothing starts from scratch, nothing is refused."""
+    message = r"random weights.*--config\.init\.from=PATH, or .* with --config\.init\.freeze="
+    config = config_for("", "trunk")
+    run = train.prepare(config, dataset=DATASET)  # as a plan or a benchmark needs it
+    with pytest.raises(ValueError, match=message):
+        initial.load(run.config, run.model)
+    monkeypatch.setattr(train, "prepare", None)
+    with pytest.raises(ValueError, match=message):
+        train.train(config, tmp_path / "run", verbose=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_frozen_run_goes_on_without_what_it_started_from(trained):
+    config = config_for("", "trunk", train__epochs=0.0)
+    assert train.train(config, trained[0], dataset=DATASET, verbose=False).step == 2
 
 
 def test_towers_are_frozen_whole(source):

@@ -20,6 +20,7 @@ def test_a_paper_s_recipe_leaves_nothing_to_another(family, data_set):
     """No figure of it is left over from hsvit's."""
     decided = {f"{part}.{key}" for part in ("augment", "optim") for key in recipe_of("c2a2")[part]}
     decided |= {"train.batch", "train.epochs", "train.ema_decay"}
+    decided |= {"init.freeze"} if family == "hsvit_backbone" else set()
     found = set(recipes.paper(family, data_set)) - {"data.image_size"}
     assert found == decided
     assert not recipes.paper("hsvit", data_set)
@@ -52,6 +53,25 @@ def test_what_the_papers_say():
         assert (augment.mixup, augment.cutmix, augment.erasing) == (0.8, 1.0, 0.25)
         assert augment.flip and augment.label_smoothing == 0.1
     assert not configfile.get_config("dhvt:digits,paper").augment.flip
+
+
+@pytest.mark.parametrize(
+    ("words", "side"), [("resnet50", 224), ("efficientnet_b4", 380), ("efficientnet_b5", 456)]
+)
+def test_table_3_of_the_hsvit_paper(words, side):
+    c = resolved(f"hsvit_backbone:{words},imagenet,paper")
+    assert (c.init.freeze, c.init["from"]) == ("backbone", "")
+    assert (c.train.batch, c.train.epochs, c.data.image_size) == (128, 30, (side, side))
+    o = c.optim
+    assert (o.learning_rate, o.weight_decay, o.warmup_epochs) == (1e-3, 0.01, 2)
+    assert (o.cosine_per, o.clip_norm) == ("step", 0.01)
+    a = c.augment
+    assert (a.random_resized_crop, a.crop_padding, a.flip) == ((0.08, 1.0), 0, True)
+    assert (a.trivial_augment, a.rand_augment_ops, a.erasing) == (True, 0, 0.1)
+    assert (a.mixup, a.cutmix, a.mix_probability, a.label_smoothing) == (0.2, 1.0, 1.0, 0.1)
+    assert configfile.get_config("hsvit_backbone:digits,tiny,paper").init.freeze == ""
+    whole = configfile.get_config("hsvit_backbone:imagenet,paper", "init.freeze=")
+    assert whole.init.freeze == ""
 
 
 def test_the_strong_recipe_is_the_same_for_all():

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax.augment import randaugment, tables
-from hsvit_jax.augment.draws import example_bits, fraction, whole_number
+from hsvit_jax.augment import randaugment, resized_crop, tables
+from hsvit_jax.augment.draws import box_sizes, example_bits, fraction, whole_number
 from hsvit_jax.augment.mixing import mix
 
 __all__ = ["Augment", "normalise", "one_hot_targets", "train_batch"]
@@ -42,6 +42,9 @@ class Augment:
     mean, std: per channel, of pixel values scaled to [0, 1].
     num_classes: length K of a target row.
     crop_padding: black pixels added on every side before a crop of the old size; 0 = off.
+    random_resized_crop: least and largest share of the area of a box (aspect ratio 3/4–4/3) that
+      is enlarged, bilinearly, to the old size, instead of that crop; () = off. It is a box of the
+      images that arrive, which have their final size already.
     flip: mirror left-right with probability 1/2.
     rand_augment_ops: ops drawn per image, evenly and with replacement (usually 2); 0 = off.
     rand_augment_magnitude: their strength, a bin from 0 to 30.
@@ -53,13 +56,14 @@ class Augment:
 
     Raises ValueError, naming the field, its value and its range.
     Sources: RandAugment arXiv 1909.13719, TrivialAugment arXiv 2103.10158, random erasing
-    arXiv 1708.04896; the ranges of all three are torchvision's.
+    arXiv 1708.04896, resized crops arXiv 1409.4842, section 6; the ranges are torchvision's.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     num_classes: int
     crop_padding: int = 0
+    random_resized_crop: tuple[float, ...] = ()
     flip: bool = False
     rand_augment_ops: int = 0
     rand_augment_magnitude: int = 9
@@ -81,6 +85,8 @@ class Augment:
                 ) from error
             object.__setattr__(self, name, values)  # a list would not be hashable
         _check_mean_std(self.mean, self.std)
+        area = resized_crop.check(self.random_resized_crop)
+        object.__setattr__(self, "random_resized_crop", area)
         for name, low, high in (
             ("num_classes", 1, None),
             ("crop_padding", 0, 4096),
@@ -99,6 +105,11 @@ class Augment:
         for name in ("flip", "trivial_augment"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False")
+        if self.random_resized_crop and self.crop_padding:
+            raise ValueError(
+                f"random_resized_crop replaces the crop of the padded image, but crop_padding is "
+                f"{self.crop_padding}: set it to 0, or random_resized_crop to ()"
+            )
         if self.trivial_augment and self.rand_augment_ops:
             raise ValueError(
                 f"trivial_augment replaces RandAugment, but rand_augment_ops is "
@@ -125,7 +136,7 @@ def train_batch(
     labels_B: jax.Array,
     indices_B: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Augment one batch: pad-crop, flip, RandAugment, normalise, erase, mix.
+    """Augment one batch: crop, flip, RandAugment, normalise, erase, mix.
 
     Args:
       settings: what to do; static.
@@ -145,7 +156,13 @@ def train_batch(
     _check_batch(settings, images_BHWC, labels_B, indices_B)
     op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
     bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
-    images_BHWC = _crop_and_flip(settings, bits_BS, images_BHWC)
+    if settings.random_resized_crop:
+        size, area = images_BHWC.shape[1:3], settings.random_resized_crop
+        boxes_B4 = resized_crop.random_boxes(key, indices_B, size, area)
+        mirrored_B = settings.flip & _flipped(bits_BS)
+        images_BHWC = resized_crop.resize_boxes(images_BHWC, boxes_B4, mirrored_B)
+    else:
+        images_BHWC = _crop_and_flip(settings, bits_BS, images_BHWC)
     if op_count:
         images_BHWC = _random_ops(settings, bits_BS[:, _OPS_START:], images_BHWC, op_count)
     images_BHWC = normalise(images_BHWC, settings.mean, settings.std)
@@ -210,8 +227,7 @@ def _crop_and_flip(settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array
     x_BW = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None, :], (batch, width))
     y_BH = jnp.broadcast_to(jnp.arange(height, dtype=jnp.int32)[None, :], (batch, height))
     if settings.flip:
-        flipped_B = bits_BS[:, _FLIP] >> 31 == 1
-        x_BW = jnp.where(flipped_B[:, None], width - 1 - x_BW, x_BW)
+        x_BW = jnp.where(_flipped(bits_BS)[:, None], width - 1 - x_BW, x_BW)
     if settings.crop_padding:
         places = 2 * settings.crop_padding + 1
         shift_y_B = whole_number(bits_BS[:, _CROP_Y], places) - settings.crop_padding
@@ -221,6 +237,10 @@ def _crop_and_flip(settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array
     row_BHW = jnp.broadcast_to(y_BH[:, :, None], (batch, height, width))
     column_BHW = jnp.broadcast_to(x_BW[:, None, :], (batch, height, width))
     return randaugment.gather_pixels(images_BHWC, row_BHW, column_BHW)
+
+
+def _flipped(bits_BS: jax.Array) -> jax.Array:
+    return bits_BS[:, _FLIP] >> 31 == 1
 
 
 def _random_ops(
@@ -243,16 +263,11 @@ def _random_ops(
 
 def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> jax.Array:
     """The box to erase in each image: bool (B, H, W). The first of ten tries that fits is taken."""
-    log_ratio = tuple(math.log(ratio) for ratio in ERASING_RATIO)
-    area_BA = height * width * _between(bits_BS[:, _ERASE_AREA], *ERASING_SCALE)
-    root_BA = jnp.exp(0.5 * _between(bits_BS[:, _ERASE_RATIO], *log_ratio))
-    rows_BA = jnp.round(jnp.sqrt(area_BA) * root_BA).astype(jnp.int32)
-    columns_BA = jnp.round(jnp.sqrt(area_BA) / root_BA).astype(jnp.int32)
-    fits_BA = (rows_BA < height) & (columns_BA < width)
-    first_B1 = jnp.argmax(fits_BA, axis=1)[:, None]
-    rows_B = jnp.take_along_axis(rows_BA, first_B1, axis=1)[:, 0]
-    columns_B = jnp.take_along_axis(columns_BA, first_B1, axis=1)[:, 0]
-    applied_B = (fraction(bits_BS[:, _ERASE]) < probability) & jnp.any(fits_BA, axis=1)
+    words_BA = (bits_BS[:, _ERASE_AREA], bits_BS[:, _ERASE_RATIO])
+    rows_B, columns_B, fits_B = box_sizes(
+        words_BA, height * width, ERASING_SCALE, ERASING_RATIO, (0, height - 1, width - 1)
+    )
+    applied_B = (fraction(bits_BS[:, _ERASE]) < probability) & fits_B
     top_B = whole_number(bits_BS[:, _ERASE_Y], jnp.maximum(height - rows_B + 1, 1))
     left_B = whole_number(bits_BS[:, _ERASE_X], jnp.maximum(width - columns_B + 1, 1))
     y_1H = jnp.arange(height, dtype=jnp.int32)[None, :]
@@ -260,10 +275,6 @@ def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> 
     in_rows_BH = (y_1H >= top_B[:, None]) & (y_1H < (top_B + rows_B)[:, None])
     in_columns_BW = (x_1W >= left_B[:, None]) & (x_1W < (left_B + columns_B)[:, None])
     return applied_B[:, None, None] & in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
-
-
-def _between(bits: jax.Array, low: float, high: float) -> jax.Array:
-    return low + (high - low) * fraction(bits)
 
 
 def _check_range(name: str, value: float, low: float, high: float | None, whole: bool = False):

@@ -1,5 +1,7 @@
 """Random numbers from raw bits: one threefry call per example, then only integer arithmetic."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -34,3 +36,34 @@ def whole_number(bits: jax.Array, count: int | jax.Array) -> jax.Array:
     count = jnp.asarray(count, jnp.uint32)
     low = (bits & 0xFFFF) * count
     return (((bits >> 16) * count + (low >> 16)) >> 16).astype(jnp.int32)
+
+
+def between(bits: jax.Array, low: float, high: float) -> jax.Array:
+    """Uniform float32 in [low, high), from uint32 words."""
+    return low + (high - low) * fraction(bits)
+
+
+def box_sizes(
+    bits_BA: tuple[jax.Array, jax.Array],
+    area: int,
+    share: tuple[float, float],
+    ratio: tuple[float, float],
+    limits: tuple[int, int, int],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A box's two sides, int32 (B,), the first of A tries that fits, and whether one does.
+
+    bits_BA: words for the box's share of the area, uniform, and for the ratio of the first side to
+    the second, log-uniform. limits: the least side, the largest first and the largest second one.
+    """
+    log_ratio = tuple(math.log(value) for value in ratio)
+    area_BA = area * between(bits_BA[0], *share)
+    root_BA = jnp.exp(0.5 * between(bits_BA[1], *log_ratio))
+    first_BA = jnp.round(jnp.sqrt(area_BA) * root_BA).astype(jnp.int32)
+    second_BA = jnp.round(jnp.sqrt(area_BA) / root_BA).astype(jnp.int32)
+    least, most_first, most_second = limits
+    fits_BA = (first_BA <= most_first) & (second_BA <= most_second)
+    fits_BA &= jnp.minimum(first_BA, second_BA) >= least
+    chosen_B1 = jnp.argmax(fits_BA, axis=1)[:, None]
+    first_B = jnp.take_along_axis(first_BA, chosen_B1, axis=1)[:, 0]
+    second_B = jnp.take_along_axis(second_BA, chosen_B1, axis=1)[:, 0]
+    return first_B, second_B, jnp.any(fits_BA, axis=1)

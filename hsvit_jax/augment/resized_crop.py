@@ -1,0 +1,117 @@
+"""A random box of each image, enlarged to the image's size: equal to Pillow's bilinear resizing.
+
+A box never exceeds the image, so nothing is shrunk and two pixels a side decide every new one.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from hsvit_jax.augment.draws import box_sizes, example_bits, whole_number
+
+RATIO = (3 / 4, 4 / 3)
+TRIES = 10
+
+# Apart from the words of the other augmentations, which stay what they were.
+_STREAM = 1
+_Y, _X = range(2)
+_AREA, _RATIO = slice(2, 2 + TRIES), slice(2 + TRIES, 2 + 2 * TRIES)
+_WORDS = 2 + 2 * TRIES
+_BITS = 22  # of Pillow's fixed-point weights
+
+
+def random_boxes(
+    key: jax.Array, indices_B: jax.Array, size: tuple[int, int], area: tuple[float, float]
+) -> jax.Array:
+    """A box (top, left, rows, columns) for each example, within (H, W) = size: int32 (B, 4).
+
+    Drawn from (key, its index) alone: a share of the image's area, uniform in `area`, a ratio of
+    columns to rows, log-uniform in 3/4..4/3, and a place. The first of ten tries that fits is
+    taken. Where none does, it is the largest centred box whose ratio is the nearest one allowed.
+    Source: torchvision's RandomResizedCrop.
+    """
+    height, width = size
+    bits_BS = example_bits(jax.random.fold_in(key, _STREAM), indices_B, _WORDS)
+    columns_B, rows_B, fits_B = box_sizes(
+        (bits_BS[:, _AREA], bits_BS[:, _RATIO]), height * width, area, RATIO, (1, width, height)
+    )
+    top_B = whole_number(bits_BS[:, _Y], jnp.maximum(height - rows_B + 1, 1))
+    left_B = whole_number(bits_BS[:, _X], jnp.maximum(width - columns_B + 1, 1))
+    drawn_B4 = jnp.stack([top_B, left_B, rows_B, columns_B], axis=1)
+    return jnp.where(fits_B[:, None], drawn_B4, jnp.asarray(_centred(height, width))[None, :])
+
+
+def _centred(height: int, width: int) -> tuple[int, int, int, int]:
+    narrowest, widest = RATIO
+    rows, columns = height, width
+    if width / height < narrowest:
+        rows = max(min(round(width / narrowest), height), 1)
+    elif width / height > widest:
+        columns = max(min(round(height * widest), width), 1)
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+def resize_boxes(images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Array) -> jax.Array:
+    """Each image's box (top, left, rows, columns) at the size of the image, mirrored where told.
+
+    uint8 (B, H, W, C), int32 (B, 4) with boxes inside the image, bool (B,) → uint8 (B, H, W, C).
+    Each pass, columns first, is in Pillow's fixed point, so that cropping and resizing with Pillow
+    gives the same bits.
+    """
+    _, height, width, _ = images_BHWC.shape
+    top_B, left_B, rows_B, columns_B = (boxes_B4[:, i] for i in range(4))
+    x_BW = jnp.arange(width, dtype=jnp.int32)[None, :]
+    x_BW = jnp.where(mirrored_B[:, None], width - 1 - x_BW, x_BW)
+    y_BH = jnp.broadcast_to(jnp.arange(height, dtype=jnp.int32)[None, :], (len(top_B), height))
+    images_BHWC = _pass(images_BHWC, x_BW, left_B, columns_B, axis=1)
+    return _pass(images_BHWC, y_BH, top_B, rows_B, axis=0)
+
+
+def _pass(
+    images_BHWC: jax.Array, place_BS: jax.Array, start_B: jax.Array, length_B: jax.Array, axis: int
+) -> jax.Array:
+    """Output place o has its centre at (o + ½)·length/size - ½ of the box, between two pixels."""
+    size = place_BS.shape[1]
+    length_B1 = length_B[:, None]
+    twice_BS = (2 * place_BS + 1) * length_B1 - size  # the centre, in units of 1/(2·size)
+    before_BS = twice_BS // (2 * size)
+    part_BS = twice_BS - before_BS * (2 * size)
+    pixels_B2S = start_B[:, None, None] + jnp.clip(
+        jnp.stack([before_BS, before_BS + 1], axis=1), 0, length_B1[:, None] - 1
+    )
+    weight_B2S = jnp.stack([_weight(2 * size - part_BS, size), _weight(part_BS, size)], axis=1)
+
+    def one(image_HWC: jax.Array, pixels_2S: jax.Array, weight_2S: jax.Array) -> jax.Array:
+        shape = [1, 1, 1]
+        shape[axis] = size
+        total = jnp.int32(1 << (_BITS - 1))
+        for at_S, weight_S in zip(pixels_2S, weight_2S, strict=True):
+            taken_HWC = jnp.take(image_HWC, at_S, axis, mode="clip").astype(jnp.int32)
+            total = total + taken_HWC * weight_S.reshape(shape)
+        return (total >> _BITS).astype(jnp.uint8)
+
+    return jax.vmap(one)(images_BHWC, pixels_B2S, weight_B2S)
+
+
+def _weight(part: jax.Array, size: int) -> jax.Array:
+    """part/(2·size), rounded to a whole number of 2^-22; in two halves that stay within int32."""
+    half = 1 << (_BITS // 2)
+    high = part * half // (2 * size)
+    low = ((part * half - high * (2 * size)) * half + size) // (2 * size)
+    return high * half + low
+
+
+def check(area: tuple[float, float]) -> tuple[float, ...]:
+    """The shares of the area as floats, () for none; raises ValueError for any but 0 < low ≤ high
+    ≤ 1."""
+    try:
+        values = tuple(float(value) for value in area)
+    except (TypeError, ValueError):
+        values = (math.nan,)
+    if values and not (len(values) == 2 and 0.0 < values[0] <= values[1] <= 1.0):
+        raise ValueError(
+            f"random_resized_crop is {area!r}; it must be the least and the largest share of the "
+            "area, such as (0.08, 1.0), or () for none"
+        )
+    return values

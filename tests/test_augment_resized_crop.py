@@ -1,0 +1,181 @@
+"""Random resized crops: Pillow's bits for given boxes, torchvision's distribution of boxes."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from PIL import Image
+
+from hsvit_jax.augment import Augment, resized_crop, train_batch
+
+# Identity normalisation: float pixels can be compared with the uint8 ones.
+RAW = Augment(mean=(0.0,) * 3, std=(1 / 255,) * 3, num_classes=7, random_resized_crop=(0.08, 1.0))
+
+
+def noise(shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def pillow(image_HWC: np.ndarray, box, mirrored: bool) -> np.ndarray:
+    """As torchvision does it on PIL images: crop, resize, then flip."""
+    top, left, rows, columns = (int(n) for n in box)
+    image = Image.fromarray(image_HWC).crop((left, top, left + columns, top + rows))
+    resized = image.resize((image_HWC.shape[1], image_HWC.shape[0]), Image.Resampling.BILINEAR)
+    return np.asarray(resized)[:, :: -1 if mirrored else 1]
+
+
+@functools.cache
+def compiled():
+    return jax.jit(resized_crop.resize_boxes)
+
+
+@pytest.mark.parametrize("size", [(29, 37), (64, 48)])
+def test_given_boxes_are_pillow_s_to_the_bit(size):
+    rng = np.random.default_rng(1)
+    boxes = [(0, 0, *size), (0, 0, 1, 1), (size[0] - 1, 3, 1, 9), (2, size[1] - 1, 13, 1)]
+    for _ in range(60):
+        rows, columns = rng.integers(1, size[0] + 1), rng.integers(1, size[1] + 1)
+        top, left = rng.integers(size[0] - rows + 1), rng.integers(size[1] - columns + 1)
+        boxes.append((top, left, rows, columns))
+    images = noise((len(boxes), *size, 3))
+    images[7], images[8] = 0, 255
+    mirrored = np.arange(len(boxes)) % 3 == 1
+    found = compiled()(images, np.array(boxes, np.int32), mirrored)
+    assert found.dtype == jnp.uint8
+    expected = [pillow(*args) for args in zip(images, boxes, mirrored, strict=True)]
+    np.testing.assert_array_equal(found, np.stack(expected))
+
+
+def test_at_a_large_image_s_size_too():
+    """Weights and places stay within 32 bits."""
+    images, box = noise((1, 3, 8191, 1)), (1, 17, 2, 8100)
+    found = compiled()(images, np.array([box], np.int32), np.zeros(1, bool))
+    expected = pillow(images[0, ..., 0], box, False)
+    np.testing.assert_array_equal(found[0, ..., 0], expected)
+
+
+def drawn(count, size, area=(0.08, 1.0), seed=0):
+    draw = jax.jit(lambda ids: resized_crop.random_boxes(jax.random.key(seed), ids, size, area))
+    return np.asarray(draw(np.arange(count, dtype=np.int32)))
+
+
+def test_boxes_are_spread_as_they_should_be():
+    """Area uniform and ratio log-uniform where all of them fit; every place is reached."""
+    height, width = 300, 400
+    low, high = 0.08, 0.5  # 0.5·4/3 of the area of 300×400 is less than either side squared
+    top, left, rows, columns = drawn(20_000, (height, width), (low, high)).T
+    share, ratio = rows * columns / (height * width), columns / rows
+    assert 0.079 < share.min() < 0.082 and 0.495 < share.max() < 0.502
+    assert abs(share.mean() - (low + high) / 2) < 0.003
+    assert abs(np.quantile(share, 0.25) - (low + (high - low) / 4)) < 0.005
+    bound = math.log(4 / 3)
+    assert abs(np.log(ratio)).max() < bound + 0.02  # sides are whole pixels
+    assert abs(np.log(ratio).mean()) < 0.004
+    assert abs(np.quantile(np.log(ratio), 0.75) - bound / 2) < 0.006
+    for start, length, side in ((top, rows, height), (left, columns, width)):
+        assert start.min() == 0 and (start + length).max() == side
+        place = start / np.maximum(side - length, 1)
+        assert abs(place.mean() - 0.5) < 0.01 and abs((place < 0.1).mean() - 0.1) < 0.01
+
+
+def test_as_torchvision_draws_them():
+    """The same ten tries written down with NumPy's numbers: quantiles agree within the noise."""
+    rng, size, count = np.random.default_rng(5), 224, 8_000
+    area = size * size * rng.uniform(0.08, 1.0, (count, 10))
+    root = np.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3), (count, 10)) / 2)
+    columns, rows = np.round(np.sqrt(area) * root), np.round(np.sqrt(area) / root)
+    fits = (columns <= size) & (rows <= size)
+    first = np.where(fits.any(1), fits.argmax(1), 0)
+    columns, rows = (
+        np.where(fits.any(1), x[np.arange(count), first], size) for x in (columns, rows)
+    )
+    found = drawn(count, (size, size))
+    for quantile in (0.1, 0.3, 0.5, 0.7, 0.9):
+        for ours, theirs in ((found[:, 2], rows), (found[:, 3], columns)):
+            assert abs(np.quantile(ours, quantile) - np.quantile(theirs, quantile)) < 6
+        ours, theirs = found[:, 2] * found[:, 3], rows * columns
+        assert abs(np.quantile(ours, quantile) / np.quantile(theirs, quantile) - 1) < 0.06
+    assert (found >= [0, 0, 1, 1]).all()
+    assert (found[:, :2] + found[:, 2:] <= size).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [((10, 90), (0, 38, 10, 13)), ((90, 10), (38, 0, 13, 10)), ((1, 1), (0, 0, 1, 1))],
+)
+def test_what_never_fits_falls_back_to_the_centre(size, box):
+    """A whole strip has no box of that ratio: the largest centred one, of 4/3 or 3/4."""
+    assert (drawn(5, size, (1.0, 1.0)) == box).all()
+
+
+def run(settings, images, ids, seed=0):
+    step = jax.jit(lambda *args: train_batch(settings, *args))
+    labels = np.zeros(len(images), np.int32)
+    keys = jax.random.key(seed), jax.random.key(1)
+    if isinstance(images, jax.Array):
+        labels = jax.device_put(labels, images.sharding)
+    return np.asarray(step(*keys, images, labels, ids)[0])
+
+
+def test_a_batch_is_cropped_by_its_own_draws():
+    """What train_batch gives is its boxes' pixels, mirrored half of the time."""
+    images, ids = noise((40, 13, 17, 3)), np.arange(40, dtype=np.int32) * 31 + 5
+    boxes = resized_crop.random_boxes(jax.random.key(0), ids, (13, 17), (0.08, 1.0))
+    plain = run(RAW, images, ids)
+    expected = np.stack([pillow(*args, False) for args in zip(images, boxes, strict=True)])
+    np.testing.assert_array_equal(plain, expected)
+    flipped = run(dataclasses.replace(RAW, flip=True), images, ids)
+    mirrored = (flipped == plain[:, :, ::-1]).all(axis=(1, 2, 3))
+    assert (mirrored | (flipped == plain).all(axis=(1, 2, 3))).all() and 8 < mirrored.sum() < 32
+    assert (run(RAW, images, ids, seed=9) != plain).any(axis=(1, 2, 3)).mean() > 0.9
+
+
+def test_neither_neighbours_nor_devices_matter():
+    images, ids = noise((32, 13, 17, 3)), np.arange(32, dtype=np.int32)
+    settings = dataclasses.replace(RAW, flip=True, trivial_augment=True, erasing=0.5)
+    alone = run(settings, images, ids)
+    order = np.random.default_rng(1).permutation(32)[:5]
+    np.testing.assert_array_equal(run(settings, images[order], ids[order]), alone[order])
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+    together = run(settings, *(jax.device_put(x, spread) for x in (images, ids)))
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_the_other_draws_stay():
+    """Erased boxes are those of a run without it."""
+    images, ids = np.full((64, 16, 16, 3), 255, np.uint8), np.arange(64, dtype=np.int32)
+    with_crop = dataclasses.replace(RAW, erasing=0.5)
+    without = dataclasses.replace(with_crop, random_resized_crop=())
+    found = run(with_crop, images, ids)
+    np.testing.assert_array_equal(found, run(without, images, ids))
+    assert (found == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"random_resized_crop": (0.5,)}, r"random_resized_crop is \(0.5,\).*\(0.08, 1.0\)"),
+        ({"random_resized_crop": (0.0, 1.0)}, r"is \(0.0, 1.0\)"),
+        ({"random_resized_crop": (0.9, 0.5)}, r"is \(0.9, 0.5\)"),
+        ({"random_resized_crop": (0.5, 1.1)}, r"is \(0.5, 1.1\)"),
+        ({"random_resized_crop": (0.5, float("nan"))}, "nan"),
+        ({"random_resized_crop": 0.5}, "is 0.5"),
+        ({"crop_padding": 4}, "crop_padding is 4: set it to 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(RAW, **change)
+
+
+def test_a_list_is_a_tuple():
+    settings = dataclasses.replace(RAW, random_resized_crop=[0.08, 1])
+    assert settings == RAW and hash(settings) == hash(RAW)
+    off = dataclasses.replace(RAW, random_resized_crop=())
+    assert set(RAW.active()) - set(off.active()) == {"random_resized_crop"}

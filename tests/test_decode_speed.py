@@ -1,0 +1,58 @@
+"""The decoding benchmark: what it reads, and what it says. No test looks at a clock."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hsvit_jax import benchmark, configfile, decode_speed
+from hsvit_jax.data import decode
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The recipe of a frozen backbone, at 24 pixels, on twenty JPEGs of 40×30."""
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(10):
+            image = Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8))
+            image.save(tmp_path / "set" / name / f"{i}.jpg")
+    spec = f"hsvit_backbone:resnet18,paper,folder={tmp_path / 'set'}"
+    return spec, (f"data.dir={tmp_path / 'data'}", "data.image_size=24", "train.batch=8")
+
+
+def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
+    loaded = configfile.get_config(config[0], *config[1])
+    seen = []
+    read_image = decode.read_image
+
+    def read(raw, image_size, channels, *, name):
+        seen.append(name)
+        return read_image(raw, image_size, channels, name=name)
+
+    monkeypatch.setattr(decode, "read_image", read)
+    speed = decode_speed.measure(loaded, steps=3, warmup=2)
+    assert len(seen) >= 20 + 5 * 8  # once when the set is checked, then again for each batch
+    assert speed.image_size == (24, 24)
+    assert len(speed.images_per_second) == 3 and min(speed.images_per_second) > 0
+    assert speed.images_per_cpu_second > 0
+
+
+def test_the_command_prints_one_line(config, capsys):
+    settings = [f"--config.{setting}" for setting in config[1]]
+    words = ["benchmark", f"--config={config[0]}", *settings, "--work=decode", "--steps=2"]
+    assert benchmark.main(words) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["work"], record["batch"], record["steps"]) == ("decode", 8, 2)
+    assert record["image_size"] == [24, 24] and record["data"].startswith("folder=")
+    assert record["images_per_second"] > 0 and record["images_per_cpu_second"] > 0
+    for more in ("--trace=x", "--parts"):
+        assert benchmark.main([*words, more]) == 2
+        assert "leave out --trace and --parts" in capsys.readouterr().err
+
+
+def test_a_set_without_files_is_a_mistake(capsys):
+    assert benchmark.main(["benchmark", "--config=c2a2:digits", "--work=decode"]) == 1
+    assert "digits is in memory" in capsys.readouterr().err
