@@ -290,8 +290,9 @@ class _Here:
         #: Channels of each BatchNorm here.
         self.norm_channels = [self.towers * x.c_out // kernels for x in layers]
         # Kept for the gradient: each convolution's result, what it is normalised and cut to (which
-        # the gradient makes again where nothing is gathered, and then holds), a pool's result, what a pointwise kernel takes, maps gathered, tokens, and what an
-        # attention block's products take.
+        # the gradient makes again where nothing is gathered, and then holds), a pool's result, what
+        # a pointwise kernel takes, maps gathered, tokens, and what an attention block's products
+        # take.
         maps = sum(
             (2 * x.pixels + x.pooled) * x.c_out // kernels
             + (x.pixels * x.c_in // kernels if x.depthwise else 0)

@@ -1,0 +1,39 @@
+"""What C2A2's compiled training step may cost: a change that makes it dearer has to say so here."""
+
+import jax
+import pytest
+
+from hsvit_jax import benchmark, configfile, plan_compiled
+
+BATCH = 16
+#: FLOPs of one step's products and convolutions, every turn of a loop counted: two thirds of a
+#: direct convolution's where Winograd's is taken. And its bytes besides the arguments.
+FLOPS, WORKSPACE = 6_572_863_488, 56_664_360
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The trainer's step as compiled for one device, at C2A2's own sizes and 32 pixels."""
+    config = configfile.get_config("c2a2").copy_and_resolve_references()
+    config.train.batch = BATCH
+    run = benchmark._prepare(config, False, jax.devices()[:1])
+    return benchmark._train_job(run, True)
+
+
+def test_flops_are_within_the_budget(step):
+    flops, transfers = plan_compiled.count(step.compiled.as_text(), 1)
+    assert flops == pytest.approx(FLOPS, rel=0.02)
+    assert not transfers
+
+
+def test_workspace_is_within_the_budget(step):
+    assert step.compiled.memory_analysis().temp_size_in_bytes < 1.1 * WORKSPACE
+
+
+def test_the_data_set_is_an_argument_and_no_more(step):
+    """Besides the state, which is given back in its place, and which no copy is made of."""
+    memory = step.compiled.memory_analysis()
+    data = 8 * BATCH * (32 * 32 * 3 + 4 + 4)
+    besides = memory.argument_size_in_bytes - memory.alias_size_in_bytes
+    assert besides == pytest.approx(data, rel=0.01)
+    assert memory.output_size_in_bytes == pytest.approx(memory.alias_size_in_bytes, rel=0.01)
