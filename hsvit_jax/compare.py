@@ -227,6 +227,7 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
     figure = Figure(figsize=(13, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -250,7 +251,12 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
                 capsize=3,
                 label=f"{row.name}: {row.accuracy:.2%}",
             )
-        panel.set(xlabel=label, xscale="log")
+        spread = [getattr(row, field) for row in rows]
+        wide = max(spread) > 5 * min(spread)  # else a logarithmic axis may have no tick to show
+        panel.set(xlabel=label, xscale="log" if wide else "linear")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)) if wide else MaxNLocator(4))
+        panel.xaxis.set_major_formatter(EngFormatter())
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(alpha=0.3)
     panels[0].set(ylabel="test accuracy (%)")
     handles, labels = panels[0].get_legend_handles_labels()

@@ -7,6 +7,7 @@ Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks"
 al., "Squeeze-and-Excitation Networks", section 3; Tan and Le, "EfficientNet", section 4.
 """
 
+import abc
 import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -57,9 +58,9 @@ class Plan(NamedTuple):
 class InvertedConfig(ConvNetConfig):
     """Sizes of a network that a `Plan` describes."""
 
+    @abc.abstractmethod
     def plan(self) -> Plan:
         """All convolutions."""
-        raise NotImplementedError
 
     def convs(self) -> Iterator[Conv]:
         plan = self.plan()
