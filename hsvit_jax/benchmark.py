@@ -477,7 +477,7 @@ def measure_peak(dtype: str, repeats: int = 5) -> dict:
     import jax
     import jax.numpy as jnp
 
-    from hsvit_jax.models import layers
+    from hsvit_jax.models import direct
 
     side, batch = _PEAK_SIZES.get(jax.default_backend(), _PEAK_SIZES_ACCELERATOR)
     square = jnp.ones((side, side), dtype)
@@ -485,7 +485,7 @@ def measure_peak(dtype: str, repeats: int = 5) -> dict:
     best = {}
     for name, function, args, flops in (
         ("matmul", jnp.matmul, (square, square), 2 * side**3),
-        ("convolution", layers.conv2d_xla, (maps, kernel), 2 * maps.size * kernel.size // 128),
+        ("convolution", direct.conv2d_xla, (maps, kernel), 2 * maps.size * kernel.size // 128),
     ):
         take = functools.partial(jax.jit(function), *args)
         jax.block_until_ready(take())
@@ -584,8 +584,8 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
     import optax
 
     from hsvit_jax import optim, step
-    from hsvit_jax.models import layers
     from hsvit_jax.models.network import Share
+    from hsvit_jax.models.pooling import max_pool
 
     model, batch = run.model, run.config.train.batch
     state = step.place_state(run.make_state, run.mesh, run.model)
@@ -636,7 +636,7 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
         return logits(own[0], Cut(total=lambda *_: own[1]), rest)
 
     def pooling(maps: list, *_: Any) -> list:
-        return [layers.max_pool(x, *pool) for x, pool in zip(maps, pools, strict=True)]
+        return [max_pool(x, *pool) for x, pool in zip(maps, pools, strict=True)]
 
     maps, pools = _pooled_maps(model, batch)
     timed = {}

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.models import winograd
+from hsvit_jax.models import convolution
 
 _BYTES = {
     "pred": 1,
@@ -116,7 +116,7 @@ def compile_network(
             feedback = mesh_lib.keep_feedback(mesh, feedback, ids, *lost, jnp.bool_(True))
         return grads, stats, feedback
 
-    with winograd.not_at_all():
+    with convolution.as_on_accelerators():
         programs = (
             jax.jit(forward, in_shardings=(*where, split), out_shardings=split).lower(
                 params, stats, images

@@ -10,7 +10,7 @@ import small_runs
 
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import plan, plan_costs, summary
-from hsvit_jax.models import hsvit, layers
+from hsvit_jax.models import direct, hsvit
 from hsvit_jax.models import network as network_lib
 from hsvit_jax.models.depthwise import depthwise_conv2d_xla
 
@@ -64,7 +64,7 @@ def test_a_block_is_depthwise_then_pointwise_then_norm():
     found = block(x, call, network_lib.WHOLE, whole=False)
     for i in ("0", "1"):
         y = depthwise_conv2d_xla(x, own["depthwise"][i])
-        y = layers.conv2d_xla(y, own["kernels"][i])
+        y = direct.conv2d_xla(y, own["kernels"][i])
         scale = own["norms"][i]["scale"] / np.sqrt(norm[i]["var"] + 1e-5)
         shift = own["norms"][i]["bias"] - norm[i]["mean"] * scale
         x = np.maximum(y * scale[None, None, None] + shift[None, None, None], 0)

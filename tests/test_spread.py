@@ -12,7 +12,7 @@ import pytest
 
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import plan_compiled
-from hsvit_jax.models import hsvit, winograd
+from hsvit_jax.models import convolution, hsvit
 
 BASE = hsvit.HSViTConfig(
     image_size=(8, 12),
@@ -181,7 +181,7 @@ def test_what_a_device_could_compute_while_it_waits():
     mesh, arguments = placed(network, 2, 4)
     spread = mesh_lib.spread(network, mesh, gradients="bf16")
     gradient = jax.jit(jax.grad(objective(spread), has_aux=True))
-    with winograd.not_at_all():
+    with convolution.as_on_accelerators():
         text = gradient.lower(*arguments).compile().as_text()
     found = plan_compiled.overlaps(text, 2)
     votes = BATCH // 4 * FEW.embed_dim * 4

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import blocks, layers, mixers, mixing, stems
+from hsvit_jax.models import blocks, mixers, mixing, stems
 from hsvit_jax.models.blocks import LayerNorm, Linear, Row, linear_row
 from hsvit_jax.models.conv import Conv
 from hsvit_jax.models.mixing import Mixing
 from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.pooling import max_pool
 
 Array = jax.Array
 
@@ -133,7 +134,7 @@ class Tokenizer(nnx.Module):
         """(B, H, W, C) → (B, T, D)."""
         for conv in self.convs:
             x_BHWC = jax.nn.relu(conv(images_BHWC))
-            images_BHWC = layers.max_pool(x_BHWC, self.window, self.stride)
+            images_BHWC = max_pool(x_BHWC, self.window, self.stride)
         return stems.flatten(images_BHWC)
 
 

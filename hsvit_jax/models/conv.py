@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import layers
+from hsvit_jax.models import convolution, layers
 from hsvit_jax.models.activations import activation as by_name
 from hsvit_jax.models.blocks import Row, conv_row, norm_row, over_last, start_bias, start_kernel
 from hsvit_jax.models.depthwise import depthwise_conv2d
@@ -75,7 +75,7 @@ def convolve(
     if per_group == 1 and c_out == groups:
         return depthwise_conv2d(x_BHWC, kernel_HWIO, stride, around, dilation)
     if usual and groups == 1 and dilation == 1:
-        return layers.conv2d(x_BHWC, kernel_HWIO)
+        return convolution.conv2d(x_BHWC, kernel_HWIO)
     return lax.conv_general_dilated(
         x_BHWC,
         kernel_HWIO,

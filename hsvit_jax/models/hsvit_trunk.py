@@ -6,7 +6,6 @@ nothing between them best). The convolution of the image itself stays dense, as 
 three channels in, a depthwise kernel each would leave the network one or three filters.
 """
 
-from collections.abc import Callable
 from functools import partial
 from math import prod
 
@@ -15,9 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.convolution import rectified, rectified_conv2d
 from hsvit_jax.models.depthwise import depthwise_conv2d
 from hsvit_jax.models.hsvit_sizes import HSViTConfig
 from hsvit_jax.models.network import WHOLE, Call, Share
+from hsvit_jax.models.pooling import max_pool
 from hsvit_jax.models.recompute import recomputed
 
 Array = jax.Array
@@ -60,34 +61,40 @@ class ConvBlock(nnx.Module):
         gradient: of the two maps only one is kept. Not where it is gathered, which would be twice.
         """
 
-        def rectified(x: Array, *line: Array) -> Array:
-            return jax.nn.relu(layers.scale_shift(x, *line)) if line else x
-
-        def convolution(i: int) -> Callable[..., Array]:
-            return lambda x, *line: self._convolve(i, rectified(x, *line), kernels, not i and whole)
-
-        def pooling(x: Array, *line: Array) -> Array:
-            x = rectified(x, *line)
-            return layers.max_pool(x, self.window, self.stride) if self.stride > 1 else x
-
         line: tuple[Array, ...] = ()
         for i, norm in enumerate(self.norms):
-            again = line and kernels is WHOLE
-            y = (partial(recomputed, convolution(i)) if again else convolution(i))(x_BHWC, *line)
-            x_BHWC, line = y, norm.line(y, train=call.train, batch_axes=call.batch_axes)
-        return recomputed(pooling, x_BHWC, *line)
+            here = whole and i == 0
+            x_BHWC, moments = self._convolve(i, x_BHWC, line, call, WHOLE if here else kernels)
+            line = norm.line(x_BHWC, train=call.train, batch_axes=call.batch_axes, moments=moments)
+        return recomputed(self._pool, x_BHWC, *line)
 
-    def _convolve(self, i: int, x_BHWC: Array, kernels: Share, whole: bool) -> Array:
-        """A depthwise kernel works on the channels that are here, so what is gathered for the
-        pointwise one is as large as for a dense convolution."""
-        first_apart = len(self.kernels) - len(self.depthwise)
-        if i >= first_apart:
-            x_BHWC = depthwise_conv2d(x_BHWC, self.depthwise[i - first_apart][...])
-        if not whole:
-            x_BHWC = kernels.gather(x_BHWC, 3)
-        if i >= first_apart:
-            return x_BHWC @ self.kernels[i][...].astype(x_BHWC.dtype)[0, 0]
-        return layers.conv2d(x_BHWC, self.kernels[i][...])
+    def _convolve(
+        self, i: int, x_BHWC: Array, line: tuple[Array, ...], call: Call, kernels: Share
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """The i-th convolution of what the line before makes of x, and the moments of its output,
+        where they come with it.
+
+        A depthwise kernel works on the channels that are here, so what is gathered for the
+        pointwise one is as large as for a dense convolution.
+        """
+        kernel_HWIO, apart = self.kernels[i], i - (len(self.kernels) - len(self.depthwise))
+        if apart < 0:
+            if kernels is not WHOLE:
+                x_BHWC, line = kernels.gather(rectified(x_BHWC, *line), 3), ()
+            return rectified_conv2d(x_BHWC, line, kernel_HWIO[...], moments=call.train)
+
+        def separable(x: Array, *line: Array) -> Array:
+            x = depthwise_conv2d(rectified(x, *line), self.depthwise[apart][...])
+            return kernels.gather(x, 3) @ kernel_HWIO[...].astype(x.dtype)[0, 0]
+
+        again = line and kernels is WHOLE
+        return (partial(recomputed, separable) if again else separable)(x_BHWC, *line), ()
+
+    def _pool(self, x_BHWC: Array, *line: Array) -> Array:
+        """The largest is rectified: that is what the rectified ones' largest is, and smaller."""
+        if self.stride == 1:
+            return rectified(x_BHWC, *line)
+        return jax.nn.relu(max_pool(layers.scale_shift(x_BHWC, *line), self.window, self.stride))
 
 
 class Trunk(nnx.Module):

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import blocks, layers, power
+from hsvit_jax.models import blocks, power
 from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.pooling import max_pool
 
 Array = jax.Array
 
@@ -214,10 +215,7 @@ class Pool(nnx.Module):
         batch, _, dim = x_BTD.shape
         x = x_BTD.reshape(batch, *self.before, dim)
         pad = self.window // 2 if len(self.before) == 2 else 0
-        if self.kind == "max" and pad:
-            x = layers.max_pool(x, self.window, 2)
-        else:
-            x = self._combined(x, pad)
+        x = max_pool(x, self.window, 2) if self.kind == "max" and pad else self._combined(x, pad)
         return blocks.add_positions(x.reshape(batch, -1, dim), self.position[...])
 
     def _combined(self, x: Array, pad: int) -> Array:

@@ -7,7 +7,7 @@ for the back end that compiles it; the plain XLA formula is always the reference
 """
 
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import winograd
 from hsvit_jax.models.recompute import recomputed
 
 Array = jax.Array
@@ -42,42 +41,7 @@ def torch_linear(key: Array, groups: tuple[int, ...], fan_in: int, fan_out: int)
     }
 
 
-# --- Convolution and pooling ---------------------------------------------------------------------
-
-
-def _shifts(x_BHWC: Array, size: int) -> list[Array]:
-    """The image moved by every offset of a size×size kernel, row by row, zeros coming in."""
-    _, rows, columns, _ = x_BHWC.shape
-    pad = size // 2
-    padded = jnp.pad(x_BHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    return [padded[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
-
-
-def conv2d_xla(x_BHWC: Array, kernel_HWIO: Array) -> Array:
-    """`conv2d` as XLA's own convolution: the reference, and what accelerators run."""
-    pad = kernel_HWIO.shape[0] // 2
-    return lax.conv_general_dilated(
-        x_BHWC,
-        kernel_HWIO,
-        (1, 1),
-        ((pad, pad), (pad, pad)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-
-
-def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:
-    """Stride-1 convolution with symmetric zero padding k//2, odd square kernels, no bias.
-
-    Takes images (B, H, W, I) and kernels (k, k, I, O), returns (B, H, W, O) in the images' dtype.
-    On CPU two things are formulated as matrix products, because XLA's convolution leaves the vector
-    units idle there: few input channels (an RGB image), and the kernel's gradient.
-    """
-    c_in = x_BHWC.shape[3]
-    kernel = vary_like(kernel_HWIO.astype(x_BHWC.dtype), x_BHWC)
-    if jax.default_backend() != "cpu":
-        return conv2d_xla(x_BHWC, kernel)
-    x_BHWC = vary_like(x_BHWC, kernel)
-    return _conv2d_patches(x_BHWC, kernel) if c_in <= 4 else _conv2d_cpu(x_BHWC, kernel)
+# --- Inside a mesh -------------------------------------------------------------------------------
 
 
 def vary_like(x: Array, like: Array) -> Array:
@@ -90,162 +54,18 @@ def vary_like(x: Array, like: Array) -> Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def _patches(x_BHWC: Array, size: int) -> Array:
-    """The size² pixels around each one, with all their channels, in the order of a kernel."""
-    return jnp.concatenate(_shifts(x_BHWC, size), axis=-1)
-
-
-@jax.custom_vjp
-def _conv2d_patches(x_BHWC: Array, kernel_HWIO: Array) -> Array:
-    size, _, c_in, c_out = kernel_HWIO.shape
-    return _patches(x_BHWC, size) @ kernel_HWIO.reshape(size * size * c_in, c_out)
-
-
-def _conv2d_patches_fwd(x_BHWC: Array, kernel_HWIO: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _conv2d_patches(x_BHWC, kernel_HWIO), (x_BHWC, kernel_HWIO)
-
-
-def _conv2d_patches_bwd(residuals: tuple[Array, Array], grad_BHWO: Array) -> tuple[Array, Array]:
-    """Patchesᵀ·gradient, which stays as it lies in memory: XLA would transpose it, the larger."""
-    x_BHWC, kernel_HWIO = residuals
-    size, _, c_in, c_out = kernel_HWIO.shape
-    grad_BHWO = lax.optimization_barrier(grad_BHWO)
-    patches = _patches(x_BHWC, size).reshape(-1, size * size * c_in)
-    grad_kernel = (patches.T @ grad_BHWO.reshape(-1, c_out)).reshape(kernel_HWIO.shape)
-    return conv2d_xla(grad_BHWO, kernel_HWIO[::-1, ::-1].swapaxes(2, 3)), grad_kernel
-
-
-_conv2d_patches.defvjp(_conv2d_patches_fwd, _conv2d_patches_bwd)
-
-
-@jax.custom_vjp
-def _conv2d_cpu(x_BHWC: Array, kernel_HWIO: Array) -> Array:
-    if winograd.fits(x_BHWC.shape, kernel_HWIO.shape):
-        return winograd.convolve(x_BHWC, kernel_HWIO)
-    return conv2d_xla(x_BHWC, kernel_HWIO)
-
-
-def _conv2d_cpu_fwd(x_BHWC: Array, kernel_HWIO: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _conv2d_cpu(x_BHWC, kernel_HWIO), (x_BHWC, kernel_HWIO)
-
-
-def _conv2d_cpu_bwd(residuals: tuple[Array, Array], grad_BHWO: Array) -> tuple[Array, Array]:
-    """The kernel's gradient as products xᵀ·(shifted gradients), in slices that stay in cache."""
-    x_BHWC, kernel_HWIO = residuals
-    if winograd.fits(x_BHWC.shape, kernel_HWIO.shape):
-        zero = vary_like(jnp.zeros((), kernel_HWIO.dtype), grad_BHWO)
-        return winograd.gradients(x_BHWC, kernel_HWIO, grad_BHWO, zero)
-    size, _, c_in, c_out = kernel_HWIO.shape
-    flipped_HWOI = kernel_HWIO[::-1, ::-1].swapaxes(2, 3)
-    grad_x = conv2d_xla(grad_BHWO, flipped_HWOI)
-
-    batch, rows, columns, _ = x_BHWC.shape
-    slice_size = _slice_size(batch, rows * columns)
-
-    def accumulate(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        x, grad = part
-        shifted = jnp.concatenate(_shifts(grad, size), axis=-1).reshape(-1, size * size * c_out)
-        return total + x.reshape(-1, c_in).T @ shifted, None
-
-    parts = tuple(
-        a.reshape(batch // slice_size, slice_size, *a.shape[1:]) for a in (x_BHWC, grad_BHWO)
-    )
-    zeros = vary_like(jnp.zeros((c_in, size * size * c_out), kernel_HWIO.dtype), grad_BHWO)
-    total, _ = lax.scan(accumulate, zeros, parts)
-    # Shifting the gradient one way is shifting the image the other: the offsets come out reversed.
-    grad_kernel = total.reshape(c_in, size, size, c_out).transpose(1, 2, 0, 3)[::-1, ::-1]
-    return grad_x, grad_kernel
-
-
-_conv2d_cpu.defvjp(_conv2d_cpu_fwd, _conv2d_cpu_bwd)
-
-
-def _slice_size(batch: int, pixels: int) -> int:
-    """Images per slice: the largest divisor of the batch with about 2,048 pixels in all (measured:
-    the shifted copies then stay in the second-level cache), 512 for small, many-channel maps."""
-    target = 2048 if pixels >= 256 else 512
-    return max(
-        d for d in range(1, batch + 1) if batch % d == 0 and (d == 1 or d * pixels <= target)
-    )
-
-
-def _windows(x: Array, axis: int, window: int, stride: int) -> list[Array]:
-    """For each offset in the window, the values that stand there, one per window, −inf outside."""
-    pad = window // 2
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (pad, pad)
-    padded = jnp.pad(x, widths, constant_values=-jnp.inf)
-    count = (x.shape[axis] + 2 * pad - window) // stride + 1
-    return [
-        lax.slice_in_dim(padded, i, i + (count - 1) * stride + 1, stride, axis)
-        for i in range(window)
-    ]
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _max_along(x: Array, axis: int, window: int, stride: int) -> Array:
-    """Maximum over a window along one axis, as a chain of maxima of strided slices."""
-    return reduce(jnp.maximum, _windows(x, axis, window, stride))
-
-
-def _max_along_fwd(x: Array, axis: int, window: int, stride: int) -> tuple[Array, Array]:
-    return _max_along(x, axis, window, stride), x
-
-
-def _max_along_bwd(axis: int, window: int, stride: int, x: Array, grad: Array) -> tuple[Array]:
-    """Gives each window's gradient to its first maximum, as PyTorch does.
-
-    Positions are handled by their remainder modulo the stride: each remainder's gradient is a sum
-    of shifted, masked copies of `grad`, and the remainders interleave to the whole.
-    """
-    parts = _windows(x, axis, window, stride)
-    best = reduce(jnp.maximum, parts)
-    taken = jnp.zeros(best.shape, bool)
-    shares = []
-    for part in parts:
-        first = (part == best) & ~taken
-        taken |= first
-        shares.append(jnp.where(first, grad, 0))
-    length, pad, count = x.shape[axis], window // 2, grad.shape[axis]
-    places = -(-length // stride)
-    phases = []
-    for phase in range(stride):
-        total = jnp.zeros((), grad.dtype)
-        for offset, share in enumerate(shares):
-            # Window w's offset stands at position w·stride + offset − pad.
-            if (offset - pad - phase) % stride == 0:
-                ahead = (offset - pad - phase) // stride
-                low, high = ahead, places - count - ahead
-                total = total + lax.pad(
-                    share,
-                    jnp.zeros((), grad.dtype),
-                    [(low, high, 0) if a == axis else (0, 0, 0) for a in range(x.ndim)],
-                )
-        shape = tuple(places if a == axis else n for a, n in enumerate(x.shape))
-        phases.append(jnp.broadcast_to(total, shape) if total.ndim == 0 else total)
-    interleaved = jnp.stack(phases, axis + 1).reshape(
-        *x.shape[:axis], places * stride, *x.shape[axis + 1 :]
-    )
-    return (lax.slice_in_dim(interleaved, 0, length, 1, axis),)
-
-
-_max_along.defvjp(_max_along_fwd, _max_along_bwd)
-
-
-def max_pool(x_BHWC: Array, window: int, stride: int) -> Array:
-    """Max pooling with padding window//2 (−inf outside), rows then columns.
-
-    (B, H, W, C) → (B, H', W', C) with H' = (H + 2·(window//2) − window)//stride + 1. Shifted maxima
-    rather than `reduce_window`, whose gradient is several times slower on CPU.
-    """
-    return _max_along(_max_along(x_BHWC, 1, window, stride), 2, window, stride)
+def vary_alike(*arrays: Array) -> list[Array]:
+    """Marks each as differing along every mesh axis that any of them differs along."""
+    for like in arrays:
+        arrays = tuple(vary_like(x, like) for x in arrays)
+    return list(arrays)
 
 
 # --- Normalisation -------------------------------------------------------------------------------
 
 
-def _norm_dtype(x: Array) -> jnp.dtype:
-    """Moments are never taken in less than float32."""
+def moments_dtype(x: Array) -> jnp.dtype:
+    """The dtype of x's moments: never less than float32."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
@@ -270,10 +90,18 @@ class BatchNorm(nnx.Module):
         return scale_shift(x, *self.line(x, train=train, batch_axes=batch_axes))
 
     def line(
-        self, x: Array, *, train: bool, batch_axes: tuple[str, ...] = ()
+        self,
+        x: Array,
+        *,
+        train: bool,
+        batch_axes: tuple[str, ...] = (),
+        moments: tuple[Array, ...] = (),
     ) -> tuple[Array, Array]:
-        """The (factor, shift), each (C,), that normalise x, for `scale_shift`; else as a call."""
-        dtype = _norm_dtype(x)
+        """The (factor, shift), each (C,), that normalise x, for `scale_shift`; else as a call.
+
+        moments: where they are known already, the mean and variance of equal parts of x, (S, C).
+        """
+        dtype = moments_dtype(x)
         if train:
             axes = tuple(range(x.ndim - 1))
             count = x.size // x.shape[-1] * (lax.axis_size(batch_axes) if batch_axes else 1)
@@ -282,12 +110,15 @@ class BatchNorm(nnx.Module):
                     "batch normalisation needs more than one value per channel in training; "
                     f"got a batch of shape {x.shape}: use a larger batch or image"
                 )
-            mean = x.astype(dtype).mean(axes)
+            mean = moments[0].mean(0) if moments else x.astype(dtype).mean(axes)
             if batch_axes:
                 mean = lax.pmean(mean, batch_axes)
-            var = recomputed(
-                lambda x, m: jnp.square(x.astype(dtype) - _last(m, x.ndim)).mean(axes), x, mean
-            )
+            if moments:
+                var = (moments[1] + jnp.square(moments[0] - mean[None])).mean(0)
+            else:
+                var = recomputed(
+                    lambda x, m: jnp.square(x.astype(dtype) - _last(m, x.ndim)).mean(axes), x, mean
+                )
             if batch_axes:
                 var = lax.pmean(var, batch_axes)
             unbiased = var * (count / (count - 1))
@@ -312,7 +143,7 @@ def _last(vector: Array, ndim: int) -> Array:
 
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float = 1e-5) -> Array:
     """Layer normalisation over the last axis; scale and bias have x's rank."""
-    dtype = _norm_dtype(x)
+    dtype = moments_dtype(x)
     wide = x.astype(dtype)
     mean = wide.mean(-1, keepdims=True)
     var = jnp.square(wide - mean).mean(-1, keepdims=True)
@@ -392,7 +223,7 @@ def dropout_scale(words: Sequence[Array | int], shape: tuple[int, ...], rate: fl
 def attention_weights(q_GBNTE: Array, k_GBNSE: Array) -> Array:
     """Softmax over keys of the scaled scores, (G, B, N, T, S), in at least float32."""
     scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
-    scores = scores.astype(_norm_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
+    scores = scores.astype(moments_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
     return jax.nn.softmax(scores, axis=-1)
 
 
@@ -404,7 +235,7 @@ def _attention(
     Weights are divided by their sum after the product with the values, which is the smaller array.
     """
     scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
-    scores = scores.astype(_norm_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
+    scores = scores.astype(moments_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
     largest = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - largest)
     total = weights.sum(-1, keepdims=True)

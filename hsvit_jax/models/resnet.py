@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import layers
 from hsvit_jax.models.activations import ACTIVATIONS
 from hsvit_jax.models.blocks import Row
 from hsvit_jax.models.convnet import (
@@ -26,6 +25,7 @@ from hsvit_jax.models.convnet import (
     shrunk,
 )
 from hsvit_jax.models.network import WHOLE, Call, Share
+from hsvit_jax.models.pooling import max_pool
 
 Array = jax.Array
 
@@ -186,7 +186,7 @@ class Features(nnx.Module):
 
     def __call__(self, images_BHWC: Array, call: Call, kernels: Share = WHOLE) -> Array:
         """(B, H, W, C) → (B, h, w, C'), the channels that are here."""
-        x_BHWC = layers.max_pool(self.stem(images_BHWC, call, kernels), 3, 2)
+        x_BHWC = max_pool(self.stem(images_BHWC, call, kernels), 3, 2)
         for block in self.blocks:
             x_BHWC = block(x_BHWC, call, kernels)
         return x_BHWC

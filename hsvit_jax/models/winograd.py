@@ -1,125 +1,121 @@
-"""3×3 convolutions on a CPU by Winograd's minimal filtering F(2, 3) along the rows.
+"""3×3 convolutions by Winograd's minimal filtering F(2×2, 3×3), for some images at a time.
 
-Two output rows are made of four products instead of six: with d the four input rows they see and g
-the kernel's three rows,
+Four output pixels are made of 16 products instead of 36. Along one axis, with d the four pixels
+that a pair of outputs sees and g the kernel's three,
 
     m = (d0 − d2)·g0, (d1 + d2)·(g0 + g1 + g2)/2, (d2 − d1)·(g0 − g1 + g2)/2, (d1 − d3)·g2
     y = m0 + m1 + m2, m1 − m2 − m3
 
-and each product is a matrix product over the three columns and all input channels. The sums are of
-two or three numbers and halves are exact, so the rounding error is that of the direct convolution
-(measured: 1e-6 of the largest output for both). Everything runs in slices of a few images, whose
-intermediate rows stay in cache. Source: Winograd (1980); Lavin and Gray (2016), section 4.1.
+and the same along the other; each product is a matrix product over all input channels. The sums are
+of two to nine numbers and quarters are exact, so the rounding error is that of the direct
+convolution (measured: 1e-6 of the largest output for both). Sources: Winograd (1980); Lavin and
+Gray (2016), section 4.1.
 """
-
-import contextlib
-import contextvars
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from hsvit_jax.models import planes
 
 Array = jax.Array
 
-#: Numbers of an input slice, by which the images of a slice are chosen: its transformed rows are
-#: six times as many, and stay within a CPU's second- and third-level caches (measured).
-_SLICE = 1 << 18
+#: Numbers of an input slice, by which the images of a slice are chosen: its transformed pixels are
+#: four times as many, and what is made of them as many again (measured).
+SLICE = 1 << 19
 
-
-_DIRECT = contextvars.ContextVar("direct", default=False)
-
-
-@contextlib.contextmanager
-def not_at_all() -> Iterator[None]:
-    """What is traced meanwhile has direct convolutions: as accelerators compute them, and as the
-    literature counts their FLOPs."""
-    token = _DIRECT.set(True)
-    try:
-        yield
-    finally:
-        _DIRECT.reset(token)
+#: A product comes in planes of every second row and column.
+STRIDE = 2
 
 
 def fits(x_shape: tuple[int, ...], kernel_shape: tuple[int, ...]) -> bool:
     """Whether images (B, H, W, I) and a kernel (k, k, I, O) are better convolved here.
 
-    A single image is not (measured): what its products save, the sums of its rows cost.
+    A single image is not (measured), nor are few channels: what the products save, the sums of the
+    pixels cost.
     """
-    whole = kernel_shape[:2] == (3, 3) and x_shape[1] % 2 == 0 and x_shape[0] > 1
-    return whole and not _DIRECT.get()
+    enough = min(kernel_shape[2:]) >= 32 and min(x_shape[1:3]) >= 4 and x_shape[0] > 1
+    return kernel_shape[:2] == (3, 3) and enough
 
 
-def convolve(x_BHWC: Array, kernel_HWIO: Array) -> Array:
-    """The stride-1 convolution with one row and column of zeros around: (B, H, W, O)."""
-    weights_KIO = _weights(kernel_HWIO)
-    parts = _slices(x_BHWC)
-    return _whole(lax.map(lambda part: _product(part, weights_KIO), parts))
+def weights(kernel_HWIO: Array) -> list[Array]:
+    """The kernel as each of the 16 products needs it: (I, O)."""
+
+    def halves(k: Array) -> Array:
+        outer, inner = (k[0] + k[2]) / 2, k[1] / 2
+        return jnp.stack([k[0], outer + inner, outer - inner, k[2]])
+
+    by_row = halves(kernel_HWIO)
+    both = halves(by_row.swapaxes(0, 1))
+    return [both[j, i] for i in range(4) for j in range(4)]
 
 
-def gradients(x_BHWC: Array, kernel_HWIO: Array, grad_BHWO: Array, zero: Array) -> tuple:
-    """Gradients of `convolve` to the images and to the kernel.
+def product(x_BHWC: Array, weights_IO: list[Array]) -> list[list[Array]]:
+    """The stride-1 convolution with one row and column of zeros around, in 2×2 planes."""
+    m = [x @ w for x, w in zip(_tiles(x_BHWC), weights_IO, strict=True)]
+    rows = zip(*(_outputs(*m[j::4]) for j in range(4)), strict=True)
+    return planes.crop([list(_outputs(*row)) for row in rows], *x_BHWC.shape[1:3])
 
-    zero: a scalar 0 that varies along the mesh axes that the gradients vary along.
+
+def kernel_terms(x_BHWC: Array, grad_BHWO: Array, size: int) -> list[Array]:
+    """What these images add to the sums (I, O) of which `kernel_gradient` is made."""
+    del size
+    c_in, c_out = x_BHWC.shape[3], grad_BHWO.shape[3]
+    return [
+        x.reshape(-1, c_in).T @ g.reshape(-1, c_out)
+        for x, g in zip(_tiles(x_BHWC), _spread(grad_BHWO), strict=True)
+    ]
+
+
+def kernel_gradient(terms: list[Array], kernel_shape: tuple[int, ...]) -> Array:
+    """The kernel's gradient (3, 3, I, O), of the sums of all images' terms."""
+
+    def along(k: Array) -> Array:
+        half, difference = (k[1] + k[2]) / 2, (k[1] - k[2]) / 2
+        return jnp.stack([k[0] + half, difference, half + k[3]])
+
+    by_row = along(jnp.stack(terms).reshape(4, 4, *kernel_shape[2:]))
+    return along(by_row.swapaxes(0, 1)).swapaxes(0, 1)
+
+
+def _sums(d0: Array, d1: Array, d2: Array, d3: Array) -> tuple[Array, ...]:
+    return d0 - d2, d1 + d2, d2 - d1, d1 - d3
+
+
+def _outputs(m0: Array, m1: Array, m2: Array, m3: Array) -> tuple[Array, Array]:
+    return m0 + m1 + m2, m1 - m2 - m3
+
+
+def _pixels(x_BHWC: Array) -> list[list[Array]]:
+    """The 4×4 pixels that each 2×2 of the outputs see, each (B, ⌈H/2⌉, ⌈W/2⌉, C).
+
+    The middle four are the 2×2 themselves. All are views of one padded copy, so that what x is made
+    of is computed once.
     """
-    c_in, c_out = kernel_HWIO.shape[2:]
-    grad_x = convolve(grad_BHWO, kernel_HWIO[::-1, ::-1].swapaxes(2, 3))
-
-    def accumulate(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        rows = _rows(part[0]).reshape(4, -1, 3 * c_in)
-        grad = _spread(part[1]).reshape(4, -1, c_out)
-        return total + jnp.einsum("kpi,kpo->kio", rows, grad), None
-
-    total = jnp.zeros((4, 3 * c_in, c_out), kernel_HWIO.dtype) + zero
-    total, _ = lax.scan(accumulate, total, (_slices(x_BHWC), _slices(grad_BHWO, c_in)))
-    k0, k1, k2, k3 = total.reshape(4, 3, c_in, c_out)
-    half, difference = (k1 + k2) / 2, (k1 - k2) / 2
-    return grad_x, jnp.stack([k0 + half, difference, half + k3])
-
-
-def _weights(kernel_HWIO: Array) -> Array:
-    """The kernel's rows as the four products need them: (4, 3·I, O)."""
-    g0, g1, g2 = kernel_HWIO
-    outer, inner = (g0 + g2) / 2, g1 / 2
-    stacked = jnp.stack([g0, outer + inner, outer - inner, g2])
-    return stacked.reshape(4, -1, kernel_HWIO.shape[3])
-
-
-def _product(x_BHWC: Array, weights_KIO: Array) -> Array:
-    m0, m1, m2, m3 = jnp.einsum("kbhwi,kio->kbhwo", _rows(x_BHWC), weights_KIO)
-    y = jnp.stack([m0 + m1 + m2, m1 - m2 - m3], 2)
-    return y.reshape(*x_BHWC.shape[:3], -1)
-
-
-def _rows(x_BHWC: Array) -> Array:
-    """Sums of the four rows that a pair of output rows sees, with both neighbours: (4, B, H/2, W,
-    3·C)."""
     batch, height, width, channels = x_BHWC.shape
-    padded = jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    pairs = padded.reshape(batch, height // 2 + 1, 2, width + 2, channels)
-    even, odd = pairs[:, :, 0], pairs[:, :, 1]
-    d0, d1, d2, d3 = even[:, :-1], odd[:, :-1], even[:, 1:], odd[:, 1:]
-    sums = jnp.stack([d0 - d2, d1 + d2, d2 - d1, d1 - d3])
-    return jnp.concatenate([sums[:, :, :, j : j + width] for j in range(3)], axis=-1)
+    rows, columns = -(-height // 2), -(-width // 2)
+    ends = (1, 2 * rows - height + 1), (1, 2 * columns - width + 1)
+    padded = jnp.pad(x_BHWC, ((0, 0), *ends, (0, 0)))
+    pairs = padded.reshape(batch, rows + 1, 2, columns + 1, 2, channels)
+
+    def pixel(i: int, j: int) -> Array:
+        top, left = i // 2, j // 2
+        return pairs[:, top : top + rows, i % 2, left : left + columns, j % 2]
+
+    return [[pixel(i, j) for j in range(4)] for i in range(4)]
 
 
-def _spread(grad_BHWO: Array) -> Array:
-    """What a pair of output rows' gradient is to the four products: (4, B, H/2, W, O)."""
-    batch, height, width, channels = grad_BHWO.shape
-    pairs = grad_BHWO.reshape(batch, height // 2, 2, width, channels)
-    upper, lower = pairs[:, :, 0], pairs[:, :, 1]
-    return jnp.stack([upper, upper + lower, upper - lower, -lower])
+def _tiles(x_BHWC: Array) -> list[Array]:
+    """Sums of the pixels that each 2×2 of the outputs see, as the 16 products need them."""
+    by_row = zip(*(_sums(*column) for column in zip(*_pixels(x_BHWC), strict=True)), strict=True)
+    return [x for row in by_row for x in _sums(*row)]
 
 
-def _slices(x_BHWC: Array, channels: int = 0) -> Array:
-    """Whole images in slices: (slices, images of one, H, W, C). channels: that decide how many."""
-    batch, *image = x_BHWC.shape
-    size = image[0] * image[1] * (channels or image[2])
-    images = max(
-        n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * size <= _SLICE)
-    )
-    return x_BHWC.reshape(batch // images, images, *image)
+def _spread(grad_BHWO: Array) -> list[Array]:
+    """What the gradients of 2×2 outputs are to the 16 products."""
 
+    def four(first: Array, second: Array) -> tuple[Array, ...]:
+        return first, first + second, first - second, -second
 
-def _whole(parts: Array) -> Array:
-    return parts.reshape(-1, *parts.shape[2:])
+    _, upper, lower, _ = _pixels(grad_BHWO)
+    by_row = zip(*(four(upper[j], lower[j]) for j in (1, 2)), strict=True)
+    return [x for row in by_row for x in four(*row)]

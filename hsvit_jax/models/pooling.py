@@ -1,0 +1,81 @@
+"""Max pooling."""
+
+from functools import partial, reduce
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = jax.Array
+
+
+def _windows(x: Array, axis: int, window: int, stride: int) -> list[Array]:
+    """For each offset in the window, the values that stand there, one per window, −inf outside."""
+    pad = window // 2
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (pad, pad)
+    padded = jnp.pad(x, widths, constant_values=-jnp.inf)
+    count = (x.shape[axis] + 2 * pad - window) // stride + 1
+    return [
+        lax.slice_in_dim(padded, i, i + (count - 1) * stride + 1, stride, axis)
+        for i in range(window)
+    ]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _max_along(x: Array, axis: int, window: int, stride: int) -> Array:
+    """Maximum over a window along one axis, as a chain of maxima of strided slices."""
+    return reduce(jnp.maximum, _windows(x, axis, window, stride))
+
+
+def _max_along_fwd(x: Array, axis: int, window: int, stride: int) -> tuple[Array, Array]:
+    return _max_along(x, axis, window, stride), x
+
+
+def _max_along_bwd(axis: int, window: int, stride: int, x: Array, grad: Array) -> tuple[Array]:
+    """Gives each window's gradient to its first maximum, as PyTorch does.
+
+    Positions are handled by their remainder modulo the stride: each remainder's gradient is a sum
+    of shifted, masked copies of `grad`, and the remainders interleave to the whole.
+    """
+    parts = _windows(x, axis, window, stride)
+    best = reduce(jnp.maximum, parts)
+    taken = jnp.zeros(best.shape, bool)
+    shares = []
+    for part in parts:
+        first = (part == best) & ~taken
+        taken |= first
+        shares.append(jnp.where(first, grad, 0))
+    length, pad, count = x.shape[axis], window // 2, grad.shape[axis]
+    places = -(-length // stride)
+    phases = []
+    for phase in range(stride):
+        total = jnp.zeros((), grad.dtype)
+        for offset, share in enumerate(shares):
+            # Window w's offset stands at position w·stride + offset − pad.
+            if (offset - pad - phase) % stride == 0:
+                ahead = (offset - pad - phase) // stride
+                low, high = ahead, places - count - ahead
+                total = total + lax.pad(
+                    share,
+                    jnp.zeros((), grad.dtype),
+                    [(low, high, 0) if a == axis else (0, 0, 0) for a in range(x.ndim)],
+                )
+        shape = tuple(places if a == axis else n for a, n in enumerate(x.shape))
+        phases.append(jnp.broadcast_to(total, shape) if total.ndim == 0 else total)
+    interleaved = jnp.stack(phases, axis + 1).reshape(
+        *x.shape[:axis], places * stride, *x.shape[axis + 1 :]
+    )
+    return (lax.slice_in_dim(interleaved, 0, length, 1, axis),)
+
+
+_max_along.defvjp(_max_along_fwd, _max_along_bwd)
+
+
+def max_pool(x_BHWC: Array, window: int, stride: int) -> Array:
+    """Max pooling with padding window//2 (−inf outside), rows then columns.
+
+    (B, H, W, C) → (B, H', W', C) with H' = (H + 2·(window//2) − window)//stride + 1. Shifted maxima
+    rather than `reduce_window`, whose gradient is several times slower on CPU.
+    """
+    return _max_along(_max_along(x_BHWC, 1, window, stride), 2, window, stride)
