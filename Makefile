@@ -14,7 +14,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.installed-test
-	TEST_OPTIMISATION=3 $(BIN)/python -m pytest -m slow
+	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format .

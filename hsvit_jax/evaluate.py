@@ -46,7 +46,7 @@ def make_forward(
         x_BHWC = images_BHWC if features else augment.normalise(images_BHWC, mean, std)
         return apply(params, stats, x_BHWC, votes_G=votes_G)[0]
 
-    return jax.jit(forward)
+    return jax.jit(forward, compiler_options=mesh_lib.compiler_options())
 
 
 def make_evaluator(
@@ -84,7 +84,8 @@ def make_evaluator(
             "confusion": confusion_KK.at[labels_B, predicted_B].add(weight_B),
         }
 
-    compiled = jax.jit(count, out_shardings=mesh_lib.replicated(mesh))
+    options = mesh_lib.compiler_options()
+    compiled = jax.jit(count, out_shardings=mesh_lib.replicated(mesh), compiler_options=options)
 
     def evaluate(
         params: dict,

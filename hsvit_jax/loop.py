@@ -33,6 +33,7 @@ def _compiled_at_first(function: Callable) -> Callable:
 
     def run(*args: Any) -> Any:
         if not programs:
+            host.release_memory()
             programs.append(function.lower(*args).compile())
             host.release_memory()
         return programs[0](*args)

@@ -5,6 +5,7 @@ has a leading G axis). One device is the same code with a mesh of 1×1.
 """
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -172,6 +173,22 @@ def relabel(mesh: Mesh, state: dict, network: Any) -> dict:
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
 
     return jax.tree_util.tree_map_with_path(leaf, state)
+
+
+def compiler_options(*, runs: bool = True) -> dict[str, Any]:
+    """How a program is compiled for the back end at hand; empty but on a CPU, where it matters.
+
+    runs: often enough to be worth LLVM's optimiser. Its last level takes half as long again as the
+    second, for nothing that could be measured. XLA's newer generator of code (from jax 0.11 on the
+    only one) takes as much, and half the memory of a training. What XLA_FLAGS says is left alone.
+    """
+    if jax.default_backend() != "cpu":
+        return {}
+    wanted = {"xla_backend_optimization_level": 2 if runs else 0}
+    if jax.__version_info__ < (0, 11):
+        wanted["xla_cpu_use_fusion_emitters"] = False
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in wanted.items() if name not in flags}
 
 
 def fetch(mesh: Mesh, tree: Any) -> Any:

@@ -5,6 +5,7 @@ run does not depend on the number of devices or on where it was interrupted.
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import jax
@@ -248,11 +249,13 @@ def compile_step(
         return step(state, images[ids_B], labels[ids_B], ids_B)
 
     donated = (0,) if donate else ()
-    outputs = (shardings, mesh_lib.replicated(mesh))
-    return (
-        jax.jit(resident, donate_argnums=donated, out_shardings=outputs),
-        jax.jit(step, donate_argnums=donated, out_shardings=outputs),
+    compiled = partial(
+        jax.jit,
+        donate_argnums=donated,
+        out_shardings=(shardings, mesh_lib.replicated(mesh)),
+        compiler_options=mesh_lib.compiler_options(),
     )
+    return compiled(resident), compiled(step)
 
 
 def place_state(
@@ -261,7 +264,8 @@ def place_state(
     """Makes a state of the arguments where it lives: each group's parameters on its own devices."""
     shapes = jax.eval_shape(state_fn, *arguments)
     shardings = mesh_lib.state_shardings(mesh, shapes, network)
-    return jax.jit(state_fn, out_shardings=shardings)(*arguments)
+    options = mesh_lib.compiler_options(runs=False)
+    return jax.jit(state_fn, out_shardings=shardings, compiler_options=options)(*arguments)
 
 
 def state_template(state_fn: Callable[[], dict], mesh: Mesh, network: Any = None) -> dict:

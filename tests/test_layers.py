@@ -1,12 +1,9 @@
 """Layers against XLA's plain operations, in float64 where numbers are compared."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from hsvit_jax.models import layers
 
@@ -36,49 +33,6 @@ def assert_close(ours, theirs, tolerance):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1e-30, np.abs(b).max()))
-
-
-@pytest.mark.parametrize(
-    ("size", "c_in"), [(1, 3), (3, 1), (3, 2), (3, 4), (3, 5), (5, 3), (7, 2), (5, 7)]
-)
-def test_conv2d_equals_xla(size, c_in, x64):
-    def plain(x, kernel):
-        pad = size // 2
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x, kernel, (1, 1), ((pad, pad), (pad, pad)), dimension_numbers=numbers
-        )
-
-    arguments = normal(0, 2, 11, 13, c_in), normal(1, size, size, c_in, 7)
-    ours = value_and_pullback(layers.conv2d, *arguments)
-    assert_close(ours, value_and_pullback(plain, *arguments), 1e-13)
-
-
-@pytest.mark.parametrize("rows_columns", [(11, 13), (12, 10)])
-@pytest.mark.parametrize(
-    ("window", "stride"), [*itertools.product((3, 5), (1, 2, 3, 4)), (1, 2), (7, 2)]
-)
-def test_max_pool_equals_reduce_window(window, stride, rows_columns, x64):
-    pad = window // 2
-
-    def plain(x):
-        return lax.reduce_window(
-            x,
-            -jnp.inf,
-            lax.max,
-            (1, window, window, 1),
-            (1, stride, stride, 1),
-            ((0, 0), (pad, pad), (pad, pad), (0, 0)),
-        )
-
-    x = normal(0, 2, *rows_columns, 3)
-    ours = value_and_pullback(lambda y: layers.max_pool(y, window, stride), x)
-    assert_close(ours, value_and_pullback(plain, x), 1e-15)
-
-
-def test_max_pool_of_negative_maps_ignores_the_border():
-    x = -jnp.ones((1, 5, 5, 1))
-    np.testing.assert_array_equal(layers.max_pool(x, 3, 2), -np.ones((1, 3, 3, 1)))
 
 
 def test_layer_norm(x64):

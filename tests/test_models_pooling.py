@@ -1,0 +1,44 @@
+"""Max pooling against XLA's, in float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hsvit_jax.models.pooling import max_pool
+
+
+@pytest.mark.parametrize("rows_columns", [(11, 13), (12, 10)])
+@pytest.mark.parametrize(
+    ("window", "stride"), [*itertools.product((3, 5), (1, 2, 3, 4)), (1, 2), (7, 2)]
+)
+def test_it_is_xlas_and_so_is_its_gradient(window, stride, rows_columns):
+    pad = window // 2
+
+    def plain(x):
+        return lax.reduce_window(
+            x,
+            -jnp.inf,
+            lax.max,
+            (1, window, window, 1),
+            (1, stride, stride, 1),
+            ((0, 0), (pad, pad), (pad, pad), (0, 0)),
+        )
+
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x = jnp.asarray(rng.normal(size=(2, *rows_columns, 3)))
+        (ours, back), (theirs, plain_back) = (
+            jax.vjp(f, x) for f in (lambda y: max_pool(y, window, stride), plain)
+        )
+        np.testing.assert_array_equal(ours, theirs)
+        grad = jnp.asarray(rng.normal(size=ours.shape))
+        np.testing.assert_allclose(back(grad)[0], plain_back(grad)[0], rtol=0, atol=1e-14)
+
+
+def test_negative_maps_ignore_the_border():
+    x = -jnp.ones((1, 5, 5, 1))
+    np.testing.assert_array_equal(max_pool(x, 3, 2), -np.ones((1, 3, 3, 1)))
