@@ -150,7 +150,7 @@ def _record(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
+class Job:
     """One step of some work, ready to be taken again and again."""
 
     take: Callable[[], Any]
@@ -182,7 +182,7 @@ def measure(
 
     if work not in WORKS:
         raise Mistake(f"unknown work {work!r}; choose one of {', '.join(WORKS)}")
-    run = _prepare(config, real_data, devices)
+    run = prepare(config, real_data, devices)
     job = _JOBS[work](run, augmented)
     started = time.perf_counter()
     jax.block_until_ready(job.take())
@@ -248,8 +248,12 @@ def measure_decoding(
     }
 
 
-def _prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | None) -> Any:
-    """Everything before the first step, by the trainer's own hands."""
+def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | None) -> Any:
+    """Everything before the first step, by the trainer's own hands: its `Run`.
+
+    real_data: the configuration's, rather than random images of its shape. Raises `Mistake` for
+    what cannot be trained, or does not fit in memory.
+    """
     from hsvit_jax import train
 
     try:
@@ -318,7 +322,7 @@ def _batches(run: Any) -> tuple[tuple[Any, ...], Callable[[], Any]]:
     return resident, lambda: jnp.int32(next(places) * run.config.train.batch)
 
 
-def _train_job(run: Any, augmented: bool) -> _Job:
+def train_job(run: Any, augmented: bool) -> Job:
     """The trainer's step, its batch taken from a data set on the devices."""
     from hsvit_jax import optim, step
 
@@ -345,10 +349,10 @@ def _train_job(run: Any, augmented: bool) -> _Job:
         state, values = compiled(state, *resident, place())
         return state, values
 
-    return _Job(take, config.train.batch, compiled, seconds)
+    return Job(take, config.train.batch, compiled, seconds)
 
 
-def _input_job(run: Any, augmented: bool) -> _Job:
+def _input_job(run: Any, augmented: bool) -> Job:
     """A step's batch alone: gathered from the data on the devices, and augmented."""
     import jax
 
@@ -367,10 +371,10 @@ def _input_job(run: Any, augmented: bool) -> _Job:
     key = step.run_key(run.config.seed, 0)
     resident, place = _batches(run)
     compiled, seconds = _compile(draw, *resident, place(), key)
-    return _Job(lambda: compiled(*resident, place(), key), batch, compiled, seconds)
+    return Job(lambda: compiled(*resident, place(), key), batch, compiled, seconds)
 
 
-def _infer_job(run: Any, _: bool) -> _Job:
+def _infer_job(run: Any, _: bool) -> Job:
     """The evaluation forward, on a batch that lies on the devices."""
     from hsvit_jax import evaluate, mesh, step
 
@@ -379,10 +383,10 @@ def _infer_job(run: Any, _: bool) -> _Job:
     params, stats = step.averaged(step.place_state(run.make_state, run.mesh, run.model))
     images = mesh.put_batch(run.mesh, run.dataset.train.images[:batch])
     compiled, seconds = _compile(forward, params, stats, images)
-    return _Job(lambda: compiled(params, stats, images), batch, compiled, seconds)
+    return Job(lambda: compiled(params, stats, images), batch, compiled, seconds)
 
 
-def _eval_job(run: Any, _: bool) -> _Job:
+def _eval_job(run: Any, _: bool) -> Job:
     """A whole evaluation of the test split, from host arrays to counts."""
     from hsvit_jax import evaluate, step
 
@@ -396,10 +400,10 @@ def _eval_job(run: Any, _: bool) -> _Job:
     )
     params, stats = step.averaged(step.place_state(run.make_state, run.mesh, run.model))
     split, batch = run.dataset.test, run.config.train.batch
-    return _Job(lambda: evaluator(params, stats, split, batch).loss, len(split))
+    return Job(lambda: evaluator(params, stats, split, batch).loss, len(split))
 
 
-_JOBS = {"train": _train_job, "infer": _infer_job, "input": _input_job, "eval": _eval_job}
+_JOBS = {"train": train_job, "infer": _infer_job, "input": _input_job, "eval": _eval_job}
 
 
 def _seconds(take: Callable[[], Any], steps: int) -> list[float]:
@@ -458,6 +462,8 @@ def training_flops(model: Any) -> float:
     import jax
     import jax.numpy as jnp
 
+    from hsvit_jax import mesh as mesh_lib
+
     def loss(params: dict, stats: dict, images: Any, key: Any) -> tuple[Any, dict]:
         logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
         return -jax.nn.log_softmax(logits)[:, 0].mean(), stats
@@ -465,7 +471,8 @@ def training_flops(model: Any) -> float:
     params, stats = jax.eval_shape(model.init, jax.random.key(0))
     size = (1, *model.config.image_size, model.config.image_channels)
     images = jax.ShapeDtypeStruct(size, jnp.float32)
-    step = jax.jit(jax.grad(loss, has_aux=True))
+    once = mesh_lib.compiler_options(runs=False)
+    step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=once)
     compiled, _ = _compile(step, params, stats, images, jax.eval_shape(jax.random.key, 0))
     return float(compiled.cost_analysis()["flops"])
 
@@ -554,8 +561,8 @@ def measure_parts(
     config.mesh.group = config.mesh.data = 1
     if config.model.family != "hsvit":
         raise Mistake(f"--parts cuts hsvit apart, not {config.model.family}: leave it out")
-    run = _prepare(config, False, jax.devices()[:1])
-    parts = {"whole step": _train_job(run, True).take, **_part_functions(run)}
+    run = prepare(config, False, jax.devices()[:1])
+    parts = {"whole step": train_job(run, True).take, **_part_functions(run)}
     record = {}
     for name, take in parts.items():
         for _ in range(warmup):

@@ -131,13 +131,13 @@ def parts_alone(monkeypatch):
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
 
     monkeypatch.setattr(step, "place_state", zeros)
-    for name in ("_train_job", "_input_job"):
-        monkeypatch.setattr(benchmark, name, lambda *_: benchmark._Job(lambda: None, 16))
+    for name in ("train_job", "_input_job"):
+        monkeypatch.setattr(benchmark, name, lambda *_: benchmark.Job(lambda: None, 16))
     monkeypatch.setattr(benchmark, "_batches", lambda _: ((), None))
 
 
 def part_functions(argument):
-    run = benchmark._prepare(small(argument=argument), False, jax.devices()[:1])
+    run = benchmark.prepare(small(argument=argument), False, jax.devices()[:1])
     return run.model, benchmark._part_functions(run)
 
 

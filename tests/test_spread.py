@@ -232,7 +232,10 @@ def test_ordered_aggregation_gives_the_same_bits_on_any_number_of_devices(way):
     for group in (1, 2, 4, 8):
         mesh, arguments = placed(network, group, 1)
         spread = mesh_lib.spread(network, mesh, "ordered")
-        step = jax.jit(jax.value_and_grad(objective(spread), has_aux=True))
+        step = jax.jit(
+            jax.value_and_grad(objective(spread), has_aux=True),
+            compiler_options=mesh_lib.compiler_options(),
+        )
         result = jax.tree.map(np.asarray, step(*arguments))
         owner = result[1]["towers"] if way == "towers" else result[1]
         trunk = owner.pop("trunk")

@@ -9,11 +9,16 @@ def cut(x_BHWC: Array, limit: int, channels: int = 0) -> Array:
     """Whole images in equal slices: (slices, images of one, H, W, C).
 
     As many images as make at most `limit` numbers (at least one), if there are that many channels
-    where those are more.
+    where those are more. Two slices or more, of two images or more: a loop that runs once is none,
+    and what is in it would be compiled, and rounded, as its surroundings have it.
     """
     batch, rows, columns, own = x_BHWC.shape
     size = rows * columns * max(own, channels)
-    images = max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * size <= limit))
+    images = max(
+        n
+        for n in range(1, max(2, batch // 2 + 1))
+        if batch % n == 0 and (n == 1 or n * size <= limit)
+    )
     return cut_into(x_BHWC, batch // images)
 
 

@@ -1,0 +1,223 @@
+"""How a training step grows with what it is given: `python -m hsvit_jax.benchmark_growth`.
+
+The configuration's step, and the same with one setting changed at a time, compiled side by side in
+one process and stepped in turn, so that a slow spell of the machine hits all of them. A step that
+grows no faster than its FLOPs stays below the diagonal of the plot.
+"""
+
+import csv
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hsvit_jax import host
+
+if __name__ == "__main__":
+    host.use_huge_pages()
+host.prepare()  # before anything imports jax
+
+from absl import flags  # noqa: E402
+
+from hsvit_jax import benchmark, configfile  # noqa: E402
+
+USAGE = """usage: python -m hsvit_jax.benchmark_growth --config=FILE[:DATA,RECIPE,SWITCHES]
+
+  python -m hsvit_jax.benchmark_growth --config=configs/c2a2.py --batch=64 --out=benchmarks/growth
+Prints a table, and writes it as CSV with a plot. All flags: --help"""
+
+#: What is changed, to what, for an HSViT with two blocks of convolutions.
+SERIES = {
+    "batch": [("train.batch", f"{n}") for n in (16, 32, 128, 256)],
+    "groups": [("model.groups", f"{n}") for n in (4, 8, 32)],
+    "depth": [("model.depth", f"{n}") for n in (1, 4, 8)],
+    "kernels": [("model.conv_channels", pair) for pair in ("(32, 64)", "(96, 192)", "(128, 256)")],
+    "image": [("data.image_size", pair) for pair in ("(16, 16)", "(48, 48)", "(64, 64)")],
+}
+
+_COLOURS = dict(zip(SERIES, ("#2a7ab8", "#1b8a4b", "#c0504d", "#d08a00", "#777777"), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One step: what was changed to what, and what it takes.
+
+    series: a key of `SERIES`, or 'as it is'; seconds: of a step, the median; flops: of a step's
+    forward and backward pass; workspace: bytes of the compiled program besides its arguments.
+    seconds_ratio and flops_ratio: to the unchanged step; the former is the median of the rounds'.
+    """
+
+    series: str
+    value: str
+    batch: int
+    seconds: float
+    flops: float
+    workspace: int
+    seconds_ratio: float
+    flops_ratio: float
+
+
+def measure(
+    spec: str, batch: int, *, rounds: int, settings: Sequence[str] = (), series: Sequence[str] = ()
+) -> list[Row]:
+    """Steps of `spec` at `batch` images, unchanged and with the changes of some series (all).
+
+    rounds: steps of each, in turn, after one that is not counted. Raises `benchmark.Mistake` for
+    what the configuration does not take.
+    """
+    import jax
+
+    changes = [("as it is", ("train.batch", str(batch)))]
+    changes += [(name, change) for name in series or SERIES for change in SERIES[name]]
+    jobs, flops = [], []
+    for name, (key, value) in changes:
+        try:
+            config = configfile.get_config(
+                spec, *settings, f"train.batch={batch}", f"{key}={value}"
+            )
+        except ValueError as error:
+            raise benchmark.Mistake(str(error)) from error
+        run = benchmark.prepare(config, False, jax.devices()[:1])
+        flops.append(benchmark.training_flops(run.model) * run.config.train.batch)
+        jobs.append(benchmark.train_job(run, augmented=False))
+        print(f"compiled: {name}, {key}={value}", file=sys.stderr, flush=True)
+    seconds = [[_seconds(job) for job in jobs] for _ in range(rounds + 1)][1:]
+    rows = []
+    for i, (name, (_, value)) in enumerate(changes):
+        rows.append(
+            Row(
+                series=name,
+                value=value,
+                batch=jobs[i].images,
+                seconds=statistics.median(turn[i] for turn in seconds),
+                flops=flops[i],
+                workspace=jobs[i].compiled.memory_analysis().temp_size_in_bytes,
+                seconds_ratio=statistics.median(turn[i] / turn[0] for turn in seconds),
+                flops_ratio=flops[i] / flops[0],
+            )
+        )
+    return rows
+
+
+def _seconds(job: benchmark.Job) -> float:
+    """Of one step, waited for."""
+    import jax
+
+    started = time.perf_counter()
+    jax.block_until_ready(job.take())
+    return time.perf_counter() - started
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table: a line for each step."""
+    lines = [
+        "| changed | to | step, ms | GFLOP a step | GFLOP/s | time | FLOPs | workspace, MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = (
+            row.series,
+            row.value,
+            f"{1e3 * row.seconds:,.0f}",
+            f"{row.flops / 1e9:.1f}",
+            f"{row.flops / row.seconds / 1e9:.0f}",
+            f"{row.seconds_ratio:.2f}×",
+            f"{row.flops_ratio:.2f}×",
+            f"{row.workspace / 2**20:,.0f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
+    """`growth.csv` and `growth.png` in `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table, plot = folder / "growth.csv", folder / "growth.png"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(Row)])
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(row) for row in rows)
+    _draw(rows, plot)
+    return table, plot
+
+
+def _draw(rows: Sequence[Row], path: Path) -> None:
+    """Time, and workspace, against FLOPs, all as multiples of the unchanged step's."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    base = rows[0]
+    for axes, label in zip(figure.subplots(1, 2), ("time", "workspace"), strict=True):
+        for name in dict.fromkeys(row.series for row in rows[1:]):
+            own = [base, *(row for row in rows if row.series == name)]
+            points = sorted(
+                (
+                    r.flops_ratio,
+                    r.seconds_ratio if label == "time" else r.workspace / base.workspace,
+                )
+                for r in own
+            )
+            axes.plot(*zip(*points, strict=True), marker=".", label=name, color=_COLOURS[name])
+        ends = [min(r.flops_ratio for r in rows), max(r.flops_ratio for r in rows)]
+        axes.plot(ends, ends, color="lightgrey", linewidth=5, zorder=0, label="as FLOPs")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend()
+    figure.savefig(path)
+
+
+def _flags() -> flags.FlagValues:
+    values = flags.FlagValues()
+    own = {"flag_values": values}
+    flags.DEFINE_string("config", None, "Configuration, FILE[:DATA,...]; also --config.KEY.", **own)
+    flags.DEFINE_integer("batch", 64, "Images per step.", lower_bound=1, **own)
+    flags.DEFINE_integer("rounds", 5, "Steps of each that are timed.", lower_bound=1, **own)
+    flags.DEFINE_list("series", list(SERIES), "What is changed.", **own)
+    flags.DEFINE_string("out", "growth", "Folder for the CSV and the plot.", **own)
+    return values
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    argv = list(sys.argv if argv is None else argv)
+    values = _flags()
+    if "--help" in argv:
+        print(f"{USAGE}\n{values.get_help()}")
+        return 0
+    settings = [w.removeprefix("--config.") for w in argv if w.startswith("--config.")]
+    try:
+        if rest := values([w for w in argv if not w.startswith("--config.")])[1:]:
+            raise ValueError(f"unexpected words: {' '.join(rest)} (flags are --name=value)")
+        if values.config is None:
+            raise ValueError("--config is missing")
+        if unknown := set(values.series) - set(SERIES):
+            raise ValueError(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
+    except (flags.Error, ValueError) as error:
+        print(f"{error}\n\n{USAGE}", file=sys.stderr, flush=True)
+        return 2
+    try:
+        rows = measure(
+            values.config,
+            values.batch,
+            rounds=values.rounds,
+            settings=settings,
+            series=values.series,
+        )
+    except benchmark.Mistake as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    print(markdown(rows))
+    print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
