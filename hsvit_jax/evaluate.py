@@ -46,7 +46,7 @@ def make_forward(
         x_BHWC = images_BHWC if features else augment.normalise(images_BHWC, mean, std)
         return apply(params, stats, x_BHWC, votes_G=votes_G)[0]
 
-    return jax.jit(forward, compiler_options=mesh_lib.compiler_options())
+    return jax.jit(forward)
 
 
 def make_evaluator(
