@@ -14,7 +14,8 @@ os.environ["NPROC"] = "32"
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8"
     f" --xla_backend_optimization_level={os.environ.get('TEST_OPTIMISATION', '0')}"
-    # the quicker of two generators of code, which jax 0.11 has not
+    # The quicker of two generators of code, which jax 0.11 has not. The trainer's programs have the
+    # other all the same: see `mesh.compiler_options`.
     + " --xla_cpu_use_fusion_emitters=false"
     * version("jaxlib").startswith("0.10.")
 )

@@ -1,4 +1,4 @@
-"""A map cut into planes of every s-th row and column, which are worked on apart, and max pooling.
+"""A map cut into planes of every s-th row and column, which are worked on apart.
 
 Put together again only at the end: XLA for CPU does that quickly as a computation's last operation,
 and one number at a time in the middle of one.

@@ -30,8 +30,8 @@ STRIDE = 2
 def fits(x_shape: tuple[int, ...], kernel_shape: tuple[int, ...]) -> bool:
     """Whether images (B, H, W, I) and a kernel (k, k, I, O) are better convolved here.
 
-    A single image is not (measured), nor are few channels: what the products save, the sums of the
-    pixels cost.
+    A single image is not (measured), nor, it is assumed, are few channels: what the products save,
+    the sums of the pixels cost.
     """
     enough = min(kernel_shape[2:]) >= 32 and min(x_shape[1:3]) >= 4 and x_shape[0] > 1
     return kernel_shape[:2] == (3, 3) and enough
