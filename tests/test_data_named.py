@@ -152,6 +152,9 @@ def test_fashion_mnist(place):
         (gzip.compress(b"\0\0\x0d\x01\0\0\0\1abcd"), "not an IDX file"),
         (b"<html>", "damaged or cut off"),
     ],
+    # A name for each: pytest would put the bytes into it, and gzip's hold the second of the day,
+    # so that two workers that collect in different seconds would not find the same tests.
+    ids=["cut-archive", "cut-idx", "other-magic", "not-gzip"],
 )
 def test_bad_idx_files(body, message, tmp_path):
     path = tmp_path / "x.gz"
