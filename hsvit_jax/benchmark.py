@@ -291,11 +291,10 @@ def _random_dataset(config: ml_collections.ConfigDict) -> Any:
 
 def _compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
     """A jitted function, compiled for these arguments, and the seconds that took."""
-    host.release_memory()
-    started = time.perf_counter()
-    compiled = function.lower(*args).compile()
-    seconds = time.perf_counter() - started
-    host.release_memory()
+    with host.compiling():
+        started = time.perf_counter()
+        compiled = function.lower(*args).compile()
+        seconds = time.perf_counter() - started
     return compiled, seconds
 
 

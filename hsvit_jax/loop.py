@@ -33,9 +33,8 @@ def _compiled_at_first(function: Callable) -> Callable:
 
     def run(*args: Any) -> Any:
         if not programs:
-            host.release_memory()
-            programs.append(function.lower(*args).compile())
-            host.release_memory()
+            with host.compiling():
+                programs.append(function.lower(*args).compile())
         return programs[0](*args)
 
     return run

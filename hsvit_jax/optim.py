@@ -44,6 +44,20 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(is_kernel, params)
 
 
+def clip_by_norm(limit: float) -> optax.GradientTransformation:
+    """Gradients times limit / their global norm, where that is less than one; without a state.
+
+    As `optax.clip_by_global_norm`, but one factor for all: its division and choice for each leaf
+    would be a kernel and a pass of their own, where a factor is part of what follows.
+    """
+
+    def clip(updates: Any, _: Any = None) -> Any:
+        factor = jnp.minimum(1.0, limit / optax.tree.norm(updates))
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+
+    return optax.stateless(clip)
+
+
 def build(
     optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int
 ) -> optax.GradientTransformation:
@@ -55,5 +69,5 @@ def build(
         weight_decay=optim.weight_decay,
         mask=None if optim.decay_all else decay_mask,
     )
-    clip = optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
+    clip = clip_by_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
     return optax.chain(clip, adamw)  # one shape of state, so that a resumed run may change the clip

@@ -15,7 +15,7 @@ import optax
 from flax import serialization
 from jax.sharding import Mesh
 
-from hsvit_jax import augment
+from hsvit_jax import augment, host
 from hsvit_jax import mesh as mesh_lib
 
 Array = jax.Array
@@ -265,7 +265,10 @@ def place_state(
     shapes = jax.eval_shape(state_fn, *arguments)
     shardings = mesh_lib.state_shardings(mesh, shapes, network)
     options = mesh_lib.compiler_options(runs=False)
-    return jax.jit(state_fn, out_shardings=shardings, compiler_options=options)(*arguments)
+    make = jax.jit(state_fn, out_shardings=shardings, compiler_options=options)
+    with host.compiling():
+        make = make.lower(*arguments).compile()
+    return make(*arguments)
 
 
 def state_template(state_fn: Callable[[], dict], mesh: Mesh, network: Any = None) -> dict:

@@ -1,5 +1,6 @@
 """What a process tells itself before it starts: huge pages, memory given back."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -77,3 +78,17 @@ def test_memory_is_given_back():
     host.release_memory()
     assert full - resident() > 50_000_000
     assert last
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
+def test_no_huge_pages_while_compiling():
+    """For the time of it, and afterwards again, as the kernel says it."""
+
+    def disabled() -> bool:
+        return ctypes.CDLL(None).prctl(42, 0, 0, 0, 0) == 1
+
+    assert not disabled()
+    with pytest.raises(KeyError), host.compiling():
+        assert disabled()
+        raise KeyError
+    assert not disabled()

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "refit": ("models",),
     "weight_files": (),
     "evaluate": ("augment", "mesh"),
-    "step": ("augment", "mesh"),
+    "step": ("augment", "host", "mesh"),
     "summary": ("models",),
     "sequence": ("host", "models", "summary"),
     "visualize": ("augment", "data", "predict", "visualize_figure"),

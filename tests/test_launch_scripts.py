@@ -65,6 +65,8 @@ def start(env: dict) -> subprocess.Popen:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # A program started in the background, and all that it starts, would not hear of it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_until(lambda: all((out / f"ready.{i}").exists() for i in range(2)))
     return process

@@ -69,18 +69,21 @@ class Block(nnx.Module):
         kernel_GJDD = self.qkv_kernel[...].astype(z_GBTD.dtype)
         bias_GJD = self.qkv_bias[...].astype(z_GBTD.dtype)
 
-        def project(y: Array, first: int, last: int) -> Array:
-            """Of queries, keys and values these, heads as a batch axis: (J, G, B, N, T, D/N)."""
+        def project(y: Array, first: int, last: int) -> list[Array]:
+            """Of queries, keys and values these, heads as a batch axis: each (G, B, N, T, D/N).
+
+            Split, not indexed: the gradient of a split is one concatenation.
+            """
             count = last - first
             kernel = kernel_GJDD[:, first:last].swapaxes(1, 2).reshape(g, d, count * d)
             out = jnp.einsum("gbtd,gde->gbte", y, kernel)
             out += bias_GJD[:, first:last].reshape(g, 1, 1, count * d)
             out = out.reshape(g, batch, -1, count, self.heads, d // self.heads)
-            return out.transpose(3, 0, 1, 4, 2, 5)
+            return [x.squeeze(3).swapaxes(2, 3) for x in jax.lax.split(out, (1,) * count, axis=3)]
 
         z_in = z_GBTD[:, :, :1] if cls_only else z_GBTD
         if cls_only:
-            q_GBNTE, (k_GBNSE, v_GBNSE) = project(y_GBTD[:, :, :1], 0, 1)[0], project(y_GBTD, 1, 3)
+            (q_GBNTE,), (k_GBNSE, v_GBNSE) = project(y_GBTD[:, :, :1], 0, 1), project(y_GBTD, 1, 3)
         else:
             q_GBNTE, k_GBNSE, v_GBNSE = project(y_GBTD, 0, 3)
         call.show("group attention", lambda: layers.attention_weights(q_GBNTE, k_GBNSE))

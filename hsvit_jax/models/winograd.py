@@ -14,6 +14,7 @@ Gray (2016), section 4.1.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hsvit_jax.models import planes
 
@@ -22,6 +23,9 @@ Array = jax.Array
 #: Numbers of an input slice, by which the images of a slice are chosen: its transformed pixels are
 #: four times as many, and what is made of them as many again (measured).
 SLICE = 1 << 19
+
+#: Of a kernel's three numbers along an axis, what each of the four products needs.
+_SUMS = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
 
 #: A product comes in planes of every second row and column.
 STRIDE = 2
@@ -40,13 +44,8 @@ def fits(x_shape: tuple[int, ...], kernel_shape: tuple[int, ...]) -> bool:
 def weights(kernel_HWIO: Array) -> list[Array]:
     """The kernel as each of the 16 products needs it: (I, O)."""
 
-    def halves(k: Array) -> Array:
-        outer, inner = (k[0] + k[2]) / 2, k[1] / 2
-        return jnp.stack([k[0], outer + inner, outer - inner, k[2]])
-
-    by_row = halves(kernel_HWIO)
-    both = halves(by_row.swapaxes(0, 1))
-    return [both[j, i] for i in range(4) for j in range(4)]
+    sums = (jnp.asarray(np.outer(i, j), kernel_HWIO.dtype) for i in _SUMS for j in _SUMS)
+    return [jnp.einsum("hw,hwio->io", s, kernel_HWIO) for s in sums]
 
 
 def product(x_BHWC: Array, weights_IO: list[Array]) -> list[list[Array]]:
