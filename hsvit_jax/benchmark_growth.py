@@ -5,11 +5,9 @@ one process and stepped in turn, so that a slow spell of the machine hits all of
 grows no faster than its FLOPs stays below the diagonal of the plot.
 """
 
-import csv
 import dataclasses
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +19,7 @@ host.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
-from hsvit_jax import benchmark, configfile  # noqa: E402
+from hsvit_jax import benchmark_jobs, configfile, tables  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.benchmark_growth --config=FILE[:DATA,RECIPE,SWITCHES]
 
@@ -64,8 +62,8 @@ def measure(
 ) -> list[Row]:
     """Steps of `spec` at `batch` images, unchanged and with the changes of some series (all).
 
-    rounds: steps of each, in turn, after one that is not counted. Raises `benchmark.Mistake` for
-    what the configuration does not take.
+    rounds: steps of each, in turn, after one that is not counted. Raises `Mistake` for what the
+    configuration does not take.
     """
     import jax
 
@@ -78,12 +76,12 @@ def measure(
                 spec, *settings, f"train.batch={batch}", f"{key}={value}"
             )
         except ValueError as error:
-            raise benchmark.Mistake(str(error)) from error
-        run = benchmark.prepare(config, False, jax.devices()[:1])
-        flops.append(benchmark.training_flops(run.model) * run.config.train.batch)
-        jobs.append(benchmark.train_job(run, augmented=False))
+            raise benchmark_jobs.Mistake(str(error)) from error
+        run = benchmark_jobs.prepare(config, False, jax.devices()[:1])
+        flops.append(benchmark_jobs.training_flops(run.model) * run.config.train.batch)
+        jobs.append(benchmark_jobs.train_job(run, augmented=False))
         print(f"compiled: {name}, {key}={value}", file=sys.stderr, flush=True)
-    seconds = [[_seconds(job) for job in jobs] for _ in range(rounds + 1)][1:]
+    turns = [[benchmark_jobs.timed(job.take, 1)[0] for job in jobs] for _ in range(rounds + 1)][1:]
     rows = []
     for i, (name, (_, value)) in enumerate(changes):
         rows.append(
@@ -91,54 +89,50 @@ def measure(
                 series=name,
                 value=value,
                 batch=jobs[i].images,
-                seconds=statistics.median(turn[i] for turn in seconds),
+                seconds=statistics.median(turn[i] for turn in turns),
                 flops=flops[i],
                 workspace=jobs[i].compiled.memory_analysis().temp_size_in_bytes,
-                seconds_ratio=statistics.median(turn[i] / turn[0] for turn in seconds),
+                seconds_ratio=statistics.median(turn[i] / turn[0] for turn in turns),
                 flops_ratio=flops[i] / flops[0],
             )
         )
     return rows
 
 
-def _seconds(job: benchmark.Job) -> float:
-    """Of one step, waited for."""
-    import jax
-
-    started = time.perf_counter()
-    jax.block_until_ready(job.take())
-    return time.perf_counter() - started
-
-
 def markdown(rows: Sequence[Row]) -> str:
     """A table: a line for each step."""
-    lines = [
-        "| changed | to | step, ms | GFLOP a step | GFLOP/s | time | FLOPs | workspace, MiB |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = (
+        "changed",
+        "to",
+        "step, ms",
+        "GFLOP a step",
+        "GFLOP/s",
+        "time",
+        "FLOPs",
+        "workspace, MiB",
+    )
+    cells = []
     for row in rows:
-        cells = (
-            row.series,
-            row.value,
-            f"{1e3 * row.seconds:,.0f}",
-            f"{row.flops / 1e9:.1f}",
-            f"{row.flops / row.seconds / 1e9:.0f}",
-            f"{row.seconds_ratio:.2f}×",
-            f"{row.flops_ratio:.2f}×",
-            f"{row.workspace / 2**20:,.0f}",
+        cells.append(
+            (
+                row.series,
+                row.value,
+                f"{1e3 * row.seconds:,.0f}",
+                f"{row.flops / 1e9:.1f}",
+                f"{row.flops / row.seconds / 1e9:.0f}",
+                f"{row.seconds_ratio:.2f}×",
+                f"{row.flops_ratio:.2f}×",
+                f"{row.workspace / 2**20:,.0f}",
+            )
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return tables.markdown(head, cells)
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
     """`growth.csv` and `growth.png` in `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     table, plot = folder / "growth.csv", folder / "growth.png"
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(Row)])
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(row) for row in rows)
+    tables.write_csv(rows, table)
     _draw(rows, plot)
     return table, plot
 
@@ -211,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
             settings=settings,
             series=values.series,
         )
-    except benchmark.Mistake as error:
+    except benchmark_jobs.Mistake as error:
         print(error, file=sys.stderr, flush=True)
         return 1
     print(markdown(rows))

@@ -179,18 +179,18 @@ def compiler_options(*, runs: bool = True) -> dict[str, Any]:
     """How a program is compiled for the back end at hand; empty but on a CPU, where it matters.
 
     runs: often enough to be worth LLVM's optimiser, whose last level takes a quarter longer than
-    the second for nothing that could be measured; a level in XLA_FLAGS is left alone. On jax 0.10
-    the newer of two generators of code, the only one from 0.11 on, even where XLA_FLAGS say
-    otherwise: the older one rounds a sum of products as it happens to be fused, so that the same
-    step on another mesh would not give the same bits.
+    the second for nothing that could be measured. On jax 0.10 the newer of two generators of code,
+    the only one from 0.11 on: the older one rounds a sum of products as it happens to be fused, so
+    that the same step on another mesh would not give the same bits. What XLA_FLAGS name is left to
+    them.
     """
     if jax.default_backend() != "cpu":
         return {}
-    level = "xla_backend_optimization_level"
-    options = {} if level in os.environ.get("XLA_FLAGS", "") else {level: 2 if runs else 0}
-    return options | (
-        {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
-    )
+    options = {"xla_backend_optimization_level": 2 if runs else 0}
+    if jax.__version_info__ < (0, 11):
+        options["xla_cpu_use_fusion_emitters"] = True
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if name not in flags}
 
 
 def fetch(mesh: Mesh, tree: Any) -> Any:

@@ -7,7 +7,6 @@ of programs that it could not run.
 Source: what the ViX paper claims of its mixers in sections 2 and 3, as a measurement.
 """
 
-import csv
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ host.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
-from hsvit_jax import summary  # noqa: E402
+from hsvit_jax import summary, tables  # noqa: E402
 from hsvit_jax.models import mixing, vix  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.sequence [--tokens=256,512,...] [--mixers=softmax,...]
@@ -90,35 +89,39 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
 def markdown(rows: Sequence[Row]) -> str:
     """A table: a line for each mixer and length, training memory also as a share of softmax's."""
     softmax = {row.tokens: row.training_bytes for row in rows if row.mixer == "softmax"}
-    lines = [
-        "| mixer | tokens | parameters | forward, GFLOP | training, GFLOP | forward, MiB | "
-        "training, MiB | of softmax's |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = (
+        "mixer",
+        "tokens",
+        "parameters",
+        "forward, GFLOP",
+        "training, GFLOP",
+        "forward, MiB",
+        "training, MiB",
+        "of softmax's",
+    )
+    cells = []
     for row in rows:
         share = f"{row.training_bytes / softmax[row.tokens]:.2f}" if row.tokens in softmax else "–"
-        cells = (
-            row.mixer,
-            f"{row.tokens:,}",
-            f"{row.parameters:,}",
-            f"{row.forward_flops / 1e9:.3f}",
-            f"{row.training_flops / 1e9:.3f}",
-            f"{row.forward_bytes / 2**20:,.0f}",
-            f"{row.training_bytes / 2**20:,.0f}",
-            share,
+        cells.append(
+            (
+                row.mixer,
+                f"{row.tokens:,}",
+                f"{row.parameters:,}",
+                f"{row.forward_flops / 1e9:.3f}",
+                f"{row.training_flops / 1e9:.3f}",
+                f"{row.forward_bytes / 2**20:,.0f}",
+                f"{row.training_bytes / 2**20:,.0f}",
+                share,
+            )
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return tables.markdown(head, cells)
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
     """`sequence.csv` and `sequence.png` in `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     table, plot = folder / "sequence.csv", folder / "sequence.png"
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(Row)])
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(row) for row in rows)
+    tables.write_csv(rows, table)
     _draw(rows, plot)
     return table, plot
 

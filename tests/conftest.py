@@ -1,5 +1,6 @@
 """One place for strictness: eight fake devices, no silent rank promotion, warnings are errors."""
 
+import gc
 import os
 import sys
 from importlib.metadata import version
@@ -14,8 +15,8 @@ os.environ["NPROC"] = "32"
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8"
     f" --xla_backend_optimization_level={os.environ.get('TEST_OPTIMISATION', '0')}"
-    # The quicker of two generators of code, which jax 0.11 has not. The trainer's programs have the
-    # other all the same: see `mesh.compiler_options`.
+    # The quicker of two generators of code, which jax 0.11 has not. Where bits count, see
+    # `bits_of_a_run`.
     + " --xla_cpu_use_fusion_emitters=false"
     * version("jaxlib").startswith("0.10.")
 )
@@ -23,6 +24,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import pytest
+
+#: How processes that tests start are compiled: likewise, on one device.
+QUICK_FLAGS = os.environ["XLA_FLAGS"].partition(" ")[2]
+
+# Tracing makes many objects, few of them garbage, beside the many that are kept: looking through
+# them all as often as Python does takes a fifteenth of the tests' time.
+gc.set_threshold(200_000, 50, 1000)
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # tests import the configs as files, the package as installed
@@ -34,6 +42,13 @@ def strict_jax():
     """Rank promotion raises, so a forgotten axis cannot pass by broadcasting."""
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.fixture
+def bits_of_a_run(monkeypatch):
+    """The trainer's programs as `mesh.compiler_options` has them, whatever quickens other tests."""
+    named = "--xla_cpu_use_fusion_emitters=false"
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(named, ""))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from hsvit_jax import benchmark, configfile, plan_compiled
+from hsvit_jax import benchmark_jobs, configfile, plan_compiled
 
 BATCH = 16
 #: FLOPs of one step's products and convolutions, every turn of a loop counted: four ninths of
@@ -16,8 +16,8 @@ def step():
     """The trainer's step as compiled for one device, at C2A2's own sizes and 32 pixels."""
     config = configfile.get_config("c2a2").copy_and_resolve_references()
     config.train.batch = BATCH
-    run = benchmark.prepare(config, False, jax.devices()[:1])
-    return benchmark.train_job(run, True)
+    run = benchmark_jobs.prepare(config, False, jax.devices()[:1])
+    return benchmark_jobs.train_job(run, True)
 
 
 def test_flops_are_within_the_budget(step):

@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "evaluate": ("augment", "mesh"),
     "step": ("augment", "host", "mesh"),
     "summary": ("models",),
-    "sequence": ("host", "models", "summary"),
+    "sequence": ("host", "models", "summary", "tables"),
     "visualize": ("augment", "data", "predict", "visualize_figure"),
     "visualize_figure": ("visualize",),
     "votes": ("augment", "evaluate", "mesh"),

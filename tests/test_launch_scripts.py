@@ -56,17 +56,23 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+#: Becomes the program named. What runs in a shell's background, as tests may, is deaf to SIGINT,
+#: and so would be all that it starts.
+_HEARS = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
 def start(env: dict) -> subprocess.Popen:
     """local.sh in a session of its own, as a terminal would have it; returns once both are up."""
     out = Path(env["OUT"])
     process = subprocess.Popen(
-        [str(LAUNCH / "local.sh"), "-n", "2", "--", "--config=x"],
+        [sys.executable, "-c", _HEARS, str(LAUNCH / "local.sh"), "-n", "2", "--", "--config=x"],
         env={**os.environ, **env},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        # A program started in the background, and all that it starts, would not hear of it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_until(lambda: all((out / f"ready.{i}").exists() for i in range(2)))
     return process

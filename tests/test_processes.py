@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import conftest
 import jax
 import numpy as np
 import pytest
@@ -36,10 +37,8 @@ def compiled(tmp_path_factory):
 def job(compiled):
     """Runs a job of processes to its end: [(exit code, standard error)]; none outlives the test."""
     started = []
-    # jax's own level of optimisation here must be that of the runs compared with.
-    level = re.search(r"--xla_backend_optimization_level=\d", os.environ["XLA_FLAGS"])
     environment = os.environ | {
-        "XLA_FLAGS": level[0] if level else "",
+        "XLA_FLAGS": conftest.QUICK_FLAGS,  # as the runs compared with are compiled
         "JAX_COMPILATION_CACHE_DIR": str(compiled),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",

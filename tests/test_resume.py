@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import conftest
 import numpy as np
 import pytest
 from small_runs import digest, metric_lines, remembered_compilations, small_config, small_dataset
@@ -31,7 +32,8 @@ def compiled(tmp_path_factory):
 def command(compiled):
     """Starts a process of `python -m hsvit_jax.main`; none outlives the test."""
     started = []
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")} | {
+    environment = {k: v for k, v in os.environ.items() if k != "NPROC"} | {
+        "XLA_FLAGS": conftest.QUICK_FLAGS,
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(compiled),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -221,7 +221,7 @@ def test_towers_are_small_networks_averaged():
 
 
 @pytest.mark.parametrize("way", ["replicated", pytest.param("towers", marks=SLOW)])
-def test_ordered_aggregation_gives_the_same_bits_on_any_number_of_devices(way):
+def test_ordered_aggregation_gives_the_same_bits_on_any_number_of_devices(way, bits_of_a_run):
     """Loss, logits, statistics and the groups' gradients.
 
     A trunk's own gradient agrees to rounding: a replicated one is scheduled around the all-reduce

@@ -87,7 +87,7 @@ def assert_same_bits(got, expected):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
 
 
-def test_resident_and_streamed_give_the_same_bits_and_compile_once():
+def test_resident_and_streamed_give_the_same_bits_and_compile_once(bits_of_a_run):
     trainer = one_device()
     one, rows = trainer.take(trainer.state(), 5)
     other, streamed_rows = trainer.take(trainer.state(), 5, streamed=True)

@@ -180,7 +180,7 @@ def test_divergence_stops_with_the_last_checkpoint_intact(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_streamed_run_is_the_resident_one(tmp_path):
+def test_a_streamed_run_is_the_resident_one(tmp_path, bits_of_a_run):
     run(tmp_path / "resident", train__steps=5)
     run(tmp_path / "streamed", train__steps=5, dataset=small_dataset(streamed=True))
     assert metric_lines(tmp_path / "streamed") == metric_lines(tmp_path / "resident")

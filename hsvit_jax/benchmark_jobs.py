@@ -1,0 +1,229 @@
+"""What the benchmark times: a step of some work, as the trainer makes it."""
+
+import dataclasses
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ml_collections
+
+from hsvit_jax import host
+
+
+class Mistake(ValueError):
+    """A request that cannot be measured, told to the user in one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One step of some work, ready to be taken again and again."""
+
+    take: Callable[[], Any]
+    images: int  # per step
+    compiled: Any = None  # the program, where there is one that can be had
+    compile_seconds: float | None = None
+
+
+def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | None) -> Any:
+    """Everything before the first step, by the trainer's own hands: its `Run`.
+
+    real_data: the configuration's, rather than random images of its shape. Raises `Mistake` for
+    what cannot be trained, or does not fit in memory.
+    """
+    from hsvit_jax import train
+
+    try:
+        dataset = train.load_data(config) if real_data else _random_dataset(config)
+        run = train.prepare(config, dataset=dataset, devices=devices)
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+    if not run.dataset.resident:
+        raise Mistake(
+            f"{run.config.data.name} does not fit in memory, and reading it from disk is not what "
+            "is timed here: leave out --data for random images of its shape"
+        )
+    return run
+
+
+def _random_dataset(config: ml_collections.ConfigDict) -> Any:
+    """Eight batches of random images with the shape and classes of the configuration's data."""
+    import numpy as np
+
+    from hsvit_jax import config as config_lib
+    from hsvit_jax import data
+
+    info = data.describe(config.data.name, config.data.dir or None)
+    resolved = config_lib.resolve(config, info)
+    shape = (8 * resolved.train.batch, *resolved.data.image_size, resolved.data.channels)
+    rng = np.random.default_rng(0)
+    split = data.Split(
+        rng.integers(info.num_classes, size=shape[0], dtype=np.int32),
+        rng.integers(256, size=shape, dtype=np.uint8),
+        None,
+    )
+    info = info.with_shape(shape[1:3], shape[3])
+    return data.Dataset(info, split, split, split, fingerprint="random")
+
+
+def _compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+    """A jitted function, compiled for these arguments, and the seconds that took."""
+    with host.compiling():
+        started = time.perf_counter()
+        compiled = function.lower(*args).compile()
+        seconds = time.perf_counter() - started
+    return compiled, seconds
+
+
+def _augmentation(run: Any, augmented: bool) -> Any:
+    from hsvit_jax import augment, step
+
+    full = step.augment_settings(run.config)
+    return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
+
+
+def batches(run: Any) -> tuple[tuple[Any, ...], Callable[[], Any]]:
+    """(images, labels, order) on the devices, and a function that says where the next batch is."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from hsvit_jax import mesh, step
+
+    split = run.dataset.train
+    order = np.asarray(step.make_epoch_order(len(split), run.config.seed)(0))
+    resident = tuple(mesh.put_replicated(run.mesh, a) for a in (split.images, split.labels, order))
+    places = itertools.cycle(range(run.steps_per_epoch))
+    return resident, lambda: jnp.int32(next(places) * run.config.train.batch)
+
+
+def train_job(run: Any, augmented: bool) -> Job:
+    """The trainer's step, its batch taken from a data set on the devices."""
+    from hsvit_jax import optim, step
+
+    config = run.config
+    pure = step.make_train_step(
+        run.model,
+        optim.build(config.optim, run.total_steps, run.steps_per_epoch),
+        _augmentation(run, augmented),
+        run.mesh,
+        seed=config.seed,
+        steps_per_epoch=run.steps_per_epoch,
+        log_every=config.train.log_every,
+        ema_decay=config.train.ema_decay,
+        aggregate=config.mesh.aggregate,
+        gradients=config.mesh.gradients,
+    )
+    state = step.place_state(run.make_state, run.mesh, run.model)
+    resident, place = batches(run)
+    jitted, _ = step.compile_step(pure, state, run.mesh, config.train.batch, run.model)
+    compiled, seconds = _compile(jitted, state, *resident, place())
+
+    def take() -> Any:
+        nonlocal state
+        state, values = compiled(state, *resident, place())
+        return state, values
+
+    return Job(take, config.train.batch, compiled, seconds)
+
+
+def input_job(run: Any, augmented: bool) -> Job:
+    """A step's batch alone: gathered from the data on the devices, and augmented."""
+    import jax
+
+    from hsvit_jax import augment, mesh, step
+
+    settings, batch = _augmentation(run, augmented), run.config.train.batch
+    over_data = mesh.batch_sharding(run.mesh)
+
+    @jax.jit
+    def draw(images: Any, labels: Any, order: Any, place: Any, key: Any) -> Any:
+        ids_B = jax.lax.dynamic_slice(order, (place,), (batch,))
+        ids_B = jax.lax.with_sharding_constraint(ids_B, over_data)
+        keys = jax.random.split(jax.random.fold_in(key, place))
+        return augment.train_batch(settings, *keys, images[ids_B], labels[ids_B], ids_B)
+
+    key = step.run_key(run.config.seed, 0)
+    resident, place = batches(run)
+    compiled, seconds = _compile(draw, *resident, place(), key)
+    return Job(lambda: compiled(*resident, place(), key), batch, compiled, seconds)
+
+
+def infer_job(run: Any, _: bool) -> Job:
+    """The evaluation forward, on a batch that lies on the devices."""
+    from hsvit_jax import evaluate, mesh, step
+
+    data, batch = run.config.data, run.config.train.batch
+    forward = evaluate.make_forward(run.model, run.mesh, tuple(data.mean), tuple(data.std))
+    params, stats = step.averaged(step.place_state(run.make_state, run.mesh, run.model))
+    images = mesh.put_batch(run.mesh, run.dataset.train.images[:batch])
+    compiled, seconds = _compile(forward, params, stats, images)
+    return Job(lambda: compiled(params, stats, images), batch, compiled, seconds)
+
+
+def eval_job(run: Any, _: bool) -> Job:
+    """A whole evaluation of the test split, from host arrays to counts."""
+    from hsvit_jax import evaluate, step
+
+    data = run.config.data
+    evaluator = evaluate.make_evaluator(
+        run.model,
+        run.mesh,
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+        num_classes=data.num_classes,
+    )
+    params, stats = step.averaged(step.place_state(run.make_state, run.mesh, run.model))
+    split, batch = run.dataset.test, run.config.train.batch
+    return Job(lambda: evaluator(params, stats, split, batch).loss, len(split))
+
+
+#: Kind of work → its `Job`, of a run and whether images are augmented.
+JOBS = {"train": train_job, "infer": infer_job, "input": input_job, "eval": eval_job}
+
+
+def training_flops(model: Any) -> float:
+    """FLOPs of one image forward and backward, as XLA counts them for the back end at hand.
+
+    Counted on a program for one image: XLA counts the body of a loop once however often it runs,
+    and with one image the loop of the kernels' gradient runs once. No augmentation or optimizer.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from hsvit_jax import mesh as mesh_lib
+
+    def loss(params: dict, stats: dict, images: Any, key: Any) -> tuple[Any, dict]:
+        logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
+        return -jax.nn.log_softmax(logits)[:, 0].mean(), stats
+
+    params, stats = jax.eval_shape(model.init, jax.random.key(0))
+    size = (1, *model.config.image_size, model.config.image_channels)
+    images = jax.ShapeDtypeStruct(size, jnp.float32)
+    once = mesh_lib.compiler_options(runs=False)
+    step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=once)
+    compiled, _ = _compile(step, params, stats, images, jax.eval_shape(jax.random.key, 0))
+    return float(compiled.cost_analysis()["flops"])
+
+
+def timed(take: Callable[[], Any], steps: int) -> list[float]:
+    """Wall-clock seconds of each step, waited for."""
+    import jax
+
+    times = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        jax.block_until_ready(take())
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Minimum, quartiles and maximum."""
+    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values
+    return {
+        "min": min(values),
+        "quartile1": quartiles[0],
+        "quartile3": quartiles[-1],
+        "max": max(values),
+    }
