@@ -76,16 +76,22 @@ def test_a_family_s_docstring_names_its_variants_and_default(family):
         assert configfile.get_config(f"{FOLDER.parent}/{command}").model.family == family
 
 
-@pytest.mark.parametrize("family", SIBLINGS)
-def test_every_family_fits_every_data_set(family):
-    """With every recipe. What differs in its classes alone is one network."""
-    networks = {}
+def on_every_data_set(file):
+    """Of a file, with every recipe: {(network, shape of an image, classes): configuration}."""
+    found = {}
     for recipe in config_lib.RECIPES:
         for data_set in config_lib.DATA_SETS:
-            config = configfile.get_config(f"{family}:{data_set},{recipe}")
+            config = configfile.get_config(f"{file}:{data_set},{recipe}")
             config = config_lib.resolve(config, data.describe(data_set))
             shape = (*config.data.image_size, config.data.channels)
-            networks[config.model.to_json(), shape] = config
+            found[config.model.to_json(), shape, config.data.num_classes] = config
+    return found
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_every_family_fits_every_data_set(family):
+    """What differs in its classes alone is one network."""
+    networks = {key[:2]: config for key, config in on_every_data_set(family).items()}
     for config in networks.values():
         assert train.build_model(config).layer_table()
 
@@ -136,14 +142,7 @@ def test_the_docstring_claims_the_true_counts(name):
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_network_fits_every_data_set(name):
-    networks = {}
-    for recipe in config_lib.RECIPES:
-        for data_set in config_lib.DATA_SETS:
-            config = configfile.get_config(f"{FILES[name]}:{data_set},{recipe}")
-            config = config_lib.resolve(config, data.describe(data_set))
-            shape = (*config.data.image_size, config.data.channels)
-            networks[config.model.to_json(), shape, config.data.num_classes] = config
-    for (_, size, classes), config in networks.items():
+    for (_, size, classes), config in on_every_data_set(FILES[name]).items():
         model = train.build_model(config)
         params, stats = jax.eval_shape(model.init, jax.random.key(0))
         images = jax.ShapeDtypeStruct((2, *size), jax.numpy.float32)
