@@ -4,8 +4,8 @@ Everything random in a step is a function of (seed, epoch or step, example index
 run does not depend on the number of devices or on where it was interrupted.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from hsvit_jax import augment, host
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.halves import Halves
 
 Array = jax.Array
 
@@ -106,6 +107,24 @@ def make_epoch_order(examples: int, seed: int) -> Callable[[int], Array]:
     return lambda epoch: order(jnp.int32(epoch))
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The pure step, in its two halves; called, it takes both.
+
+    gradients: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → what they say, a dict:
+    loss and accuracy (scalars), grads, stats, and what aggregation lost. update: (state, that) →
+    (state, metrics).
+    """
+
+    gradients: Callable[[dict, Array, Array, Array], dict]
+    update: Callable[[dict, dict], tuple[dict, dict]]
+
+    def __call__(
+        self, state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array
+    ) -> tuple[dict, dict]:
+        return self.update(state, self.gradients(state, images_BHWC, labels_B, ids_B))
+
+
 def make_train_step(
     model: Any,
     tx: optax.GradientTransformation,
@@ -118,7 +137,7 @@ def make_train_step(
     ema_decay: float,
     aggregate: str = "psum",
     gradients: str = "float32",
-) -> Callable[[dict, Array, Array, Array], tuple[dict, dict]]:
+) -> Step:
     """The pure step: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → (state, metrics).
 
     Floating-point features (B, …) in place of images go into the network as they are. ids: each
@@ -153,7 +172,7 @@ def make_train_step(
         hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
         return loss, (stats, hits_B.astype(jnp.float32).mean(), lost_gBD)
 
-    def step(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> tuple[dict, dict]:
+    def gradients(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> dict:
         number = state["step"]
         if jnp.issubdtype(images_BHWC.dtype, jnp.floating):  # features, made of images before
             smoothing = settings.label_smoothing
@@ -180,6 +199,13 @@ def make_train_step(
             ids_B,
             state[mesh_lib.FEEDBACK] if feeds_back else None,
         )
+        lost = (ids_B, *lost_gBD) if feeds_back else ()
+        return {"loss": loss, "accuracy": accuracy, "stats": stats, "grads": grads, "lost": lost}
+
+    def update(state: dict, found: dict) -> tuple[dict, dict]:
+        number, loss, grads, stats = state["step"], found["loss"], found["grads"], found["stats"]
+        own = trained(state["params"], model.frozen)
+        fixed = {name: part for name, part in state["params"].items() if name not in own}
         norm = optax.tree.norm(grads)
         updates, opt = tx.update(grads, state["opt"], own)
         own = optax.apply_updates(own, updates)
@@ -195,11 +221,15 @@ def make_train_step(
         if mesh_lib.FEEDBACK in state:
             feedback_SND = state[mesh_lib.FEEDBACK]
             if feeds_back:
-                feedback_SND = mesh_lib.keep_feedback(mesh, feedback_SND, ids_B, *lost_gBD, good)
+                feedback_SND = mesh_lib.keep_feedback(mesh, feedback_SND, *found["lost"], good)
             new[mesh_lib.FEEDBACK] = feedback_SND
         one = good.astype(jnp.float32)
         fresh = number % log_every == 0
-        sums = {"loss": jnp.where(good, loss, 0.0), "accuracy": accuracy * one, "steps": one}
+        sums = {
+            "loss": jnp.where(good, loss, 0.0),
+            "accuracy": found["accuracy"] * one,
+            "steps": one,
+        }
         meter = {k: jnp.where(fresh, v, state["meter"][k] + v) for k, v in sums.items()}
         new |= {
             "step": number + 1,
@@ -216,7 +246,7 @@ def make_train_step(
         }
         return new, metrics
 
-    return step
+    return Step(gradients, update)
 
 
 def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
@@ -226,14 +256,8 @@ def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
 
 
 def compile_step(
-    step: Callable[..., tuple[dict, dict]],
-    state: dict,
-    mesh: Mesh,
-    batch: int,
-    network: Any = None,
-    *,
-    donate: bool = True,
-) -> tuple[Callable[..., tuple[dict, dict]], Callable[..., tuple[dict, dict]]]:
+    step: Step, state: dict, mesh: Mesh, batch: int, network: Any = None, *, donate: bool = True
+) -> tuple[Halves, Halves]:
     """The step, compiled for the mesh, in two forms; both donate the state unless told not to.
 
     resident(state, images uint8 (N, H, W, C), labels (N,), order (N,), first) takes its batch
@@ -242,20 +266,25 @@ def compile_step(
     """
     shardings = mesh_lib.state_shardings(mesh, state, network)
     over_data = mesh_lib.batch_sharding(mesh)
+    options = mesh_lib.compiler_options()
 
-    def resident(state: dict, images: Array, labels: Array, order: Array, first: Array):
+    def resident(state: dict, images: Array, labels: Array, order: Array, first: Array) -> dict:
         ids_B = jax.lax.dynamic_slice(order, (first,), (batch,))
         ids_B = jax.lax.with_sharding_constraint(ids_B, over_data)
-        return step(state, images[ids_B], labels[ids_B], ids_B)
+        return step.gradients(state, images[ids_B], labels[ids_B], ids_B)
 
-    donated = (0,) if donate else ()
-    compiled = partial(
-        jax.jit,
-        donate_argnums=donated,
+    update = jax.jit(
+        step.update,
+        donate_argnums=(0,) if donate else (),
         out_shardings=(shardings, mesh_lib.replicated(mesh)),
-        compiler_options=mesh_lib.compiler_options(),
+        compiler_options=options,
     )
-    return compiled(resident), compiled(step)
+    halves = (
+        jax.jit(function, keep_unused=True, compiler_options=options)
+        for function in (resident, step.gradients)
+    )
+    resident, streamed = (Halves(gradients, update) for gradients in halves)
+    return resident, streamed
 
 
 def place_state(

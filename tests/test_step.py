@@ -93,8 +93,8 @@ def test_resident_and_streamed_give_the_same_bits_and_compile_once(bits_of_a_run
     other, streamed_rows = trainer.take(trainer.state(), 5, streamed=True)
     assert_same_bits(one, other)
     assert_same_bits(rows, streamed_rows)
-    assert trainer.resident._cache_size() == 1
-    assert trainer.streamed._cache_size() == 1
+    for jitted in (trainer.resident.gradients, trainer.streamed.gradients, trainer.resident.update):
+        assert jitted._cache_size() == 1
 
 
 def test_the_state_is_donated_and_the_data_set_is_not_copied():
@@ -126,7 +126,7 @@ def test_working_memory_does_not_hold_the_data_set():
 def sgd_losses(group, data):
     trainer = Trainer(sgd=True, mesh__group=group, mesh__data=data)
     state, rows = trainer.take(trainer.state(), 3)
-    assert trainer.resident._cache_size() == 1
+    assert trainer.resident.gradients._cache_size() == trainer.resident.update._cache_size() == 1
     return [float(row["loss"]) for row in rows], jax.device_get(step.averaged(state))
 
 
