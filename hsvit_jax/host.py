@@ -112,6 +112,8 @@ def remember_compilations() -> None:
     folder = Path(cache) / "hsvit_jax" / f"xla-{_processor()}"
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ and _is_private(folder):
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    # The many small ones too, which take a second together.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def _processor() -> str:

@@ -89,7 +89,8 @@ class Loop:
         self.r, self.checkpoints, self.log, self.bar, self.stop = run, checkpoints, log, bar, stop
         self.watchdog = watchdog
         config = run.config
-        self.schedule = optim.schedule(config.optim, run.total_steps, run.steps_per_epoch)
+        schedule = optim.schedule(config.optim, run.total_steps, run.steps_per_epoch)
+        self.schedule = jax.jit(schedule)  # one program, not one for each of its operations
         self.meta = run.meta
         self.evaluator = self.make_evaluator()
         self.remarks: dict[str, Any] = {}  # said in every line of the metrics
@@ -113,7 +114,7 @@ class Loop:
         run = self.r
         number = int(state["step"])
         take = self.taker(state)
-        self.marks = (time.monotonic(), number)
+        self.marks, first = (time.monotonic(), number), number + 1
         if number == run.total_steps == 0 and not self.checkpoints.steps():
             self.end_epoch(state, number)  # no step was asked for: the fresh network is the result
         while True:
@@ -127,8 +128,10 @@ class Loop:
             state, values = take(state, number)
             number += 1
             self.pending.append((number, values))
-            if len(self.pending) > _WINDOW:
+            if len(self.pending) > _WINDOW or number == first:
                 self._settle()
+            if number == first:  # what follows is not slowed down by compiling
+                self.marks = (time.monotonic(), number)
             if number == run.total_steps or number % run.steps_per_epoch == 0:
                 self.drain()
                 self.end_epoch(state, number)

@@ -350,6 +350,10 @@ def test_lazy_names():
         hsvit_jax.fti  # noqa: B018
 
 
+#: Seconds of compiling, from which on JAX keeps a program.
+SMALLEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+
+
 def test_the_process(tmp_path):
     """`python -m`: exit code, the cache of compiled programs, and no jax for a mistake's sake."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": ""}
@@ -368,7 +372,12 @@ def test_the_process(tmp_path):
 def test_the_compilation_cache_is_private(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv(SMALLEST, "2")
     host.remember_compilations()
+    assert os.environ[SMALLEST] == "2"
+    monkeypatch.delenv(SMALLEST)
+    host.remember_compilations()
+    assert os.environ[SMALLEST] == "0"  # what compiles in no time is kept as well
     folder = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
     assert folder.parent == tmp_path / "hsvit_jax"
     for mode in (0o770, 0o707, 0o701):
