@@ -27,6 +27,7 @@ from hsvit_jax import (  # noqa: E402
     benchmark_machine,
     benchmark_parts,
     configfile,
+    subcommand,
 )
 
 WORKS = tuple(benchmark_jobs.JOBS)
@@ -45,39 +46,22 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
     argv = list(sys.argv if argv is None else argv)
     values = _flags()
-    if "--help" in argv:
-        print(f"{USAGE}\n{values.get_help()}")
+
+    def work(words: list[str], settings: list[str]) -> int:
+        subcommand.refuse_words(words)
+        modes = [name for name in ("vs", "parts", "peak") if values[name].value]
+        if values.config is None and modes != ["peak"]:
+            raise subcommand.Misuse("--config is missing")
+        if len(modes) > 1:
+            raise subcommand.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
+        if values.trace and modes not in ([], ["vs"]):
+            raise subcommand.Misuse(f"--trace follows the steps of --work; leave out --{modes[0]}")
+        if values.work == "decode" and (values.trace or values.parts):
+            raise subcommand.Misuse("--work=decode runs no program: leave out --trace and --parts")
+        print(json.dumps(_record(values, settings, argv, modes)), flush=True)
         return 0
-    settings = [w.removeprefix("--config.") for w in argv if w.startswith("--config.")]
-    try:
-        rest = values([w for w in argv if not w.startswith("--config.")])[1:]
-    except flags.Error as error:
-        return _fail(str(error), 2)
-    modes = [name for name in ("vs", "parts", "peak") if values[name].value]
-    if rest or len(modes) > 1 or (values.config is None and modes != ["peak"]):
-        return _fail(
-            f"unexpected words {rest}: flags are --name=value"
-            if rest
-            else f"choose one of {', '.join('--' + m for m in modes)}"
-            if len(modes) > 1
-            else USAGE,
-            2,
-        )
-    if values.trace and modes not in ([], ["vs"]):
-        return _fail(f"--trace follows the steps of --work; leave out --{modes[0]}", 2)
-    if values.work == "decode" and (values.trace or values.parts):
-        return _fail("--work=decode runs no program: leave out --trace and --parts", 2)
-    try:
-        record = _record(values, settings, argv, modes)
-    except benchmark_jobs.Mistake as error:
-        return _fail(str(error), 1)
-    print(json.dumps(record), flush=True)
-    return 0
 
-
-def _fail(text: str, code: int) -> int:
-    print(text, file=sys.stderr, flush=True)
-    return code
+    return subcommand.run(USAGE, values, work, argv)
 
 
 def _flags() -> flags.FlagValues:

@@ -10,6 +10,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hsvit_jax import host
 
@@ -19,7 +20,7 @@ host.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
-from hsvit_jax import benchmark_jobs, configfile, tables  # noqa: E402
+from hsvit_jax import benchmark_jobs, configfile, reports, subcommand  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.benchmark_growth --config=FILE[:DATA,RECIPE,SWITCHES]
 
@@ -125,25 +126,16 @@ def markdown(rows: Sequence[Row]) -> str:
                 f"{row.workspace / 2**20:,.0f}",
             )
         )
-    return tables.markdown(head, cells)
+    return reports.markdown(head, cells)
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
     """`growth.csv` and `growth.png` in `folder`, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, plot = folder / "growth.csv", folder / "growth.png"
-    tables.write_csv(rows, table)
-    _draw(rows, plot)
-    return table, plot
+    return reports.write(rows, folder, "growth", lambda figure: _draw(rows, figure), (11, 5))
 
 
-def _draw(rows: Sequence[Row], path: Path) -> None:
+def _draw(rows: Sequence[Row], figure: Any) -> None:
     """Time, and workspace, against FLOPs, all as multiples of the unchanged step's."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 5), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     base = rows[0]
     for axes, label in zip(figure.subplots(1, 2), ("time", "workspace"), strict=True):
         for name in dict.fromkeys(row.series for row in rows[1:]):
@@ -157,15 +149,8 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
             )
             axes.plot(*zip(*points, strict=True), marker=".", label=name, color=_COLOURS[name])
         ends = [min(r.flops_ratio for r in rows), max(r.flops_ratio for r in rows)]
-        axes.plot(ends, ends, color="lightgrey", linewidth=5, zorder=0, label="as FLOPs")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_major_formatter("{x:g}")
+        reports.double_log(axes, (ends, ends), "as FLOPs")
         axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend()
-    figure.savefig(path)
 
 
 def _flags() -> flags.FlagValues:
@@ -181,23 +166,14 @@ def _flags() -> flags.FlagValues:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    argv = list(sys.argv if argv is None else argv)
     values = _flags()
-    if "--help" in argv:
-        print(f"{USAGE}\n{values.get_help()}")
-        return 0
-    settings = [w.removeprefix("--config.") for w in argv if w.startswith("--config.")]
-    try:
-        if rest := values([w for w in argv if not w.startswith("--config.")])[1:]:
-            raise ValueError(f"unexpected words: {' '.join(rest)} (flags are --name=value)")
+
+    def work(words: list[str], settings: list[str]) -> int:
+        subcommand.refuse_words(words)
         if values.config is None:
-            raise ValueError("--config is missing")
+            raise subcommand.Misuse("--config is missing")
         if unknown := set(values.series) - set(SERIES):
-            raise ValueError(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
-    except (flags.Error, ValueError) as error:
-        print(f"{error}\n\n{USAGE}", file=sys.stderr, flush=True)
-        return 2
-    try:
+            raise subcommand.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
         rows = measure(
             values.config,
             values.batch,
@@ -205,12 +181,11 @@ def main(argv: list[str] | None = None) -> int:
             settings=settings,
             series=values.series,
         )
-    except benchmark_jobs.Mistake as error:
-        print(error, file=sys.stderr, flush=True)
-        return 1
-    print(markdown(rows))
-    print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
-    return 0
+        print(markdown(rows))
+        print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
+        return 0
+
+    return subcommand.run(USAGE, values, work, argv)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import ml_collections  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hsvit_jax import config as config_lib  # noqa: E402
-from hsvit_jax import configfile, metrics  # noqa: E402
+from hsvit_jax import configfile, metrics, subcommand  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.compare SPEC SPEC ... [--seeds=0,1] [--config.KEY=VALUE]
 
@@ -273,39 +273,28 @@ def main(argv: list[str] | None = None) -> int:
     flags.DEFINE_list("seeds", ["0"], "A run of every system for each of these.", **own)
     flags.DEFINE_string("out", "runs/comparison", "Folder of the runs and the table.", **own)
     flags.DEFINE_integer("batch", 64, "Images of the memory columns.", lower_bound=1, **own)
-    if "--help" in argv:
-        print(f"{USAGE}\n{values.get_help()}")
-        return 0
-    settings = [w.removeprefix("--config.") for w in argv if w.startswith("--config.")]
-    try:
-        specs = values([w for w in argv if not w.startswith("--config.")])[1:]
-    except flags.Error as error:
-        return _fail(str(error), 2)
-    if not specs:
-        return _fail(USAGE, 2)
-    from hsvit_jax import signals, train
 
-    out = Path(values.out)
-    try:
+    def work(specs: list[str], settings: list[str]) -> int:
+        from hsvit_jax import signals, train
+
+        if not specs:
+            raise subcommand.Misuse("no system is named")
         if not all(seed.strip().isdecimal() for seed in values.seeds):
-            raise ValueError(f"--seeds needs whole numbers; got {','.join(values.seeds)}")
-        seeds = [int(seed) for seed in values.seeds]
-        rows = compare(specs, out, settings=settings, seeds=seeds, batch=values.batch)
+            raise subcommand.Misuse(f"--seeds needs whole numbers; got {','.join(values.seeds)}")
+        out, seeds = Path(values.out), [int(seed) for seed in values.seeds]
+        try:
+            rows = compare(specs, out, settings=settings, seeds=seeds, batch=values.batch)
+        except signals.Interrupted as stop:
+            return subcommand.fail(
+                f"{stop}; saved. The same command again goes on.", stop.exit_code
+            )
+        except train.Diverged as error:
+            return subcommand.fail(str(error), 3)
         command = shlex.join(["python", "-m", "hsvit_jax.compare", *argv[1:]])
-        paths = write(rows, out, command)
-    except signals.Interrupted as stop:
-        return _fail(f"{stop}; saved. The same command again goes on.", stop.exit_code)
-    except train.Diverged as error:
-        return _fail(str(error), 3)
-    except ValueError as error:
-        return _fail(str(error), 1)
-    print(table(rows) + "\n" + "\n".join(map(str, paths)), flush=True)
-    return 0
+        print("\n".join(map(str, (table(rows), *write(rows, out, command)))), flush=True)
+        return 0
 
-
-def _fail(text: str, code: int) -> int:
-    print(text, file=sys.stderr, flush=True)
-    return code
+    return subcommand.run(USAGE, values, work, argv)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ host.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
-from hsvit_jax import summary, tables  # noqa: E402
+from hsvit_jax import reports, subcommand, summary  # noqa: E402
 from hsvit_jax.models import mixing, vix  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.sequence [--tokens=256,512,...] [--mixers=softmax,...]
@@ -114,25 +114,16 @@ def markdown(rows: Sequence[Row]) -> str:
                 share,
             )
         )
-    return tables.markdown(head, cells)
+    return reports.markdown(head, cells)
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
     """`sequence.csv` and `sequence.png` in `folder`, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    table, plot = folder / "sequence.csv", folder / "sequence.png"
-    tables.write_csv(rows, table)
-    _draw(rows, plot)
-    return table, plot
+    return reports.write(rows, folder, "sequence", lambda figure: _draw(rows, figure), (11, 8))
 
 
-def _draw(rows: Sequence[Row], path: Path) -> None:
-    """Four curves a mixer, both axes logarithmic: what is linear has the slope of the grey line."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 8), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+def _draw(rows: Sequence[Row], figure: Any) -> None:
+    """Four curves a mixer: what is linear has the slope of the grey line."""
     panels = (
         ("forward_flops", 1e9, "GFLOP an image", "Forward: work"),
         ("training_flops", 1e9, "GFLOP an image", "Training: work"),
@@ -146,16 +137,8 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
             colour = _COLOURS[mixer]
             axes.plot(*zip(*points, strict=True), marker=".", label=mixer, color=colour)
         low = min(getattr(r, key) for r in rows if r.tokens == lengths[0]) / unit
-        slope = [low * n / lengths[0] for n in lengths]
-        axes.plot(lengths, slope, color="lightgrey", linewidth=5, zorder=0, label="linear")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
+        reports.double_log(axes, (lengths, [low * n / lengths[0] for n in lengths]), "linear")
         axes.set(xlabel="tokens", ylabel=label, title=title, xticks=lengths)
-        axes.set_xticklabels([f"{n:,}" for n in lengths])
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend()
-    figure.savefig(path)
 
 
 def _flags() -> flags.FlagValues:
@@ -171,33 +154,25 @@ def _flags() -> flags.FlagValues:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    argv = list(sys.argv if argv is None else argv)
     values = _flags()
-    if "--help" in argv:
-        print(f"{USAGE}\n{values.get_help()}")
-        return 0
-    try:
-        if rest := values(argv)[1:]:
-            raise ValueError(f"unexpected words: {' '.join(rest)} (flags are --name=value)")
+
+    def work(words: list[str], settings: list[str]) -> int:
+        subcommand.refuse_words(words + settings)
         if unknown := set(values.mixers) - set(mixing.NAMES):
-            raise ValueError(f"unknown --mixers {sorted(unknown)}; choose of {mixing.NAMES}")
+            raise subcommand.Misuse(f"unknown --mixers {sorted(unknown)}; choose of {mixing.NAMES}")
         if not all(word.isdecimal() for word in values.tokens) or not values.tokens:
-            raise ValueError(f"--tokens needs whole numbers; got {','.join(values.tokens)!r}")
-    except (flags.Error, ValueError) as error:
-        print(f"{error}\n\n{USAGE}", file=sys.stderr, flush=True)
-        return 2
-    rows = []
-    try:
+            given = ",".join(values.tokens)
+            raise subcommand.Misuse(f"--tokens needs whole numbers; got {given!r}")
+        rows = []
         for mixer in values.mixers:
             for tokens in map(int, values.tokens):
                 rows.append(measure(mixer, tokens, values.batch))
                 print(f"{mixer}, {tokens:,} tokens", file=sys.stderr, flush=True)
-    except ValueError as error:
-        print(error, file=sys.stderr, flush=True)
-        return 1
-    print(markdown(rows))
-    print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
-    return 0
+        print(markdown(rows))
+        print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
+        return 0
+
+    return subcommand.run(USAGE, values, work, argv)
 
 
 if __name__ == "__main__":

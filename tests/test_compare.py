@@ -99,7 +99,7 @@ def test_names(spec, name):
 def test_mistakes_on_the_command_line(capsys):
     assert compare.main(["compare"]) == 2
     assert "usage:" in capsys.readouterr().err
-    assert compare.main(["compare", "c2a2:digits", "--seeds=x"]) == 1
+    assert compare.main(["compare", "c2a2:digits", "--seeds=x"]) == 2
     assert "whole numbers; got x" in capsys.readouterr().err
     assert compare.main(["compare", "c2a2:digits", "--sedes=1"]) == 2
     assert "sedes" in capsys.readouterr().err
