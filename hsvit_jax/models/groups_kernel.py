@@ -3,7 +3,7 @@
 A program instance takes one group and a few images through every block: a group's tokens are read
 once, only its CLS output is written, and scores, attention weights and dropout masks exist on chip
 alone. What a gradient needs beyond the input is each later block's input, which the forward pass
-then writes too; the backward kernel computes the rest again. `hsvit.Groups` without it is the same
+then writes too; the backward kernel computes the rest again. `groups.Groups` without it is the same
 function in XLA's words, the reference and what runs unless `model.encoder` says otherwise.
 
 Written for Triton on GPUs (sizes padded to powers of two, products to at least 16) and Mosaic on
@@ -76,7 +76,7 @@ def encode(
     """Tokens, CLS first and positions added, through all blocks: each group's CLS output (G, B, D).
 
     z_GBTD: float32 or bfloat16, of which the output has the dtype; sums are float32. blocks: as
-    `hsvit.Block`'s parameters, stacked: norm_scale, norm_bias, out_bias (G, L, D), qkv_kernel
+    `groups.Block`'s parameters, stacked: norm_scale, norm_bias, out_bias (G, L, D), qkv_kernel
     (G, L, 3, D, D), qkv_bias (G, L, 3, D), out_kernel (G, L, D, D). base_GBL: of
     `layers.counter_base` for every block, group and image, None for no dropout (rate is then
     ignored). target: 'gpu', 'tpu' or 'cpu' (interpreted); by default this process's. Masks, and

@@ -24,7 +24,8 @@ from flax import nnx
 from hsvit_jax.models import efficientnet, layers, mobilenet_v2, resnet
 from hsvit_jax.models.blocks import Row
 from hsvit_jax.models.convnet import ConvNet, ConvNetConfig, check_rate
-from hsvit_jax.models.hsvit import Groups, Head, HSViT
+from hsvit_jax.models.groups import Groups
+from hsvit_jax.models.hsvit import Head, HSViT
 from hsvit_jax.models.hsvit_sizes import ENCODERS, divisors
 from hsvit_jax.models.hsvit_table import attention_rows, projection_row
 from hsvit_jax.models.hsvit_trunk import channel_tokens
