@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +22,12 @@ os.environ["XLA_FLAGS"] = (
     * version("jaxlib").startswith("0.10.")
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
+# What several tests need, or the processes that they start, is compiled once: by whichever of
+# pytest's workers comes first.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.TemporaryDirectory(prefix="hsvit_jax-compiled-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
 import pytest

@@ -1,16 +1,13 @@
 """Runs of a second or two for the tests of the trainer: a tiny network and made-up images."""
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 
 from hsvit_jax import checkpoint, data
 from hsvit_jax import config as config_lib
@@ -126,22 +123,3 @@ def digest(workdir: Path) -> str:
         total.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
         total.update(np.ascontiguousarray(leaf).tobytes())
     return total.hexdigest()
-
-
-@contextlib.contextmanager
-def remembered_compilations(folder: Path) -> Iterator[None]:
-    """Programs compiled once are read from `folder` afterwards: equal runs need not wait."""
-    wanted = {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()

@@ -12,7 +12,7 @@ import conftest
 import jax
 import numpy as np
 import pytest
-from small_runs import digest, metric_lines, remembered_compilations, small_dataset
+from small_runs import digest, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, configfile, train
 
@@ -25,22 +25,12 @@ GROUPS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """Most runs here are of the same programs."""
-    folder = tmp_path_factory.mktemp("compiled")
-    with remembered_compilations(folder):
-        yield folder
-
-
 @pytest.fixture
-def job(compiled):
+def job():
     """Runs a job of processes to its end: [(exit code, standard error)]; none outlives the test."""
     started = []
     environment = os.environ | {
         "XLA_FLAGS": conftest.QUICK_FLAGS,  # as the runs compared with are compiled
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
     }
 
@@ -90,7 +80,7 @@ def losses(workdir):
 
 
 @pytest.fixture(scope="module")
-def whole(compiled, tmp_path_factory):
+def whole(tmp_path_factory):
     """The run that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
     here(folder, GROUPS)

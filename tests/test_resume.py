@@ -13,30 +13,20 @@ from pathlib import Path
 import conftest
 import numpy as np
 import pytest
-from small_runs import digest, metric_lines, remembered_compilations, small_config, small_dataset
+from small_runs import digest, metric_lines, small_config, small_dataset
 
 from hsvit_jax import checkpoint, loop, train
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-    """Most runs here are of the same programs."""
-    folder = tmp_path_factory.mktemp("compiled")
-    with remembered_compilations(folder):
-        yield folder
-
-
 @pytest.fixture
-def command(compiled):
+def command():
     """Starts a process of `python -m hsvit_jax.main`; none outlives the test."""
     started = []
     environment = {k: v for k, v in os.environ.items() if k != "NPROC"} | {
         "XLA_FLAGS": conftest.QUICK_FLAGS,
         "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(compiled),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
     def start(workdir, *settings):

@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 from PIL import Image
-from small_runs import CLASSES, digest, metric_lines, remembered_compilations, small_dataset
+from small_runs import CLASSES, digest, metric_lines, small_dataset
 
 from hsvit_jax import commands, configfile, loop, main, models, predict, signals, systems, train
 
@@ -147,14 +147,13 @@ def test_a_sibling_from_training_to_prediction(tmp_path, monkeypatch):
     )
     dataset = small_dataset()
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with remembered_compilations(tmp_path / "compiled"):
-        result = train.train(config, whole, dataset=dataset, verbose=False)
-        with monkeypatch.context() as patch:
-            interrupt_after_first_evaluation(patch)
-            with pytest.raises(signals.Interrupted):
-                train.train(config, cut, dataset=dataset, verbose=False)
-        assert max(line["step"] for line in metric_lines(cut)) == 4
-        train.train(config, cut, dataset=dataset, verbose=False)
+    result = train.train(config, whole, dataset=dataset, verbose=False)
+    with monkeypatch.context() as patch:
+        interrupt_after_first_evaluation(patch)
+        with pytest.raises(signals.Interrupted):
+            train.train(config, cut, dataset=dataset, verbose=False)
+    assert max(line["step"] for line in metric_lines(cut)) == 4
+    train.train(config, cut, dataset=dataset, verbose=False)
     assert result.step == 6 and result.test.examples == 23
     assert digest(cut) == digest(whole) and metric_lines(cut) == metric_lines(whole)
     classifier = predict.load(cut)
@@ -177,11 +176,10 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
         return code, out, err
 
     one = (config, "--config.train.epochs=2", "--config.train.batch=64", "--config.mesh.data=1")
-    with remembered_compilations(tmp_path / "compiled"):
-        with monkeypatch.context() as patch:
-            interrupt_after_first_evaluation(patch)
-            assert call(*one, f"--workdir={folder}")[0] == 42
-        code, out, err = call(*one, f"--workdir={folder}")
+    with monkeypatch.context() as patch:
+        interrupt_after_first_evaluation(patch)
+        assert call(*one, f"--workdir={folder}")[0] == 42
+    code, out, err = call(*one, f"--workdir={folder}")
     assert code == 0 and "from step 22" in err and "done: test accuracy" in out
     lines = metric_lines(folder)
     assert [line["step"] for line in lines if line.get("split") == "val"] == [22, 44]

@@ -8,16 +8,9 @@ import signal
 import jax
 import numpy as np
 import pytest
-from small_runs import metric_lines, remembered_compilations, small_config, small_dataset
+from small_runs import metric_lines, small_config, small_dataset
 
 from hsvit_jax import checkpoint, evaluate, signals, train
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_once(tmp_path_factory):
-    """Most runs here are of the same programs."""
-    with remembered_compilations(tmp_path_factory.mktemp("compiled")):
-        yield
 
 
 def run(workdir, *, dataset=None, **settings):
