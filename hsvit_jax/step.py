@@ -172,7 +172,7 @@ def make_train_step(
         hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
         return loss, (stats, hits_B.astype(jnp.float32).mean(), lost_gBD)
 
-    def gradients(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> dict:
+    def first_half(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> dict:
         number = state["step"]
         if jnp.issubdtype(images_BHWC.dtype, jnp.floating):  # features, made of images before
             smoothing = settings.label_smoothing
@@ -202,7 +202,7 @@ def make_train_step(
         lost = (ids_B, *lost_gBD) if feeds_back else ()
         return {"loss": loss, "accuracy": accuracy, "stats": stats, "grads": grads, "lost": lost}
 
-    def update(state: dict, found: dict) -> tuple[dict, dict]:
+    def second_half(state: dict, found: dict) -> tuple[dict, dict]:
         number, loss, grads, stats = state["step"], found["loss"], found["grads"], found["stats"]
         own = trained(state["params"], model.frozen)
         fixed = {name: part for name, part in state["params"].items() if name not in own}
@@ -246,7 +246,7 @@ def make_train_step(
         }
         return new, metrics
 
-    return Step(gradients, update)
+    return Step(gradients=first_half, update=second_half)
 
 
 def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
