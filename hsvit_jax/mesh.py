@@ -200,7 +200,8 @@ def fetch(mesh: Mesh, tree: Any) -> Any:
 
 #: How CLS tokens meet. psum: one all-reduce of each device's sum. ordered: an all-gather of every
 #: group's token and a sum in the order of the groups, which gives the same bits on any number of
-#: devices. bf16, int8: each device's sum in 2 bytes a number, or in one and a scale per example.
+#: devices (the norm of the gradients is added as XLA does it: over processes its last bit may
+#: differ). bf16, int8: each device's sum in 2 bytes a number, or in one and a scale per example.
 AGGREGATES = ("psum", "ordered", *wire.CODES)
 
 #: How gradients are added over `data`: as they are, or rounded to bfloat16 on the way.
