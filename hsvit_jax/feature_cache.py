@@ -15,7 +15,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import augment, checksum, data, evaluate
+from hsvit_jax import augment, checksum, data, evaluate, programs
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
 from hsvit_jax.data import cache
@@ -101,7 +101,8 @@ def attach(
             f"the network from {part} on gives no finite answers: its weights or features are not "
             "finite, or it uses more of the image than they hold; leave init.cache empty"
         )
-    return dataclasses.replace(run, model=rest, dataset=dataclasses.replace(run.dataset, **made))
+    dataset = dataclasses.replace(run.dataset, **made)
+    return dataclasses.replace(run, model=rest, dataset=dataset, kept=programs.NONE)
 
 
 def _folder(run: Run, state: dict, part: str) -> Path:

@@ -14,7 +14,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, data, host, metrics, optim, signals
+from hsvit_jax import checkpoint, data, metrics, optim, programs, signals
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
@@ -24,18 +24,17 @@ from hsvit_jax import watchdog as watchdog_lib
 _WINDOW = 4
 
 
-def _compiled_at_first(function: Callable) -> Callable:
-    """A jitted function that is compiled for its first arguments, and what that took given back.
+def _compiled_at_first(kept: programs.Programs, name: str, function: Any) -> Callable:
+    """A jitted function that is compiled for its first arguments, unless it was kept.
 
     Before it runs: the memory of compiling and the first step's are then not needed together.
     """
-    programs: list[Callable] = []
+    found: list[Callable] = []
 
     def run(*args: Any) -> Any:
-        if not programs:
-            with host.compiling():
-                programs.append(function.lower(*args).compile())
-        return programs[0](*args)
+        if not found:
+            found.append(kept.get(name, args, lambda: function.lower(*args).compile()))
+        return found[0](*args)
 
     return run
 
@@ -55,6 +54,7 @@ class Run:
     steps_per_epoch: int
     total_steps: int
     make_state: Callable[..., dict]
+    kept: programs.Programs = programs.NONE
 
     @property
     def meta(self) -> dict:
@@ -175,7 +175,7 @@ class Loop:
             first = jnp.int32(place * run.config.train.batch)
             return compiled(state, images, labels, orders[epoch], first)
 
-        compiled = _compiled_at_first(resident)
+        compiled = _compiled_at_first(run.kept, "resident", resident)
         return take
 
     def _streamed(self, resident: Callable, streamed: Callable, first: int) -> Callable:
@@ -201,7 +201,7 @@ class Loop:
             arrays = (mesh_lib.put_rows(run.mesh, a, size) for a in next(source))
             return compiled(state, *arrays)
 
-        compiled = _compiled_at_first(streamed)
+        compiled = _compiled_at_first(run.kept, "streamed", streamed)
         return take
 
     def _settle(self) -> None:

@@ -20,6 +20,7 @@ from hsvit_jax import (
     metrics,
     models,
     optim,
+    programs,
     recover,
     together,
     watchdog,
@@ -111,6 +112,7 @@ def prepare(
         mesh=mesh,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
+        kept=programs.of_run(config.to_dict(), mesh, steps_per_epoch, total_steps, examples),
         make_state=lambda start=None: step_lib.init_state(
             model,
             tx,
@@ -391,11 +393,11 @@ def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> di
     if restored is None:
         start = initial.load(run.config, run.model)
         if start is None:
-            return step_lib.place_state(run.make_state, run.mesh, run.model)
+            return step_lib.place_state(run.make_state, run.mesh, run.model, kept=run.kept)
         if verbose:
             print("; ".join(start.said), flush=True)
         values = (start.params, start.stats)
-        return step_lib.place_state(run.make_state, run.mesh, run.model, values)
+        return step_lib.place_state(run.make_state, run.mesh, run.model, values, kept=run.kept)
     _, plain, _ = restored
     return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
 

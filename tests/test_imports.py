@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "models": ("models",),
     "configfile": ("config", "models", "systems"),
     "feature_cache": (
-        *("augment", "checksum", "data", "evaluate", "loop", "mesh", "models", "step"),
+        *("augment", "checksum", "data", "evaluate", "loop", "mesh", "models", "programs"),
+        "step",
     ),
     "growth": ("models",),
     "initial": (
@@ -48,11 +49,12 @@ MAY_IMPORT = {
         "weight_files",
     ),
     "layouts": (),
+    "programs": ("halves", "host"),
     "pretrained": ("convert", "convert_tensors", "layouts", "models", "weight_files"),
     "refit": ("models",),
     "weight_files": (),
     "evaluate": ("augment", "mesh"),
-    "step": ("augment", "halves", "host", "mesh"),
+    "step": ("augment", "halves", "mesh", "programs"),
     "summary": ("models",),
     "reports": (),
     "sequence": ("host", "models", "reports", "subcommand", "summary"),
