@@ -200,8 +200,8 @@ def fetch(mesh: Mesh, tree: Any) -> Any:
 
 #: How CLS tokens meet. psum: one all-reduce of each device's sum. ordered: an all-gather of every
 #: group's token and a sum in the order of the groups, which gives the same bits on any number of
-#: devices (the norm of the gradients is added as XLA does it: over processes its last bit may
-#: differ). bf16, int8: each device's sum in 2 bytes a number, or in one and a scale per example.
+#: devices, as has the gradients' norm then (`ordered_norm`). bf16, int8: each device's sum in 2
+#: bytes a number, or in one and a scale per example.
 AGGREGATES = ("psum", "ordered", *wire.CODES)
 
 #: How gradients are added over `data`: as they are, or rounded to bfloat16 on the way.
@@ -385,6 +385,28 @@ def spread(
         )(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G, feedback_SND)
 
     return run
+
+
+def ordered_norm(mesh: Mesh, grads: dict, network: Any) -> jax.Array:
+    """The global norm of gradients, the same bits on any number of `group` devices.
+
+    As a sum over devices is added in an order of its own: each group's (or tower's) squares by
+    themselves, those numbers gathered, and added in the order of the groups.
+    """
+    whole, by_group_G = jnp.zeros(()), jnp.zeros(network.groups)
+    for (_, spec), (_, leaf) in zip(
+        jax.tree_util.tree_leaves_with_path(_specs(grads, network)),
+        jax.tree_util.tree_leaves_with_path(grads),
+        strict=True,
+    ):
+        squares = jnp.square(leaf.astype(jnp.float32))
+        if GROUP in spec:
+            squares = jnp.moveaxis(squares, spec.index(GROUP), 0)
+            by_group_G += squares.reshape(network.groups, -1).sum(1)
+        else:
+            whole += squares.sum()
+    by_group_G = lax.with_sharding_constraint(by_group_G, replicated(mesh))
+    return jnp.sqrt(sum(by_group_G, whole))
 
 
 def keep_feedback(

@@ -44,18 +44,22 @@ def decay_mask(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(is_kernel, params)
 
 
-def clip_by_norm(limit: float) -> optax.GradientTransformation:
+def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """Gradients times limit / their global norm, where that is less than one; without a state.
 
     As `optax.clip_by_global_norm`, but one factor for all: its division and choice for each leaf
-    would be a kernel and a pass of their own, where a factor is part of what follows.
+    would be a kernel and a pass of their own, where a factor is part of what follows. `update`
+    takes a norm= that is known already.
     """
 
-    def clip(updates: Any, _: Any = None) -> Any:
-        factor = jnp.minimum(1.0, limit / optax.tree.norm(updates))
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+    def clip(
+        updates: Any, state: Any, _: Any = None, *, norm: jax.Array | None = None, **others: Any
+    ) -> tuple[Any, Any]:
+        norm = optax.tree.norm(updates) if norm is None else norm
+        factor = jnp.minimum(1.0, limit / norm)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates), state
 
-    return optax.stateless(clip)
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), clip)
 
 
 def build(

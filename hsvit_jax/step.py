@@ -146,6 +146,7 @@ def make_train_step(
     gradients: see `mesh.spread`; 'int8' needs a state with `feedback`.
     """
     apply = mesh_lib.spread(model, mesh, aggregate, gradients)
+    tx = optax.with_extra_args_support(tx)
     feeds_back = mesh_lib.has_feedback(mesh, aggregate)
     augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
 
@@ -206,8 +207,12 @@ def make_train_step(
         number, loss, grads, stats = state["step"], found["loss"], found["grads"], found["stats"]
         own = trained(state["params"], model.frozen)
         fixed = {name: part for name, part in state["params"].items() if name not in own}
-        norm = optax.tree.norm(grads)
-        updates, opt = tx.update(grads, state["opt"], own)
+        norm = (
+            mesh_lib.ordered_norm(mesh, grads, model)
+            if aggregate == "ordered" and model.groups
+            else optax.tree.norm(grads)
+        )
+        updates, opt = tx.update(grads, state["opt"], own, norm=norm)
         own = optax.apply_updates(own, updates)
         moving = trained(stats, model.frozen)
         # The new parameters too: a learning rate that overflows them has a finite gradient.

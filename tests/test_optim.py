@@ -129,3 +129,13 @@ def test_the_clip_can_be_changed_on_a_checkpoint():
         for clip in (0.0, 1.0)
     ]
     assert shapes[0] == shapes[1]
+
+
+def test_a_clip_believes_the_norm_it_is_told():
+    chosen = settings(clip_norm=2.0)
+    tx, params = optim.build(chosen, 10, 5), {"kernel": jnp.zeros(2)}
+    grads = {"kernel": jnp.array([3.0, 4.0])}
+    for norm, factor in ((None, 0.4), (5.0, 0.4), (8.0, 0.25), (1.0, 1.0)):
+        _, (_, moments) = tx.update(grads, tx.init(params), params, norm=norm)
+        clipped = moments[0].mu["kernel"] / (1 - chosen.beta1)
+        np.testing.assert_allclose(clipped, np.array([3, 4]) * factor, rtol=1e-6)

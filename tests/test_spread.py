@@ -246,6 +246,30 @@ def test_ordered_aggregation_gives_the_same_bits_on_any_number_of_devices(way, b
 
 
 @pytest.mark.parametrize("way", NETWORKS)
+def test_an_ordered_norm_has_the_same_bits_on_any_number_of_devices(way, bits_of_a_run):
+    network = NETWORKS[way]
+    shapes, _ = jax.eval_shape(network.init, jax.random.key(0))
+    rng = np.random.default_rng(7)
+    grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    true = np.sqrt(sum((x.astype(np.float64) ** 2).sum() for x in jax.tree.leaves(grads)))
+    norms = []
+    for group in (1, 2, 4, 8):
+        mesh = placed(network, group, 1)[0]
+        spread = jax.device_put(grads, mesh_lib.state_shardings(mesh, grads, network))
+        norm = jax.jit(
+            lambda grads, mesh=mesh: mesh_lib.ordered_norm(mesh, grads, network),
+            compiler_options=mesh_lib.compiler_options(),
+        ).lower(spread)
+        norm = norm.compile()
+        sent = re.findall(r"= (\S+) (?:all-\w+|collective-\w+|reduce-scatter)\(", norm.as_text())
+        # One message, of a number for each group: it is not added up on its way.
+        assert sent == (["f32[8]{0}"] if group > 1 else []), sent
+        norms.append(float(norm(spread)))
+    assert norms == norms[:1] * 4
+    np.testing.assert_allclose(norms[0], true, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", NETWORKS)
 def test_groups_without_a_vote_do_not_count(way):
     """Any subset of groups votes: averaged over those present, and deaf to the others' weights."""
     network = NETWORKS[way]
