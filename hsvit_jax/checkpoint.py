@@ -1,7 +1,6 @@
 """Training states on disk: the latest ones and the best ones, checked on the way back in.
 
-The only module that imports Orbax, and only when something is saved or restored. One step is one
-directory, renamed into place when it is whole:
+One step is one directory, renamed into place when it is whole:
 
     checkpoints/1200/state/          the arrays (OCDBT and zarr, written by every process)
     checkpoints/1200/meta/metadata   JSON: format, SHA-256 of the rest, step, metric, the caller's
@@ -16,13 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import math
-import re
-import shutil
-import sys
-import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,20 +23,17 @@ from types import TracebackType
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
+from hsvit_jax import checkpoint_arrays as arrays
+from hsvit_jax import checkpoint_folder as folder
 from hsvit_jax import checksum
 from hsvit_jax.checkpoint_record import (
     CheckpointError,
     Damage,
     Record,
-    TreePath,
     brief,
-    check_fits,
     diff,
-    dotted,
     empties,
     flatten,
     nest,
@@ -64,8 +54,6 @@ __all__ = [
 ]
 
 Which = Literal["latest", "best"] | int
-
-_TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 class CheckpointWarning(UserWarning):
@@ -127,7 +115,7 @@ class Checkpoints:
         self._manager: Any = None
         self._alone = False
         if not read_only:
-            _probe(self.directory)
+            folder.probe(self.directory)
 
     def save(
         self,
@@ -175,11 +163,11 @@ class Checkpoints:
             )
         self._keep.metrics = known | {step: metric}
         with self._reports(f"step {step} was not saved in {self.directory}"):
-            orbax = _orbax()
-            _clear_cut_short(self.directory)
+            orbax = arrays.orbax()
+            folder.clear_cut_short(self.directory)
             self._manager = self._manager or self._open(orbax)
             arguments = orbax.args.Composite(
-                state=orbax.args.StandardSave(_orbax_tree(leaves)),
+                state=orbax.args.StandardSave(arrays.orbax_tree(leaves)),
                 meta=orbax.args.JsonSave(document),
             )
             self._manager.save(step, args=arguments, force=True)
@@ -206,7 +194,7 @@ class Checkpoints:
                 has other keys, shapes or dtypes than `template`, all of them listed.
         """
         wanted = flatten(template, restorable)
-        found = self._first(which, lambda path, record: _read(path, record, wanted))
+        found = self._first(which, lambda path, record: arrays.read(path, record, wanted))
         if found is None:
             return None
         step, record, leaves = found
@@ -299,7 +287,7 @@ class Checkpoints:
 
     def _numbered(self) -> list[int]:
         """Directories named as steps are, whole or not, oldest first."""
-        return sorted(int(p.name) for p in _entries(self.directory) if _is_step(p))
+        return sorted(int(p.name) for p in folder.entries(self.directory) if folder.is_step(p))
 
     def _records(self) -> dict[int, Record]:
         """The metadata of each step that has it whole."""
@@ -343,7 +331,7 @@ class Checkpoints:
             raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
         if not isinstance(which, str) and which not in numbered:
             raise CheckpointError(f"no step {which} in {self.directory}, only {numbered}")
-        strangers = sorted(p.name for p in _entries(self.directory) if not _is_ours(p))
+        strangers = sorted(p.name for p in folder.entries(self.directory) if not folder.is_ours(p))
         if strangers and numbered:
             _warn(f"{self.directory} also holds what is no checkpoint, ignored: {strangers}")
         newest = list(reversed(numbered))
@@ -355,7 +343,7 @@ class Checkpoints:
         failures: dict[int, str] = {}
         for step in order:
             try:
-                record = _together(functools.partial(read_record, self.directory, step))
+                record = arrays.together(functools.partial(read_record, self.directory, step))
                 result = read(self.directory / str(step), record)
             except Damage as damage:
                 failures[step] = str(damage)
@@ -380,7 +368,7 @@ class Checkpoints:
                 target, count = self.directory / f"{step}.damaged-{count + 1}", count + 1
             (self.directory / str(step)).rename(target)
         if steps:
-            _together(lambda: None)  # a barrier: nobody lists the directory before
+            arrays.together(lambda: None)  # a barrier: nobody lists the directory before
             if self._manager is not None:
                 self._manager.reload()
 
@@ -401,7 +389,7 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     path = Path(path).expanduser().absolute()
     inner = path / "checkpoints"
     checkpoints = Checkpoints(inner if inner.is_dir() else path, read_only=True)
-    found = checkpoints._first(which, lambda step, record: _read(step, record, None))
+    found = checkpoints._first(which, lambda step, record: arrays.read(step, record, None))
     if found is None:
         what = "holds no checkpoint" if path.is_dir() else "is not a directory"
         raise CheckpointError(
@@ -416,157 +404,6 @@ def _ranked(metrics: dict[int, float | None]) -> list[int]:
     """Steps that have a metric, the best first, the later of equals first."""
     having = [step for step, metric in metrics.items() if metric is not None]
     return sorted(having, key=lambda step: (metrics[step], step), reverse=True)
-
-
-def _read(
-    directory: Path, record: Record, wanted: dict[TreePath, Any] | None
-) -> dict[TreePath, Any]:
-    """One step's leaves, placed as `wanted` says (None: NumPy), once their checksums agree."""
-    if wanted is None:
-        wanted = {path: np.empty(shape, dtype) for path, (dtype, shape, _) in record.leaves.items()}
-    check_fits(directory, record, wanted)
-    path = directory / "state"
-    leaves = _together(functools.partial(_load, path, wanted))
-
-    def check() -> None:
-        sums = checksum.of(list(leaves.values()))
-        for (name, leaf), found in zip(leaves.items(), sums, strict=True):
-            if (str(leaf.dtype), leaf.shape, found) != record.leaves[name]:
-                raise Damage(f"{path}: the data of {dotted(name)} do not agree with its checksum")
-
-    _together(check)
-    return leaves
-
-
-def _load(path: Path, wanted: dict[TreePath, Any]) -> dict[TreePath, Any]:
-    """Orbax's handler reads without a barrier, so a process that fails leaves none waiting."""
-    orbax = _orbax()
-    from etils import epath
-
-    args = {
-        name: orbax.RestoreArgs(restore_type=np.ndarray)
-        if isinstance(leaf, np.ndarray)
-        else orbax.ArrayRestoreArgs(
-            restore_type=jax.Array, sharding=_sharding(leaf), global_shape=leaf.shape
-        )
-        for name, leaf in wanted.items()
-        if math.prod(leaf.shape)
-    }
-    handler = orbax.PyTreeCheckpointHandler()
-    try:
-        tree = handler.restore(
-            epath.Path(path),
-            args=orbax.args.PyTreeRestore(item=_orbax_tree(wanted), restore_args=_strings(args)),
-        )
-        leaves = {name: _at(tree, name) for name in args}
-    except (MemoryError, jax.errors.JaxRuntimeError):
-        raise  # of this machine, not of the files
-    except Exception as error:  # damaged bytes can make any of the parsers below raise anything
-        raise Damage(f"{path}: {brief(error)}") from error
-    finally:
-        handler.close()
-    return {name: leaves[name] if name in leaves else _empty(leaf) for name, leaf in wanted.items()}
-
-
-def _strings(leaves: dict[TreePath, Any]) -> dict:
-    return nest({tuple(map(str, path)): leaf for path, leaf in leaves.items()})
-
-
-def _orbax_tree(leaves: dict[TreePath, Any]) -> dict:
-    """Orbax turns integer keys into strings and refuses arrays of size 0, which hold nothing."""
-    return _strings({path: leaf for path, leaf in leaves.items() if math.prod(leaf.shape)})
-
-
-def _at(tree: dict, path: TreePath) -> Any:
-    for key in path:
-        tree = tree[str(key)]
-    return tree
-
-
-def _empty(leaf: Any) -> jax.Array | np.ndarray:
-    if isinstance(leaf, np.ndarray):
-        return np.zeros(leaf.shape, leaf.dtype)
-    return jnp.zeros(leaf.shape, leaf.dtype, device=_sharding(leaf))
-
-
-def _sharding(leaf: Any) -> jax.sharding.Sharding:
-    return leaf.sharding or SingleDeviceSharding(jax.local_devices()[0])
-
-
-def _together(attempt: Callable[[], Any]) -> Any:
-    """Damage that one process meets is damage for all, so that none goes on and waits alone."""
-    result, damage = None, None
-    try:
-        result = attempt()
-    except Damage as found:
-        damage = found
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        if not multihost_utils.process_allgather(np.array(damage is None)).all():
-            damage = damage or Damage("another process could not read it")
-    if damage is not None:
-        raise damage
-    return result
-
-
-@functools.cache
-def _orbax() -> Any:
-    """Orbax, imported when first needed, with only its errors left to see."""
-    import orbax.checkpoint
-
-    logging.getLogger("absl").addFilter(
-        lambda record: record.levelno >= logging.ERROR or "orbax" not in record.pathname
-    )
-    show = sys.unraisablehook
-
-    def unless_late_read(report: Any) -> None:
-        """When one array cannot be read, Orbax closes its event loop while the reads of others
-        are under way; each then complains on stderr of the closed loop, and nothing else."""
-        if str(report.exc_value) != "Event loop is closed":
-            show(report)
-
-    sys.unraisablehook = unless_late_read
-    return orbax.checkpoint
-
-
-def _probe(directory: Path) -> None:
-    """Finds out at the start, not after the first epoch, that nothing can be written."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-") as file:
-            file.write(b"0")
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write checkpoints in {directory}: {error.strerror or error}; choose another "
-            "work directory, or make this one writable"
-        ) from error
-
-
-def _clear_cut_short(directory: Path) -> None:
-    """Removes what a save cut short has left. Orbax's own clean-up stops at a directory into
-    which the threads of a save that has just failed still write, so this one comes back."""
-    left = [path for path in _entries(directory) if _TEMPORARY in path.name]
-    for path in left if jax.process_index() == 0 else []:
-        for pause in (0.0, 0.1, 0.3, 1.0):
-            time.sleep(pause)
-            shutil.rmtree(path, ignore_errors=True)
-            if not path.exists():
-                break
-
-
-def _entries(directory: Path) -> list[Path]:
-    return list(directory.iterdir()) if directory.is_dir() else []
-
-
-def _is_step(path: Path) -> bool:
-    return re.fullmatch("0|[1-9][0-9]*", path.name) is not None and path.is_dir()
-
-
-def _is_ours(path: Path) -> bool:
-    """Steps, saves cut short, steps set aside; hidden files are somebody's, but no mistake."""
-    known = _TEMPORARY in path.name or ".damaged" in path.name
-    return known or path.name.startswith(".") or _is_step(path)
 
 
 def _warn(message: str) -> None:

@@ -2,18 +2,16 @@
 
 import contextlib
 import dataclasses
-import json
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import ml_collections
 
+from hsvit_jax import config as config_lib
 from hsvit_jax import (
-    checkpoint,
     data,
     feature_cache,
     initial,
@@ -22,13 +20,14 @@ from hsvit_jax import (
     optim,
     programs,
     recover,
+    restore,
     together,
     watchdog,
 )
-from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
+from hsvit_jax import workdir as workdir_lib
 from hsvit_jax.loop import Diverged, Loop, Run
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "build_model",
     "load_data",
     "prepare",
-    "refuse_mismatch",
     "train",
 ]
 
@@ -223,17 +221,17 @@ def train(
     config = run.config
     together.check_same("configuration", config_lib.to_json(config))
     together.check_same("data set", run.dataset.fingerprint)
-    together.attempt(lambda: _make_workdir(workdir))
+    together.attempt(lambda: workdir_lib.make(workdir))
     with (
         contextlib.ExitStack() as stack,
         together.StopTogether() as stop,
         watchdog.Watchdog(stall_timeout, lambda: together.meet("stalled", 5.0)) as dog,
     ):
-        checkpoints = together.attempt(lambda: _open(workdir, config, stack))
-        together.attempt(lambda: _check_shared(workdir))
+        checkpoints = together.attempt(lambda: workdir_lib.open_checkpoints(workdir, config, stack))
+        together.attempt(lambda: workdir_lib.check_shared(workdir))
         # The order of restoring: 1. this folder's latest good checkpoint; 2. the network that
         # init.from names; 3. a fresh start.
-        state = _restore(run, checkpoints, verbose and lead)
+        state = restore.latest(run, checkpoints, verbose and lead)
         first = int(state["step"])
         if lead:
             (workdir / "config.json").write_text(config_lib.to_json(config) + "\n", "utf-8")
@@ -252,7 +250,7 @@ def train(
             last = int(state["step"])
             best_step = last
             if not loop.r.model.lost:  # else the best checkpoint is of another network
-                best_step, state = _best(run, checkpoints, state)
+                best_step, state = restore.best(run, checkpoints, state)
             validation = None
             if len(run.dataset.val):
                 validation = loop.evaluate(state, "val", loop.give_up)
@@ -275,76 +273,6 @@ def _check_start(config: ml_collections.ConfigDict, workdir: Path) -> None:
     """What `initial.load` would refuse, before a large data set is read for nothing."""
     if not (workdir / "checkpoints").is_dir():
         initial.refuse_random(config)
-
-
-def _make_workdir(workdir: Path) -> None:
-    """Fails now, with advice, rather than at the first checkpoint."""
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".probe-{jax.process_index()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to the work folder {workdir}: {error.strerror}; choose another with "
-            "--workdir"
-        ) from error
-
-
-def _open(
-    workdir: Path, config: ml_collections.ConfigDict, stack: contextlib.ExitStack
-) -> checkpoint.Checkpoints:
-    """Takes the folder for this run, and its checkpoints; `stack` gives both back."""
-    stack.enter_context(_only_run_in(workdir, together.is_lead()))
-    return stack.enter_context(
-        checkpoint.Checkpoints(
-            workdir / "checkpoints",
-            keep_latest=config.checkpoint.keep_latest,
-            keep_best=config.checkpoint.keep_best,
-        )
-    )
-
-
-def _check_shared(workdir: Path) -> None:
-    """Every process writes its part of a checkpoint: all must see the same folder."""
-    if jax.process_count() == 1:
-        return
-    token = together.from_lead(f"{os.getpid()}-{time.time_ns()}")
-    mark = workdir / ".job"
-    if together.is_lead():
-        mark.write_text(token, "utf-8")
-    deadline = time.monotonic() + 30  # a network file system may take its time
-    while not mark.exists() or mark.read_text("utf-8") != token:
-        if time.monotonic() > deadline:
-            raise ValueError(
-                f"the work folder {workdir.absolute()} is not the one of process 0: --workdir must "
-                "be on a file system that all processes share"
-            )
-        time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
-    """Holds the folder's lock: two runs at once would write over each other's checkpoints.
-
-    The lock goes with the process, so that nothing is left behind by `kill -9`.
-    """
-    if not lead or os.name != "posix":
-        yield
-        return
-    import fcntl
-
-    with (workdir / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another run is using the work folder {workdir}: wait for it to end, or choose "
-                "another with --workdir"
-            ) from None
-        except OSError:  # a file system without locks: nothing to hold on to
-            pass
-        yield
 
 
 def _data_progress(what: str, done: int, total: int) -> None:
@@ -371,112 +299,3 @@ def _opening(run: Run, first: int) -> str:
             else ""
         )
     )
-
-
-def _restore(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
-    """The newest good state in the folder, else what `init.from` names, else a fresh one; refuses a
-    folder of another network or data."""
-    meta = checkpoints.meta()
-    if meta is not None:
-        refuse_mismatch(meta, run.meta)
-        _refuse_other_state(config_lib.completed(meta.get("config", {})), run.config)
-        changed = checkpoint.diff(
-            _comparable(config_lib.completed(meta.get("config", {}))),
-            _comparable(run.config.to_dict()),
-        )
-        if meta.get("lost_groups") and verbose:
-            lost = ", ".join(map(str, meta["lost_groups"]))
-            print(f"groups or towers {lost} were lost before this checkpoint: they start anew")
-        if changed and verbose:
-            print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
-    restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
-    if restored is None:
-        start = initial.load(run.config, run.model)
-        if start is None:
-            return step_lib.place_state(run.make_state, run.mesh, run.model, kept=run.kept)
-        if verbose:
-            print("; ".join(start.said), flush=True)
-        values = (start.params, start.stats)
-        return step_lib.place_state(run.make_state, run.mesh, run.model, values, kept=run.kept)
-    _, plain, _ = restored
-    return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
-
-
-def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
-    """Only int8 aggregation keeps residuals in its checkpoints, and frozen parts have no moments
-    there: a run ends as it began."""
-    old, new = saved["init"]["freeze"], wanted.init.freeze
-    if initial.frozen_parts(old) != initial.frozen_parts(new):
-        raise ValueError(
-            f"the run in this folder has init.freeze={old!r}, now it is {new!r}: what is trained "
-            "is part of the training state; go on with the old setting, or start from this run "
-            "with init.from in another --workdir"
-        )
-    old, new = saved["mesh"]["aggregate"], wanted.mesh.aggregate
-    if (old == "int8") != (new == "int8"):
-        raise ValueError(
-            f"the run in this folder has mesh.aggregate={old!r}, now it is {new!r}: the residuals "
-            "of 'int8' are part of the training state; go on with the old setting, or start afresh "
-            "in another --workdir"
-        )
-
-
-def _comparable(config: dict) -> dict:
-    """As JSON would give it back: tuples are lists."""
-    return json.loads(json.dumps(config))
-
-
-def refuse_mismatch(saved: dict, wanted: dict) -> None:
-    """Raises ValueError with the differences in shapes, classes or data, if there are any; the
-    settings that may have caused them come first."""
-    lines = []
-    for name in ("shapes", "class_names", "fingerprint"):
-        old, new = saved.get(name), wanted[name]
-        if old is not None and old != new:
-            lines += _differences(name, old, new)
-    if lines:
-        settings = [
-            {
-                part: config_lib.completed(meta.get("config", {})).get(part, {})
-                for part in ("model", "data")
-            }
-            for meta in (saved, wanted)
-        ]
-        lines = checkpoint.diff(*settings) + lines
-        raise ValueError(
-            "the checkpoint in this folder is of another network or other data:\n  "
-            + "\n  ".join(lines)
-            + "\nGo on with the old settings and data, or start afresh in another --workdir."
-        )
-
-
-def _differences(name: str, old: Any, new: Any) -> list[str]:
-    """Lines for shapes, class names or a fingerprint that changed."""
-    if isinstance(old, dict):
-        return checkpoint.diff(*({k: _by(v) for k, v in shapes.items()} for shapes in (old, new)))
-    if isinstance(old, list):
-        gone = [c for c in old if c not in new]
-        come = [c for c in new if c not in old]
-        if not gone and not come:
-            return [f"{name}: the same, in another order: checkpoint {old}, data {new}"]
-        return [f"{name}: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {come}"]
-    return [f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"]
-
-
-def _by(shape: list[int]) -> str:
-    """[3, 4] as 3×4."""
-    return "×".join(map(str, shape))
-
-
-def _best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:
-    """The state that did best on the selection split, or the last one where none was measured."""
-    checkpoints.wait()
-    if checkpoints.best_step() is None:
-        return int(state["step"]), state
-    restored = checkpoints.restore(
-        step_lib.state_template(run.make_state, run.mesh, run.model), "best"
-    )
-    if restored is None:
-        return int(state["step"]), state
-    number, plain, _ = restored
-    return number, step_lib.from_plain(plain, jax.eval_shape(run.make_state))

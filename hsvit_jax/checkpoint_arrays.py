@@ -1,0 +1,140 @@
+"""A step's arrays as Orbax has them on disk; the only module that imports Orbax.
+
+And only when something is saved or restored.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from hsvit_jax import checksum
+from hsvit_jax.checkpoint_record import Damage, Record, TreePath, brief, check_fits, dotted, nest
+
+
+def read(
+    directory: Path, record: Record, wanted: dict[TreePath, Any] | None
+) -> dict[TreePath, Any]:
+    """One step's leaves, placed as `wanted` says (None: NumPy), once their checksums agree.
+
+    Raises Damage where they do not, on all processes.
+    """
+    if wanted is None:
+        wanted = {path: np.empty(shape, dtype) for path, (dtype, shape, _) in record.leaves.items()}
+    check_fits(directory, record, wanted)
+    path = directory / "state"
+    leaves = together(functools.partial(_load, path, wanted))
+
+    def check() -> None:
+        sums = checksum.of(list(leaves.values()))
+        for (name, leaf), found in zip(leaves.items(), sums, strict=True):
+            if (str(leaf.dtype), leaf.shape, found) != record.leaves[name]:
+                raise Damage(f"{path}: the data of {dotted(name)} do not agree with its checksum")
+
+    together(check)
+    return leaves
+
+
+def _load(path: Path, wanted: dict[TreePath, Any]) -> dict[TreePath, Any]:
+    """Orbax's handler reads without a barrier, so a process that fails leaves none waiting."""
+    ocp = orbax()
+    from etils import epath
+
+    args = {
+        name: ocp.RestoreArgs(restore_type=np.ndarray)
+        if isinstance(leaf, np.ndarray)
+        else ocp.ArrayRestoreArgs(
+            restore_type=jax.Array, sharding=_sharding(leaf), global_shape=leaf.shape
+        )
+        for name, leaf in wanted.items()
+        if math.prod(leaf.shape)
+    }
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        tree = handler.restore(
+            epath.Path(path),
+            args=ocp.args.PyTreeRestore(item=orbax_tree(wanted), restore_args=_strings(args)),
+        )
+        leaves = {name: _at(tree, name) for name in args}
+    except (MemoryError, jax.errors.JaxRuntimeError):
+        raise  # of this machine, not of the files
+    except Exception as error:  # damaged bytes can make any of the parsers below raise anything
+        raise Damage(f"{path}: {brief(error)}") from error
+    finally:
+        handler.close()
+    return {name: leaves[name] if name in leaves else _empty(leaf) for name, leaf in wanted.items()}
+
+
+def _strings(leaves: dict[TreePath, Any]) -> dict:
+    return nest({tuple(map(str, path)): leaf for path, leaf in leaves.items()})
+
+
+def orbax_tree(leaves: dict[TreePath, Any]) -> dict:
+    """Orbax turns integer keys into strings and refuses arrays of size 0, which hold nothing."""
+    return _strings({path: leaf for path, leaf in leaves.items() if math.prod(leaf.shape)})
+
+
+def _at(tree: dict, path: TreePath) -> Any:
+    for key in path:
+        tree = tree[str(key)]
+    return tree
+
+
+def _empty(leaf: Any) -> jax.Array | np.ndarray:
+    if isinstance(leaf, np.ndarray):
+        return np.zeros(leaf.shape, leaf.dtype)
+    return jnp.zeros(leaf.shape, leaf.dtype, device=_sharding(leaf))
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding:
+    return leaf.sharding or SingleDeviceSharding(jax.local_devices()[0])
+
+
+def together(attempt: Callable[[], Any]) -> Any:
+    """What `attempt` gives; Damage that one process meets is raised on all of them.
+
+    So that none goes on and waits alone.
+    """
+    result, damage = None, None
+    try:
+        result = attempt()
+    except Damage as found:
+        damage = found
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        if not multihost_utils.process_allgather(np.array(damage is None)).all():
+            damage = damage or Damage("another process could not read it")
+    if damage is not None:
+        raise damage
+    return result
+
+
+@functools.cache
+def orbax() -> Any:
+    """Orbax, imported when first needed, with only its errors left to see."""
+    import orbax.checkpoint
+
+    logging.getLogger("absl").addFilter(
+        lambda record: record.levelno >= logging.ERROR or "orbax" not in record.pathname
+    )
+    show = sys.unraisablehook
+
+    def unless_late_read(report: Any) -> None:
+        """When one array cannot be read, Orbax closes its event loop while the reads of others
+        are under way; each then complains on stderr of the closed loop, and nothing else."""
+        if str(report.exc_value) != "Event loop is closed":
+            show(report)
+
+    sys.unraisablehook = unless_late_read
+    return orbax.checkpoint

@@ -1,0 +1,60 @@
+"""What lies in a directory of checkpoints, and whether more can be written there."""
+
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+
+from hsvit_jax.checkpoint_record import CheckpointError
+
+_TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+def probe(directory: Path) -> None:
+    """Finds out at the start, not after the first epoch, that nothing can be written.
+
+    Raises CheckpointError then.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-") as file:
+            file.write(b"0")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write checkpoints in {directory}: {error.strerror or error}; choose another "
+            "work directory, or make this one writable"
+        ) from error
+
+
+def clear_cut_short(directory: Path) -> None:
+    """Removes what a save cut short has left.
+
+    Orbax's own clean-up stops at a directory into which the threads of a save that has just failed
+    still write, so this one comes back.
+    """
+    left = [path for path in entries(directory) if _TEMPORARY in path.name]
+    for path in left if jax.process_index() == 0 else []:
+        for pause in (0.0, 0.1, 0.3, 1.0):
+            time.sleep(pause)
+            shutil.rmtree(path, ignore_errors=True)
+            if not path.exists():
+                break
+
+
+def entries(directory: Path) -> list[Path]:
+    """All that is in a directory, nothing where there is none."""
+    return list(directory.iterdir()) if directory.is_dir() else []
+
+
+def is_step(path: Path) -> bool:
+    """Whether this is the directory of a step that was saved to its end."""
+    return re.fullmatch("0|[1-9][0-9]*", path.name) is not None and path.is_dir()
+
+
+def is_ours(path: Path) -> bool:
+    """Steps, saves cut short, steps set aside; hidden files are somebody's, but no mistake."""
+    known = _TEMPORARY in path.name or ".damaged" in path.name
+    return known or path.name.startswith(".") or is_step(path)

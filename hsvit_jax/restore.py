@@ -1,0 +1,123 @@
+"""Which state a run begins or ends with, and what it refuses to go on from."""
+
+import json
+from typing import Any
+
+import jax
+import ml_collections
+
+from hsvit_jax import checkpoint, initial
+from hsvit_jax import config as config_lib
+from hsvit_jax import step as step_lib
+from hsvit_jax.loop import Run
+
+
+def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
+    """The newest good state in the folder, else what `init.from` names, else a fresh one.
+
+    Raises ValueError for a folder of another network or other data, with the differences.
+    """
+    meta = checkpoints.meta()
+    if meta is not None:
+        _refuse_mismatch(meta, run.meta)
+        _refuse_other_state(config_lib.completed(meta.get("config", {})), run.config)
+        changed = checkpoint.diff(
+            _comparable(config_lib.completed(meta.get("config", {}))),
+            _comparable(run.config.to_dict()),
+        )
+        if meta.get("lost_groups") and verbose:
+            lost = ", ".join(map(str, meta["lost_groups"]))
+            print(f"groups or towers {lost} were lost before this checkpoint: they start anew")
+        if changed and verbose:
+            print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
+    restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
+    if restored is None:
+        start = initial.load(run.config, run.model)
+        if start is None:
+            return step_lib.place_state(run.make_state, run.mesh, run.model, kept=run.kept)
+        if verbose:
+            print("; ".join(start.said), flush=True)
+        values = (start.params, start.stats)
+        return step_lib.place_state(run.make_state, run.mesh, run.model, values, kept=run.kept)
+    _, plain, _ = restored
+    return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
+
+
+def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:
+    """(step, state) that did best on the selection split; the last where none was measured."""
+    checkpoints.wait()
+    if checkpoints.best_step() is None:
+        return int(state["step"]), state
+    restored = checkpoints.restore(
+        step_lib.state_template(run.make_state, run.mesh, run.model), "best"
+    )
+    if restored is None:
+        return int(state["step"]), state
+    number, plain, _ = restored
+    return number, step_lib.from_plain(plain, jax.eval_shape(run.make_state))
+
+
+def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
+    """Only int8 aggregation keeps residuals in its checkpoints, and frozen parts have no moments
+    there: a run ends as it began."""
+    old, new = saved["init"]["freeze"], wanted.init.freeze
+    if initial.frozen_parts(old) != initial.frozen_parts(new):
+        raise ValueError(
+            f"the run in this folder has init.freeze={old!r}, now it is {new!r}: what is trained "
+            "is part of the training state; go on with the old setting, or start from this run "
+            "with init.from in another --workdir"
+        )
+    old, new = saved["mesh"]["aggregate"], wanted.mesh.aggregate
+    if (old == "int8") != (new == "int8"):
+        raise ValueError(
+            f"the run in this folder has mesh.aggregate={old!r}, now it is {new!r}: the residuals "
+            "of 'int8' are part of the training state; go on with the old setting, or start afresh "
+            "in another --workdir"
+        )
+
+
+def _comparable(config: dict) -> dict:
+    """As JSON would give it back: tuples are lists."""
+    return json.loads(json.dumps(config))
+
+
+def _refuse_mismatch(saved: dict, wanted: dict) -> None:
+    """Raises ValueError with the differences in shapes, classes or data, if there are any; the
+    settings that may have caused them come first."""
+    lines = []
+    for name in ("shapes", "class_names", "fingerprint"):
+        old, new = saved.get(name), wanted[name]
+        if old is not None and old != new:
+            lines += _differences(name, old, new)
+    if lines:
+        settings = [
+            {
+                part: config_lib.completed(meta.get("config", {})).get(part, {})
+                for part in ("model", "data")
+            }
+            for meta in (saved, wanted)
+        ]
+        lines = checkpoint.diff(*settings) + lines
+        raise ValueError(
+            "the checkpoint in this folder is of another network or other data:\n  "
+            + "\n  ".join(lines)
+            + "\nGo on with the old settings and data, or start afresh in another --workdir."
+        )
+
+
+def _differences(name: str, old: Any, new: Any) -> list[str]:
+    """Lines for shapes, class names or a fingerprint that changed."""
+    if isinstance(old, dict):
+        return checkpoint.diff(*({k: _by(v) for k, v in shapes.items()} for shapes in (old, new)))
+    if isinstance(old, list):
+        gone = [c for c in old if c not in new]
+        come = [c for c in new if c not in old]
+        if not gone and not come:
+            return [f"{name}: the same, in another order: checkpoint {old}, data {new}"]
+        return [f"{name}: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {come}"]
+    return [f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"]
+
+
+def _by(shape: list[int]) -> str:
+    """[3, 4] as 3×4."""
+    return "×".join(map(str, shape))

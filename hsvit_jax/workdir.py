@@ -1,0 +1,91 @@
+"""A run's work folder: made, checked to be shared, and held by one run at a time."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import ml_collections
+
+from hsvit_jax import checkpoint, together
+
+
+def make(workdir: Path) -> None:
+    """Makes the folder and writes to it, so that it fails now, not at the first checkpoint.
+
+    Raises ValueError where it cannot.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        probe = workdir / f".probe-{jax.process_index()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to the work folder {workdir}: {error.strerror}; choose another with "
+            "--workdir"
+        ) from error
+
+
+def open_checkpoints(
+    workdir: Path, config: ml_collections.ConfigDict, stack: contextlib.ExitStack
+) -> checkpoint.Checkpoints:
+    """Takes the folder for this run, and its checkpoints; `stack` gives both back.
+
+    Raises ValueError while another run has it.
+    """
+    stack.enter_context(_only_run_in(workdir, together.is_lead()))
+    return stack.enter_context(
+        checkpoint.Checkpoints(
+            workdir / "checkpoints",
+            keep_latest=config.checkpoint.keep_latest,
+            keep_best=config.checkpoint.keep_best,
+        )
+    )
+
+
+def check_shared(workdir: Path) -> None:
+    """Every process writes its part of a checkpoint: all must see the same folder.
+
+    Raises ValueError on a process that does not see process 0's.
+    """
+    if jax.process_count() == 1:
+        return
+    token = together.from_lead(f"{os.getpid()}-{time.time_ns()}")
+    mark = workdir / ".job"
+    if together.is_lead():
+        mark.write_text(token, "utf-8")
+    deadline = time.monotonic() + 30  # a network file system may take its time
+    while not mark.exists() or mark.read_text("utf-8") != token:
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"the work folder {workdir.absolute()} is not the one of process 0: --workdir must "
+                "be on a file system that all processes share"
+            )
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
+    """Holds the folder's lock: two runs at once would write over each other's checkpoints.
+
+    The lock goes with the process, so that nothing is left behind by `kill -9`.
+    """
+    if not lead or os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    with (workdir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another run is using the work folder {workdir}: wait for it to end, or choose "
+                "another with --workdir"
+            ) from None
+        except OSError:  # a file system without locks: nothing to hold on to
+            pass
+        yield
