@@ -189,8 +189,9 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
     assert call(*two, f"--workdir={tmp_path / 'two'}")[0] == 0
     first, spread = lines[0], metric_lines(tmp_path / "two")[0]
     assert spread["step"] == first["step"] == 1
-    for key in ("loss", "grad_norm"):
-        assert spread[key] == pytest.approx(first[key], rel=1e-5)
+    assert spread["loss"] == pytest.approx(first["loss"], rel=1e-5)
+    # An activation beside its kink: noise of 6e-8 in MobileNetV2's parameters moves this by 1e-4.
+    assert spread["grad_norm"] == pytest.approx(first["grad_norm"], rel=5e-4)
 
     code, out, _ = call("--mode=eval", f"--checkpoint={folder}")
     assert code == 0 and json.loads(out)["examples"] == 179
