@@ -394,11 +394,8 @@ def ordered_norm(mesh: Mesh, grads: dict, network: Any) -> jax.Array:
     themselves, those numbers gathered, and added in the order of the groups.
     """
     whole, by_group_G = jnp.zeros(()), jnp.zeros(network.groups)
-    for (_, spec), (_, leaf) in zip(
-        jax.tree_util.tree_leaves_with_path(_specs(grads, network)),
-        jax.tree_util.tree_leaves_with_path(grads),
-        strict=True,
-    ):
+    specs = jax.tree.leaves(_specs(grads, network))
+    for spec, leaf in zip(specs, jax.tree.leaves(grads), strict=True):
         squares = jnp.square(leaf.astype(jnp.float32))
         if GROUP in spec:
             squares = jnp.moveaxis(squares, spec.index(GROUP), 0)
