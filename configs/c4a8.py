@@ -3,6 +3,13 @@
 6,873,354 parameters at 32 px and 10 classes, 6,885,704 at 64 px and 200
 (HSViT paper, table 2). Accuracy, time and hardware of our own runs: the table in README.md.
 
+The recipe `paper` (section 4.1): AdamW 1e-3, decay 0.01, cosine, 300 epochs. From the authors'
+configurations, as the paper is silent: decay on every parameter, batch 512, a cosine that moves
+once an epoch, no warm-up, gradient norm 0.01, RandAugment (2 ops, magnitude 9), MixUp or CutMix on
+every batch, no crops, flips, erasing or label smoothing. Not as there: float32 (there mixed
+float16; bf16 is near it), and the best checkpoint is chosen on held-out training images, there on
+the test split (train.select_on=test, data.val_fraction=0).
+
     python -m hsvit_jax.main --config=configs/c4a8.py                 # CIFAR-10, strong recipe
     python -m hsvit_jax.main --config=configs/c4a8.py:cifar100,paper  # the paper's recipe
     python -m hsvit_jax.main --config=configs/c4a8.py:folder=my_images

@@ -15,6 +15,8 @@ Our accuracy on CIFAR-100: not measured yet.
 
 The recipe `paper` is the HVT paper's for its comparison (see configs/hvt.py): images resized to 224
 px, 300 epochs, AdamW 1.25e-4, decay 0.025 on kernels, batch 128; for ImageNet batch 1024 and 1e-3.
+What it leaves out of DeiT's own augmentation is told there.
+
 The patch is 16 from 112 px on, else the largest that leaves 7×7 tokens: 4 at 28 and 32 px, 8 at 64.
 
     python -m hsvit_jax.main --config=configs/deit.py:s,cifar100,paper

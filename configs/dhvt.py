@@ -12,12 +12,18 @@ px and 100 classes, and at 32 px and 10 classes:
 The paper's accuracy on CIFAR-100: DHVT-T 80.98, DHVT-S 82.82 %, both with patches of 4 (supplement,
 table 4). Our own on CIFAR-100: not measured yet.
 
-The recipe `paper`: 300 epochs, AdamW 1e-3, batch 512 (the authors' script for CIFAR, and table 5),
-decay 0.05 and 10 epochs of warm-up (supplement, section 4.1, for ImageNet; there the rate is 5e-4);
-augmentation and schedule of DeiT: RandAugment (2 ops, magnitude 9), MixUp 0.8 or CutMix 1.0 on
-every batch, erasing 0.25, label smoothing 0.1, cosine. Not as there: crops are of the padded image
-instead of random resized ones, there is no colour jitter, decay is on kernels only (there head
-tokens' embeddings and affine maps decay too), and the cosine ends at 0 (there at 1e-5).
+The recipe `paper`: 300 epochs, AdamW 1e-3, batch 512, 5 epochs of warm-up (the authors' script for
+CIFAR, and table 5), decay 0.05; for ImageNet 5e-4 and 10 epochs of warm-up (supplement, section
+4.1; the script has batch 256); augmentation and schedule of DeiT: crops of the image padded by 4
+pixels up to 32 px, as the authors', and random resized ones of 8 to 100 % of the area for larger
+images, flips, RandAugment (2 ops, magnitude 9), MixUp 0.8 or CutMix 1.0 on every batch, erasing
+0.25, label smoothing 0.1, cosine. Not as there: no repeated augmentation (there an epoch shows a
+third of the images three times each); every RandAugment op is applied, at its magnitude (there half
+of them, at a magnitude with noise of 0.5); erased boxes are the mean (there noise); a resized crop
+is bilinear, from the image as it was resized (there bicubic, from the file's pixels); decay is on
+kernels only (there head tokens' embeddings and affine maps decay too); and the cosine begins after
+the warm-up and ends at 0 (there at epoch 0, ending at 1e-5). The script for DomainNet warms up 20
+epochs at batch 256: set optim.warmup_epochs and train.batch.
 
     python -m hsvit_jax.main --config=configs/dhvt.py:t,patch4,cifar100,paper
     python -m hsvit_jax.main --config=configs/dhvt.py:digits

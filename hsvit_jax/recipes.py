@@ -3,9 +3,10 @@
 Plain values, applied by `config.base` and, for digits, by `systems`. The recipe `strong` is one and
 the same for all families, and hsvit's own values are in `config`.
 
-Sources: ViX paper, section 4, the authors' scripts where it is silent; HVT paper, section 5, and
-Touvron et al. (DeiT, ICML 2021), table 9, which it refers to; DHVT supplement, section 4.1, and the
-authors' script for CIFAR. What is left out of a recipe is told in the family's file in configs/.
+Sources: HSViT paper, table 2, and its scripts for the batches of ViT; ViX paper, section 4, the
+authors' scripts where it is silent; HVT paper, section 5, and Touvron et al. (DeiT, ICML 2021),
+table 9, which it refers to; DHVT supplement, section 4.1, and the authors' script for CIFAR. What
+is left out of a recipe is told in the family's file in configs/.
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,8 @@ _DEIT: Mapping[str, Any] = {
     "optim.cosine_per": "epoch",
     "optim.clip_norm": 0.0,
     **_BETAS,
-    "augment.random_resized_crop": (),
+    "augment.crop_padding": 0,
+    "augment.random_resized_crop": (0.08, 1.0),
     "augment.rand_augment_ops": 2,
     "augment.rand_augment_magnitude": 9,
     "augment.trivial_augment": False,
@@ -57,7 +59,7 @@ _DEIT: Mapping[str, Any] = {
     "augment.label_smoothing": 0.1,
 }
 
-# Resized to 224 pixels for every data set, as for CIFAR-100; the crop is 1/8 of a side, as 4 of 32.
+# Resized to 224 pixels for every data set, as for CIFAR-100.
 _HVT: Mapping[str, Any] = {
     **_DEIT,
     "data.image_size": (224, 224),
@@ -65,7 +67,6 @@ _HVT: Mapping[str, Any] = {
     "optim.learning_rate": 1.25e-4,
     "optim.weight_decay": 0.025,
     "optim.warmup_epochs": 5.0,
-    "augment.crop_padding": 28,
 }
 # 5e-4 for 512 images, raised with the batch.
 _HVT_IMAGENET: Mapping[str, Any] = {**_HVT, "train.batch": 1024, "optim.learning_rate": 1e-3}
@@ -75,13 +76,18 @@ _DHVT: Mapping[str, Any] = {
     "train.batch": 512,
     "optim.learning_rate": 1e-3,
     "optim.weight_decay": 0.05,
-    "optim.warmup_epochs": 10.0,
+    "optim.warmup_epochs": 5.0,
+}
+# Up to 32 pixels the authors crop the padded image.
+_DHVT_SMALL: Mapping[str, Any] = {
+    **_DHVT,
     "augment.crop_padding": 4,
+    "augment.random_resized_crop": (),
 }
 _DHVT_IMAGENET: Mapping[str, Any] = {
     **_DHVT,
     "optim.learning_rate": 5e-4,
-    "augment.crop_padding": 28,
+    "optim.warmup_epochs": 10.0,
 }
 
 # The recipe of hsvit (`config`), with which its paper trained what it compares with.
@@ -108,8 +114,13 @@ _COMPARED: Mapping[str, Any] = {
     "augment.mix_probability": 1.0,
     "augment.label_smoothing": 0.0,
 }
+#: ViT converges at this rate only (note 2 of table 2), and so do two of the CvTs: see `paper`.
+_LOW_RATE: Mapping[str, Any] = {"optim.learning_rate": 1e-4}
+_COMPARED_VIT: Mapping[str, Any] = {**_COMPARED, **_LOW_RATE}
 #: Of these, what sees small images enlarged to 64 pixels.
 _ENLARGED = ("mobilevit", "efficientformer", "swiftformer")
+#: Data sets whose images have at most 32 pixels a side.
+_SMALL = ("digits", "cifar10", "cifar100", "fashion_mnist")
 
 # Table 3. Nothing is said of the crops' area: torchvision's default.
 _BACKBONE: Mapping[str, Any] = {
@@ -130,26 +141,35 @@ _BACKBONE: Mapping[str, Any] = {
 _CONVNETS = ("resnet", "efficientnet", "mobilenet_v2")
 
 _PAPER: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("vit", "cvt", *_ENLARGED, *_CONVNETS), _COMPARED),
+    **dict.fromkeys(("cvt", *_ENLARGED, *_CONVNETS), _COMPARED),
+    "vit": _COMPARED_VIT,
     "hsvit_backbone": _BACKBONE,
     **dict.fromkeys(("vix", "levix", "ccx", "cvx", "pix"), _VIX),
     **dict.fromkeys(("hvt", "deit"), _HVT),
     "dhvt": _DHVT,
 }
-_PAPER_IMAGENET: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("hvt", "deit"), _HVT_IMAGENET),
-    "dhvt": _DHVT_IMAGENET,
+#: Where a data set has a recipe of its own.
+_PAPER_ON: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("hvt", "imagenet"): _HVT_IMAGENET,
+    ("deit", "imagenet"): _HVT_IMAGENET,
+    ("dhvt", "imagenet"): _DHVT_IMAGENET,
+    **{("dhvt", data): _DHVT_SMALL for data in _SMALL},
+    ("vit", "tiny_imagenet"): {**_COMPARED_VIT, "train.batch": 128},
+    ("vit", "food101"): {**_COMPARED_VIT, "train.batch": 16},
 }
+#: (variant of CvT, data set) with the low rate, by note 2.
+_CVT_LOW_RATE = (("13-patch4", "food101"), ("21-patch4", "tiny_imagenet"))
 
 
 def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
     """The recipe of the paper that `family` comes from, for a data set; {} for hsvit.
 
     Digits are never mirrored; every other data set is where the recipe is DeiT's. variant: of a
-    convolutional network, which has a native image size.
+    convolutional network, which has a native image size, or of CvT, whose rate depends on it.
     """
-    large = _PAPER_IMAGENET if data == "imagenet" else {}
-    recipe = dict(large.get(family) or _PAPER.get(family, {}))
+    recipe = dict(_PAPER_ON.get((family, data)) or _PAPER.get(family, {}))
+    if family == "cvt" and (variant, data) in _CVT_LOW_RATE:
+        recipe |= _LOW_RATE
     if family in _CONVNETS:
         side = {"imagenet": native_size(variant), "food101": 128}.get(data, 64)
         recipe["data.image_size"] = (side, side)
@@ -158,7 +178,7 @@ def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
         recipe |= {"data.image_size": (side, side), "augment.flip": data != "digits"}
     if recipe:
         recipe.setdefault("augment.flip", data != "digits")
-    if family in _ENLARGED and data in ("cifar10", "cifar100", "fashion_mnist"):
+    if family in _ENLARGED and data in _SMALL and data != "digits":
         recipe["data.image_size"] = (64, 64)
     return recipe
 

@@ -1,11 +1,15 @@
 """Every family's recipe is complete and says what its paper says; smoke runs are small."""
 
+import ast
+from pathlib import Path
+
 import jax
 import pytest
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import configfile, data, models, recipes, systems, train
 
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 FAMILIES = tuple(systems.DEFAULT_VARIANT)
 
 
@@ -43,16 +47,50 @@ def test_what_the_papers_say():
         assert (c.optim.learning_rate, c.optim.weight_decay) == (1.25e-4, 0.025)
         large = configfile.get_config(f"{family}:imagenet,paper")
         assert (large.train.batch, large.optim.learning_rate) == (1024, 5e-4 * 1024 / 512)
+        for recipe in (c, large):
+            crops = (recipe.augment.random_resized_crop, recipe.augment.crop_padding)
+            assert (*crops, recipe.optim.warmup_epochs) == ((0.08, 1.0), 0, 5)
     c = recipe_of("dhvt")
     assert (c.train.batch, c.train.epochs, c.optim.learning_rate) == (512, 300, 1e-3)
+    assert (c.augment.random_resized_crop, c.augment.crop_padding) == ((), 4)
+    assert c.optim.warmup_epochs == 5  # the authors' script for CIFAR
     large = configfile.get_config("dhvt:s,patch16,imagenet,paper")
     assert (large.train.batch, large.optim.learning_rate) == (512, 5e-4)
     assert (large.optim.weight_decay, large.optim.warmup_epochs) == (0.05, 10)
+    assert (large.augment.random_resized_crop, large.augment.crop_padding) == ((0.08, 1.0), 0)
     for c in (large, recipe_of("hvt")):
         augment = c.augment
         assert (augment.mixup, augment.cutmix, augment.erasing) == (0.8, 1.0, 0.25)
         assert augment.flip and augment.label_smoothing == 0.1
     assert not configfile.get_config("dhvt:digits,paper").augment.flip
+
+
+def test_table_2_of_the_hsvit_paper_lowers_the_rate_where_its_note_says():
+    rates = {
+        (words, data_set): configfile.get_config(f"{words},{data_set},paper").optim.learning_rate
+        for words in ("vit:b-patch4", "cvt:13-patch4", "cvt:21-patch4", "resnet:50")
+        for data_set in ("cifar10", "cifar100", "fashion_mnist", "tiny_imagenet", "food101")
+    }
+    low = {key for key in rates if key[0] == "vit:b-patch4"}
+    low |= {("cvt:13-patch4", "food101"), ("cvt:21-patch4", "tiny_imagenet")}
+    assert rates == {key: 1e-4 if key in low else 1e-3 for key in rates}
+    batches = [
+        configfile.get_config(f"vit:{data_set},paper").train.batch
+        for data_set in ("cifar10", "tiny_imagenet", "food101")
+    ]
+    assert batches == [512, 128, 16]
+
+
+@pytest.mark.parametrize("family", ["hvt", "dhvt"])
+def test_what_a_deit_recipe_leaves_out_is_told(family):
+    text = " ".join(configs_docstring(family).split())
+    for left_out in ("repeated augmentation", "magnitude with noise of 0.5", "(there noise)"):
+        assert left_out in text
+    assert "colour jitter" not in text  # off beside RandAugment, there as here
+
+
+def configs_docstring(name):
+    return ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text()))
 
 
 @pytest.mark.parametrize(
