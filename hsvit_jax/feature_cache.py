@@ -15,7 +15,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import augment, checksum, data, evaluate, programs
+from hsvit_jax import augment, checksum, data, evaluate
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
 from hsvit_jax.data import cache
@@ -102,7 +102,7 @@ def attach(
             "finite, or it uses more of the image than they hold; leave init.cache empty"
         )
     dataset = dataclasses.replace(run.dataset, **made)
-    return dataclasses.replace(run, model=rest, dataset=dataset, kept=programs.NONE)
+    return dataclasses.replace(run, model=rest, dataset=dataset)
 
 
 def _folder(run: Run, state: dict, part: str) -> Path:

@@ -8,12 +8,8 @@ import platform
 import re
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-
-#: When this process began, or at least before anything but this module was imported; UNIX seconds.
-STARTED = time.time()
 
 # mallopt's parameter numbers, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
@@ -113,17 +109,14 @@ def remember_compilations() -> None:
     as a home folder may be shared by several.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(cache) / "hsvit_jax" / f"xla-{processor()}"
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and is_private(folder):
+    folder = Path(cache) / "hsvit_jax" / f"xla-{_processor()}"
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and _is_private(folder):
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     # The many small ones too, which take a second together.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
-    if folder and "://" not in folder:
-        os.environ.setdefault("HSVIT_PROGRAMS_DIR", str(Path(folder) / "programs"))
 
 
-def processor() -> str:
+def _processor() -> str:
     """Short, and different where machine code may not be exchanged."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -133,7 +126,7 @@ def processor() -> str:
     return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
 
 
-def is_private(folder: str | Path) -> bool:
+def _is_private(folder: str | Path) -> bool:
     """Makes the folder if it is not there; false if it is not this user's alone."""
     try:
         folder = Path(folder)

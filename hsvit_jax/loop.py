@@ -14,7 +14,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, data, metrics, optim, programs, signals
+from hsvit_jax import checkpoint, data, metrics, optim, signals
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
@@ -22,21 +22,6 @@ from hsvit_jax import watchdog as watchdog_lib
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4
-
-
-def _compiled_at_first(kept: programs.Programs, name: str, function: Any) -> Callable:
-    """A jitted function that is compiled for its first arguments, unless it was kept.
-
-    Before it runs: the memory of compiling and the first step's are then not needed together.
-    """
-    found: list[Callable] = []
-
-    def run(*args: Any) -> Any:
-        if not found:
-            found.append(kept.get(name, args, lambda: function.lower(*args).compile()))
-        return found[0](*args)
-
-    return run
 
 
 class Diverged(Exception):
@@ -54,7 +39,6 @@ class Run:
     steps_per_epoch: int
     total_steps: int
     make_state: Callable[..., dict]
-    kept: programs.Programs = programs.NONE
 
     @property
     def meta(self) -> dict:
@@ -173,9 +157,8 @@ class Loop:
                 orders.clear()
                 orders[epoch] = mesh_lib.put_replicated(run.mesh, np.asarray(order_of(epoch)))
             first = jnp.int32(place * run.config.train.batch)
-            return compiled(state, images, labels, orders[epoch], first)
+            return resident(state, images, labels, orders[epoch], first)
 
-        compiled = _compiled_at_first(run.kept, "resident", resident)
         return take
 
     def _streamed(self, resident: Callable, streamed: Callable, first: int) -> Callable:
@@ -199,9 +182,8 @@ class Loop:
 
         def take(state: dict, number: int) -> tuple[dict, dict]:
             arrays = (mesh_lib.put_rows(run.mesh, a, size) for a in next(source))
-            return compiled(state, *arrays)
+            return streamed(state, *arrays)
 
-        compiled = _compiled_at_first(run.kept, "streamed", streamed)
         return take
 
     def _settle(self) -> None:

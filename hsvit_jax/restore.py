@@ -34,11 +34,11 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
     if restored is None:
         start = initial.load(run.config, run.model)
         if start is None:
-            return step_lib.place_state(run.make_state, run.mesh, run.model, kept=run.kept)
+            return step_lib.place_state(run.make_state, run.mesh, run.model)
         if verbose:
             print("; ".join(start.said), flush=True)
         values = (start.params, start.stats)
-        return step_lib.place_state(run.make_state, run.mesh, run.model, values, kept=run.kept)
+        return step_lib.place_state(run.make_state, run.mesh, run.model, values)
     _, plain, _ = restored
     return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
 

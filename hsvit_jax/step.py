@@ -15,7 +15,7 @@ import optax
 from flax import serialization
 from jax.sharding import Mesh
 
-from hsvit_jax import augment, programs
+from hsvit_jax import augment
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.halves import Halves
 
@@ -297,18 +297,12 @@ def place_state(
     mesh: Mesh,
     network: Any = None,
     *arguments: Any,
-    kept: programs.Programs = programs.NONE,
 ) -> dict:
     """Makes a state of the arguments where it lives: each group's parameters on its own devices."""
-
-    def compiled() -> Any:
-        shapes = jax.eval_shape(state_fn, *arguments)
-        shardings = mesh_lib.state_shardings(mesh, shapes, network)
-        options = mesh_lib.compiler_options(runs=False)
-        make = jax.jit(state_fn, out_shardings=shardings, compiler_options=options)
-        return make.lower(*arguments).compile()
-
-    return kept.get("state", arguments, compiled)(*arguments)
+    shapes = jax.eval_shape(state_fn, *arguments)
+    shardings = mesh_lib.state_shardings(mesh, shapes, network)
+    options = mesh_lib.compiler_options(runs=False)
+    return jax.jit(state_fn, out_shardings=shardings, compiler_options=options)(*arguments)
 
 
 def state_template(state_fn: Callable[[], dict], mesh: Mesh, network: Any = None) -> dict:

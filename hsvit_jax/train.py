@@ -18,7 +18,6 @@ from hsvit_jax import (
     metrics,
     models,
     optim,
-    programs,
     recover,
     restore,
     together,
@@ -110,7 +109,6 @@ def prepare(
         mesh=mesh,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        kept=programs.of_run(config.to_dict(), mesh, steps_per_epoch, total_steps, examples),
         make_state=lambda start=None: step_lib.init_state(
             model,
             tx,

@@ -42,8 +42,7 @@ MAY_IMPORT = {
     "models": ("models",),
     "configfile": ("config", "models", "systems"),
     "feature_cache": (
-        *("augment", "checksum", "data", "evaluate", "loop", "mesh", "models", "programs"),
-        "step",
+        *("augment", "checksum", "data", "evaluate", "loop", "mesh", "models", "step"),
     ),
     "growth": ("models",),
     "initial": (
@@ -51,12 +50,11 @@ MAY_IMPORT = {
         "weight_files",
     ),
     "layouts": (),
-    "programs": ("halves", "host"),
     "pretrained": ("convert", "convert_tensors", "layouts", "models", "weight_files"),
     "refit": ("models",),
     "weight_files": (),
     "evaluate": ("augment", "mesh"),
-    "step": ("augment", "halves", "mesh", "programs"),
+    "step": ("augment", "halves", "mesh"),
     "summary": ("models",),
     "reports": (),
     "restore": ("checkpoint", "config", "initial", "loop", "step"),
