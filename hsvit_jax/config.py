@@ -32,6 +32,8 @@ DATA_SETS = (
     "food101",
     "imagenet",
 )
+#: optim.warmup_epochs that is not set by hand: see `with_warmup`.
+AUTOMATIC = -1.0
 RECIPES = ("strong", "paper")
 SWITCHES = ("tiny", "bf16", "conv_only", "attention_only")
 _ABLATIONS = ("conv_only", "attention_only")  # of hsvit
@@ -212,7 +214,7 @@ def _optim(recipe: str) -> dict[str, Any]:
         "learning_rate": 1e-3,
         "weight_decay": 0.01 if paper else 0.05,
         "decay_all": paper,  # the reference decays biases and norms too
-        "warmup_epochs": 0.0 if paper else 5.0,
+        "warmup_epochs": AUTOMATIC,
         "cosine_per": "epoch" if paper else "step",
         "clip_norm": 0.01 if paper else 1.0,
         "beta1": 0.9,
@@ -223,11 +225,11 @@ def _optim(recipe: str) -> dict[str, Any]:
 def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
     """What a data set changes in the strong recipe, and a family's own paper recipe."""
     if config.recipe == "paper":
-        _update(config, recipes.paper(config.model.family, data, config.model.variant))
+        recipe = recipes.paper(config.model.family, data, config.model.variant)
+        _update(config, {**recipe, "optim.warmup_epochs": AUTOMATIC})
     elif data == "digits":
         # 1,437 training images: a short, light recipe that a laptop finishes in a minute or two.
         config.train.batch, config.train.epochs, config.train.ema_decay = 64, 12.0, 0.98
-        config.optim.warmup_epochs = 1.0
         config.augment.update({"crop_padding": 2, "rand_augment_ops": 0, "erasing": 0.0})
         config.augment.update({"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.05})
     elif data in ("food101", "imagenet"):
@@ -324,7 +326,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
     require("optim.learning_rate", optim.learning_rate > 0, "positive")
     require("optim.weight_decay", optim.weight_decay >= 0, "at least 0")
     require("optim.clip_norm", optim.clip_norm >= 0, "at least 0, 0 for none")
-    require("optim.warmup_epochs", optim.warmup_epochs >= 0, "at least 0")
+    require(
+        "optim.warmup_epochs",
+        optim.warmup_epochs >= 0 or optim.warmup_epochs == AUTOMATIC,
+        "at least 0, or -1 for the recipe's",
+    )
     often = ("epoch", "step", "never")
     require("optim.cosine_per", optim.cosine_per in often, "'epoch', 'step' or 'never'")
     require("data.val_fraction", 0 <= data.val_fraction < 1, "in [0, 1)")
@@ -348,6 +354,22 @@ def validate(config: ml_collections.ConfigDict) -> None:
 def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
     """How many optimizer steps a run has: the one place where epochs become steps."""
     return config.train.steps or round(config.train.epochs * steps_per_epoch)
+
+
+def with_warmup(
+    config: ml_collections.ConfigDict, total: int, steps_per_epoch: int
+) -> ml_collections.ConfigDict:
+    """A copy in which optim.warmup_epochs is a number: as set by hand, else the recipe's epochs,
+    but at most a tenth of the run's `total` steps."""
+    if config.optim.warmup_epochs != AUTOMATIC:
+        return config
+    own = 1.0 if config.data.name == "digits" else 5.0
+    if config.recipe == "paper":
+        recipe = recipes.paper(config.model.family, config.data.name, config.model.variant)
+        own = recipe.get("optim.warmup_epochs", 0.0)
+    config = config.copy_and_resolve_references()
+    config.optim.warmup_epochs = min(own, total // 10 / steps_per_epoch)
+    return config.lock()
 
 
 def default_workdir(

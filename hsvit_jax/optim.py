@@ -9,6 +9,11 @@ import ml_collections
 import optax
 
 
+def warmup_steps(optim: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
+    """The steps of the linear warm-up that optim.warmup_epochs asks for; none while it is -1."""
+    return max(round(optim.warmup_epochs * steps_per_epoch), 0)
+
+
 def schedule(
     optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int
 ) -> optax.Schedule:
@@ -18,7 +23,7 @@ def schedule(
     once an epoch, as PyTorch Lightning's (the paper's recipe), or 'never' for a constant rate.
     """
     peak = optim.learning_rate
-    warmup = min(round(optim.warmup_epochs * steps_per_epoch), total_steps)
+    warmup = min(warmup_steps(optim, steps_per_epoch), total_steps)
     per_epoch = optim.cosine_per == "epoch"
 
     def rate(step: jax.Array) -> jax.Array:

@@ -101,6 +101,7 @@ def prepare(
             f"train.epochs={config.train.epochs:g} is less than one step of {batch} of {examples} "
             "images: raise it, or set train.epochs=0 and train.steps"
         )
+    config = config_lib.with_warmup(config, total_steps, steps_per_epoch)
     tx = optim.build(config.optim, total_steps, steps_per_epoch)
     return Run(
         config=config,
@@ -279,6 +280,19 @@ def _data_progress(what: str, done: int, total: int) -> None:
         print(f"{what}: {done:,} of {total:,}", flush=True)
 
 
+def _warmup_text(run: Run) -> str:
+    """The steps of warm-up, and whether anything is left to decay in."""
+    steps = optim.warmup_steps(run.config.optim, run.steps_per_epoch)
+    if not steps:
+        return ", no warm-up"
+    if steps >= run.total_steps and run.config.optim.cosine_per != "never":
+        return (
+            f", all of them warm-up: the learning rate never decays "
+            f"(optim.warmup_epochs={run.config.optim.warmup_epochs:g})"
+        )
+    return f", {steps:,} of them warm-up"
+
+
 def _opening(run: Run, first: int) -> str:
     """What is about to happen, in a few figures."""
     sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
@@ -290,7 +304,7 @@ def _opening(run: Run, first: int) -> str:
         f"{run.config.data.name}: {sizes} images (train/val/test), "
         f"{run.config.data.num_classes} classes, "
         f"{run.config.data.image_size[0]}×{run.config.data.image_size[1]}; mesh {shape}; "
-        f"{run.total_steps:,} steps of {run.config.train.batch} {start}"
+        f"{run.total_steps:,} steps of {run.config.train.batch} {start}{_warmup_text(run)}"
         + (
             "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
             if run.config.train.select_on == "test"

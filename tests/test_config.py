@@ -8,7 +8,7 @@ import pytest
 
 import hsvit_jax
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, data
+from hsvit_jax import configfile, data, optim
 
 PACKAGE = Path(hsvit_jax.__file__).resolve().parent
 
@@ -62,12 +62,13 @@ def test_recipes():
     paper, strong = make("cifar10,paper"), make()
     assert (paper.train.batch, paper.train.epochs, paper.train.ema_decay) == (512, 300, 0)
     assert (paper.optim.learning_rate, paper.optim.weight_decay) == (1e-3, 0.01)
-    assert (paper.optim.decay_all, paper.optim.warmup_epochs) == (True, 0)
+    assert paper.optim.decay_all and not config_lib.with_warmup(paper, 3000, 10).optim.warmup_epochs
     assert (paper.optim.clip_norm, paper.optim.cosine_per) == (0.01, "epoch")
     assert (paper.augment.crop_padding, paper.augment.flip, paper.augment.erasing) == (0, False, 0)
     assert (paper.augment.rand_augment_ops, paper.augment.rand_augment_magnitude) == (2, 9)
     assert paper.augment.mix_probability == 1 and paper.augment.label_smoothing == 0
-    assert strong.optim.warmup_epochs > 0 and not strong.optim.decay_all
+    assert config_lib.with_warmup(strong, 1000, 10).optim.warmup_epochs == 5
+    assert not strong.optim.decay_all
     assert strong.augment.crop_padding and strong.augment.flip and strong.augment.erasing
     assert strong.augment.label_smoothing and strong.train.ema_decay
     assert paper.model == strong.model
@@ -163,6 +164,31 @@ def test_choosing_on_the_test_split_needs_no_validation():
 def test_durations():
     assert config_lib.total_steps(make(train__epochs=2.5), 10) == 25
     assert config_lib.total_steps(make(train__epochs=0.0, train__steps=7), 10) == 7
+
+
+@pytest.mark.parametrize(
+    ("argument", "epochs", "by_hand", "expected"),
+    [
+        ("cifar10", 100, None, 5.0),
+        ("cifar10", 5, None, 0.5),
+        ("cifar10", 1, None, 0.1),
+        ("cifar10", 5, 5.0, 5.0),
+        ("cifar10", 100, 0.0, 0.0),
+        ("digits", 12, None, 1.0),
+        ("digits", 4, None, 0.4),
+        ("cifar10,paper", 5, None, 0.0),
+        ("digits,tiny", 12, None, 0.0),
+    ],
+)
+def test_a_warm_up_is_at_most_a_tenth_of_the_run_unless_set_by_hand(
+    argument, epochs, by_hand, expected
+):
+    config = make(argument) if by_hand is None else make(argument, optim__warmup_epochs=by_hand)
+    found = config_lib.with_warmup(config, 20 * epochs, 20)
+    assert found.optim.warmup_epochs == expected
+    assert config_lib.with_warmup(found, 20, 20) == found  # a stored one is a number
+    rate = optim.schedule(found.optim, 20 * epochs, 20)
+    assert (float(rate(20 * epochs)) == 0) == (expected < epochs)
 
 
 def test_a_run_has_a_readable_folder():

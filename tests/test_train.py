@@ -116,6 +116,23 @@ def test_selecting_on_the_test_split_is_said(tmp_path, capsys, spy):
     assert "TEST split" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("by_hand", "said"),
+    [
+        ({}, "40 steps of 16 from scratch, 4 of them warm-up"),
+        ({"optim__warmup_epochs": 0.0}, "40 steps of 16 from scratch, no warm-up"),
+        (
+            {"optim__warmup_epochs": 10.0},
+            "all of them warm-up: the learning rate never decays (optim.warmup_epochs=10)",
+        ),
+    ],
+)
+def test_the_opening_line_says_the_warm_up(by_hand, said):
+    config = small_config(train__steps=0, train__epochs=10.0, **by_hand)
+    run = train.prepare(config, dataset=small_dataset())
+    assert said in train._opening(run, 0)
+
+
 def test_no_steps_leave_the_fresh_network(tmp_path, spy):
     result = run(tmp_path, train__steps=0)
     assert (result.step, result.best_step, result.test.examples) == (0, 0, 23)
