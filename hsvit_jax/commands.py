@@ -377,7 +377,8 @@ def _summary(request: _Request) -> int:
 
 
 def _plan(request: _Request) -> int:
-    from hsvit_jax import data, plan
+    from hsvit_jax import data
+    from hsvit_jax.planner import plan
 
     given = request.flags
     if given.devices is None:

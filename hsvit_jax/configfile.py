@@ -51,7 +51,7 @@ def named_model(variant: str) -> dict[str, Any]:
     Raises ValueError for an unknown name.
     """
     from hsvit_jax import systems  # late: they import jax
-    from hsvit_jax.models import hsvit
+    from hsvit_jax.models.hsvit import hsvit
 
     if variant in systems.DEFAULT_VARIANT:
         return systems.model_section(variant)

@@ -10,7 +10,7 @@ from typing import Any
 from hsvit_jax import convert_efficientnet, convert_hsvit, convert_mobilenet_v2, convert_resnet
 from hsvit_jax.convert_convnet import Fields, data_section, variant_of
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble
-from hsvit_jax.models import hsvit_backbone
+from hsvit_jax.models.hsvit import backbone
 
 PREFIX = "model.conv2d_submodule."
 MARKER = "classifier.mlp_head.1.weight"
@@ -29,7 +29,7 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
     if not isinstance(described, dict):
         raise ValueError("the constructor has no `backbone` with its configuration's fields")
     family = _family(tensors, described)
-    fields, module = Fields(given), hsvit_backbone.FAMILIES[family]
+    fields, module = Fields(given), backbone.FAMILIES[family]
     if not fields.flag("enable_conv_layer", True):
         raise ValueError("enable_conv_layer=false: a network without its backbone is not supported")
     own = CONVERTERS[family].sizes(described)
@@ -41,7 +41,7 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
     dim = fields.whole("attn_embed_dim", head[1] or 0)
     model = {
         "family": "hsvit_backbone",
-        "variant": name if name in hsvit_backbone.VARIANTS else "custom",
+        "variant": name if name in backbone.VARIANTS else "custom",
         "backbone": name,
         "backbone_settings": own,
         "groups": fields.whole("attn_num", 64),
@@ -70,16 +70,14 @@ def _family(tensors: Tensors, described: Mapping[str, Any]) -> str:
     )
 
 
-def params_from_torch(
-    tensors: Tensors, config: hsvit_backbone.BackboneHSViTConfig
-) -> tuple[dict, dict]:
+def params_from_torch(tensors: Tensors, config: backbone.BackboneHSViTConfig) -> tuple[dict, dict]:
     """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
     return assemble(tensors, listing(config))
 
 
-def listing(config: hsvit_backbone.BackboneHSViTConfig) -> Iterator[Entry]:
+def listing(config: backbone.BackboneHSViTConfig) -> Iterator[Entry]:
     """Every tensor the reference saves for these sizes."""
-    for family, module in hsvit_backbone.FAMILIES.items():
+    for family, module in backbone.FAMILIES.items():
         if isinstance(config.backbone, module.CONFIG):
             yield from CONVERTERS[family].entries(config.backbone, PREFIX)
     yield from convert_hsvit.attention_entries(config)

@@ -5,7 +5,7 @@ from typing import Any
 
 from hsvit_jax.convert_mixing import argument, count, entries, find, named, rate, shape
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, conv, ints, linear, norm, pair
-from hsvit_jax.models import ccx
+from hsvit_jax.models.vix import ccx
 
 _BLOCK = "classifier.blocks."
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hsvit_jax.convert_tensors import Entry, Tensors, batch_norm, conv, ints, pair
-from hsvit_jax.models.activations import ACTIVATIONS
-from hsvit_jax.models.convnet import Conv
+from hsvit_jax.models.convnets.convnet import Conv
+from hsvit_jax.ops.activations import ACTIVATIONS
 
 
 def conv_norm(key: tuple[str, str], spec: Conv, path: tuple[str, ...]) -> Iterator[Entry]:

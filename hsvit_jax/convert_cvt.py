@@ -15,8 +15,8 @@ from hsvit_jax.convert_tensors import (
     linears,
     norm,
 )
-from hsvit_jax.models import cvt
-from hsvit_jax.models.cvt import CvTConfig
+from hsvit_jax.models.conv_transformers import cvt
+from hsvit_jax.models.conv_transformers.cvt import CvTConfig
 
 #: Fields of a `CvtConfig` that are a list with an entry for each stage.
 _FIELDS = {

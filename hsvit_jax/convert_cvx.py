@@ -15,7 +15,7 @@ from hsvit_jax.convert_tensors import (
     pointwise,
 )
 from hsvit_jax.convert_vix import stem_sizes
-from hsvit_jax.models import cvx
+from hsvit_jax.models.vix import cvx
 
 
 def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:

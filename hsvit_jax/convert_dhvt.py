@@ -18,7 +18,7 @@ from hsvit_jax.convert_tensors import (
     pair,
     pointwise,
 )
-from hsvit_jax.models import dhvt
+from hsvit_jax.models.vit import dhvt
 
 
 def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:

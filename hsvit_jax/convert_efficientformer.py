@@ -5,8 +5,8 @@ from typing import Any
 
 from hsvit_jax import convert_hf as hf
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, conv_norm, linear, norm
-from hsvit_jax.models import efficientformer
-from hsvit_jax.models.efficientformer import EfficientFormerConfig
+from hsvit_jax.models.conv_transformers import efficientformer
+from hsvit_jax.models.conv_transformers.efficientformer import EfficientFormerConfig
 
 #: What the reference calls the two convolutions with BatchNorm of a stem or a pooling block.
 _FIRST, _SECOND = ("convolution1", "batchnorm_before"), ("convolution2", "batchnorm_after")

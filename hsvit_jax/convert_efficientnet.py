@@ -6,7 +6,7 @@ from typing import Any
 from hsvit_jax import recipes
 from hsvit_jax.convert_convnet import Fields, conv_norm, data_section, variant_of
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, linear, pointwise
-from hsvit_jax.models import efficientnet
+from hsvit_jax.models.convnets import efficientnet
 
 PREFIX = "efficientnet."
 MARKER = "embeddings.convolution.weight"

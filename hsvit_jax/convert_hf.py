@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hsvit_jax.convert_tensors import Tensors, pair
-from hsvit_jax.models.activations import activation
+from hsvit_jax.ops.activations import activation
 
 #: `model_type` of a configuration → family of ours.
 MODEL_TYPES: Mapping[str, str] = {

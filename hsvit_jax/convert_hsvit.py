@@ -23,7 +23,7 @@ from hsvit_jax.convert_tensors import (
     pair,
     same,
 )
-from hsvit_jax.models import hsvit
+from hsvit_jax.models.hsvit import hsvit
 
 # --- Sizes ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, ints, linear, norm, pair
-from hsvit_jax.models import deit, hvt
+from hsvit_jax.models.vit import deit, hvt
 
 #: A pool that is a convolution has the only weight of a block with the window's axes on top.
 _POOL_CONV = re.compile(r"blocks\.(\d+)\.(?!attn\.|mlp\.|norm)(.+)\.weight$")

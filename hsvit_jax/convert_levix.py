@@ -6,7 +6,7 @@ from typing import Any
 from hsvit_jax.convert_mixing import argument, count, entries, find, named, rate, shape, split
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, batch_norm, linear, pointwise
 from hsvit_jax.convert_vix import conv_count, stem_entries, stem_sizes
-from hsvit_jax.models import levix
+from hsvit_jax.models.vix import levix
 
 _FIRST = "backbone.0.layers.0."
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.convert_tensors import Entry, Tensors, ints, linear
-from hsvit_jax.models.mixing import DEFAULTS, Mixing
+from hsvit_jax.models.vix.mixer_config import DEFAULTS, Mixing
 
 #: Rotary tables, which are computed.
 IGNORED = r"(.*\.)?layer_pos_emb\."

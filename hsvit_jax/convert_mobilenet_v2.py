@@ -5,7 +5,7 @@ from typing import Any
 
 from hsvit_jax.convert_convnet import Fields, conv_norm, data_section, variant_of
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, linear
-from hsvit_jax.models import mobilenet_v2
+from hsvit_jax.models.convnets import mobilenet_v2
 
 PREFIX = "mobilenet_v2."
 MARKER = "conv_stem.first_conv.convolution.weight"

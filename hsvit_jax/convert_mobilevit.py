@@ -14,8 +14,8 @@ from hsvit_jax.convert_tensors import (
     linears,
     norm,
 )
-from hsvit_jax.models import mobilevit
-from hsvit_jax.models.mobilevit import DEPTHS, RESIDUALS, MobileViTConfig
+from hsvit_jax.models.conv_transformers import mobilevit
+from hsvit_jax.models.conv_transformers.mobilevit import DEPTHS, RESIDUALS, MobileViTConfig
 
 
 def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:

@@ -19,7 +19,7 @@ from hsvit_jax.convert_vix import (
     token_count,
     tokens_entries,
 )
-from hsvit_jax.models import pix
+from hsvit_jax.models.vix import pix
 
 _LINEAR = 2  # place of the patches' linear map, after unfolding and a transposition
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hsvit_jax.convert_convnet import Fields, conv_norm, data_section, variant_of
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, linear
-from hsvit_jax.models import resnet
+from hsvit_jax.models.convnets import resnet
 
 PREFIX = "resnet."
 MARKER = "embedder.embedder.convolution.weight"

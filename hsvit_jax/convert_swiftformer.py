@@ -13,8 +13,8 @@ from hsvit_jax.convert_tensors import (
     linear,
     pointwise,
 )
-from hsvit_jax.models import swiftformer
-from hsvit_jax.models.swiftformer import SwiftFormerConfig
+from hsvit_jax.models.conv_transformers import swiftformer
+from hsvit_jax.models.conv_transformers.swiftformer import SwiftFormerConfig
 
 
 def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from hsvit_jax import convert_hf as hf
 from hsvit_jax.convert_hvt import patches, rows
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, linear, linears, norm
-from hsvit_jax.models import hvt, vit
+from hsvit_jax.models.vit import hvt, vit
 
 
 class _Names(NamedTuple):

@@ -10,7 +10,8 @@ from typing import Any
 
 from hsvit_jax.convert_mixing import IGNORED, argument, count, entries, find, named, rate, shape
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, conv, ints, linear, norm, pair
-from hsvit_jax.models import stems, vix
+from hsvit_jax.models import conv_layers
+from hsvit_jax.models.vix import vix
 
 _TOKEN_MLP = re.compile(r"(\d+)\.0\.fn\.0\.weight$")
 
@@ -127,7 +128,7 @@ def stem_sizes(
     if not strides:
         ways = [(2,) * n + (1,) * (convs - n) for n in range(convs + 1)]
         ways += [(4, *(1,) * (convs - 1))]
-        maps = [stems.map_size(size, way) for way in ways]
+        maps = [conv_layers.map_size(size, way) for way in ways]
         fitting = (w for w, (r, c) in zip(ways, maps, strict=True) if r * c == tokens)
         strides = next(fitting, None) or ways[0]
     return size, strides

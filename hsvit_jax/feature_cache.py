@@ -20,7 +20,7 @@ from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
 from hsvit_jax.data import cache
 from hsvit_jax.loop import Run
-from hsvit_jax.models import cut
+from hsvit_jax.models import feature_extractor
 
 # Up to here the training split's features lie on the devices, as its images would.
 _RESIDENT_BYTES = 1 << 31
@@ -59,7 +59,7 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
         raise ValueError(
             f"{where} needs frozen parts that are whole on every device: set mesh.group=1"
         )
-    cut.boundary(model)
+    feature_extractor.boundary(model)
 
 
 def attach(
@@ -70,7 +70,7 @@ def attach(
     state: whose frozen parts make them. beat is called for every batch. Raises ValueError when the
     folder cannot be written, or where the network uses more of the image than the features.
     """
-    config, part = run.config, cut.boundary(run.model)
+    config, part = run.config, feature_extractor.boundary(run.model)
     folder = _folder(run, state, part)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def attach(
         else data.Split(split.labels, None, _Rows(arrays[name]))
         for name, split in splits.items()
     }
-    rest = cut.Rest(run.model, part)
+    rest = feature_extractor.Rest(run.model, part)
     logits = jax.jit(rest.apply)(*step_lib.averaged(state), np.array(arrays["train"][:2]))[0]
     if not np.isfinite(logits).all():
         raise ValueError(
@@ -130,7 +130,7 @@ def _build(run: Run, state: dict, part: str, folder: Path, beat: Callable[[], No
 
     def compute(params: dict, stats: dict, images_BHWC: jax.Array) -> jax.Array:
         x_BHWC = augment.normalise(images_BHWC, mean, std)
-        return cut.features(run.model, part, params, stats, x_BHWC).astype(np.float32)
+        return feature_extractor.features(run.model, part, params, stats, x_BHWC).astype(np.float32)
 
     compiled = jax.jit(compute, out_shardings=mesh_lib.replicated(run.mesh))
     batch, multiple = max(run.config.train.batch, 256), run.mesh.shape[mesh_lib.DATA]

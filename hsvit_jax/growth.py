@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hsvit_jax.models.hsvit import HSViTConfig
+from hsvit_jax.models.hsvit.hsvit import HSViTConfig
 
 Array = jax.Array
 

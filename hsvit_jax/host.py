@@ -69,7 +69,8 @@ def use_huge_pages() -> None:
 def _program() -> str:
     """The module that runs as the program, without its package."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name.rpartition(".")[2] if spec else ""
+    name = spec.name.removesuffix(".__main__") if spec else ""
+    return name.removeprefix(f"{__package__}.")
 
 
 def release_memory() -> None:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from small_runs import small_config, small_dataset
 
-from hsvit_jax import checkpoint, optim, plan_compiled, step, train
+from hsvit_jax import checkpoint, optim, step, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.planner import hlo
 
 PARTS, WIDTH, BATCH, EXAMPLES = 8, 7, 12, 17
 
@@ -57,7 +58,7 @@ def placed(group, data):
 
 
 def transfers(compiled, group):
-    return plan_compiled.count(compiled.as_text(), group)[1]
+    return hlo.count(compiled.as_text(), group)[1]
 
 
 # --- Aggregation ---------------------------------------------------------------------------------

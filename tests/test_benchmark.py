@@ -11,18 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax import (
-    benchmark,
-    benchmark_compare,
-    benchmark_jobs,
-    benchmark_machine,
-    benchmark_parts,
-    data,
-    step,
-    summary,
-    train,
-)
 from hsvit_jax import config as configs
+from hsvit_jax import data, step, summary, train
+from hsvit_jax.benchmark import __main__ as benchmark
+from hsvit_jax.benchmark import jobs, machine, step_parts, versus
 
 SMALL = {
     "variant": "c2a2",
@@ -51,7 +43,7 @@ def small(batch=16, argument="digits", **model):
 def small_peak():
     """A product and a convolution that take no time; the arithmetic is the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(benchmark_machine._PEAK_SIZES, "cpu", (64, 1))
+        patch.setitem(machine._PEAK_SIZES, "cpu", (64, 1))
         yield
 
 
@@ -112,7 +104,7 @@ def test_training_flops_count_every_turn_of_the_loops():
     # from the step of a large batch, the ratio would be 2.3 here instead of 3.4.
     config = configs.resolve(small(conv_channels=(16, 32)), data.describe("digits"))
     model = train.build_model(config)
-    ratio = benchmark_jobs.training_flops(model) / summary.compiled_flops(model)
+    ratio = jobs.training_flops(model) / summary.compiled_flops(model)
     assert 2.8 < ratio < 4
 
 
@@ -142,17 +134,17 @@ def parts_alone(monkeypatch):
 
     monkeypatch.setattr(step, "place_state", zeros)
     for name in ("train_job", "input_job"):
-        monkeypatch.setattr(benchmark_jobs, name, lambda *_: benchmark_jobs.Job(lambda: None, 16))
-    monkeypatch.setattr(benchmark_jobs, "batches", lambda _: ((), None))
+        monkeypatch.setattr(jobs, name, lambda *_: jobs.Job(lambda: None, 16))
+    monkeypatch.setattr(jobs, "batches", lambda _: ((), None))
 
 
 def part_functions(argument):
-    run = benchmark_jobs.prepare(small(argument=argument), False, jax.devices()[:1])
-    return run.model, benchmark_parts._part_functions(run)
+    run = jobs.prepare(small(argument=argument), False, jax.devices()[:1])
+    return run.model, step_parts._part_functions(run)
 
 
 def test_parts_have_times_and_a_table(parts_alone):
-    record = benchmark_parts.measure_parts(small(), steps=2, warmup=1)
+    record = step_parts.measure_parts(small(), steps=2, warmup=1)
     names = [
         f"{part}, {way}"
         for part in ("trunk", "pooling", "attention groups", "head")
@@ -163,7 +155,7 @@ def test_parts_have_times_and_a_table(parts_alone):
     ]  # fmt: skip
     for part in record["parts"].values():
         assert part["spread"]["min"] <= part["milliseconds"] <= part["spread"]["max"]
-    table = benchmark_parts.table(record).splitlines()
+    table = step_parts.table(record).splitlines()
     assert len(table) == len(record["parts"]) + 3
     assert table[2].startswith("whole step") and table[2].endswith("100.0%")
     assert table[-1] == record["note"] and "do not add up exactly" in record["note"]
@@ -205,12 +197,12 @@ def test_mistakes_name_the_way_out(monkeypatch):
         benchmark.measure(small(), "sleep")
     config = small()
     config.mesh.group = 3
-    with pytest.raises(benchmark_jobs.Mistake, match=re.escape("set mesh.group to one of [1, 2]")):
+    with pytest.raises(jobs.Mistake, match=re.escape("set mesh.group to one of [1, 2]")):
         benchmark.measure(config, "infer")
     streamed = data.Split(np.zeros(64, np.int32), None, None)
     dataset = data.Dataset(data.describe("digits"), streamed, streamed, streamed, "x")
     monkeypatch.setattr(train, "load_data", lambda config: dataset)
-    with pytest.raises(benchmark_jobs.Mistake, match="leave out --data"):
+    with pytest.raises(jobs.Mistake, match="leave out --data"):
         benchmark.measure(small(), "train", real_data=True, devices=jax.devices()[:1])
 
 
@@ -292,9 +284,7 @@ def script(tmp_path, name, rates):
 def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
     ours = script(tmp_path, "A", [10, 30, 20])
     theirs = script(tmp_path, "B", [2, 10, 40])
-    record = benchmark_compare.compare(
-        [sys.executable, str(ours)], f'"{sys.executable}" "{theirs}"', 3
-    )
+    record = versus.compare([sys.executable, str(ours)], f'"{sys.executable}" "{theirs}"', 3)
     assert (tmp_path / "log").read_text() == "ABABAB"
     assert record["ratios"] == [5.0, 3.0, 0.5]
     assert record["ratio"] == 3.0  # not 20/10, the ratio of the medians
@@ -314,9 +304,7 @@ def test_compare_believes_a_program_that_knows_its_memory(tmp_path):
         return path
 
     ours, theirs = program("ours", 1.5, 300), program("theirs", 3, 200)
-    record = benchmark_compare.compare(
-        [sys.executable, str(ours)], f'"{sys.executable}" "{theirs}"', 1
-    )
+    record = versus.compare([sys.executable, str(ours)], f'"{sys.executable}" "{theirs}"', 1)
     assert record["memory_ratio"] == 1.5 and record["ratio"] == 0.5
 
 
@@ -334,8 +322,8 @@ def test_compare_believes_a_program_that_knows_its_memory(tmp_path):
 )
 def test_compare_tells_how_the_other_command_failed(tmp_path, command, said):
     ours = script(tmp_path, "A", [1.0])
-    with pytest.raises(benchmark_jobs.Mistake, match=said) as error:
-        benchmark_compare.compare([sys.executable, str(ours)], command, 1)
+    with pytest.raises(jobs.Mistake, match=said) as error:
+        versus.compare([sys.executable, str(ours)], command, 1)
     assert "the command of --vs" in str(error.value)
 
 

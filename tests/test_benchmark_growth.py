@@ -5,7 +5,7 @@ import csv
 import pytest
 from PIL import Image
 
-from hsvit_jax import benchmark_growth
+from hsvit_jax.benchmark import step_growth
 
 SPEC = "c2a2:digits,tiny"
 
@@ -13,8 +13,8 @@ SPEC = "c2a2:digits,tiny"
 @pytest.fixture(scope="module")
 def rows():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(benchmark_growth.SERIES, "depth", [("model.depth", "3")])
-        return benchmark_growth.measure(SPEC, 8, rounds=1, series=["depth"])
+        patch.setitem(step_growth.SERIES, "depth", [("model.depth", "3")])
+        return step_growth.measure(SPEC, 8, rounds=1, series=["depth"])
 
 
 def test_ratios_are_to_the_unchanged_step(rows):
@@ -27,14 +27,14 @@ def test_ratios_are_to_the_unchanged_step(rows):
 
 
 def test_files_hold_every_row(rows, tmp_path):
-    table, plot = benchmark_growth.write(rows, tmp_path / "new")
+    table, plot = step_growth.write(rows, tmp_path / "new")
     with table.open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     assert [row["series"] for row in found] == ["as it is", "depth"]
     assert float(found[1]["flops"]) == rows[1].flops
     with Image.open(plot) as picture:
         assert picture.size[0] > 800
-    text = benchmark_growth.markdown(rows)
+    text = step_growth.markdown(rows)
     assert f"| {rows[1].flops_ratio:.2f}× |" in text and len(text.splitlines()) == 2 + len(rows)
 
 
@@ -47,6 +47,6 @@ def test_mistakes_say_so(capsys, tmp_path):
         (["--config=nowhere.py"], 1, "nowhere.py"),
         ([f"--config={SPEC}", "--config.model.dept=2"], 1, "dept"),
     ):
-        assert benchmark_growth.main(["growth", *words, f"--out={tmp_path}"]) == code
+        assert step_growth.main(["growth", *words, f"--out={tmp_path}"]) == code
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

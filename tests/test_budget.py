@@ -3,7 +3,9 @@
 import jax
 import pytest
 
-from hsvit_jax import benchmark_jobs, configfile, plan_compiled
+from hsvit_jax import configfile
+from hsvit_jax.benchmark import jobs
+from hsvit_jax.planner import hlo
 
 BATCH = 16
 #: FLOPs of one step's products and convolutions, every turn of a loop counted: four ninths of
@@ -16,12 +18,12 @@ def step():
     """The trainer's step as compiled for one device, at C2A2's own sizes and 32 pixels."""
     config = configfile.get_config("c2a2").copy_and_resolve_references()
     config.train.batch = BATCH
-    run = benchmark_jobs.prepare(config, False, jax.devices()[:1])
-    return benchmark_jobs.train_job(run, True)
+    run = jobs.prepare(config, False, jax.devices()[:1])
+    return jobs.train_job(run, True)
 
 
 def test_flops_are_within_the_budget(step):
-    counts = [plan_compiled.count(text, 1) for text in step.compiled.as_text()]
+    counts = [hlo.count(text, 1) for text in step.compiled.as_text()]
     assert sum(flops for flops, _ in counts) == pytest.approx(FLOPS, rel=0.02)
     assert not any(transfers for _, transfers in counts)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import convert, convert_backbone, models
-from hsvit_jax.models import hsvit_backbone
+from hsvit_jax.models.hsvit import backbone
 
 FROZEN = "hsvithet-efficientnet-b0like.npz"
 GIVEN = {
@@ -42,7 +42,7 @@ def test_named_networks_are_recognised():
     given = {"attn_embed_dim": 56, "num_classes": 1000, "backbone": described}
     settings, data = convert_backbone.settings({}, given)
     assert settings["variant"] == settings["backbone"] == "mobilenet_v2_1.4"
-    assert settings["backbone_settings"] == hsvit_backbone.backbone_settings("mobilenet_v2_1.4")
+    assert settings["backbone_settings"] == backbone.backbone_settings("mobilenet_v2_1.4")
     network = models.build({"dtype": "float32", **settings}, **data)
     entries = list(convert_backbone.listing(network.config))
     buffers = ("running_mean", "running_var")

@@ -4,7 +4,7 @@ import convnet_files
 import pytest
 
 from hsvit_jax import convert, convert_efficientnet, models
-from hsvit_jax.models import efficientnet
+from hsvit_jax.models.convnets import efficientnet
 
 GOLDEN = "hf-efficientnet-train.npz"
 

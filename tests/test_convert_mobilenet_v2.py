@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import convert, convert_mobilenet_v2, models
-from hsvit_jax.models import mobilenet_v2
+from hsvit_jax.models.convnets import mobilenet_v2
 
 GOLDEN = "hf-mobilenetv2-train.npz"
 

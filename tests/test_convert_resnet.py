@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from hsvit_jax import convert_resnet, models
-from hsvit_jax.models import resnet
+from hsvit_jax.models.convnets import resnet
 
 GIVEN = {
     "num_channels": 2,

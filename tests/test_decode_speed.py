@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import benchmark, configfile, decode_speed
+from hsvit_jax import configfile
+from hsvit_jax.benchmark import __main__ as benchmark
+from hsvit_jax.benchmark import decode as decode_benchmark
 from hsvit_jax.data import decode
 
 
@@ -33,7 +35,7 @@ def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
         return read_image(raw, image_size, channels, name=name)
 
     monkeypatch.setattr(decode, "read_image", read)
-    speed = decode_speed.measure(loaded, steps=3, warmup=2)
+    speed = decode_benchmark.measure(loaded, steps=3, warmup=2)
     assert len(seen) >= 20 + 5 * 8  # once when the set is checked, then again for each batch
     assert speed.image_size == (24, 24)
     assert len(speed.images_per_second) == 3 and min(speed.images_per_second) > 0

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax.models import depthwise
+from hsvit_jax.ops import conv_depthwise
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])
@@ -18,12 +18,12 @@ def test_shifted_products_are_the_grouped_convolution(size):
         run = jax.value_and_grad(lambda x, k: (convolve(x, k) * weight).sum(), argnums=(0, 1))
         return convolve(x, kernel), run(x, kernel)[1]
 
-    ours = jax.tree.leaves(both(depthwise.depthwise_conv2d))
-    theirs = jax.tree.leaves(both(depthwise.depthwise_conv2d_xla))
+    ours = jax.tree.leaves(both(conv_depthwise.depthwise_conv2d))
+    theirs = jax.tree.leaves(both(conv_depthwise.depthwise_conv2d_xla))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
 def test_it_keeps_the_dtype_of_the_images():
     x, kernel = jnp.ones((1, 4, 4, 2), jnp.bfloat16), jnp.ones((3, 3, 1, 2))
-    assert depthwise.depthwise_conv2d(x, kernel).dtype == jnp.bfloat16
+    assert conv_depthwise.depthwise_conv2d(x, kernel).dtype == jnp.bfloat16

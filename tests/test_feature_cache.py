@@ -7,7 +7,8 @@ import small_runs
 from test_frozen import DATASET, PLAIN
 
 from hsvit_jax import checkpoint, feature_cache, train
-from hsvit_jax.models import cut, hsvit
+from hsvit_jax.models import feature_extractor
+from hsvit_jax.models.hsvit import hsvit
 
 
 def config_for(source, cache, **settings):
@@ -133,14 +134,14 @@ class _Sneaking(hsvit.HSViT):
 
 def test_a_cut_is_after_what_comes_first(source):
     run = train.prepare(config_for(source, "x"), dataset=DATASET)
-    assert cut.boundary(run.model) == "trunk"
+    assert feature_extractor.boundary(run.model) == "trunk"
     for frozen in ({"groups"}, {"trunk", "head"}):
         with pytest.raises(ValueError, match="goes through trunk, groups, head: freeze the first"):
-            cut.boundary(run.model.with_frozen(frozen))
+            feature_extractor.boundary(run.model.with_frozen(frozen))
     sneaking = _Sneaking(run.model.config).with_frozen({"trunk"})
     params, stats = small_runs.made_up_values(run.model)
     x = np.zeros((2, 8, 8, 1), np.float32)
-    z = jax.jit(lambda: cut.features(run.model, "trunk", params, stats, x))()
+    z = jax.jit(lambda: feature_extractor.features(run.model, "trunk", params, stats, x))()
     for network, finite in ((run.model, True), (sneaking, False)):
-        logits = jax.jit(cut.Rest(network, "trunk").apply)(params, stats, z)[0]
+        logits = jax.jit(feature_extractor.Rest(network, "trunk").apply)(params, stats, z)[0]
         assert np.isfinite(logits).all() == finite

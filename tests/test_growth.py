@@ -10,7 +10,7 @@ import small_runs
 
 from hsvit_jax import growth
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.models import hsvit
+from hsvit_jax.models.hsvit import hsvit
 
 SMALL = hsvit.HSViTConfig(
     image_size=(4, 8),

@@ -3,7 +3,7 @@
 import pytest
 
 from hsvit_jax import models, summary
-from hsvit_jax.models import hsvit
+from hsvit_jax.models.hsvit import hsvit
 
 #: Parameters of 1, 2, 4, 8 and 16 towers, dense and separable; 32 px, 3 channels, 10 classes.
 PARAMETERS = {

@@ -9,10 +9,12 @@ import pytest
 import small_runs
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import plan, plan_costs, summary
-from hsvit_jax.models import direct, hsvit
+from hsvit_jax import summary
 from hsvit_jax.models import network as network_lib
-from hsvit_jax.models.depthwise import depthwise_conv2d_xla
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.ops import conv_direct
+from hsvit_jax.ops.conv_depthwise import depthwise_conv2d_xla
+from hsvit_jax.planner import costs, plan
 
 CONFIG = hsvit.HSViTConfig(
     image_size=(8, 4),
@@ -64,7 +66,7 @@ def test_a_block_is_depthwise_then_pointwise_then_norm():
     found = block(x, call, network_lib.WHOLE, whole=False)
     for i in ("0", "1"):
         y = depthwise_conv2d_xla(x, own["depthwise"][i])
-        y = direct.conv2d_xla(y, own["kernels"][i])
+        y = conv_direct.conv2d_xla(y, own["kernels"][i])
         scale = own["norms"][i]["scale"] / np.sqrt(norm[i]["var"] + 1e-5)
         shift = own["norms"][i]["bias"] - norm[i]["mean"] * scale
         x = np.maximum(y * scale[None, None, None] + shift[None, None, None], 0)
@@ -97,10 +99,10 @@ def test_the_plan_knows_it():
         for row in plan.compare(way, NETWORKS[way], 2):
             if not row["quantity"].startswith("activations"):
                 assert row["predicted"] == pytest.approx(row["compiled"], rel=0.01), row
-    cost = plan_costs.predict("data", NETWORKS["replicated"], data=1, group=1, batch=1)
+    cost = costs.predict("data", NETWORKS["replicated"], data=1, group=1, batch=1)
     by_hand = 2 * (32 * 9 * 4 + 8 * (25 * 4 + 9 * 8))
     assert cost.depthwise_flops == (by_hand, 3 * by_hand)
-    dense = plan_costs.predict(
+    dense = costs.predict(
         "data",
         hsvit.HSViT(dataclasses.replace(CONFIG, separable=False)),
         data=1,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax.models import layers
+from hsvit_jax.ops import attention, dropout, normalise
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ def test_layer_norm(x64):
     x = normal(0, 3, 5, 7)
     scale, bias = normal(1, 1, 1, 7), normal(2, 1, 1, 7)
     theirs = (x - np.mean(x, -1, keepdims=True)) / np.sqrt(np.var(x, -1, keepdims=True) + 1e-5)
-    ours = layers.layer_norm(x, scale, bias)
+    ours = normalise.layer_norm(x, scale, bias)
     np.testing.assert_allclose(ours, theirs * scale + bias, rtol=1e-12)
-    assert layers.layer_norm(x.astype(jnp.bfloat16), scale, bias).dtype == jnp.bfloat16
+    assert normalise.layer_norm(x.astype(jnp.bfloat16), scale, bias).dtype == jnp.bfloat16
 
 
 def test_batch_norm_in_training_and_inference(x64):
@@ -109,24 +110,24 @@ def test_attention_equals_the_plain_formula(rate, queries, x64):
         scores = jnp.einsum("gbnte,gbnse->gbnts", q, k) / np.sqrt(width)
         weights = jax.nn.softmax(scores, -1)
         if rate:
-            weights = weights * layers.dropout_scale(words, weights.shape, rate)
+            weights = weights * dropout.dropout_scale(words, weights.shape, rate)
         return jnp.einsum("gbnts,gbnse->gbnte", weights, v)
 
     def ours(q, k, v):
-        return layers.attention(rate, q, k, v, words)
+        return attention.attention(rate, q, k, v, words)
 
     q = normal(0, groups, batch, heads, queries, width)
     k, v = (normal(i, groups, batch, heads, tokens, width) for i in (1, 2))
     plain_result = value_and_pullback(plain, q, k, v)
     assert_close(value_and_pullback(ours, q, k, v), plain_result, 1e-12)
     if rate:  # the mask did something
-        undropped = layers.attention(0.0, q, k, v, ())
+        undropped = attention.attention(0.0, q, k, v, ())
         assert np.abs(plain_result[0] - undropped).max() > 0.01
 
 
 def test_dropout_rate_and_scale():
     factors = np.asarray(
-        layers.dropout_scale(identities(range(7), range(31)), (7, 31, 8, 9, 9), 0.2)
+        dropout.dropout_scale(identities(range(7), range(31)), (7, 31, 8, 9, 9), 0.2)
     )
     assert set(np.unique(factors)) == {np.float32(0), np.float32(1.25)}
     dropped = (factors == 0).mean()
@@ -140,7 +141,7 @@ def test_dropout_rate_and_scale():
 
 
 def test_counter_bits_are_uniform():
-    bits = np.asarray(layers.counter_bits(identities(range(5), range(13)), (5, 13, 3, 17, 17)))
+    bits = np.asarray(dropout.counter_bits(identities(range(5), range(13)), (5, 13, 3, 17, 17)))
     assert bits.dtype == np.uint32
     n = bits.size
     assert abs(bits.mean() / 2**32 - 0.5) < 4 / np.sqrt(12 * n)
@@ -154,7 +155,7 @@ def test_masks_of_different_identities_are_independent():
 
     def mask(groups=0, examples=0, layer=1, words=WORDS):
         counters = (*words, *identities([groups], [examples], layer)[2:])
-        return np.asarray(layers.dropout_scale(counters, shape, 0.2)).ravel() == 0
+        return np.asarray(dropout.dropout_scale(counters, shape, 0.2)).ravel() == 0
 
     base = mask()
     n, variance = base.size, 0.2 * 0.8
@@ -175,11 +176,11 @@ def test_masks_of_different_identities_are_independent():
 def test_a_mask_follows_its_identity_through_any_batch():
     shape = (3, 2, 5, 5)  # heads, tokens, … after groups and examples
     examples, groups = np.array([7, 3, 11, 2, 40]), np.arange(4)
-    whole = layers.counter_bits(identities(groups, examples), (4, 5, *shape[1:]))
+    whole = dropout.counter_bits(identities(groups, examples), (4, 5, *shape[1:]))
     order = np.array([4, 0, 2, 1, 3])
-    shuffled = layers.counter_bits(identities(groups, examples[order]), (4, 5, *shape[1:]))
+    shuffled = dropout.counter_bits(identities(groups, examples[order]), (4, 5, *shape[1:]))
     np.testing.assert_array_equal(shuffled, whole[:, order])
-    part = layers.counter_bits(identities(groups[2:3], examples[1:2]), (1, 1, *shape[1:]))
+    part = dropout.counter_bits(identities(groups[2:3], examples[1:2]), (1, 1, *shape[1:]))
     np.testing.assert_array_equal(part, whole[2:3, 1:2])
 
 
@@ -193,11 +194,11 @@ def test_attention_for_some_groups_at_a_time_is_the_same(monkeypatch):
 
     def results(numbers):
         """Output and gradients where that many weights fit, and how many loops that took."""
-        monkeypatch.setattr(layers, "_CACHED_WEIGHTS", numbers)
+        monkeypatch.setattr(attention, "_CACHED_WEIGHTS", numbers)
         jax.clear_caches()  # of the trace with another number
 
         def both(q, k, v):
-            out, back = jax.vjp(lambda *qkv: layers.attention(0.4, *qkv, words), q, k, v)
+            out, back = jax.vjp(lambda *qkv: attention.attention(0.4, *qkv, words), q, k, v)
             return out, back(out)
 
         traced = jax.make_jaxpr(both)(q, k, v)

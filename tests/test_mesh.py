@@ -11,7 +11,7 @@ from small_runs import small_config, small_dataset
 
 from hsvit_jax import augment, evaluate, step, train
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.models.hsvit import HSViT, HSViTConfig
+from hsvit_jax.models.hsvit.hsvit import HSViT, HSViTConfig
 
 BATCH, CLASSES, EMBED = 16, 7, 12
 SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1), (1, 1)]  # group × data

@@ -7,7 +7,7 @@ import pytest
 import vix_files
 
 from hsvit_jax import models
-from hsvit_jax.models import ccx
+from hsvit_jax.models.vix import ccx
 
 #: Variant → trained values for CIFAR-10 and Tiny ImageNet (ViX paper, tables 3 and 4), positions
 #: and projections along the sequence included.

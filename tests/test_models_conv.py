@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hsvit_jax.models import conv, layers, network
+from hsvit_jax.models import conv_layers, layers, network
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from hsvit_jax.models import conv, layers, network
     ],
 )
 def test_convolution_and_its_gradient_are_xla_s(c_in, c_out, size, groups, options):
-    module = conv.Conv(c_in, c_out, size, jax.random.key(0), groups=groups, **options)
+    module = conv_layers.Conv(c_in, c_out, size, jax.random.key(0), groups=groups, **options)
     x_BHWC = jax.random.normal(jax.random.key(1), (2, 7, 8, c_in))
     stride, dilation = options.get("stride", 1), options.get("dilation", 1)
     padding = options.get("padding", size // 2 * dilation)
@@ -50,7 +50,7 @@ def test_convolution_and_its_gradient_are_xla_s(c_in, c_out, size, groups, optio
 
     expected = reference(x_BHWC, module.kernel[...])
     np.testing.assert_allclose(module(x_BHWC), expected, atol=1e-5)
-    assert expected.shape[1:3] == conv.size_out(
+    assert expected.shape[1:3] == conv_layers.size_out(
         (7, 8), size, stride, options.get("padding"), dilation
     )
     theirs = jax.grad(lambda x: (reference(x, module.kernel[...]) ** 2).sum())(x_BHWC)
@@ -60,15 +60,15 @@ def test_convolution_and_its_gradient_are_xla_s(c_in, c_out, size, groups, optio
 
 def test_a_map_that_is_too_small_says_so():
     with pytest.raises(ValueError, match="map of 1×5 is too small for a convolution of size 3"):
-        conv.size_out((1, 5), 3, 2, 0)
+        conv_layers.size_out((1, 5), 3, 2, 0)
     with pytest.raises(ValueError, match=r"map of 1×1 is too small for .* stride 2: use a"):
-        conv.size_out((1, 1), 3, 2)
-    assert conv.size_out((1, 2), 3, 2) == conv.size_out((1, 1), 3) == (1, 1)
+        conv_layers.size_out((1, 1), 3, 2)
+    assert conv_layers.size_out((1, 2), 3, 2) == conv_layers.size_out((1, 1), 3) == (1, 1)
 
 
 def test_with_norm_and_activation():
     """Statistics by the module's own momentum and eps, the activation last."""
-    module = conv.ConvNorm(
+    module = conv_layers.ConvNorm(
         *(3, 5, 3, jax.random.key(0)),
         activation="relu6",
         eps=0.5,
@@ -93,4 +93,4 @@ def test_with_norm_and_activation():
 
 def test_an_unknown_activation_is_refused():
     with pytest.raises(ValueError, match="unknown activation 'rleu'; known: none, linear, gelu"):
-        conv.ConvNorm(3, 5, 3, jax.random.key(0), activation="rleu")
+        conv_layers.ConvNorm(3, 5, 3, jax.random.key(0), activation="rleu")

@@ -10,11 +10,11 @@ import pytest
 from jax import lax
 
 from hsvit_jax import mesh, models
-from hsvit_jax.models import convnet, efficientnet, mobilenet_v2, resnet
-from hsvit_jax.models.activations import ACTIVATIONS
-from hsvit_jax.models.conv import convolve
-from hsvit_jax.models.convnet import Conv
+from hsvit_jax.models.conv_layers import convolve
+from hsvit_jax.models.convnets import convnet, efficientnet, mobilenet_v2, resnet
+from hsvit_jax.models.convnets.convnet import Conv
 from hsvit_jax.models.network import Call
+from hsvit_jax.ops.activations import ACTIVATIONS
 
 CALL = Call(train=True, dropout_words=None, example_ids_B=np.arange(3))
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hsvit_jax import models
-from hsvit_jax.models import blocks, cvt, network
+from hsvit_jax.models import layers, network
+from hsvit_jax.models.conv_transformers import cvt
 
 #: (variant, pixels, classes) → parameters and FLOPs (2·MAC) in G (HSViT paper, table 2).
 COUNTS = {
@@ -66,7 +67,7 @@ def test_what_a_dropped_path_takes(of):
     gone = np.abs(np.asarray(y) - dropped).max((1, 2)) < 1e-6
     assert 36 <= gone.sum() <= 60
     np.testing.assert_allclose(np.asarray(y)[~gone], kept[~gone], rtol=1e-3, atol=1e-4)
-    assert isinstance(block, blocks.Block)
+    assert isinstance(block, layers.Block)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import vix_files
 
 from hsvit_jax import mesh, models
-from hsvit_jax.models import cvx
+from hsvit_jax.models.vix import cvx
 
 #: Variant → trained values for CIFAR-10 and Tiny ImageNet (ViX paper, tables 3 and 4), the norms
 #: over channels and projections along the sequence included.

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from hsvit_jax import models
-from hsvit_jax.models import deit
+from hsvit_jax.models.vit import deit
 
 #: (variant, classes) at 224 pixels → trained values, 10⁻⁹ multiply-adds (HVT paper, tables 1, 2,
 #: 9; of PoWER, whose schedule is ours, to the paper's two digits).

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hsvit_jax import mesh, models
-from hsvit_jax.models import dhvt, network
+from hsvit_jax.models import network
+from hsvit_jax.models.vit import dhvt
 
 #: (variant, image size, classes) → trained values; 10⁻⁹ multiply-adds with attention, and as the
 #: supplement counts them.

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from hsvit_jax.models import efficientformer
+from hsvit_jax.models.conv_transformers import efficientformer
 
 #: (variant, pixels, classes) → parameters and FLOPs (2·MAC) in G (HSViT paper, table 2).
 COUNTS = {

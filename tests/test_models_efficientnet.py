@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import models
-from hsvit_jax.models import efficientnet
+from hsvit_jax.models.convnets import efficientnet
 
 #: Variant → trained values at 64 px and 200 classes, and at its native size and 1000 classes.
 COUNTS = {

@@ -12,7 +12,7 @@ from jax._src.pallas import pallas_call
 from jax.sharding import AbstractMesh, AxisType
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.models import groups_kernel, hsvit, hsvit_sizes
+from hsvit_jax.models.hsvit import groups_kernel, hsvit, sizes
 from hsvit_jax.models.network import WHOLE, Call, Share
 
 SMALL = hsvit.HSViTConfig(
@@ -181,7 +181,7 @@ def uses_kernel(model, params, stats, apply=None):
 def test_what_chooses_the_kernel(reference):
     """The setting alone; on CPU not in a mesh, and never where a pass is looked at."""
     params, stats, _ = reference
-    chosen = {e: uses_kernel(network(e), params, stats) for e in hsvit_sizes.ENCODERS}
+    chosen = {e: uses_kernel(network(e), params, stats) for e in sizes.ENCODERS}
     assert chosen == {"auto": False, "xla": False, "pallas": True}
     model = network("pallas")
     mesh = mesh_lib.make(1, 1, groups=model.groups, devices=jax.devices()[:1])

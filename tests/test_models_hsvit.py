@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from hsvit_jax import convert_hsvit, models
-from hsvit_jax.models import hsvit, layers, network
+from hsvit_jax.models import network
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.ops import normalise
 
 GOLDENS = ("hsvit-convattn", "hsvit-convonly", "hsvit-attnonly")
 
@@ -310,7 +312,7 @@ def test_the_last_block_for_cls_alone_equals_all_of_it(depth):
             z = jnp.concatenate([cls, z_BGTD[:, g]], 1) + p["position"][None]
             for i in range(depth):
                 b = p["blocks"][str(i)]
-                y = layers.layer_norm(z, b["norm_scale"][None, None], b["norm_bias"][None, None])
+                y = normalise.layer_norm(z, b["norm_scale"][None, None], b["norm_bias"][None, None])
                 q, k, v = (
                     (y @ b["qkv_kernel"][j] + b["qkv_bias"][j][None, None])
                     .reshape(*y.shape[:2], heads, d // heads)

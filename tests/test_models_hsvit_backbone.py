@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import configfile, mesh, models
-from hsvit_jax.models import hsvit_backbone
+from hsvit_jax.models.hsvit import backbone
 
 #: Table 3: variant → pixels, width of a token, trained values, FLOPs in G (2·MAC).
 TABLE = {
@@ -20,7 +20,7 @@ TABLE = {
 
 
 def settings(variant, **changes):
-    own = {**hsvit_backbone.DEFAULTS, **hsvit_backbone.VARIANTS[variant], **changes}
+    own = {**backbone.DEFAULTS, **backbone.VARIANTS[variant], **changes}
     return {"family": "hsvit_backbone", "dtype": "float32", **own}
 
 
@@ -45,7 +45,7 @@ def test_the_counts_of_table_3(variant):
 
 def small(**changes):
     """Four groups on a ResNet of two blocks and few channels."""
-    own = hsvit_backbone.backbone_settings("resnet")
+    own = backbone.backbone_settings("resnet")
     own |= {"stem_channels": 4, "channels": (8, 16), "depths": (1, 1)}
     sizes = {"groups": 4, "depth": 1, "heads": 2, "dropout": 0.0} | changes
     return built("resnet50", (33, 40), 5, backbone_settings=own, **sizes)
@@ -89,7 +89,7 @@ def test_the_mesh_changes_no_number(trunk, state, alone):
 @pytest.mark.slow
 def test_squeezed_and_dropped_channels_can_be_spread():
     """Gates need all channels' means; which values are dropped does not depend on the mesh."""
-    own = hsvit_backbone.backbone_settings("efficientnet")
+    own = backbone.backbone_settings("efficientnet")
     own |= {"in_channels": (32, 24), "out_channels": (24, 16), "repeats": (1, 2)}
     own |= {"strides": (1, 2), "kernels": (3, 5), "expand": (1, 2), "width": 0.1, "divisor": 4}
     changes = {"backbone_settings": {**own, "drop_rate": 0.5}, "groups": 4, "heads": 2}
@@ -141,7 +141,7 @@ def test_tokens_are_channels_in_order_row_by_row():
     assert network.config.map_size == (5, 5)
     params = {"embed": {"kernel": jnp.eye(25)[:, :6], "bias": jnp.zeros(6)}}
     maps = np.random.default_rng(0).random((2, 5, 5, 16)).astype(np.float32)
-    call = hsvit_backbone.Call(train=False, dropout_words=None, example_ids_B=jnp.arange(2))
+    call = backbone.Call(train=False, dropout_words=None, example_ids_B=jnp.arange(2))
     tokens = network.bind({"trunk": params}, {})["trunk"](jnp.asarray(maps), call, 0)
     expected = maps.reshape(2, 25, 16).swapaxes(1, 2)[:, :, :6]
     np.testing.assert_allclose(tokens, expected, atol=1e-6)
@@ -189,7 +189,7 @@ def test_sizes_that_do_not_fit_say_so(changes, message):
 
 def test_unknown_variants_of_a_backbone_are_told():
     with pytest.raises(ValueError, match=r"unknown model.backbone 'resnet20'; resnet has 18, 34"):
-        hsvit_backbone.backbone_settings("resnet20")
+        backbone.backbone_settings("resnet20")
 
 
 def test_an_image_too_small_for_the_backbone_says_so():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import mesh, models
-from hsvit_jax.models import hvt
+from hsvit_jax.models.vit import hvt
 
 #: (variant, image size, classes) → trained values, and 10⁻⁹ multiply-adds by the paper's count
 #: (tables 1 to 9 and section 4.2). The paper has no HVT-Ti-2 and -3: they are DeiT-Ti without CLS,

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax.models import inverted
-from hsvit_jax.models.convnet import Conv
+from hsvit_jax.models.convnets import inverted_residual
+from hsvit_jax.models.convnets.convnet import Conv
 from hsvit_jax.models.network import WHOLE, Call
 
 
 def test_squeeze_and_excitation_weights_channels():
-    gate = inverted.SqueezeExcite(4, 3, "silu", jax.random.key(0))
+    gate = inverted_residual.SqueezeExcite(4, 3, "silu", jax.random.key(0))
     x = np.random.default_rng(0).normal(size=(2, 3, 5, 4)).astype(np.float32)
     mean = x.mean((1, 2))
     inner = mean @ np.asarray(gate.reduce.kernel[...])
@@ -27,8 +27,8 @@ def branch():
 
     def run(drop, seed, ids):
         narrow = Conv(4, 4, 1)
-        block = inverted.Block(
-            inverted.Inverted(
+        block = inverted_residual.Block(
+            inverted_residual.Inverted(
                 None, Conv(4, 4, 3, depthwise=True), narrow, residual=True, rate=0.5, drop=drop
             ),
             jax.random.key(0),
@@ -43,7 +43,7 @@ def branch():
     return run
 
 
-@pytest.mark.parametrize("drop", inverted.DROPS)
+@pytest.mark.parametrize("drop", inverted_residual.DROPS)
 def test_what_is_dropped_follows_the_example_and_the_key(branch, drop):
     order = np.array([3, 1, 4, 0, 2, 7, 6, 5])
     whole, kept = branch(drop, 1, np.arange(8)), branch(drop, None, np.arange(8))
@@ -58,5 +58,5 @@ def test_what_is_dropped_follows_the_example_and_the_key(branch, drop):
 
 def test_the_order_of_a_block_s_convolutions():
     wide, deep, narrow = Conv(2, 6, 1), Conv(6, 6, 3, depthwise=True), Conv(6, 2, 1)
-    assert inverted.Inverted(wide, deep, narrow).convs() == (wide, deep, narrow)
-    assert inverted.Inverted(None, deep, narrow).convs() == (deep, narrow)
+    assert inverted_residual.Inverted(wide, deep, narrow).convs() == (wide, deep, narrow)
+    assert inverted_residual.Inverted(None, deep, narrow).convs() == (deep, narrow)

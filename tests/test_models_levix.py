@@ -7,8 +7,8 @@ import pytest
 import vix_files
 
 from hsvit_jax import mesh, models
-from hsvit_jax.models import levix
-from hsvit_jax.models.mixing import Mixing
+from hsvit_jax.models.vix import levix
+from hsvit_jax.models.vix.mixer_config import Mixing
 
 #: Variant → trained values for CIFAR-10 and Tiny ImageNet (ViX paper, tables 3 and 4; LeViP's is
 #: 622,410, which the paper prints as 662,410).

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from hsvit_jax import mesh
-from hsvit_jax.models import mixers, mixing, network
-from hsvit_jax.models.mixing import Mixing
+from hsvit_jax.models import network
+from hsvit_jax.models.vix import mixer_config, mixers
+from hsvit_jax.models.vix.mixer_config import Mixing
 
 T, D = 13, 10
 SMALL = {"heads": 3, "head_dim": 4, "projections": 5, "landmarks": 4, "residual_kernel": 5}
@@ -33,14 +34,16 @@ class Alone(network.Network):
         return bound["mixer"](images_BHWC[:, 0], call, 0), bound.stats()
 
     def layer_table(self):
-        return list(mixing.rows(self.m, "mixer", self.tokens, self.dim))
+        return list(mixer_config.rows(self.m, "mixer", self.tokens, self.dim))
 
 
 def sequences(batch=4):
     return np.random.default_rng(1).normal(size=(batch, 1, T, D)).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=[*mixing.NAMES, "performer coupled", "nystrom coupled"])
+@pytest.fixture(
+    scope="module", params=[*mixer_config.NAMES, "performer coupled", "nystrom coupled"]
+)
 def mixed(request):
     """(mixing, network, params, stats, compiled mixing of tokens, ids and a key)."""
     name, _, coupled = request.param.partition(" ")
@@ -102,7 +105,7 @@ def test_the_layer_table_counts_every_parameter(mixed):
     )
 
 
-@pytest.mark.parametrize("name", mixing.NAMES)
+@pytest.mark.parametrize("name", mixer_config.NAMES)
 def test_what_grows_with_the_tokens(name):
     """Four times the tokens: four times the compiled work (FNet: and a logarithm), or sixteen."""
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import models
-from hsvit_jax.models import convnet, inverted, mobilenet_v2
+from hsvit_jax.models.convnets import convnet, inverted_residual, mobilenet_v2
 
 #: Variant → trained values at 64 px and 200 classes, at 224 px and 1000, and those published, 1001.
 COUNTS = {"1.0": (2_480_072, 3_504_872, 3_506_153), "1.4": (4_674_376, 6_108_776, 6_110_569)}
@@ -68,7 +68,7 @@ def test_the_last_convolution_of_a_narrow_network():
 
 def test_initial_values_are_the_reference_s():
     config = built(32, 50).config
-    block = inverted.Block(config.plan().blocks[9], jax.random.key(0))
+    block = inverted_residual.Block(config.plan().blocks[9], jax.random.key(0))
     linear = convnet.Head(config.head, jax.random.key(0)).linear
     for kernel in (block.expand.kernel, block.depthwise.kernel, linear.kernel):
         assert np.std(kernel[...]) == pytest.approx(0.02, rel=0.05)

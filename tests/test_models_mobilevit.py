@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax.models import mobilevit
+from hsvit_jax.models.conv_transformers import mobilevit
 
 #: (variant, pixels, classes) → parameters and FLOPs (2·MAC) in G (HSViT paper, table 2).
 COUNTS = {

@@ -6,7 +6,7 @@ import pytest
 import vix_files
 
 from hsvit_jax import models
-from hsvit_jax.models import pix
+from hsvit_jax.models.vix import pix
 
 #: Variant → trained values for CIFAR-10 (ViX paper, table 5), positions and CLS included.
 PARAMETERS = {

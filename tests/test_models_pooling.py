@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hsvit_jax.models.pooling import max_pool
+from hsvit_jax.ops.max_pool import max_pool
 
 
 @pytest.mark.parametrize("rows_columns", [(11, 13), (12, 10)])

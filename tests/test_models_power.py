@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from hsvit_jax import convert_hvt
-from hsvit_jax.models import hvt, power
+from hsvit_jax.models.vit import hvt, token_pruning
 
 
 def test_the_most_significant_stay_in_their_order():
     x_BTD = jnp.arange(10.0).reshape(2, 5, 1)
     significance_BT = jnp.array([[0.0, 5, 1, 9, 2], [0, 1, 2, 3, 4]])
-    kept = power.keep_significant(x_BTD, significance_BT, 3, cls=False)
+    kept = token_pruning.keep_significant(x_BTD, significance_BT, 3, cls=False)
     np.testing.assert_array_equal(kept[..., 0], [[1, 3, 4], [7, 8, 9]])
-    kept = power.keep_significant(x_BTD, significance_BT, 3, cls=True)
+    kept = token_pruning.keep_significant(x_BTD, significance_BT, 3, cls=True)
     np.testing.assert_array_equal(kept[..., 0], [[0, 1, 3], [5, 8, 9]])
 
 
@@ -23,8 +23,8 @@ def test_a_schedule_falls_evenly_to_the_share():
     def cost(retained):
         return sum(retained)
 
-    assert power.linear_schedule(4, 20, 0.5, cost) == (16, 12, 8, 4)
-    assert power.linear_schedule(4, 20, 1.0, cost) == (20,) * 4
+    assert token_pruning.linear_schedule(4, 20, 0.5, cost) == (16, 12, 8, 4)
+    assert token_pruning.linear_schedule(4, 20, 1.0, cost) == (20,) * 4
 
 
 @pytest.mark.parametrize(("cls", "retained"), [(True, (9, 2)), (False, (12, 5))])
@@ -66,7 +66,7 @@ def test_gradients_reach_the_tokens_that_stay_alone():
     significance_BT = jnp.array([[0.0, 5, 1, 9, 2], [0, 1, 2, 3, 4]])
 
     def total(x, significance):
-        return power.keep_significant(x, significance, 2, cls=True).sum()
+        return token_pruning.keep_significant(x, significance, 2, cls=True).sum()
 
     grad_x, grad_significance = jax.grad(total, (0, 1))(x_BTD, significance_BT)
     np.testing.assert_array_equal(grad_x[..., 0], [[1, 0, 0, 1, 0], [1, 0, 0, 0, 1]])

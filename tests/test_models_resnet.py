@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import models
-from hsvit_jax.models import resnet
+from hsvit_jax.models.convnets import resnet
 
 #: Variant → trained values at 64 px and 200 classes, and at 224 px and 1000 classes.
 COUNTS = {

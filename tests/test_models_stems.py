@@ -2,7 +2,8 @@
 
 import pytest
 
-from hsvit_jax.models import stems
+from hsvit_jax.models import conv_layers
+from hsvit_jax.models.vix import stems
 
 
 @pytest.mark.parametrize(
@@ -28,8 +29,8 @@ def test_default_strides(image_size, strides):
 
 
 def test_map_sizes_round_up():
-    assert stems.map_size((7, 8), (2, 1, 2)) == (2, 2)
-    assert stems.map_size((7, 8), ()) == (7, 8)
+    assert conv_layers.map_size((7, 8), (2, 1, 2)) == (2, 2)
+    assert conv_layers.map_size((7, 8), ()) == (7, 8)
 
 
 @pytest.mark.parametrize(("widths", "strides"), [((5, 6), (1,)), ((), ()), ((0, 6), (1, 1))])

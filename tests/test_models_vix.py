@@ -8,7 +8,7 @@ import pytest
 import vix_files
 
 from hsvit_jax import mesh, models
-from hsvit_jax.models import vix
+from hsvit_jax.models.vix import vix
 
 #: Variant → trained values for CIFAR-10, and for Tiny ImageNet where the paper has it (tables 1, 2
 #: and 6); counted with the positions, CLS and projections along the sequence that it leaves out.

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import plan, plan_compiled, plan_costs
-from hsvit_jax.plan_costs import Machine, Transfer
+from hsvit_jax.planner import costs, hlo, plan
+from hsvit_jax.planner.costs import Machine, Transfer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,9 +62,9 @@ def assert_estimates_activations(rows):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("way", plan_costs.WAYS)
+@pytest.mark.parametrize("way", costs.WAYS)
 def test_an_odd_network_agrees_with_its_programs(way, devices):
-    rows = plan.compare(way, plan_costs.networks(odd())[way], devices)
+    rows = plan.compare(way, costs.networks(odd())[way], devices)
     assert_agrees(rows)
     axes = {row["quantity"].split(":")[0] for row in rows if ":" in row["quantity"]}
     group = 1 if way == "data" else min(devices, 2)
@@ -72,24 +72,24 @@ def test_an_odd_network_agrees_with_its_programs(way, devices):
     assert ("data" in axes) == (devices > group)
 
 
-@pytest.mark.parametrize("way", plan_costs.WAYS)
+@pytest.mark.parametrize("way", costs.WAYS)
 def test_c2a2_agrees_with_its_programs_on_eight_devices(way):
-    rows = plan.compare(way, plan_costs.networks(resolved(towers=8))[way], 8)
+    rows = plan.compare(way, costs.networks(resolved(towers=8))[way], 8)
     assert_agrees(rows)
     assert_estimates_activations(rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("way", plan_costs.WAYS)
+@pytest.mark.parametrize("way", costs.WAYS)
 def test_c2a2_agrees_with_its_programs(way, devices):
-    rows = plan.compare(way, plan_costs.networks(resolved(towers=8))[way], devices)
+    rows = plan.compare(way, costs.networks(resolved(towers=8))[way], devices)
     assert_agrees(rows)
     assert_estimates_activations(rows)
 
 
 def test_an_ordered_aggregate_agrees_too():
-    rows = plan.compare("towers", plan_costs.networks(odd())["towers"], 2, aggregate="ordered")
+    rows = plan.compare("towers", costs.networks(odd())["towers"], 2, aggregate="ordered")
     assert_agrees(rows)
     gathered = [row for row in rows if row["quantity"] == "group: all-gather"]
     # 16 images of all 6 groups' CLS tokens of 14 numbers.
@@ -107,7 +107,7 @@ def test_an_ordered_aggregate_agrees_too():
     ],
 )
 def test_compressed_messages_agree_too(way, aggregate, gradients):
-    network = plan_costs.networks(odd())[way]
+    network = costs.networks(odd())[way]
     rows = plan.compare(way, network, 8, aggregate=aggregate, gradients=gradients)
     assert_agrees(rows)
     over = {axis for row in rows for axis in [row["quantity"].removesuffix(": all-to-all")]}
@@ -119,7 +119,7 @@ def test_ablations_agree_too():
     for changes, size in (({"groups": 0}, (6, 10)), ({"ablation": "attention_only"}, (2, 7))):
         config = resolved(size, 2, 7, **{**ODD, "towers": 1, "pool_strides": (), **changes})
         config.unlock().model.pool_strides = (1, 1) if "ablation" in changes else (2, 1)
-        networks = plan_costs.networks(config)
+        networks = costs.networks(config)
         assert tuple(networks) == (("data",) if "groups" in changes else ("data", "replicated"))
         way = list(networks)[-1]
         assert_agrees(plan.compare(way, networks[way], 2))
@@ -130,9 +130,9 @@ def test_loops_count_as_often_as_they_turn():
         return lax.scan(lambda total, _: (total @ x, None), x, length=7)[0]
 
     compiled = jax.jit(run).lower(jax.ShapeDtypeStruct((5, 5), jnp.float32)).compile()
-    assert plan_compiled.read(compiled, 1).flops == 7 * 2 * 5**3
+    assert hlo.read(compiled, 1).flops == 7 * 2 * 5**3
     with pytest.raises(ValueError, match="unknown length"):
-        plan_compiled.count(compiled.as_text().replace("known_trip_count", "no_count"), 1)
+        hlo.count(compiled.as_text().replace("known_trip_count", "no_count"), 1)
 
 
 def test_devices_of_a_collective_are_read_in_every_notation():
@@ -149,7 +149,7 @@ def test_devices_of_a_collective_are_read_in_every_notation():
         ("mesh['x'=2,'y'=2] {'x','y'}", "data+group"),
     ):
         text = "\n".join(["ENTRY %main (x: f32[]) -> f32[] {", line.replace("%s", groups), "}"])
-        assert plan_compiled.count(text, 2) == (0, {(axis, "all-reduce"): 60})
+        assert hlo.count(text, 2) == (0, {(axis, "all-reduce"): 60})
 
 
 def test_what_a_collective_leaves_free():
@@ -164,8 +164,8 @@ def test_what_a_collective_leaves_free():
   %sum = f32[2,2]{1,0} all-reduce-done(%start)
   ROOT %after = f32[2,5]{1,0} dot(%sum, %beside), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }"""
-    found = plan_compiled.overlaps(text, 2)
-    assert found == [plan_compiled.Overlap("group", "all-reduce", 16, 60)]
+    found = hlo.overlaps(text, 2)
+    assert found == [hlo.Overlap("group", "all-reduce", 16, 60)]
 
 
 # --- Arithmetic ----------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_text_json_and_figure(tmp_path):
     assert out.read_bytes().startswith(b"\x89PNG")
     found = json.loads(plan.run(odd(), devices=8, batch=4, json=True))
     assert found["label"] == "prediction"
-    assert {row["way"] for row in found["rows"]} == set(plan_costs.WAYS)
+    assert {row["way"] for row in found["rows"]} == set(costs.WAYS)
 
 
 def test_one_device_and_networks_with_nothing_to_spread(tmp_path):
@@ -306,27 +306,27 @@ def test_mistakes_say_what_fits(changes, message):
 
 
 def test_unknown_ways_families_and_aggregates():
-    network = plan_costs.networks(odd())["towers"]
+    network = costs.networks(odd())["towers"]
     with pytest.raises(ValueError, match="unknown way 'tower'; choose one of data"):
-        plan_costs.group_axis("tower", network, 8, None)
+        costs.group_axis("tower", network, 8, None)
     with pytest.raises(ValueError, match=r"knows mesh\.aggregate psum, .*; got 'int4'"):
-        plan_costs.predict("towers", network, data=1, group=1, batch=1, aggregate="int4")
+        costs.predict("towers", network, data=1, group=1, batch=1, aggregate="int4")
     with pytest.raises(ValueError, match=r"knows mesh\.gradients float32, bf16; got 'fp8'"):
-        plan_costs.predict("towers", network, data=1, group=1, batch=1, gradients="fp8")
+        costs.predict("towers", network, data=1, group=1, batch=1, gradients="fp8")
     with pytest.raises(ValueError, match="does not split over 3"):
-        plan_costs.predict("towers", network, data=3, group=1, batch=16)
+        costs.predict("towers", network, data=3, group=1, batch=16)
     with pytest.raises(ValueError, match="spread hsvit's groups; vix has none"):
-        plan_costs.networks(odd(family="vix"))
+        costs.networks(odd(family="vix"))
 
 
 def test_too_few_fake_devices_name_the_variable():
     with pytest.raises(ValueError, match="XLA_FLAGS=--xla_force_host_platform_device_count=16"):
-        plan_compiled.cpu_devices(16)
-    assert len(plan_compiled.cpu_devices(8)) == 8
+        hlo.cpu_devices(16)
+    assert len(hlo.cpu_devices(8)) == 8
 
 
 def test_the_mesh_agrees_on_the_group_axis():
-    for way, network in plan_costs.networks(odd()).items():
-        axis = plan_costs.group_axis(way, network, 8, None)
+    for way, network in costs.networks(odd()).items():
+        axis = costs.group_axis(way, network, 8, None)
         mesh = mesh_lib.make(axis, -1, groups=network.groups, batch=16)
         assert dict(mesh.shape) == {"data": 8 // axis, "group": axis}

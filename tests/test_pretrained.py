@@ -22,7 +22,7 @@ from hsvit_jax import (
     pretrained,
     train,
 )
-from hsvit_jax.models import hsvit_backbone
+from hsvit_jax.models.hsvit import backbone
 
 MODEL = {
     "family": "deit",
@@ -253,14 +253,14 @@ def test_a_layout_tells_what_its_networks_compute(golden_dir, tmp_path):
 
 def on_backbone(base, **init):
     """(config, network) of an HSViT of 3 classes on the backbone of a ResNet, which is frozen."""
-    own = hsvit_backbone.BackboneHSViTConfig(
+    own = backbone.BackboneHSViTConfig(
         dataclasses.replace(base.config, num_classes=3), groups=2, depth=1, heads=2
     )
     config = small_runs.small_config()
     with config.unlocked():
         config.model.family = "hsvit_backbone"
         config.init.update({"freeze": "backbone", **init})
-    return config, hsvit_backbone.BackboneHSViT(own).with_frozen({"backbone"})
+    return config, backbone.BackboneHSViT(own).with_frozen({"backbone"})
 
 
 @pytest.mark.parametrize("before", ["", "resnet."])

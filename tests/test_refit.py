@@ -8,7 +8,8 @@ import pytest
 import small_runs
 
 from hsvit_jax import refit
-from hsvit_jax.models import hsvit, hvt
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.models.vit import hvt
 
 KEEP = {"classifier": "keep", "stem": "keep", "positions": "keep"}
 KEY = jax.random.key(5)

@@ -5,7 +5,7 @@ import csv
 import pytest
 from PIL import Image
 
-from hsvit_jax import sequence
+from hsvit_jax.benchmark import sequence_length
 
 SMALL = {"heads": 2, "head_dim": 16, "embed_dim": 16, "mlp_dim": 16, "depth": 1}
 SMALL |= {"landmarks": 16, "projections": 16, "features": 24}
@@ -16,8 +16,8 @@ COSTS = ("forward_flops", "training_flops", "forward_bytes", "training_bytes")
 def rows():
     """Every mixer at 512 and 1,024 tokens, eight images."""
     return {
-        (mixer, tokens): sequence.measure(mixer, tokens, 8, **SMALL)
-        for mixer in sequence.mixing.NAMES
+        (mixer, tokens): sequence_length.measure(mixer, tokens, 8, **SMALL)
+        for mixer in sequence_length.mixing.NAMES
         for tokens in (512, 1024)
     }
 
@@ -45,7 +45,7 @@ def test_linear_attention_trains_in_a_third_of_softmaxs_memory(rows, mixer):
 
 
 def test_files_hold_every_row(rows, tmp_path):
-    table, plot = sequence.write(list(rows.values()), tmp_path / "new")
+    table, plot = sequence_length.write(list(rows.values()), tmp_path / "new")
     with table.open(newline="", encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     assert len(found) == len(rows)
@@ -53,7 +53,7 @@ def test_files_hold_every_row(rows, tmp_path):
     assert int(found[0]["training_bytes"]) == rows["softmax", 512].training_bytes
     with Image.open(plot) as picture:
         assert picture.size[0] > 800
-    text = sequence.markdown(list(rows.values()))
+    text = sequence_length.markdown(list(rows.values()))
     share = rows["nystrom", 1024].training_bytes / rows["softmax", 1024].training_bytes
     assert f"| {share:.2f} |" in text and len(text.splitlines()) == 2 + len(rows)
 
@@ -67,6 +67,6 @@ def test_mistakes_say_so(capsys, tmp_path):
         (["word"], 2, "unexpected words"),
         (["--batch=0"], 2, "batch"),
     ):
-        assert sequence.main(["sequence", *words, f"--out={tmp_path}"]) == code
+        assert sequence_length.main(["sequence", *words, f"--out={tmp_path}"]) == code
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import plan_compiled
-from hsvit_jax.models import convolution, hsvit
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.ops import conv
+from hsvit_jax.planner import hlo
 
 BASE = hsvit.HSViTConfig(
     image_size=(8, 12),
@@ -148,7 +149,7 @@ COUNTED = {
 @functools.cache
 def flops(way, group):
     """A device's FLOPs of products and convolutions, without the head's: (forward, step)."""
-    programs = plan_compiled.compile_network(COUNTED[way], data=1, group=group, batch=4)
+    programs = hlo.compile_network(COUNTED[way], data=1, group=group, batch=4)
     head = 2 * 4 * FEW.embed_dim * FEW.num_classes
     return np.array([programs[0].flops - head, programs[1].flops - 3 * head])
 
@@ -181,9 +182,9 @@ def test_what_a_device_could_compute_while_it_waits():
     mesh, arguments = placed(network, 2, 4)
     spread = mesh_lib.spread(network, mesh, gradients="bf16")
     gradient = jax.jit(jax.grad(objective(spread), has_aux=True))
-    with convolution.as_on_accelerators():
+    with conv.as_on_accelerators():
         text = gradient.lower(*arguments).compile().as_text()
-    found = plan_compiled.overlaps(text, 2)
+    found = hlo.overlaps(text, 2)
     votes = BATCH // 4 * FEW.embed_dim * 4
     assert [o.free_flops for o in found if (o.axis, o.bytes) == ("group", votes)] == [0]
     groups = [o.free_flops for o in found if o.axis == "data" and o.kind == "all-to-all"]

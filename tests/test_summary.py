@@ -8,7 +8,7 @@ import pytest
 from configs import c2a2, c3a4, c4a8
 from hsvit_jax import config as configs
 from hsvit_jax import models, summary
-from hsvit_jax.models import dhvt
+from hsvit_jax.models.vit import dhvt
 
 CONFIGS = {"c2a2": c2a2, "c3a4": c3a4, "c4a8": c4a8}
 #: (variant, pixels, channels, classes) → parameters, forward FLOPs in G (2·MAC) where known.

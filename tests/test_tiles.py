@@ -9,8 +9,9 @@ import pytest
 import small_runs
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import plan_costs, summary
-from hsvit_jax.models import hsvit
+from hsvit_jax import summary
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.planner import costs
 
 TILES, SIDE = (2, 2), 8
 CONFIG = hsvit.HSViTConfig(
@@ -137,8 +138,7 @@ def test_costs_are_of_a_tile():
     assert sum(row[2] for row in table) == summary.parameters(network)
     whole = hsvit.TowerHSViT(dataclasses.replace(CONFIG, tiles=(1, 1)))
     costs = [
-        plan_costs.predict("towers", n, data=1, group=8, batch=1).forward_flops
-        for n in (network, whole)
+        costs.predict("towers", n, data=1, group=8, batch=1).forward_flops for n in (network, whole)
     ]
     assert costs[0] < 0.4 * costs[1]
 

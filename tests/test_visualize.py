@@ -10,7 +10,9 @@ from PIL import Image
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import main, mesh, models, predict, visualize
-from hsvit_jax.models import dhvt, hvt, levix, network, vix
+from hsvit_jax.models import network
+from hsvit_jax.models.vit import dhvt, hvt
+from hsvit_jax.models.vix import levix, vix
 
 SIZE, NAMES = (8, 12), tuple(f"class {k}" for k in range(7))
 HSVIT = {

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import small_runs
 
-from hsvit_jax import data, plan_compiled, votes
+from hsvit_jax import data, votes
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.models import hsvit
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.planner import hlo
 
 CONFIG = hsvit.HSViTConfig(
     image_size=(8, 8),
@@ -108,7 +109,7 @@ def test_the_trunk_is_computed_once_for_all_sets(trained):
     def flops(sets):
         valid = np.ones(21, bool)
         arguments = (params, stats, split.images, split.labels, valid, jnp.ones((sets, 8)))
-        return plan_compiled.read(counter.lower(*arguments).compile(), 1).flops
+        return hlo.read(counter.lower(*arguments).compile(), 1).flops
 
     one, many = flops(2), flops(22)
     heads = 20 * 21 * 2 * CONFIG.embed_dim * CONFIG.num_classes

@@ -5,26 +5,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models import (
-    ccx,
-    cvt,
-    cvx,
-    deit,
-    dhvt,
-    efficientformer,
-    efficientnet,
-    hsvit,
-    hsvit_backbone,
-    hvt,
-    levix,
-    mobilenet_v2,
-    mobilevit,
-    pix,
-    resnet,
-    swiftformer,
-    vit,
-    vix,
-)
+from hsvit_jax.models.conv_transformers import cvt, efficientformer, mobilevit, swiftformer
+from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
+from hsvit_jax.models.hsvit import backbone, hsvit
+from hsvit_jax.models.vit import deit, dhvt, hvt, vit
+from hsvit_jax.models.vix import ccx, cvx, levix, pix, vix
 
 #: Family name → module with `VARIANTS`, `from_settings` and, but for hsvit, `DEFAULTS`.
 FAMILIES: Mapping[str, Any] = {
@@ -45,7 +30,7 @@ FAMILIES: Mapping[str, Any] = {
     "resnet": resnet,
     "efficientnet": efficientnet,
     "mobilenet_v2": mobilenet_v2,
-    "hsvit_backbone": hsvit_backbone,
+    "hsvit_backbone": backbone,
 }
 
 #: Family name → function from plain settings (a mapping), image size, channels and classes to a

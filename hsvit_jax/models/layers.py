@@ -1,26 +1,46 @@
-"""Layers shared by the model families: convolution, pooling, normalisation, attention, dropout.
+"""Layers that the families are composed of: linear, normalisation, attention, block, head.
 
 Legend of dimensions, here and in every model: B batch, H/W image rows and columns, C channels,
 G attention groups, T tokens of a group (CLS included), D embedding, N heads, K classes.
-A name carries its shape: `z_GBTD`. Nothing here knows of devices, except where a formula is picked
-for the back end that compiles it; the plain XLA formula is always the reference in the tests.
+A name carries its shape: `z_GBTD`.
+
+Two kinds of thing go between a normalisation and a residual sum, mixers (tokens meet) and
+feed-forwards (tokens stay apart); both are called as `(tokens_BTD, call, salt)`. A mask is a
+function of (the step's key, example, salt) alone: `salt` numbers the places where something is
+dropped. A mixer may use salt … salt + 3; `Block` gives every place of every block its own.
 """
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models.recompute import recomputed
+from hsvit_jax.models.network import Call
+from hsvit_jax.ops import normalise, remat, varying
+from hsvit_jax.ops.activations import activation as by_name
+from hsvit_jax.ops.attention import attention, attention_weights
+from hsvit_jax.ops.dropout import dropout_scale
 
 Array = jax.Array
+Row = tuple[str, tuple[int, ...], int, int]
+
+#: Salts from here on belong to what comes before the first block.
+EMBEDDING = 1 << 20
+SALTS_PER_BLOCK = 16
 
 
-# --- Initialisation ------------------------------------------------------------------------------
+class TokenMap(Protocol):
+    """A mixer or a feed-forward."""
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D); salt … salt + 3 key its masks."""
+        ...
+
+
+# --- Initialisation and linear layers ------------------------------------------------------------
 
 
 def uniform(key: Array, shape: Sequence[int], bound: float) -> Array:
@@ -41,32 +61,42 @@ def torch_linear(key: Array, groups: tuple[int, ...], fan_in: int, fan_out: int)
     }
 
 
-# --- Inside a mesh -------------------------------------------------------------------------------
+def start_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> Array:
+    """Fresh float32 weights.
 
-
-def vary_like(x: Array, like: Array) -> Array:
-    """Marks x as differing along the mesh axes that `like` differs along, inside a manual region.
-
-    A custom gradient must hand back what it was given; this makes the sum over devices, which the
-    gradient of a replicated kernel needs, part of the step before it.
+    init: 'torch', uniform in ±1/√fan_in; 'normal', N(0, 0.02²), not cut off (the reference's
+    truncated normal cuts at ±2, a hundred standard deviations); 'kaiming', N(0, 2/fan_in).
     """
-    missing = tuple(jax.typeof(like).mat.varying - jax.typeof(x).mat.varying)
-    return lax.pcast(x, missing, to="varying") if missing else x
+    if init == "torch":
+        return uniform(key, shape, fan_in**-0.5)
+    std = {"normal": 0.02, "kaiming": (2 / fan_in) ** 0.5}[init]
+    return std * jax.random.normal(key, shape)
 
 
-def vary_alike(*arrays: Array) -> list[Array]:
-    """Marks each as differing along every mesh axis that any of them differs along."""
-    for like in arrays:
-        arrays = tuple(vary_like(x, like) for x in arrays)
-    return list(arrays)
+def start_bias(key: Array, features: int, fan_in: int, init: str) -> Array:
+    """Fresh float32 biases: uniform in ±1/√fan_in for 'torch', else zero."""
+    return uniform(key, (features,), fan_in**-0.5) if init == "torch" else jnp.zeros(features)
 
 
-# --- Normalisation -------------------------------------------------------------------------------
+def over_last(vector: Array, like: Array) -> Array:
+    """A (C,) parameter in the dtype and rank of `like`, to be combined with its last axis."""
+    return vector.astype(like.dtype).reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
-def moments_dtype(x: Array) -> jnp.dtype:
-    """The dtype of x's moments: never less than float32."""
-    return jnp.promote_types(x.dtype, jnp.float32)
+class Linear(nnx.Module):
+    """x·kernel + bias over the last axis; kernel (fan_in, fan_out)."""
+
+    def __init__(
+        self, fan_in: int, fan_out: int, key: Array, *, bias: bool = True, init: str = "torch"
+    ) -> None:
+        k_key, b_key = jax.random.split(key)
+        self.kernel = nnx.Param(start_kernel(k_key, (fan_in, fan_out), fan_in, init))
+        self.bias = nnx.Param(start_bias(b_key, fan_out, fan_in, init)) if bias else None
+
+    def __call__(self, x: Array) -> Array:
+        """(…, fan_in) → (…, fan_out), in x's dtype."""
+        y = x @ self.kernel[...].astype(x.dtype)
+        return y if self.bias is None else y + over_last(self.bias[...], y)
 
 
 class BatchNorm(nnx.Module):
@@ -87,7 +117,7 @@ class BatchNorm(nnx.Module):
 
     def __call__(self, x: Array, *, train: bool, batch_axes: tuple[str, ...] = ()) -> Array:
         """(…, C) → (…, C); in training the running mean and variance (C,) are updated."""
-        return scale_shift(x, *self.line(x, train=train, batch_axes=batch_axes))
+        return normalise.scale_shift(x, *self.line(x, train=train, batch_axes=batch_axes))
 
     def line(
         self,
@@ -101,7 +131,7 @@ class BatchNorm(nnx.Module):
 
         moments: where they are known already, the mean and variance of equal parts of x, (S, C).
         """
-        dtype = moments_dtype(x)
+        dtype = normalise.moments_dtype(x)
         if train:
             axes = tuple(range(x.ndim - 1))
             count = x.size // x.shape[-1] * (lax.axis_size(batch_axes) if batch_axes else 1)
@@ -116,9 +146,12 @@ class BatchNorm(nnx.Module):
             if moments:
                 var = (moments[1] + jnp.square(moments[0] - mean[None])).mean(0)
             else:
-                var = recomputed(
-                    lambda x, m: jnp.square(x.astype(dtype) - _last(m, x.ndim)).mean(axes), x, mean
-                )
+
+                def spread(x: Array, mean: Array) -> Array:
+                    centred = x.astype(dtype) - normalise.last_axis(mean, x.ndim)
+                    return jnp.square(centred).mean(axes)
+
+                var = remat.recomputed(spread, x, mean)
             if batch_axes:
                 var = lax.pmean(var, batch_axes)
             unbiased = var * (count / (count - 1))
@@ -131,211 +164,302 @@ class BatchNorm(nnx.Module):
         return factor, self.bias[...].astype(dtype) - mean * factor
 
 
-def scale_shift(x: Array, factor: Array, shift: Array) -> Array:
-    """x·factor + shift over the last axis, computed in at least float32, in x's dtype."""
-    return (x * _last(factor, x.ndim) + _last(shift, x.ndim)).astype(x.dtype)
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis; moments in float32 at least."""
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        self.eps = eps
+        self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
+
+    def __call__(self, x: Array) -> Array:
+        """(…, D) → (…, D)."""
+        shape = (1,) * (x.ndim - 1) + self.scale.shape
+        scale, bias = self.scale[...].reshape(shape), self.bias[...].reshape(shape)
+        return remat.recomputed(lambda x: normalise.layer_norm(x, scale, bias, self.eps), x)
 
 
-def _last(vector: Array, ndim: int) -> Array:
-    """A (C,) vector with leading axes of one, so that nothing broadcasts by accident."""
-    return vector.reshape((1,) * (ndim - 1) + vector.shape)
+# --- What is dropped -----------------------------------------------------------------------------
 
 
-def layer_norm(x: Array, scale: Array, bias: Array, eps: float = 1e-5) -> Array:
-    """Layer normalisation over the last axis; scale and bias have x's rank."""
-    dtype = moments_dtype(x)
-    wide = x.astype(dtype)
-    mean = wide.mean(-1, keepdims=True)
-    var = jnp.square(wide - mean).mean(-1, keepdims=True)
-    out = (wide - mean) * lax.rsqrt(var + eps) * scale.astype(dtype) + bias.astype(dtype)
-    return out.astype(x.dtype)
+def _keyed(shape: tuple[int, ...], rate: float, call: Call, salt: int) -> Array:
+    """Dropout's factors; axis 0 of `shape` is the batch."""
+    ids = call.example_ids_B.reshape((-1,) + (1,) * (len(shape) - 1))
+    return dropout_scale((*call.dropout_words, salt, ids), shape, rate)
 
 
-# --- Dropout as a function of who is dropped -----------------------------------------------------
+def dropout(x: Array, rate: float, call: Call, salt: int) -> Array:
+    """Inverted dropout of single values; axis 0 is the batch. Nothing is dropped without a key."""
+    if not rate or call.dropout_words is None:
+        return x
+    return x * _keyed(x.shape, rate, call, salt).astype(x.dtype)
 
 
-def _mix(bits: Array) -> Array:
-    """Scrambles 32-bit words (two multiply-xorshift rounds; each input bit reaches all outputs)."""
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
-    bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
-    return bits ^ (bits >> 16)
+def drop_path(x: Array, rate: float, call: Call, salt: int) -> Array:
+    """Stochastic depth: an example's whole branch is dropped, or scaled by 1/(1 − rate)."""
+    if not rate or call.dropout_words is None:
+        return x
+    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+    return x * _keyed(shape, rate, call, salt).astype(x.dtype)
 
 
-def counter_base(words: Sequence[Array | int], rank: int) -> Array:
-    """What counters say before positions: uint32 of the shape that the words broadcast to.
-
-    words: ints, or integer arrays of `rank` axes, as `counter_bits` takes them.
-    """
-    base = jnp.full((1,) * rank, 0x9E3779B9, jnp.uint32)
-    for word in words:
-        word = jnp.asarray(word).astype(jnp.uint32)
-        word = word if word.ndim else word.reshape((1,) * rank)
-        base = _mix(base + word * jnp.uint32(0x85EBCA6B) + jnp.uint32(0xC2B2AE35))
-    return base
+# --- From images to tokens -----------------------------------------------------------------------
 
 
-def counter_at(base: Array, position: Array) -> Array:
-    """Random uint32 bits at positions (uint32) of what `counter_base` says."""
-    return _mix(base ^ (position * jnp.uint32(0x9E3779B1)))
+class PatchEmbedding(nnx.Module):
+    """Non-overlapping patches, each one linear map of its pixels (row, column, channel).
 
-
-def drop_below(rate: float) -> int:
-    """Random uint32 bits less than this are dropped, which happens with probability `rate`."""
-    return min(round(rate * 2**32), 2**32 - 1)
-
-
-def counter_bits(words: Sequence[Array | int], shape: tuple[int, ...]) -> Array:
-    """Random uint32 bits (broadcast of words and shape) that depend only on the counters given.
-
-    words: key words and identities (example index, group index, …), uint32 or int32 arrays of the
-    rank of `shape`, or ints. The last counter is each element's position in the trailing axes that
-    no word spans. The same identities give the same bits on any number of devices; a threefry
-    call per element would cost more than the attention it drops.
-    """
-    rank = len(shape)
-    base, spanned = counter_base(words, rank), [False] * rank
-    for word in words:
-        if jnp.ndim(word):
-            spanned = [s or n > 1 for s, n in zip(spanned, word.shape, strict=True)]
-    position = jnp.zeros((1,) * rank, jnp.uint32)
-    size = 1
-    for axis in reversed(range(rank)):
-        if spanned[axis]:
-            continue
-        position = position + lax.broadcasted_iota(
-            jnp.uint32, tuple(shape[axis] if a == axis else 1 for a in range(rank)), axis
-        ) * jnp.uint32(size)
-        size *= shape[axis]
-    return counter_at(base, position)
-
-
-def dropout_scale(words: Sequence[Array | int], shape: tuple[int, ...], rate: float) -> Array:
-    """Inverted-dropout factors (shape, float32): 0 with probability `rate`, else 1/(1 − rate)."""
-    keep = counter_bits(words, shape) >= jnp.uint32(drop_below(rate))
-    return jnp.where(keep, jnp.float32(1 / (1 - rate)), jnp.float32(0))
-
-
-# --- Attention core ------------------------------------------------------------------------------
-# Heads and groups are batch axes of one computation. E is the width of a head, S the tokens
-# that are attended to (T may be 1: the last block asks for CLS alone).
-
-
-def attention_weights(q_GBNTE: Array, k_GBNSE: Array) -> Array:
-    """Softmax over keys of the scaled scores, (G, B, N, T, S), in at least float32."""
-    scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
-    scores = scores.astype(moments_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
-    return jax.nn.softmax(scores, axis=-1)
-
-
-def _attention(
-    rate: float, q_GBNTE: Array, k_GBNSE: Array, v_GBNSE: Array, words: tuple[Array, ...]
-) -> tuple[Array, Array]:
-    """What the heads find, and the logarithm of each query's sum of exponentials (…, T, 1).
-
-    Weights are divided by their sum after the product with the values, which is the smaller array.
-    """
-    scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
-    scores = scores.astype(moments_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
-    largest = scores.max(-1, keepdims=True)
-    weights = jnp.exp(scores - largest)
-    total = weights.sum(-1, keepdims=True)
-    if rate:
-        weights = weights * dropout_scale(words, weights.shape, rate)
-    out = jnp.einsum("gbnts,gbnse->gbnte", weights.astype(v_GBNSE.dtype), v_GBNSE)
-    return (out / total).astype(v_GBNSE.dtype), largest + jnp.log(total)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attention(
-    rate: float, q_GBNTE: Array, k_GBNSE: Array, v_GBNSE: Array, words: tuple[Array, ...]
-) -> Array:
-    """Scaled dot-product attention, softmax over keys, dropout on the weights.
-
-    rate: dropout probability, 0 for none. q (G, B, N, T, E), k and v (G, B, N, S, E), any float
-    dtype; words: counters for `counter_bits` of rank five, ignored at rate 0. Returns
-    (G, B, N, T, E). The gradient recomputes the weights and the dropout mask: both are larger than
-    everything else here, and cheap.
-    """
-    return _attention_fwd(rate, q_GBNTE, k_GBNSE, v_GBNSE, words)[0]
-
-
-def _attention_fwd(rate, q, k, v, words):
-    def slice_(q, k, v, words):
-        return _attention(rate, q, k, v, words)
-
-    out, sums = _by_groups(slice_, (q, k, v), words)
-    return out, (q, k, v, out, sums, words)
-
-
-def _attention_bwd(rate, residuals, grad_GBNTE):
-    """Softmax attention's gradient: dS = P ∘ (dP − Σ P ∘ dP), with the weights computed again.
-
-    Σ P ∘ dP over the keys is the product of the output with its gradient, over the head's width.
+    The same as a convolution of the patch's size and stride, its kernel (patch·patch·C, D) flat.
     """
 
-    def slice_(q, k, v, out, sums, grad, words):
-        scale = q.shape[-1] ** -0.5
-        scores = jnp.einsum("gbnte,gbnse->gbnts", q, k)
-        weights = jnp.exp(scores.astype(sums.dtype) * scale - sums)
-        inner = (grad * out).astype(sums.dtype).sum(-1, keepdims=True)
-        grad_weights = jnp.einsum("gbnte,gbnse->gbnts", grad, v).astype(sums.dtype)
-        dropped = weights
+    def __init__(
+        self, patch: int, channels: int, dim: int, key: Array, init: str = "torch"
+    ) -> None:
+        self.patch = patch
+        self.linear = Linear(patch * patch * channels, dim, key, init=init)
+
+    def __call__(self, images_BHWC: Array) -> Array:
+        """(B, H, W, C) → tokens (B, H·W/patch², D), row by row."""
+        batch, rows, columns, channels = images_BHWC.shape
+        p = self.patch
+        x = images_BHWC.reshape(batch, rows // p, p, columns // p, p, channels).swapaxes(2, 3)
+        return self.linear(x.reshape(batch, -1, p * p * channels))
+
+
+def check_patches(image_size: tuple[int, int], patch: int) -> None:
+    """Raises ValueError for an image that the patch does not divide, naming both."""
+    rows, columns = image_size
+    if patch < 1 or rows % patch or columns % patch:
+        raise ValueError(
+            f"an image of {rows}×{columns} pixels cannot be cut into patches of patch={patch}: "
+            "both sides must be divisible by it; change data.image_size or model.patch"
+        )
+
+
+def prepend(cls_D: Array, x_BTD: Array) -> Array:
+    """The CLS token before every example's tokens: (B, T + 1, D)."""
+    cls_D = varying.vary_like(cls_D.astype(x_BTD.dtype), x_BTD)
+    cls_B1D = jnp.broadcast_to(cls_D[None, None], (x_BTD.shape[0], 1, cls_D.shape[0]))
+    return jnp.concatenate([cls_B1D, x_BTD], axis=1)
+
+
+def add_positions(x_BTD: Array, position_TD: Array) -> Array:
+    """Learned positions, the same for every example."""
+    return x_BTD + position_TD.astype(x_BTD.dtype)[None]
+
+
+# --- Mixer, feed-forward, block ------------------------------------------------------------------
+
+
+def split_heads(x_BTD: Array, heads: int) -> Array:
+    """(B, T, N·E) → (B, N, T, E)."""
+    return x_BTD.reshape(*x_BTD.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def merge_heads(x_BNTE: Array) -> Array:
+    """(B, N, T, E) → (B, T, N·E)."""
+    batch, heads, tokens, width = x_BNTE.shape
+    return x_BNTE.swapaxes(1, 2).reshape(batch, tokens, heads * width)
+
+
+class MultiHeadAttention(nnx.Module):
+    """Softmax attention of N heads of width E: q, k, v as thirds of one linear map.
+
+    dim_head: E, dim/heads when left out (heads must divide dim then). bias: of queries, keys and
+    values; output_bias: of the last linear map. attention_dropout: of the weights; dropout: of the
+    output.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        key: Array,
+        *,
+        dim_head: int | None = None,
+        bias: bool = True,
+        output_bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        init: str = "torch",
+    ) -> None:
+        self.heads, self.rate, self.attention_rate = heads, dropout, attention_dropout
+        inner = heads * (dim_head or dim // heads)
+        qkv_key, out_key = jax.random.split(key)
+        self.qkv = Linear(dim, 3 * inner, qkv_key, bias=bias, init=init)
+        self.out = Linear(inner, dim, out_key, bias=output_bias, init=init)
+
+    def project(self, x_BTD: Array) -> tuple[Array, Array, Array]:
+        """Queries, keys and values, each (B, N, T, E)."""
+        batch, tokens, _ = x_BTD.shape
+        qkv = self.qkv(x_BTD).reshape(batch, tokens, 3, self.heads, -1)
+        q, k, v = (qkv[:, :, j].swapaxes(1, 2) for j in range(3))
+        return q, k, v
+
+    def attend(self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, call: Call, salt: int) -> Array:
+        """What the heads find, (B, N, T, E)."""
+        call.show("attention", lambda: attention_weights(q_BNTE[None], k_BNSE[None])[0])
+        rate = self.attention_rate if call.dropout_words is not None else 0.0
+        words = ()
         if rate:
-            factors = dropout_scale(words, weights.shape, rate)
-            dropped, grad_weights = weights * factors, grad_weights * factors
-        grad_v = _over_queries(dropped.astype(v.dtype), grad)
-        grad_scores = (weights * (grad_weights - inner) * scale).astype(q.dtype)
-        grad_q = jnp.einsum("gbnts,gbnse->gbnte", grad_scores, k)
-        return grad_q, _over_queries(grad_scores, q), grad_v
+            words = (*call.dropout_words, salt, call.example_ids_B.reshape(1, -1, 1, 1, 1))
+        return attention(rate, q_BNTE[None], k_BNSE[None], v_BNSE[None], words)[0]
 
-    *arrays, words = residuals
-    return (*_by_groups(slice_, (*arrays, grad_GBNTE), words), None)
+    def output(self, o_BNTE: Array, call: Call, salt: int) -> Array:
+        """Heads side by side, mixed by the last linear map: (B, T, D)."""
+        batch, heads, tokens, width = o_BNTE.shape
+        y_BTD = self.out(o_BNTE.swapaxes(1, 2).reshape(batch, tokens, heads * width))
+        return dropout(y_BTD, self.rate, call, salt + 1)
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        return self.output(self.attend(*self.project(x_BTD), call, salt), call, salt)
 
 
-def _over_queries(x_GBNTS: Array, y_GBNTE: Array) -> Array:
-    """xᵀ·y for each head, (G, B, N, S, E), as the transpose of yᵀ·x.
+class FeedForward(nnx.Module):
+    """Linear, activation (the exact GELU), dropout, linear, dropout.
 
-    The smaller one is transposed, by itself: folded into the product, as XLA would, each of the
-    many tiny products is one of Eigen's on a CPU, with an allocation of its own.
+    inner_dropout: False for the second dropout alone.
     """
-    y_GBNET = lax.optimization_barrier(y_GBNTE.swapaxes(3, 4))
-    out_GBNES = jnp.einsum("gbnet,gbnts->gbnes", y_GBNET, x_GBNTS)
-    return lax.optimization_barrier(out_GBNES).swapaxes(3, 4)
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        key: Array,
+        *,
+        dropout: float = 0.0,
+        inner_dropout: bool = True,
+        activation: str = "gelu",
+        init: str = "torch",
+    ) -> None:
+        self.rate, self.inner_rate = dropout, dropout if inner_dropout else 0.0
+        self.activate = by_name(activation)
+        up_key, down_key = jax.random.split(key)
+        self.up = Linear(dim, hidden, up_key, init=init)
+        self.down = Linear(hidden, dim, down_key, init=init)
+
+    def __call__(self, x: Array, call: Call, salt: int) -> Array:
+        """(B, …, D) → (B, …, D)."""
+
+        def down(hidden: Array) -> Array:
+            return self.down(dropout(self.activate(hidden), self.inner_rate, call, salt))
+
+        return dropout(remat.recomputed(down, self.up(x)), self.rate, call, salt + 1)
 
 
-#: Weights, as numbers, that stay in a CPU's cache through all that is done with them (measured).
-_CACHED_WEIGHTS = 1 << 21
+class Block(nnx.Module):
+    """x + DropPath(mixer(LN(x))), then x + DropPath(feed_forward(LN(x)))."""
+
+    def __init__(
+        self,
+        dim: int,
+        mixer: TokenMap,
+        feed_forward: TokenMap,
+        *,
+        eps: float = 1e-5,
+        drop_path: float = 0.0,
+    ) -> None:
+        self.rate = drop_path
+        self.norm1, self.mixer = LayerNorm(dim, eps), mixer
+        self.norm2, self.feed_forward = LayerNorm(dim, eps), feed_forward
+
+    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        return self.feed(self.mix(x_BTD, call, index), call, index)
+
+    def mix(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """The first half."""
+        salt = index * SALTS_PER_BLOCK
+        return self.add(x_BTD, self.mixer(self.norm1(x_BTD), call, salt), call, salt)
+
+    def feed(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """The second half."""
+        salt = index * SALTS_PER_BLOCK + SALTS_PER_BLOCK // 2
+        x_BTD = self.add(x_BTD, self.feed_forward(self.norm2(x_BTD), call, salt), call, salt)
+        call.show("tokens", lambda: x_BTD)
+        return x_BTD
+
+    def add(self, x_BTD: Array, y_BTD: Array, call: Call, salt: int) -> Array:
+        """The residual sum of a half whose mixer or feed-forward was called with `salt`."""
+        return x_BTD + drop_path(y_BTD, self.rate, call, salt + 4)
 
 
-def _by_groups(function: Any, arrays: tuple[Array, ...], words: tuple[Array, ...]) -> Any:
-    """function(*arrays, words), on a CPU for a few groups after the other if they are large.
+class TwoHeads(nnx.Module):
+    """Two linear classifiers, averaged: the second is meant for a teacher's labels."""
 
-    arrays have the groups in front; of the words those that do are cut likewise.
+    def __init__(self, width: int, classes: int, key: Array) -> None:
+        own_key, teacher_key = jax.random.split(key)
+        self.own = Linear(width, classes, own_key, init="normal")
+        self.teacher = Linear(width, classes, teacher_key, init="normal")
+
+    def __call__(self, x_BD: Array) -> Array:
+        """(B, D) → logits (B, K)."""
+        return (self.own(x_BD) + self.teacher(x_BD)) / 2
+
+
+class LayerScales(nnx.Module):
+    """A learned factor for each channel of a block's first and second half, starting from `start`.
+
+    Nothing is scaled with start 0.
     """
-    q_GBNTE, k_GBNSE = arrays[:2]
-    groups = q_GBNTE.shape[0]
-    size = q_GBNTE.size // q_GBNTE.shape[-1] * k_GBNSE.shape[3] // groups
-    some = max(
-        n
-        for n in range(1, groups + 1)
-        if groups % n == 0 and (n == 1 or n * size <= _CACHED_WEIGHTS)
-    )
-    if some == groups or jax.default_backend() != "cpu":
-        return function(*arrays, words)
-    words = tuple(jnp.asarray(word) for word in words)
-    along = [word.ndim > 0 and word.shape[0] > 1 for word in words]
 
-    def cut(x: Array) -> Array:
-        return x.reshape(groups // some, some, *x.shape[1:])
+    def __init__(self, width: int, start: float) -> None:
+        self.scales = nnx.List(nnx.Param(jnp.full(width, start)) for _ in range(2 if start else 0))
 
-    def part(args: tuple[tuple[Array, ...], list[Array]]) -> Any:
-        mine = iter(args[1])
-        own = (next(mine) if a else word for a, word in zip(along, words, strict=True))
-        return function(*args[0], tuple(own))
-
-    cut_words = [cut(word) for a, word in zip(along, words, strict=True) if a]
-    parts = lax.map(part, (tuple(cut(x) for x in arrays), cut_words))
-    return jax.tree.map(lambda x: x.reshape(groups, *x.shape[2:]), parts)
+    def __call__(self, half: int, y: Array) -> Array:
+        """(…, C) → (…, C); half: 0 or 1."""
+        return y * over_last(self.scales[half][...], y) if len(self.scales) else y
 
 
-attention.defvjp(_attention_fwd, _attention_bwd)
+def drop_path_rates(last: float, blocks: int) -> list[float]:
+    """Stochastic depth's rate by block: evenly from 0 to `last`."""
+    return [last * i / max(blocks - 1, 1) for i in range(blocks)]
+
+
+# --- Rows of a layer table: parameters, and multiply-adds of one image ---------------------------
+
+
+def linear_row(name: str, tokens: int, fan_in: int, fan_out: int, *, bias: bool = True) -> Row:
+    """A linear map of `tokens` vectors."""
+    return name, (tokens, fan_out), (fan_in + bias) * fan_out, tokens * fan_in * fan_out
+
+
+def norm_row(name: str, shape: tuple[int, ...]) -> Row:
+    """A LayerNorm or BatchNorm, which counts no multiply-adds."""
+    return name, shape, 2 * shape[-1], 0
+
+
+def conv_row(
+    name: str,
+    size_out: tuple[int, int],
+    c_in: int,
+    c_out: int,
+    kernel: int,
+    *,
+    groups: int = 1,
+    bias: bool = True,
+) -> Row:
+    """A convolution that makes a map of `size_out` rows and columns."""
+    weights = kernel * kernel * (c_in // groups) * c_out
+    return name, (*size_out, c_out), weights + bias * c_out, size_out[0] * size_out[1] * weights
+
+
+def attention_rows(
+    name: str, tokens: int, dim: int, inner: int, *, bias: bool = True
+) -> Iterator[Row]:
+    """`MultiHeadAttention`: two products of tokens with tokens per head, 2·T²·inner in all."""
+    yield linear_row(f"{name}: queries, keys, values", tokens, dim, 3 * inner, bias=bias)
+    yield f"{name}: attention", (tokens, inner), 0, 2 * tokens * tokens * inner
+    yield linear_row(f"{name}: output", tokens, inner, dim)
+
+
+def feed_forward_rows(name: str, tokens: int, dim: int, hidden: int) -> Iterator[Row]:
+    """`FeedForward`."""
+    yield linear_row(f"{name}: feed-forward up, GELU", tokens, dim, hidden)
+    yield linear_row(f"{name}: feed-forward down", tokens, hidden, dim)
+
+
+def two_heads_rows(width: int, classes: int) -> Iterator[Row]:
+    """The rows of `TwoHeads`."""
+    for name in ("classifier", "classifier for a teacher's labels"):
+        yield linear_row(f"head: {name}", 1, width, classes)

@@ -1,0 +1,227 @@
+"""Speed and memory, measured: `python -m hsvit_jax.benchmark`, one JSON line on standard output.
+
+What is timed is what a run executes: the training step as the trainer compiles it, the evaluation
+forward, the evaluator, the batch of a step, decoding it from files. Every step is waited for before
+the next is given.
+`--vs` alternates with another program, `--parts` times the parts of a step, `--peak` the machine.
+"""
+
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+from hsvit_jax import host
+
+if __name__ == "__main__":
+    host.use_huge_pages()
+host.prepare()  # before anything imports jax
+
+import ml_collections  # noqa: E402
+from absl import flags  # noqa: E402
+
+from hsvit_jax import configfile, subcommand  # noqa: E402
+from hsvit_jax.benchmark import jobs, machine, step_parts, versus  # noqa: E402
+
+WORKS = tuple(jobs.JOBS)
+
+USAGE = """usage: python -m hsvit_jax.benchmark --config=FILE[:DATA,RECIPE,SWITCHES] [--work=WORK]
+
+  python -m hsvit_jax.benchmark --config=configs/c2a2.py --batch=128 --work=train
+  python -m hsvit_jax.benchmark --config=configs/c2a2.py --vs='COMMAND THAT PRINTS A JSON LINE'
+  python -m hsvit_jax.benchmark --config=configs/c2a2.py --batch=128 --parts
+  python -m hsvit_jax.benchmark --config=configs/backbone.py:folder=PATH,paper --work=decode
+  python -m hsvit_jax.benchmark --peak
+All flags: python -m hsvit_jax.benchmark --help"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    argv = list(sys.argv if argv is None else argv)
+    values = _flags()
+
+    def work(words: list[str], settings: list[str]) -> int:
+        subcommand.refuse_words(words)
+        modes = [name for name in ("vs", "parts", "peak") if values[name].value]
+        if values.config is None and modes != ["peak"]:
+            raise subcommand.Misuse("--config is missing")
+        if len(modes) > 1:
+            raise subcommand.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
+        if values.trace and modes not in ([], ["vs"]):
+            raise subcommand.Misuse(f"--trace follows the steps of --work; leave out --{modes[0]}")
+        if values.work == "decode" and (values.trace or values.parts):
+            raise subcommand.Misuse("--work=decode runs no program: leave out --trace and --parts")
+        print(json.dumps(_record(values, settings, argv, modes)), flush=True)
+        return 0
+
+    return subcommand.run(USAGE, values, work, argv)
+
+
+def _flags() -> flags.FlagValues:
+    """Flags of their own, so that importing this module beside the command line is harmless."""
+    values = flags.FlagValues()
+    own = {"flag_values": values}
+    flags.DEFINE_string("config", None, "Configuration, FILE[:DATA,...]; also --config.KEY.", **own)
+    flags.DEFINE_enum("work", "train", (*WORKS, "decode"), "What to time.", **own)
+    flags.DEFINE_integer("batch", None, "Images per step.", lower_bound=1, **own)
+    flags.DEFINE_integer("steps", 10, "Steps that are timed.", lower_bound=1, **own)
+    flags.DEFINE_integer("warmup", 2, "Steps before them.", lower_bound=1, **own)
+    flags.DEFINE_bool("no_augment", False, "train, input: only normalise the images.", **own)
+    flags.DEFINE_bool("data", False, "The config's data set, not random images.", **own)
+    flags.DEFINE_string("trace", None, "Write a profile of a few more steps here.", **own)
+    flags.DEFINE_bool("parts", False, "Time the parts of a training step.", **own)
+    flags.DEFINE_bool("peak", False, "Time a large product and convolution, no more.", **own)
+    flags.DEFINE_string("vs", None, "Shell command to alternate with.", **own)
+    flags.DEFINE_integer("rounds", 5, "--vs: runs of each.", lower_bound=1, **own)
+    return values
+
+
+def _record(
+    values: flags.FlagValues, settings: list[str], argv: list[str], modes: list[str]
+) -> dict:
+    if modes == ["vs"]:  # an empty --vs after the first one makes the command an ordinary run
+        ours = [sys.executable, "-m", "hsvit_jax.benchmark", *argv[1:], "--vs="]
+        return versus.compare(ours, values.vs, values.rounds)
+    if modes == ["peak"]:
+        return {
+            "peak": machine.measure_peak("float32"),
+            **machine.description(),
+        }
+    if values.batch:
+        settings = [*settings, f"train.batch={values.batch}"]
+    try:
+        config = configfile.get_config(values.config, *settings)
+    except ValueError as error:
+        raise jobs.Mistake(str(error)) from error
+    timing = {"steps": values.steps, "warmup": values.warmup}
+    if modes == ["parts"]:
+        record = step_parts.measure_parts(config, **timing)
+        print(step_parts.table(record), file=sys.stderr, flush=True)
+    elif values.work == "decode":
+        record = measure_decoding(config, **timing)
+    else:
+        record = measure(
+            config,
+            values.work,
+            augmented=not values.no_augment,
+            real_data=values.data,
+            trace=values.trace,
+            **timing,
+        )
+    return {"config": values.config, **record}
+
+
+def measure(
+    config: ml_collections.ConfigDict,
+    work: str,
+    *,
+    steps: int = 10,
+    warmup: int = 2,
+    augmented: bool = True,
+    real_data: bool = False,
+    trace: str | None = None,
+    devices: list | None = None,
+) -> dict:
+    """Times `steps` steps of one of `WORKS` and returns what the JSON line holds.
+
+    config: as a config file returns it; its train.batch is the batch. augmented: False only
+    normalises. real_data: load the configuration's data set; else random images of its shape.
+    trace: folder for a profile of up to three more steps. devices: all of jax's when left out.
+
+    Raises `Mistake` (a ValueError) for a configuration, data and devices that do not fit together.
+    """
+    import jax
+
+    if work not in WORKS:
+        raise jobs.Mistake(f"unknown work {work!r}; choose one of {', '.join(WORKS)}")
+    run = jobs.prepare(config, real_data, devices)
+    job = jobs.JOBS[work](run, augmented)
+    started = time.perf_counter()
+    jax.block_until_ready(job.take())
+    first = time.perf_counter() - started
+    for _ in range(warmup - 1):
+        jax.block_until_ready(job.take())
+    rates = [job.images / seconds for seconds in jobs.timed(job.take, steps)]
+    memory = machine.peak_memory()
+    if trace:
+        with jax.profiler.trace(trace):
+            jobs.timed(job.take, min(steps, 3))
+    rate, shape = statistics.median(rates), dict(run.mesh.shape)
+    compile_seconds = job.compile_seconds
+    if compile_seconds is None:  # compiled within its first step
+        compile_seconds = max(first - job.images / rate, 0.0)
+    record = {
+        "work": work,
+        "batch": run.config.train.batch,
+        "images_per_second": rate,
+        "images_per_second_spread": jobs.spread(rates),
+        "steps": steps,
+        "images_per_step": job.images,
+        "compile_seconds": compile_seconds,
+        **_performance(run, work, rate),
+        "peak_memory_bytes": memory,
+        "device_peak_memory_bytes": machine.device_memory(run.mesh.devices.flat),
+        **machine.program_record(job.compiled),
+        "mesh": shape,
+        "variant": run.config.model.variant,
+        "dtype": run.config.model.dtype,
+        "image_size": list(run.config.data.image_size),
+        "data": run.config.data.name if real_data else "random",
+        "augmented": augmented if work in ("train", "input") else None,
+        "trace": trace,
+    }
+    return {**record, **machine.description()}
+
+
+def measure_decoding(
+    config: ml_collections.ConfigDict, *, steps: int = 10, warmup: int = 2
+) -> dict[str, Any]:
+    """Times how image files become batches on the host: see `decode.measure`.
+
+    Raises `Mistake` for a data set that has no files to decode.
+    """
+    from hsvit_jax.benchmark import decode
+
+    try:
+        speed = decode.measure(config, steps=steps, warmup=warmup)
+    except ValueError as error:
+        raise jobs.Mistake(str(error)) from error
+    return {
+        "work": "decode",
+        "batch": config.train.batch,
+        "images_per_second": statistics.median(speed.images_per_second),
+        "images_per_second_spread": jobs.spread(speed.images_per_second),
+        "images_per_cpu_second": speed.images_per_cpu_second,
+        "steps": steps,
+        "peak_memory_bytes": machine.peak_memory(),
+        "image_size": list(speed.image_size),
+        "data": config.data.name,
+        **machine.description(),
+    }
+
+
+def _performance(run: Any, work: str, rate: float) -> dict:
+    """FLOPs of one image, and the share of the machine's peak that the rate amounts to."""
+    import jax
+
+    from hsvit_jax import summary
+
+    names = ("flops_per_image", "flops_counted_on", "flops_per_second", "share_of_peak", "peak")
+    if work == "input":
+        return dict.fromkeys(names)
+    if work == "train":
+        flops = jobs.training_flops(run.model)
+        program = "forward and backward of one image, compiled for one device"
+    else:
+        flops = summary.compiled_flops(run.model)
+        program = "forward of one image, compiled for one device"
+    peak = machine.measure_peak(run.config.model.dtype)
+    # Several CPU devices are slices of the same cores; accelerators add up.
+    count = 1 if jax.default_backend() == "cpu" else run.mesh.size
+    share = rate * flops / (count * peak["flops_per_second"])
+    return dict(zip(names, (flops, program, rate * flops, share, peak), strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""What mixing tokens costs as the sequence grows: `python -m hsvit_jax.benchmark.sequence_length`.
+
+FLOPs and peak memory of compiled programs, forward and training, for ViX with each mixer. Nothing
+is executed: shapes alone are compiled, for the back end at hand, so a machine can state the memory
+of programs that it could not run.
+
+Source: what the ViX paper claims of its mixers in sections 2 and 3, as a measurement.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+from hsvit_jax import host
+
+host.prepare()  # before anything imports jax
+
+from absl import flags  # noqa: E402
+
+from hsvit_jax import report, subcommand, summary  # noqa: E402
+from hsvit_jax.models.vix import mixer_config, vix  # noqa: E402
+
+USAGE = """usage: python -m hsvit_jax.benchmark.sequence_length [--tokens=256,...] [--mixers=...]
+
+  python -m hsvit_jax.benchmark.sequence_length --batch=64 --out=benchmarks/sequence
+Prints a table, and writes it as CSV with a plot. All flags: --help"""
+
+_COLOURS = {
+    "softmax": "black",
+    "performer": "#2a7ab8",
+    "linformer": "#1b8a4b",
+    "nystrom": "#c0504d",
+    "fnet": "#d08a00",
+    "mlp_mixer": "#777777",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One network: patches of an image (a CLS besides), and what its two programs need.
+
+    flops: of one image, as XLA counts. forward_bytes, training_bytes: peaks at `batch` images,
+    arguments and results included (see `hsvit_jax.summary`).
+    """
+
+    mixer: str
+    tokens: int
+    batch: int
+    parameters: int
+    forward_flops: float
+    training_flops: float
+    forward_bytes: int
+    training_bytes: int
+
+
+def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
+    """Compiles a ViX with this mixer for images of `tokens` pixels, each of them a patch.
+
+    settings: of a `model` section, where they differ from the paper's (`vix.DEFAULTS`), such as
+    embed_dim. Raises ValueError for tokens that are no power of two, or a mixer that is unknown or
+    does not fit them.
+    """
+    if tokens < 2 or tokens & (tokens - 1):
+        raise ValueError(f"--tokens must be powers of two, from 2; got {tokens}")
+    rows = 1 << (isqrt(tokens).bit_length() - 1)
+    model = vix.from_settings(
+        {**vix.DEFAULTS, **settings, "mixer": mixer, "patch": 1},
+        image_size=(rows, tokens // rows),
+        channels=3,
+        num_classes=10,
+    )
+    forward = summary.forward_program(model, batch)
+    training = summary.training_program(model, batch)
+    return Row(
+        mixer=mixer,
+        tokens=tokens,
+        batch=batch,
+        parameters=summary.parameters(model),
+        forward_flops=float(forward.cost_analysis()["flops"]) / batch,
+        training_flops=float(training.cost_analysis()["flops"]) / batch,
+        forward_bytes=summary.peak_bytes(forward),
+        training_bytes=summary.peak_bytes(training),
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table: a line for each mixer and length, training memory also as a share of softmax's."""
+    softmax = {row.tokens: row.training_bytes for row in rows if row.mixer == "softmax"}
+    head = (
+        "mixer",
+        "tokens",
+        "parameters",
+        "forward, GFLOP",
+        "training, GFLOP",
+        "forward, MiB",
+        "training, MiB",
+        "of softmax's",
+    )
+    cells = []
+    for row in rows:
+        share = f"{row.training_bytes / softmax[row.tokens]:.2f}" if row.tokens in softmax else "–"
+        cells.append(
+            (
+                row.mixer,
+                f"{row.tokens:,}",
+                f"{row.parameters:,}",
+                f"{row.forward_flops / 1e9:.3f}",
+                f"{row.training_flops / 1e9:.3f}",
+                f"{row.forward_bytes / 2**20:,.0f}",
+                f"{row.training_bytes / 2**20:,.0f}",
+                share,
+            )
+        )
+    return report.markdown(head, cells)
+
+
+def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
+    """`sequence.csv` and `sequence.png` in `folder`, which is made."""
+    return report.write(rows, folder, "sequence", lambda figure: _draw(rows, figure), (11, 8))
+
+
+def _draw(rows: Sequence[Row], figure: Any) -> None:
+    """Four curves a mixer: what is linear has the slope of the grey line."""
+    panels = (
+        ("forward_flops", 1e9, "GFLOP an image", "Forward: work"),
+        ("training_flops", 1e9, "GFLOP an image", "Training: work"),
+        ("forward_bytes", 2**30, "GiB", f"Forward: memory, batch {rows[0].batch}"),
+        ("training_bytes", 2**30, "GiB", f"Training: memory, batch {rows[0].batch}"),
+    )
+    lengths = sorted({row.tokens for row in rows})
+    for axes, (key, unit, label, title) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        for mixer in dict.fromkeys(row.mixer for row in rows):
+            points = [(r.tokens, getattr(r, key) / unit) for r in rows if r.mixer == mixer]
+            colour = _COLOURS[mixer]
+            axes.plot(*zip(*points, strict=True), marker=".", label=mixer, color=colour)
+        low = min(getattr(r, key) for r in rows if r.tokens == lengths[0]) / unit
+        report.double_log(axes, (lengths, [low * n / lengths[0] for n in lengths]), "linear")
+        axes.set(xlabel="tokens", ylabel=label, title=title, xticks=lengths)
+
+
+def _flags() -> flags.FlagValues:
+    values = flags.FlagValues()
+    own = {"flag_values": values}
+    lengths = ["256", "512", "1024", "2048", "4096"]
+    flags.DEFINE_list("tokens", lengths, "Lengths of the sequence, powers of two.", **own)
+    flags.DEFINE_list("mixers", list(mixer_config.NAMES), "Which mixers.", **own)
+    flags.DEFINE_integer("batch", 64, "Images of the programs.", lower_bound=1, **own)
+    flags.DEFINE_string("out", "sequence", "Folder for the CSV and the plot.", **own)
+    return values
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    values = _flags()
+
+    def work(words: list[str], settings: list[str]) -> int:
+        subcommand.refuse_words(words + settings)
+        if unknown := set(values.mixers) - set(mixer_config.NAMES):
+            raise subcommand.Misuse(
+                f"unknown --mixers {sorted(unknown)}; choose of {mixer_config.NAMES}"
+            )
+        if not all(word.isdecimal() for word in values.tokens) or not values.tokens:
+            given = ",".join(values.tokens)
+            raise subcommand.Misuse(f"--tokens needs whole numbers; got {given!r}")
+        rows = []
+        for mixer in values.mixers:
+            for tokens in map(int, values.tokens):
+                rows.append(measure(mixer, tokens, values.batch))
+                print(f"{mixer}, {tokens:,} tokens", file=sys.stderr, flush=True)
+        print(markdown(rows))
+        print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
+        return 0
+
+    return subcommand.run(USAGE, values, work, argv)
+
+
+if __name__ == "__main__":
+    host.remember_compilations()
+    sys.exit(main())

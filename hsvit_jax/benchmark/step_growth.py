@@ -1,0 +1,193 @@
+"""How a training step grows with what it is given: `python -m hsvit_jax.benchmark.step_growth`.
+
+The configuration's step, and the same with one setting changed at a time, compiled side by side in
+one process and stepped in turn, so that a slow spell of the machine hits all of them. A step that
+grows no faster than its FLOPs stays below the diagonal of the plot.
+"""
+
+import dataclasses
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hsvit_jax import host
+
+if __name__ == "__main__":
+    host.use_huge_pages()
+host.prepare()  # before anything imports jax
+
+from absl import flags  # noqa: E402
+
+from hsvit_jax import configfile, report, subcommand  # noqa: E402
+from hsvit_jax.benchmark import jobs  # noqa: E402
+
+USAGE = """usage: python -m hsvit_jax.benchmark.step_growth --config=FILE[:DATA,RECIPE,SWITCHES]
+
+  python -m hsvit_jax.benchmark.step_growth --config=configs/c2a2.py --batch=64 --out=OUT
+Prints a table, and writes it as CSV with a plot. All flags: --help"""
+
+#: What is changed, to what, for an HSViT with two blocks of convolutions.
+SERIES = {
+    "batch": [("train.batch", f"{n}") for n in (16, 32, 128, 256)],
+    "groups": [("model.groups", f"{n}") for n in (4, 8, 32)],
+    "depth": [("model.depth", f"{n}") for n in (1, 4, 8)],
+    "kernels": [("model.conv_channels", pair) for pair in ("(32, 64)", "(96, 192)", "(128, 256)")],
+    "image": [("data.image_size", pair) for pair in ("(16, 16)", "(48, 48)", "(64, 64)")],
+}
+
+_COLOURS = dict(zip(SERIES, ("#2a7ab8", "#1b8a4b", "#c0504d", "#d08a00", "#777777"), strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One step: what was changed to what, and what it takes.
+
+    series: a key of `SERIES`, or 'as it is'; seconds: of a step, the median; flops: of a step's
+    forward and backward pass; workspace: bytes of the compiled program besides its arguments.
+    seconds_ratio and flops_ratio: to the unchanged step; the former is the median of the rounds'.
+    """
+
+    series: str
+    value: str
+    batch: int
+    seconds: float
+    flops: float
+    workspace: int
+    seconds_ratio: float
+    flops_ratio: float
+
+
+def measure(
+    spec: str, batch: int, *, rounds: int, settings: Sequence[str] = (), series: Sequence[str] = ()
+) -> list[Row]:
+    """Steps of `spec` at `batch` images, unchanged and with the changes of some series (all).
+
+    rounds: steps of each, in turn, after one that is not counted. Raises `Mistake` for what the
+    configuration does not take.
+    """
+    import jax
+
+    changes = [("as it is", ("train.batch", str(batch)))]
+    changes += [(name, change) for name in series or SERIES for change in SERIES[name]]
+    timed, flops = [], []
+    for name, (key, value) in changes:
+        try:
+            config = configfile.get_config(
+                spec, *settings, f"train.batch={batch}", f"{key}={value}"
+            )
+        except ValueError as error:
+            raise jobs.Mistake(str(error)) from error
+        run = jobs.prepare(config, False, jax.devices()[:1])
+        flops.append(jobs.training_flops(run.model) * run.config.train.batch)
+        timed.append(jobs.train_job(run, augmented=False))
+        print(f"compiled: {name}, {key}={value}", file=sys.stderr, flush=True)
+    turns = [[jobs.timed(job.take, 1)[0] for job in timed] for _ in range(rounds + 1)][1:]
+    rows = []
+    for i, (name, (_, value)) in enumerate(changes):
+        rows.append(
+            Row(
+                series=name,
+                value=value,
+                batch=timed[i].images,
+                seconds=statistics.median(turn[i] for turn in turns),
+                flops=flops[i],
+                workspace=timed[i].compiled.memory_analysis().temp_size_in_bytes,
+                seconds_ratio=statistics.median(turn[i] / turn[0] for turn in turns),
+                flops_ratio=flops[i] / flops[0],
+            )
+        )
+    return rows
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table: a line for each step."""
+    head = (
+        "changed",
+        "to",
+        "step, ms",
+        "GFLOP a step",
+        "GFLOP/s",
+        "time",
+        "FLOPs",
+        "workspace, MiB",
+    )
+    cells = []
+    for row in rows:
+        cells.append(
+            (
+                row.series,
+                row.value,
+                f"{1e3 * row.seconds:,.0f}",
+                f"{row.flops / 1e9:.1f}",
+                f"{row.flops / row.seconds / 1e9:.0f}",
+                f"{row.seconds_ratio:.2f}×",
+                f"{row.flops_ratio:.2f}×",
+                f"{row.workspace / 2**20:,.0f}",
+            )
+        )
+    return report.markdown(head, cells)
+
+
+def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
+    """`growth.csv` and `growth.png` in `folder`, which is made."""
+    return report.write(rows, folder, "growth", lambda figure: _draw(rows, figure), (11, 5))
+
+
+def _draw(rows: Sequence[Row], figure: Any) -> None:
+    """Time, and workspace, against FLOPs, all as multiples of the unchanged step's."""
+    base = rows[0]
+    for axes, label in zip(figure.subplots(1, 2), ("time", "workspace"), strict=True):
+        for name in dict.fromkeys(row.series for row in rows[1:]):
+            own = [base, *(row for row in rows if row.series == name)]
+            points = sorted(
+                (
+                    r.flops_ratio,
+                    r.seconds_ratio if label == "time" else r.workspace / base.workspace,
+                )
+                for r in own
+            )
+            axes.plot(*zip(*points, strict=True), marker=".", label=name, color=_COLOURS[name])
+        ends = [min(r.flops_ratio for r in rows), max(r.flops_ratio for r in rows)]
+        report.double_log(axes, (ends, ends), "as FLOPs")
+        axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
+
+
+def _flags() -> flags.FlagValues:
+    values = flags.FlagValues()
+    own = {"flag_values": values}
+    flags.DEFINE_string("config", None, "Configuration, FILE[:DATA,...]; also --config.KEY.", **own)
+    flags.DEFINE_integer("batch", 64, "Images per step.", lower_bound=1, **own)
+    flags.DEFINE_integer("rounds", 5, "Steps of each that are timed.", lower_bound=1, **own)
+    flags.DEFINE_list("series", list(SERIES), "What is changed.", **own)
+    flags.DEFINE_string("out", "growth", "Folder for the CSV and the plot.", **own)
+    return values
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    values = _flags()
+
+    def work(words: list[str], settings: list[str]) -> int:
+        subcommand.refuse_words(words)
+        if values.config is None:
+            raise subcommand.Misuse("--config is missing")
+        if unknown := set(values.series) - set(SERIES):
+            raise subcommand.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
+        rows = measure(
+            values.config,
+            values.batch,
+            rounds=values.rounds,
+            settings=settings,
+            series=values.series,
+        )
+        print(markdown(rows))
+        print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
+        return 0
+
+    return subcommand.run(USAGE, values, work, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

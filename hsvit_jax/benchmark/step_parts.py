@@ -1,0 +1,204 @@
+"""The parts of a training step, each timed alone."""
+
+import functools
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import ml_collections
+
+from hsvit_jax.benchmark import jobs, machine
+
+
+def measure_parts(
+    config: ml_collections.ConfigDict, *, steps: int = 10, warmup: int = 2
+) -> dict[str, Any]:
+    """Times the parts of a training step, each as a program of its own, on one device.
+
+    They do not add up exactly: alone, a part is not fused with its neighbours, and it reads from
+    memory what the step would have had in cache. Raises `Mistake` as `benchmark.measure` does.
+    """
+    import jax
+
+    config = config.copy_and_resolve_references()
+    config.mesh.group = config.mesh.data = 1
+    if config.model.family != "hsvit":
+        raise jobs.Mistake(f"--parts cuts hsvit apart, not {config.model.family}: leave it out")
+    run = jobs.prepare(config, False, jax.devices()[:1])
+    parts = {"whole step": jobs.train_job(run, True).take, **_part_functions(run)}
+    record = {}
+    for name, take in parts.items():
+        for _ in range(warmup):
+            jax.block_until_ready(take())
+        times = [1000 * seconds for seconds in jobs.timed(take, steps)]
+        record[name] = {
+            "milliseconds": statistics.median(times),
+            "spread": jobs.spread(times),
+        }
+    return {
+        "batch": config.train.batch,
+        "steps": steps,
+        "parts": record,
+        "note": "each part timed alone, as its own program: parts do not add up exactly",
+        "variant": config.model.variant,
+        "dtype": config.model.dtype,
+        **machine.description(),
+    }
+
+
+def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
+    """Name → a function that runs that part once.
+
+    Trunk, groups and head are cut apart by a `Share`, which stands between them: what a part does
+    not need is dead code to the compiler. A part's own arguments, the ones that its gradient is
+    taken for, are the first: its parameters, and the activations it is given.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from hsvit_jax import optim, step
+    from hsvit_jax.models.network import Share
+    from hsvit_jax.ops.max_pool import max_pool
+
+    model, batch = run.model, run.config.train.batch
+    state = step.place_state(run.make_state, run.mesh, run.model)
+    params, key = state["params"], jax.random.key(0)
+    size = (batch, *model.config.image_size, model.config.image_channels)
+    images, ids = _normal(size), jnp.arange(batch)
+    rest = (params, state["stats"], images, key, ids)
+
+    def logits(own: dict, cut: Share, rest: tuple[Any, ...]) -> Any:
+        params, stats, images, key, ids = rest
+        return model.apply(
+            {**params, **own},
+            stats,
+            images,
+            train=True,
+            dropout_key=key,
+            example_ids_B=ids,
+            share=cut,
+        )[0]
+
+    class Cut(Share):
+        """Notes what passes; gives tokens or CLS sums other than those that come."""
+
+        def __init__(self, tokens: Any = None, total: Callable[[Any, Any], Any] | None = None):
+            self.tokens, self.sum = tokens, total
+
+        def take(self, x: Any, axis: int) -> Any:
+            if axis == 0:
+                return x
+            shapes["tokens"] = self.seen = x
+            return x if self.tokens is None else self.tokens
+
+        def total(self, x_GBD: Any) -> Any:
+            shapes["cls"] = x_GBD.sum(0)
+            return shapes["cls"] if self.sum is None else self.sum(self.seen, shapes["cls"])
+
+    shapes = {}
+    jax.eval_shape(lambda rest: logits({}, Cut(), rest), rest)
+    given = {name: _normal(x.shape, x.dtype) for name, x in shapes.items()}
+
+    def trunk(own: tuple[dict], *rest: Any) -> Any:
+        return logits(*own, Cut(total=lambda tokens, _: tokens.sum((1, 2))), rest)
+
+    def groups(own: tuple[dict, Any], *rest: Any) -> Any:
+        return logits(own[0], Cut(tokens=own[1]), rest)
+
+    def head(own: tuple[dict, Any], *rest: Any) -> Any:
+        return logits(own[0], Cut(total=lambda *_: own[1]), rest)
+
+    def pooling(maps: list, *_: Any) -> list:
+        return [max_pool(x, *pool) for x, pool in zip(maps, pools, strict=True)]
+
+    maps, pools = _pooled_maps(model, batch)
+    pieces = {}
+    if "trunk" in params:
+        pieces["trunk"] = (trunk, ({"trunk": params["trunk"]},))
+    if maps:
+        pieces["pooling"] = (pooling, maps)
+    if given:
+        pieces["attention groups"] = (
+            groups,
+            ({"groups": params["groups"]}, given["tokens"]),
+        )
+        pieces["head"] = (head, ({"head": params["head"]}, given["cls"]))
+    parts: dict[str, Callable[[], Any]] = {}
+    for name, (function, own) in pieces.items():
+        both = jax.jit(jax.value_and_grad(functools.partial(_mean_square, function)))
+        parts[f"{name}, forward"] = functools.partial(jax.jit(function), own, *rest)
+        parts[f"{name}, forward and backward"] = functools.partial(both, own, *rest)
+    parts["augmentation"] = jobs.input_job(run, True).take
+
+    tx = optim.build(run.config.optim, run.total_steps, run.steps_per_epoch)
+
+    def update(trained: tuple[Any, Any], gradient: Any) -> tuple[Any, Any]:
+        updates, moments = tx.update(gradient, trained[1], trained[0])
+        return optax.apply_updates(trained[0], updates), moments
+
+    def nothing(state: dict, *_: Any) -> dict:
+        return jax.lax.optimization_barrier(state)  # or jax would not even call the program
+
+    parts["optimizer"] = _carrying(update, (params, state["opt"]), params)
+    parts["dispatch of an empty step"] = _carrying(nothing, state, *jobs.batches(run)[0])
+    return parts
+
+
+def _mean_square(function: Callable[..., Any], *args: Any) -> Any:
+    """A number to take the gradient of, that depends on everything a part computes."""
+    import jax
+    import jax.numpy as jnp
+
+    outputs = jax.tree.leaves(function(*args))
+    return sum(jnp.square(x.astype(jnp.float32)).mean() for x in outputs)
+
+
+def _normal(shape: tuple[int, ...], dtype: Any = "float32") -> Any:
+    """Random values that no program had to be compiled for."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    return jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32), dtype)
+
+
+def _pooled_maps(model: Any, batch: int) -> tuple[list, list[tuple[int, int]]]:
+    """The feature maps that are pooled, at random, and each one's (window, stride)."""
+    sizes = model.config
+    (rows, columns), maps, pools = sizes.image_size, [], []
+    if sizes.convolution:
+        blocks = (sizes.conv_channels, sizes.conv_kernels, sizes.pool_strides)
+        for channels, window, stride in zip(*blocks, strict=True):
+            if stride > 1:
+                shape = (batch, rows, columns, channels)
+                maps.append(_normal(shape, model.dtype))
+                pools.append((window, stride))
+            rows, columns = rows // stride, columns // stride
+    return maps, pools
+
+
+def _carrying(function: Callable[..., Any], carried: Any, *args: Any) -> Callable[[], Any]:
+    """Runs function(carried, *args) → carried again and again, its own copy of it donated."""
+    import jax
+
+    jitted = jax.jit(function, donate_argnums=0, keep_unused=True)
+    carried = jax.tree.map(lambda x: x.copy(), carried)
+
+    def take() -> Any:
+        nonlocal carried
+        carried = jitted(carried, *args)
+        return carried
+
+    return take
+
+
+def table(record: dict) -> str:
+    """The parts as text, each with its share of the whole step."""
+    parts = record["parts"]
+    whole, width = parts["whole step"]["milliseconds"], max(map(len, parts))
+    lines = [
+        f"{name:<{width}}  {part['milliseconds']:>10.2f}  {part['milliseconds'] / whole:>6.1%}"
+        for name, part in parts.items()
+    ]
+    head = f"{'part':<{width}}  {'median, ms':>10}  {'share':>6}"
+    return "\n".join([head, "-" * len(head), *lines, record["note"]])

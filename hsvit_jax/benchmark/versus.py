@@ -1,0 +1,84 @@
+"""Two programs that measure the same, in turn."""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+
+from hsvit_jax.benchmark import jobs, machine
+
+
+def compare(ours: list[str], theirs: str, rounds: int) -> dict:
+    """Runs the words `ours` and the shell command `theirs` in turn, and pairs their results.
+
+    Each run is a process of its own that prints a JSON line with `images_per_second`. `ratio` is
+    the median over rounds of ours/theirs, each pair measured one after the other. Raises `Mistake`
+    with the end of its standard error for a command that fails or prints no such line.
+    """
+    runs: dict[str, list[dict]] = {"ours": [], "theirs": []}
+    for _ in range(rounds):
+        runs["ours"].append(_run(ours, "our own run"))
+        runs["theirs"].append(_run(theirs, "the command of --vs"))
+    rates = {who: [r["images_per_second"] for r in records] for who, records in runs.items()}
+    ratios = [a / b for a, b in zip(rates["ours"], rates["theirs"], strict=True)]
+    memory = {who: max(r["peak_memory_bytes"] for r in records) for who, records in runs.items()}
+    return {
+        "ratio": statistics.median(ratios),
+        "ratio_spread": jobs.spread(ratios),
+        "ratios": ratios,
+        "memory_ratio": memory["ours"] / memory["theirs"],
+        "rounds": rounds,
+        "vs": theirs,
+        **{
+            who: {
+                "images_per_second": statistics.median(rates[who]),
+                "images_per_second_spread": jobs.spread(rates[who]),
+                "peak_memory_bytes": memory[who],
+                "runs": rates[who],
+                "last": runs[who][-1],
+            }
+            for who in runs
+        },
+    }
+
+
+def _run(command: list[str] | str, what: str) -> dict:
+    """The JSON line that a command prints, with `peak_memory_bytes` of its largest process.
+
+    A command that knows its own memory, as ours does, is believed: it can leave out what came after
+    the timed steps. Output goes through files, because `wait4` must be the one to reap the process.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        shell = isinstance(command, str)
+        process = subprocess.Popen(command, shell=shell, stdout=out, stderr=err)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.kill()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        printed, said = (stream.read().decode("utf-8", "replace") for stream in (out, err))
+    record = next(filter(None, map(_parse, reversed(printed.splitlines()))), None)
+    if process.returncode or record is None:
+        why = (
+            f"failed with code {process.returncode}"
+            if process.returncode
+            else ("printed no JSON line with a positive images_per_second")
+        )
+        tail = "\n".join(said.strip().splitlines()[-10:]) or "(nothing on standard error)"
+        raise jobs.Mistake(f"{what} {why}; its last words:\n{tail}")
+    return {"peak_memory_bytes": usage.ru_maxrss * machine.RSS_UNIT, **record}
+
+
+def _parse(line: str) -> dict | None:
+    """A JSON object with a positive `images_per_second`, or None."""
+    with contextlib.suppress(ValueError):
+        record = json.loads(line)
+        rate = record.get("images_per_second") if isinstance(record, dict) else None
+        if type(rate) in (int, float) and 0 < rate < float("inf"):
+            return record
+    return None

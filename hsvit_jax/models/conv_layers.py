@@ -1,0 +1,231 @@
+"""Convolutions with any padding, alone or with the BatchNorm and activation that follow them."""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+from flax import nnx
+from jax import lax
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.layers import Row, conv_row, norm_row, over_last, start_bias, start_kernel
+from hsvit_jax.models.network import Call
+from hsvit_jax.ops import conv
+from hsvit_jax.ops.activations import activation as by_name
+from hsvit_jax.ops.conv_depthwise import depthwise_conv2d
+
+Array = jax.Array
+Pads = tuple[tuple[int, int], tuple[int, int]]
+#: Zeros on every side, or (before, after) of rows and of columns; 'same': as XLA, for ⌈n/stride⌉.
+Padding = int | Pads | str
+
+
+def pads(
+    size: int,
+    image_size: tuple[int, int],
+    stride: int = 1,
+    padding: Padding | None = None,
+    dilation: int = 1,
+) -> Pads:
+    """Zeros (before, after) rows and columns of an image; without `padding`, size//2·dilation."""
+    if padding is None:
+        padding = size // 2 * dilation
+    if isinstance(padding, int):
+        return ((padding, padding), (padding, padding))
+    if padding != "same":
+        return padding
+    found = []
+    for n in image_size:
+        total = max((-(-n // stride) - 1) * stride + (size - 1) * dilation + 1 - n, 0)
+        found.append((total // 2, total - total // 2))
+    return (found[0], found[1])
+
+
+def size_out(
+    image_size: tuple[int, int],
+    size: int,
+    stride: int = 1,
+    padding: Padding | None = None,
+    dilation: int = 1,
+) -> tuple[int, int]:
+    """Rows and columns after a convolution or pool of `size`; raises ValueError where none is."""
+    around, reach = pads(size, image_size, stride, padding, dilation), (size - 1) * dilation + 1
+    rows, columns = (
+        (n + sum(pad) - reach) // stride + 1 for n, pad in zip(image_size, around, strict=True)
+    )
+    if min(rows, columns) < 1 or max(image_size) == 1 < stride:
+        raise ValueError(
+            f"a map of {image_size[0]}×{image_size[1]} is too small for a convolution of size "
+            f"{size} and stride {stride}: use a larger data.image_size"
+        )
+    return rows, columns
+
+
+def convolve(
+    x_BHWC: Array, kernel_HWIO: Array, stride: int, around: Pads, dilation: int = 1
+) -> Array:
+    """The convolution alone, by the formula that is quick for it on this back end.
+
+    Kernels (k, k, C/groups, C'): as many groups as leave that many channels for each; around: zeros
+    (before, after) rows and columns.
+    """
+    size, _, per_group, c_out = kernel_HWIO.shape
+    groups = x_BHWC.shape[3] // per_group
+    usual = around == ((size // 2, size // 2),) * 2 and size % 2 and stride == 1
+    if size == 1 and groups == 1 and not any(map(any, around)):
+        return x_BHWC[:, ::stride, ::stride] @ kernel_HWIO[0, 0]
+    if per_group == 1 and c_out == groups:
+        return depthwise_conv2d(x_BHWC, kernel_HWIO, stride, around, dilation)
+    if usual and groups == 1 and dilation == 1:
+        return conv.conv2d(x_BHWC, kernel_HWIO)
+    return lax.conv_general_dilated(
+        x_BHWC,
+        kernel_HWIO,
+        (stride, stride),
+        around,
+        rhs_dilation=(dilation, dilation),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+class Conv(nnx.Module):
+    """Convolution; kernel (size, size, c_in/groups, c_out).
+
+    padding: see `Padding`; symmetric, size//2·dilation, when left out. init: as
+    `blocks.start_kernel`, or 'kaiming_out', N(0, 2/(size²·c_out)).
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        size: int,
+        key: Array,
+        *,
+        stride: int = 1,
+        padding: Padding | None = None,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+        init: str = "torch",
+    ) -> None:
+        self.stride, self.padding, self.dilation = stride, padding, dilation
+        k_key, b_key = jax.random.split(key)
+        fan_in, shape = size * size * c_in // groups, (size, size, c_in // groups, c_out)
+        if init == "kaiming_out":
+            fan, init = size * size * c_out, "kaiming"
+        else:
+            fan = fan_in
+        self.kernel = nnx.Param(start_kernel(k_key, shape, fan, init))
+        self.bias = nnx.Param(start_bias(b_key, c_out, fan_in, init)) if bias else None
+
+    def __call__(self, x_BHWC: Array) -> Array:
+        """(B, H, W, c_in) → (B, H', W', c_out), see `size_out`; ⌈H/stride⌉ for an odd size."""
+        kernel = self.kernel[...].astype(x_BHWC.dtype)
+        image_size = (x_BHWC.shape[1], x_BHWC.shape[2])
+        around = pads(len(kernel), image_size, self.stride, self.padding, self.dilation)
+        y = convolve(x_BHWC, kernel, self.stride, around, self.dilation)
+        return y if self.bias is None else y + over_last(self.bias[...], y)
+
+
+class ConvNorm(nnx.Module):
+    """Convolution, BatchNorm, activation: {'conv', 'norm'}.
+
+    activation: a name of `activations.ACTIVATIONS`; momentum in Flax's sense, see
+    `layers.BatchNorm`; the other arguments are those of `Conv`.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        size: int,
+        key: Array,
+        *,
+        stride: int = 1,
+        padding: Padding | None = None,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+        activation: str = "none",
+        eps: float = 1e-5,
+        momentum: float = 0.9,
+        init: str = "torch",
+    ) -> None:
+        self.conv = Conv(
+            *(c_in, c_out, size, key),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+            init=init,
+        )
+        self.norm = layers.BatchNorm(c_out, eps=eps, momentum=momentum)
+        self.activate = by_name(activation)
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, c_in) → (B, H', W', c_out)."""
+        y = self.norm(self.conv(x_BHWC), train=call.train, batch_axes=call.batch_axes)
+        return self.activate(y)
+
+
+def conv_norm_rows(
+    name: str,
+    map_size: tuple[int, int],
+    c_in: int,
+    c_out: int,
+    size: int,
+    *,
+    groups: int = 1,
+    bias: bool = False,
+) -> Iterator[Row]:
+    """`ConvNorm` in a layer table; map_size: rows and columns of what it makes."""
+    yield conv_row(f"{name}: convolution", map_size, c_in, c_out, size, groups=groups, bias=bias)
+    yield norm_row(f"{name}: BatchNorm", (*map_size, c_out))
+
+
+class NormedStem(nnx.Module):
+    """Two stride-2 convolutions, each with BatchNorm and ReLU."""
+
+    def __init__(self, channels: int, width: int, eps: float, key: Array) -> None:
+        self.convs, sizes = nnx.List(), (channels, width // 2, width)
+        for i, conv_key in enumerate(jax.random.split(key, 2)):
+            self.convs.append(
+                ConvNorm(
+                    *(sizes[i], sizes[i + 1], 3, conv_key),
+                    stride=2,
+                    bias=True,
+                    activation="relu",
+                    eps=eps,
+                    init="normal",
+                )
+            )
+
+    def __call__(self, images_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, ⌈H/4⌉, ⌈W/4⌉, D)."""
+        for layer in self.convs:
+            images_BHWC = layer(images_BHWC, call)
+        return images_BHWC
+
+
+def flatten(x_BHWD: Array) -> Array:
+    """A map as tokens, row by row: (B, H·W, D)."""
+    batch, rows, columns, dim = x_BHWD.shape
+    return x_BHWD.reshape(batch, rows * columns, dim)
+
+
+def map_size(image_size: tuple[int, int], strides: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns after convolutions or pools with padding k//2 and these strides."""
+    rows, columns = image_size
+    for stride in strides:
+        rows, columns = -(-rows // stride), -(-columns // stride)
+    return rows, columns
+
+
+def normed_stem_rows(
+    sizes: tuple[tuple[int, int], ...], channels: int, width: int
+) -> Iterator[Row]:
+    """The rows of a `NormedStem` in a layer table; sizes: of its two maps."""
+    yield from conv_norm_rows("stem, 0", sizes[0], channels, width // 2, 3, bias=True)
+    yield from conv_norm_rows("stem, 1", sizes[1], width // 2, width, 3, bias=True)

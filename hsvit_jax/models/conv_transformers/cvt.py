@@ -1,0 +1,345 @@
+"""CvT: three stages of overlapping patches and blocks whose attention projects by convolutions.
+
+Stage: a strided convolution, LayerNorm, pre-norm blocks on the map's tokens; the last has a CLS
+token, which is classified. Queries, keys and values come from depthwise convolutions of the map,
+with stride 2 for keys and values, and linear maps after them; a CLS skips the convolutions. No
+positions.
+
+Source: Wu et al. 2021, CvT, section 3 and table 2, as the `transformers` library computes it: there
+scores are divided by the root of the whole width, and in training (`drop_path_of='tokens'`) the
+second dropped path of a block takes the example's tokens, not just the branch, all blocks of stage
+s at the rate of its block s. `drop_path_of='branch'` is the paper's: both halves drop their branch,
+at rates that grow evenly within the stage.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.conv_layers import Conv, ConvNorm, conv_norm_rows, size_out
+from hsvit_jax.models.layers import (
+    LayerNorm,
+    Linear,
+    Row,
+    conv_row,
+    linear_row,
+    norm_row,
+    split_heads,
+)
+from hsvit_jax.models.network import Call, Network
+
+Array = jax.Array
+
+DROP_PATH_OF = ("tokens", "branch")
+
+#: What a variant leaves as it is: the `model` section of CvT-13. One entry per stage.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "patches": (7, 3, 3),
+        "strides": (4, 2, 2),
+        "paddings": (2, 1, 1),
+        "widths": (64, 192, 384),
+        "heads": (1, 3, 6),
+        "depths": (1, 2, 10),
+        "mlp_ratios": (4.0, 4.0, 4.0),
+        "qkv_bias": (True, True, True),
+        "kernels": (3, 3, 3),
+        "query_paddings": (1, 1, 1),
+        "key_paddings": (1, 1, 1),
+        "key_strides": (2, 2, 2),
+        "dropouts": (0.0, 0.0, 0.0),
+        "attention_dropouts": (0.0, 0.0, 0.0),
+        "drop_paths": (0.0, 0.0, 0.1),
+        "drop_path_of": "tokens",
+    }
+)
+
+_21 = {"depths": (1, 4, 16)}
+_PATCH_4 = {"patches": (4, 3, 3)}
+
+#: Named variants, as they differ from `DEFAULTS`; those with patches of 4 are HSViT's table 2.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"13": {}, "21": _21, "13-patch4": _PATCH_4, "21-patch4": {**_21, **_PATCH_4}}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CvTConfig:
+    """Every size of a CvT; a tuple has one entry per stage.
+
+    patches, strides, paddings: of the convolutions that begin the stages. kernels: of the
+    convolutions that make queries, keys and values; key_*: of those of keys and values.
+    drop_path_of: see the module. Raises ValueError for sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    patches: tuple[int, ...]
+    strides: tuple[int, ...]
+    paddings: tuple[int, ...]
+    widths: tuple[int, ...]
+    heads: tuple[int, ...]
+    depths: tuple[int, ...]
+    mlp_ratios: tuple[float, ...]
+    qkv_bias: tuple[bool, ...]
+    kernels: tuple[int, ...]
+    query_paddings: tuple[int, ...]
+    key_paddings: tuple[int, ...]
+    key_strides: tuple[int, ...]
+    dropouts: tuple[float, ...]
+    attention_dropouts: tuple[float, ...]
+    drop_paths: tuple[float, ...]
+    drop_path_of: str = "tokens"
+
+    def __post_init__(self) -> None:
+        per_stage = {k: v for k, v in vars(self).items() if k in DEFAULTS and k != "drop_path_of"}
+        if len({len(v) for v in per_stage.values()}) != 1 or not self.depths:
+            lengths = ", ".join(f"{k} {len(v)}" for k, v in per_stage.items())
+            raise ValueError(f"a CvT needs one entry per stage of everything; there are {lengths}")
+        sizes = (*self.image_size, self.image_channels, self.num_classes)
+        for name in ("patches", "strides", "widths", "heads", "depths", "kernels", "key_strides"):
+            sizes += per_stage[name]
+        paddings = (*self.paddings, *self.query_paddings, *self.key_paddings)
+        if min(*sizes, *map(self.hidden, range(len(self.depths)))) < 1 or min(paddings) < 0:
+            raise ValueError(f"sizes must be positive; got {self}")
+        for width, heads in zip(self.widths, self.heads, strict=True):
+            if width % heads:
+                raise ValueError(f"a width of {width} is not divisible by heads={heads}")
+        for kernel, padding in zip(self.kernels, self.query_paddings, strict=True):
+            if kernel != 2 * padding + 1:
+                raise ValueError(
+                    f"query_paddings={padding} with kernels={kernel} does not keep the map's size, "
+                    "as queries must: it has to be half of an odd kernel, rounded down"
+                )
+        for rate in (*self.dropouts, *self.attention_dropouts, *self.drop_paths):
+            if not 0 <= rate < 1:
+                raise ValueError(f"dropouts and drop_paths must be in [0, 1); got {rate}")
+        if self.drop_path_of not in DROP_PATH_OF:
+            raise ValueError(
+                f"unknown model.drop_path_of {self.drop_path_of!r}; choose one of {DROP_PATH_OF}"
+            )
+        for stage in range(len(self.depths)):
+            self.key_map(stage)  # too small an image is told
+
+    def hidden(self, stage: int) -> int:
+        """Width inside a feed-forward of this stage."""
+        return int(round(self.widths[stage] * self.mlp_ratios[stage], 6))
+
+    def maps(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the tokens, by stage."""
+        found, now = [], self.image_size
+        for shape in zip(self.patches, self.strides, self.paddings, strict=True):
+            now = size_out(now, *shape)
+            found.append(now)
+        return tuple(found)
+
+    def key_map(self, stage: int) -> tuple[int, int]:
+        """Rows and columns of this stage's keys and values."""
+        shape = (self.kernels[stage], self.key_strides[stage], self.key_paddings[stage])
+        return size_out(self.maps()[stage], *shape)
+
+    def has_cls(self, stage: int) -> bool:
+        """Whether the tokens of this stage begin with a CLS: the last stage's do."""
+        return stage == len(self.depths) - 1
+
+    def drop_path_rate(self, stage: int, block: int) -> float:
+        """Stochastic depth's rate of a block of this stage."""
+        rates = layers.drop_path_rates(self.drop_paths[stage], self.depths[stage])
+        chosen = min(stage, self.depths[stage] - 1) if self.drop_path_of == "tokens" else block
+        return rates[chosen]
+
+
+class ConvAttention(layers.MultiHeadAttention):
+    """Attention of a map's tokens; depthwise convolutions and BatchNorm before the linear maps."""
+
+    def __init__(self, c: CvTConfig, stage: int, key: Array) -> None:
+        own_key, *keys = jax.random.split(key, 4)
+        dim = c.widths[stage]
+        super().__init__(
+            *(dim, c.heads[stage], own_key),
+            bias=c.qkv_bias[stage],
+            dropout=c.dropouts[stage],
+            attention_dropout=c.attention_dropouts[stage],
+            init="normal",
+        )
+        self.map_size, self.cls = c.maps()[stage], c.has_cls(stage)
+        shapes = {name: (c.key_strides[stage], c.key_paddings[stage]) for name in ("key", "value")}
+        shapes = {"query": (1, c.query_paddings[stage]), **shapes}
+        self.local = nnx.Dict()
+        for (name, (stride, padding)), conv_key in zip(shapes.items(), keys, strict=True):
+            self.local[name] = ConvNorm(
+                *(dim, dim, c.kernels[stage], conv_key),
+                stride=stride,
+                padding=padding,
+                groups=dim,
+                init="normal",
+            )
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D), CLS first if there is one."""
+        batch, _, dim = x_BTD.shape
+        cls_B1D = x_BTD[:, : int(self.cls)]
+        x_BHWD = x_BTD[:, int(self.cls) :].reshape(batch, *self.map_size, dim)
+        heads = []
+        for i, name in enumerate(("query", "key", "value")):
+            y_BTD = conv_layers.flatten(self.local[name](x_BHWD, call))
+            y_BTD = jnp.concatenate([cls_B1D, y_BTD], axis=1)
+            heads.append(split_heads(self._part(i, y_BTD), self.heads))
+        q, k, v = heads
+        # Scores are divided by the root of a head's width there; the reference divides by √D.
+        q = q * self.heads**-0.5
+        return self.output(self.attend(q, k, v, call, salt), call, salt)
+
+    def _part(self, i: int, x_BTD: Array) -> Array:
+        """Queries (0), keys (1) or values (2): a third of one linear map."""
+        dim = x_BTD.shape[-1]
+        third = slice(i * dim, (i + 1) * dim)
+        y = x_BTD @ self.qkv.kernel[...][:, third].astype(x_BTD.dtype)
+        return y if self.qkv.bias is None else y + layers.over_last(self.qkv.bias[...][third], y)
+
+
+class Block(layers.Block):
+    """`blocks.Block`; with drop_path_of='tokens' the second half drops all of an example's."""
+
+    def __init__(self, c: CvTConfig, stage: int, number: int, key: Array) -> None:
+        mix_key, feed_key = jax.random.split(key)
+        feed_forward = layers.FeedForward(
+            *(c.widths[stage], c.hidden(stage), feed_key),
+            dropout=c.dropouts[stage],
+            inner_dropout=False,
+            init="normal",
+        )
+        super().__init__(
+            *(c.widths[stage], ConvAttention(c, stage, mix_key), feed_forward),
+            drop_path=c.drop_path_rate(stage, number),
+        )
+        self.whole = c.drop_path_of == "tokens"
+
+    def feed(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """The second half."""
+        if not self.whole:
+            return super().feed(x_BTD, call, index)
+        salt = index * layers.SALTS_PER_BLOCK + layers.SALTS_PER_BLOCK // 2
+        x_BTD = x_BTD + self.feed_forward(self.norm2(x_BTD), call, salt)
+        x_BTD = layers.drop_path(x_BTD, self.rate, call, salt + 4)
+        call.show("tokens", lambda: x_BTD)
+        return x_BTD
+
+
+class Stage(nnx.Module):
+    """Overlapping patches, LayerNorm, a CLS where there is one, and blocks."""
+
+    def __init__(self, c: CvTConfig, number: int, key: Array) -> None:
+        conv_key, cls_key, *keys = jax.random.split(key, c.depths[number] + 2)
+        self.number, self.first, self.rate = number, sum(c.depths[:number]), c.dropouts[number]
+        width, channels = c.widths[number], (c.image_channels, *c.widths)[number]
+        self.conv = Conv(
+            *(channels, width, c.patches[number], conv_key),
+            stride=c.strides[number],
+            padding=c.paddings[number],
+            init="normal",
+        )
+        self.norm = LayerNorm(width)
+        normal = 0.02 * jax.random.normal(cls_key, (width,))
+        self.cls = nnx.Param(normal) if c.has_cls(number) else None
+        self.blocks = nnx.List(Block(c, number, i, k) for i, k in enumerate(keys))
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, H', W', D), or tokens (B, T, D) with a CLS."""
+        x_BHWD = self.norm(self.conv(x_BHWC))
+        x_BHWD = layers.dropout(x_BHWD, self.rate, call, layers.EMBEDDING + self.number)
+        x_BTD = conv_layers.flatten(x_BHWD)
+        if self.cls is not None:
+            x_BTD = layers.prepend(self.cls[...], x_BTD)
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, call, self.first + i)
+        return x_BTD if self.cls is not None else x_BTD.reshape(x_BHWD.shape)
+
+
+class CvT(Network):
+    """Parameters: {'stage0', 'stage1', …, 'norm', 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        head_key, *keys = jax.random.split(key, len(c.depths) + 1)
+        return {
+            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            "norm": LayerNorm(c.widths[-1]),
+            "head": Linear(c.widths[-1], c.num_classes, head_key, init="normal"),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound, x = self.bind(params, stats), images_BHWC
+        for i in range(len(self.config.depths)):
+            x = bound[f"stage{i}"](x, call)
+        return bound["head"](bound["norm"](x[:, 0])), bound.stats()
+
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """As `Network.grid`, by the stages' maps and those of their keys."""
+        c = self.config
+        for stage, own in enumerate(c.maps()):
+            for rows, columns in (own, c.key_map(stage)):
+                if tokens == rows * columns + c.has_cls(stage):
+                    return int(c.has_cls(stage)), rows, columns
+        return None
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _layer_table(c: CvTConfig) -> Iterator[Row]:
+    channels = c.image_channels
+    for stage, depth in enumerate(c.depths):
+        size, d, cls = c.maps()[stage], c.widths[stage], int(c.has_cls(stage))
+        keys_size, kernel, bias = c.key_map(stage), c.kernels[stage], c.qkv_bias[stage]
+        tokens, keys = size[0] * size[1] + cls, keys_size[0] * keys_size[1] + cls
+        yield conv_row(f"stage {stage}: patches", size, channels, d, c.patches[stage])
+        yield norm_row(f"stage {stage}: LayerNorm", (*size, d))
+        if cls:
+            yield f"stage {stage}: CLS", (1, d), d, 0
+        for i in range(depth):
+            name = f"stage {stage}, block {i}"
+            yield norm_row(f"{name}: LayerNorm", (tokens, d))
+            for what, where, count in (
+                ("queries", size, tokens),
+                ("keys", keys_size, keys),
+                ("values", keys_size, keys),
+            ):
+                yield from conv_norm_rows(f"{name}, {what}", where, d, d, kernel, groups=d)
+                yield linear_row(f"{name}, {what}: linear", count, d, d, bias=bias)
+            yield f"{name}: attention", (tokens, d), 0, 2 * tokens * keys * d
+            yield linear_row(f"{name}: output", tokens, d, d)
+            yield norm_row(f"{name}: LayerNorm", (tokens, d))
+            yield from layers.feed_forward_rows(name, tokens, d, c.hidden(stage))
+        channels = d
+    yield norm_row("head: LayerNorm", (1, channels))
+    yield linear_row("head: linear", 1, channels, c.num_classes)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> CvT:
+    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+
+    Raises ValueError for sizes that do not fit.
+    """
+    sizes = {key: settings[key] for key in DEFAULTS}
+    sizes = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in sizes.items()}
+    config = CvTConfig(
+        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
+    )
+    return CvT(config, dtype)

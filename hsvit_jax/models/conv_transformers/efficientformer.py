@@ -1,0 +1,377 @@
+"""EfficientFormer: stages of pooling blocks on the map, attention blocks on the last map's tokens.
+
+Stem of two stride-2 convolutions; a pooling block adds the neighbours' mean minus the pixel, then
+pointwise convolutions with BatchNorm; the last blocks are pre-norm attention with a learned bias
+for every offset between two places, and a feed-forward. The mean token is classified twice, and
+the two are averaged.
+
+Source: Li et al. 2022, EfficientFormer, section 3 and table 5, as the `transformers` library (4.x)
+computes it, in its form with a teacher's head.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.conv_layers import ConvNorm, conv_norm_rows, size_out
+from hsvit_jax.models.layers import LayerNorm, Linear, Row, linear_row, merge_heads, norm_row
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.ops import remat
+from hsvit_jax.ops.activations import activation as by_name
+
+Array = jax.Array
+
+#: What a variant leaves as it is: the `model` section of EfficientFormer-L1.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "depths": (3, 2, 6, 4),
+        "widths": (48, 96, 224, 448),
+        "attention_blocks": 1,
+        "heads": 8,
+        "key_dim": 32,
+        "attention_ratio": 4.0,
+        "mlp_ratio": 4.0,
+        "downsamples": (True, True, True),
+        "down_kernel": 3,
+        "down_stride": 2,
+        "down_padding": 1,
+        "pool_window": 3,
+        "activation": "gelu",
+        "layer_scale": 1e-5,  # what it starts from, 0 for none
+        "dropout": 0.0,
+        "drop_path": 0.0,
+        "eps": 1e-12,
+        "norm_eps": 1e-5,
+    }
+)
+
+#: Named variants, as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "l1": {},
+        "l3": {"depths": (4, 4, 12, 6), "widths": (64, 128, 320, 512), "attention_blocks": 4},
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EfficientFormerConfig:
+    """Every size of an EfficientFormer, one depth and width per stage.
+
+    attention_blocks: how many blocks of the last stage attend. A head's queries and keys have width
+    key_dim, its values attention_ratio·key_dim. downsamples: whether a stage is followed by a
+    convolution (it always is where the width changes); down_*: of that convolution. drop_path: of
+    the last block, growing evenly from 0. eps: of LayerNorm; norm_eps: of BatchNorm. Raises
+    ValueError for sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    attention_blocks: int = 1
+    heads: int = 8
+    key_dim: int = 32
+    attention_ratio: float = 4.0
+    mlp_ratio: float = 4.0
+    downsamples: tuple[bool, ...] = (True, True, True)
+    down_kernel: int = 3
+    down_stride: int = 2
+    down_padding: int = 1
+    pool_window: int = 3
+    activation: str = "gelu"
+    layer_scale: float = 1e-5
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    eps: float = 1e-12
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        stages = len(self.depths)
+        if not stages or len(self.widths) != stages or len(self.downsamples) < stages - 1:
+            raise ValueError(
+                f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
+                f"downsamples={self.downsamples} one less"
+            )
+        sizes = (*self.image_size, self.image_channels, self.num_classes, self.widths[0] // 2)
+        sizes += (*map(self.hidden, range(stages)), self.down_kernel, self.down_stride)
+        sizes += (self.heads, self.key_dim, self.value_dim, *self.depths[:-1])
+        if min(sizes) < 1 or self.down_padding < 0:
+            raise ValueError(f"sizes must be positive; got {self}")
+        if not 0 <= self.attention_blocks <= self.depths[-1]:
+            raise ValueError(
+                f"attention_blocks={self.attention_blocks} must be from 0 to the last stage's "
+                f"depth, {self.depths[-1]}"
+            )
+        if self.pool_window < 1 or self.pool_window % 2 == 0:
+            raise ValueError(f"pool_window must be odd; got {self.pool_window}")
+        for rate in (self.drop_path, self.dropout):
+            if not 0 <= rate < 1:
+                raise ValueError(f"drop_path and dropout must be in [0, 1); got {rate}")
+        by_name(self.activation)
+        self.maps()  # too small an image is told
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values."""
+        return int(round(self.attention_ratio * self.key_dim, 6))
+
+    def hidden(self, stage: int) -> int:
+        """Width inside a block of this stage."""
+        return int(round(self.widths[stage] * self.mlp_ratio, 6))
+
+    def attends(self, stage: int, block: int) -> bool:
+        """Whether a block is one of attention."""
+        last = len(self.depths) - 1
+        return stage == last and block >= self.depths[last] - self.attention_blocks
+
+    def follows(self, stage: int) -> bool:
+        """Whether a convolution follows this stage."""
+        if stage == len(self.depths) - 1:
+            return False
+        return self.downsamples[stage] or self.widths[stage] != self.widths[stage + 1]
+
+    def maps(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns: of the stem's first convolution, then of every stage."""
+        first = size_out(self.image_size, 3, 2)
+        now, found = size_out(first, 3, 2), [first]
+        for stage in range(len(self.depths)):
+            found.append(now)
+            if self.follows(stage):
+                now = size_out(now, self.down_kernel, self.down_stride, self.down_padding)
+        return tuple(found)
+
+
+def neighbour_mean(x_BHWC: Array, window: int) -> Array:
+    """Mean of the window×window pixels around each, of those that are there."""
+
+    def total(x: Array) -> Array:
+        for axis in (1, 2):
+            widths = [(window // 2, window // 2) if a == axis else (0, 0) for a in range(4)]
+            padded, length = jnp.pad(x, widths), x.shape[axis]
+            x = sum(lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(window))
+        return x
+
+    count = total(jnp.ones((1, *x_BHWC.shape[1:3], 1), x_BHWC.dtype))
+    return total(x_BHWC) / count
+
+
+class PoolBlock(nnx.Module):
+    """x + s₁·(mean of neighbours − x), then x + s₂·(pointwise convolutions with BatchNorm)."""
+
+    def __init__(self, c: EfficientFormerConfig, stage: int, rate: float, key: Array) -> None:
+        up_key, down_key = jax.random.split(key)
+        self.window, self.rate, self.dropout = c.pool_window, rate, c.dropout
+        width, hidden = c.widths[stage], c.hidden(stage)
+        shared = {"bias": True, "eps": c.norm_eps, "init": "normal"}
+        self.up = ConvNorm(width, hidden, 1, up_key, activation=c.activation, **shared)
+        self.down = ConvNorm(hidden, width, 1, down_key, **shared)
+        self.scales = layers.LayerScales(width, c.layer_scale)
+
+    def __call__(self, x_BHWC: Array, call: Call, salt: int) -> Array:
+        """(B, H, W, C) → (B, H, W, C)."""
+        y = self.scales(0, neighbour_mean(x_BHWC, self.window) - x_BHWC)
+        x_BHWC = x_BHWC + layers.drop_path(y, self.rate, call, salt)
+        y = layers.dropout(self.up(x_BHWC, call), self.dropout, call, salt + 1)
+        y = layers.dropout(self.down(y, call), self.dropout, call, salt + 2)
+        return x_BHWC + layers.drop_path(self.scales(1, y), self.rate, call, salt + 3)
+
+
+class BiasedAttention(nnx.Module):
+    """Attention whose scores get a learned bias of each head and offset (|Δrow|, |Δcolumn|)."""
+
+    def __init__(self, c: EfficientFormerConfig, map_size: tuple[int, int], key: Array) -> None:
+        qkv_key, out_key = jax.random.split(key)
+        dim, self.heads = c.widths[-1], c.heads
+        self.map_size, self.key_dim, self.value_dim = map_size, c.key_dim, c.value_dim
+        inner = c.heads * (2 * c.key_dim + c.value_dim)
+        self.qkv = Linear(dim, inner, qkv_key, init="normal")
+        self.out = Linear(c.heads * c.value_dim, dim, out_key, init="normal")
+        self.offset_bias = nnx.Param(jnp.zeros((c.heads, map_size[0] * map_size[1])))
+
+    def __call__(self, x_BTD: Array, call: Call) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        batch, tokens, _ = x_BTD.shape
+        parts = self.qkv(x_BTD).reshape(batch, tokens, self.heads, -1).swapaxes(1, 2)
+        q, k, v = jnp.split(parts, (self.key_dim, 2 * self.key_dim), axis=-1)
+        bias_NTS = self.offset_bias[...][:, offsets(self.map_size)]
+
+        def weights(q: Array, k: Array) -> Array:
+            scores = jnp.einsum("bnte,bnse->bnts", q, k)
+            wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+            wide = wide * self.key_dim**-0.5 + bias_NTS[None].astype(wide.dtype)
+            return jax.nn.softmax(wide, axis=-1)
+
+        call.show("attention", lambda: weights(q, k))
+        found = remat.recomputed(
+            lambda q, k, v: jnp.einsum("bnts,bnse->bnte", weights(q, k).astype(v.dtype), v), q, k, v
+        )
+        return self.out(merge_heads(found))
+
+
+def offsets(map_size: tuple[int, int]) -> np.ndarray:
+    """Number of the offset |Δrow|·columns + |Δcolumn| of every pair of places, int32 (T, T)."""
+    places = np.stack(np.meshgrid(*map(np.arange, map_size), indexing="ij"), -1).reshape(-1, 2)
+    apart = np.abs(places[:, None] - places[None])
+    return (apart[..., 0] * map_size[1] + apart[..., 1]).astype(np.int32)
+
+
+class AttentionBlock(nnx.Module):
+    """x + s₁·attention(LN(x)), then x + s₂·feed_forward(LN(x))."""
+
+    def __init__(self, c: EfficientFormerConfig, rate: float, key: Array) -> None:
+        attention_key, feed_key = jax.random.split(key)
+        width, stage = c.widths[-1], len(c.depths) - 1
+        self.rate = rate
+        self.norm1, self.norm2 = LayerNorm(width, c.eps), LayerNorm(width, c.eps)
+        self.attention = BiasedAttention(c, c.maps()[-1], attention_key)
+        self.feed_forward = layers.FeedForward(
+            *(width, c.hidden(stage), feed_key),
+            dropout=c.dropout,
+            activation=c.activation,
+            init="normal",
+        )
+        self.scales = layers.LayerScales(width, c.layer_scale)
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        y = self.scales(0, self.attention(self.norm1(x_BTD), call))
+        x_BTD = x_BTD + layers.drop_path(y, self.rate, call, salt)
+        y = self.scales(1, self.feed_forward(self.norm2(x_BTD), call, salt + 1))
+        x_BTD = x_BTD + layers.drop_path(y, self.rate, call, salt + 3)
+        call.show("tokens", lambda: x_BTD)
+        return x_BTD
+
+
+class Stage(nnx.Module):
+    """Pooling blocks, in the last stage blocks of attention, and a convolution to the next."""
+
+    def __init__(self, c: EfficientFormerConfig, number: int, key: Array) -> None:
+        *keys, down_key = jax.random.split(key, c.depths[number] + 1)
+        self.first = sum(c.depths[:number])
+        rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first :]
+        self.pool_blocks, self.attention_blocks = nnx.List(), nnx.List()
+        for i, block_key in enumerate(keys):
+            if c.attends(number, i):
+                self.attention_blocks.append(AttentionBlock(c, rates[i], block_key))
+            else:
+                self.pool_blocks.append(PoolBlock(c, number, rates[i], block_key))
+        self.down = _down(c, number, down_key) if c.follows(number) else None
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        salt = self.first * layers.SALTS_PER_BLOCK
+        for block in self.pool_blocks:
+            x_BHWC = block(x_BHWC, call, salt)
+            salt += layers.SALTS_PER_BLOCK
+        x_BTD = conv_layers.flatten(x_BHWC)
+        for block in self.attention_blocks:
+            x_BTD = block(x_BTD, call, salt)
+            salt += layers.SALTS_PER_BLOCK
+        x_BHWC = x_BTD.reshape(x_BHWC.shape)
+        return x_BHWC if self.down is None else self.down(x_BHWC, call)
+
+
+def _down(c: EfficientFormerConfig, stage: int, key: Array) -> ConvNorm:
+    """From a stage to the next."""
+    return ConvNorm(
+        *(c.widths[stage], c.widths[stage + 1], c.down_kernel, key),
+        stride=c.down_stride,
+        padding=c.down_padding,
+        bias=True,
+        eps=c.norm_eps,
+        init="normal",
+    )
+
+
+class EfficientFormer(Network):
+    """Parameters: {'stem', 'stage0', …, 'norm', 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        stem_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
+        return {
+            "stem": conv_layers.NormedStem(c.image_channels, c.widths[0], c.norm_eps, stem_key),
+            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            "norm": LayerNorm(c.widths[-1], c.eps),
+            "head": layers.TwoHeads(c.widths[-1], c.num_classes, head_key),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BHWC = bound["stem"](images_BHWC, call)
+        for i in range(len(self.config.depths)):
+            x_BHWC = bound[f"stage{i}"](x_BHWC, call)
+        x_BTD = bound["norm"](conv_layers.flatten(x_BHWC))
+        return bound["head"](x_BTD.mean(1)), bound.stats()
+
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """As `Network.grid`: the last map's rows and columns."""
+        rows, columns = self.config.maps()[-1]
+        return (0, rows, columns) if tokens == rows * columns else None
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _layer_table(c: EfficientFormerConfig) -> Iterator[Row]:
+    maps = c.maps()
+    yield from conv_layers.normed_stem_rows(maps[:2], c.image_channels, c.widths[0])
+    for stage, depth in enumerate(c.depths):
+        size, width, hidden = maps[stage + 1], c.widths[stage], c.hidden(stage)
+        tokens = size[0] * size[1]
+        for i in range(depth):
+            name = f"stage {stage}, block {i}"
+            if c.attends(stage, i):
+                inner, values = c.heads * (2 * c.key_dim + c.value_dim), c.heads * c.value_dim
+                macs = tokens * tokens * c.heads * (c.key_dim + c.value_dim)
+                yield norm_row(f"{name}: LayerNorm", (tokens, width))
+                yield linear_row(f"{name}: queries, keys, values", tokens, width, inner)
+                yield f"{name}: attention with biases", (tokens, values), c.heads * tokens, macs
+                yield linear_row(f"{name}: output", tokens, values, width)
+                yield norm_row(f"{name}: LayerNorm", (tokens, width))
+                yield from layers.feed_forward_rows(name, tokens, width, hidden)
+            else:
+                yield from conv_norm_rows(f"{name}, up", size, width, hidden, 1, bias=True)
+                yield from conv_norm_rows(f"{name}, down", size, hidden, width, 1, bias=True)
+            if c.layer_scale:
+                yield f"{name}: scales", (*size, width), 2 * width, 0
+        if c.follows(stage):
+            sizes = (width, c.widths[stage + 1], c.down_kernel)
+            name = f"stage {stage}: to the next"
+            yield from conv_norm_rows(name, maps[stage + 2], *sizes, bias=True)
+    yield norm_row("head: LayerNorm", (*maps[-1], c.widths[-1]))
+    yield from layers.two_heads_rows(c.widths[-1], c.num_classes)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> EfficientFormer:
+    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+
+    The biases of attention are for the last map that this image leaves. Raises ValueError for sizes
+    that do not fit.
+    """
+    sizes = {key: settings[key] for key in DEFAULTS}
+    for key in ("depths", "widths", "downsamples"):
+        sizes[key] = tuple(sizes[key])
+    config = EfficientFormerConfig(
+        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
+    )
+    return EfficientFormer(config, dtype)

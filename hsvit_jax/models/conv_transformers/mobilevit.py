@@ -1,0 +1,381 @@
+"""MobileViT: inverted residuals, and blocks that put a transformer between two convolutions.
+
+Such a block cuts its map into 2×2 patches and lets the pixels at the same place of every patch
+attend to each other; a map that patches do not divide is resized before and after. The mean of the
+last map is classified.
+
+Source: Mehta & Rastegari 2022, MobileViT, section 3 and table 4, as the `transformers` library
+computes it.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.conv_layers import Conv, ConvNorm, conv_norm_rows, size_out
+from hsvit_jax.models.layers import LayerNorm, Linear, Row, linear_row, norm_row
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.ops.activations import activation as by_name
+
+Array = jax.Array
+
+#: Transformer blocks of the third, fourth and fifth layer; all published sizes have these.
+DEPTHS = (2, 4, 3)
+#: Inverted residuals of the first and second layer, and the first one's stride.
+RESIDUALS = ((1, 1), (3, 2))
+
+#: What a variant leaves as it is: the `model` section of MobileViT-S.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "channels": (16, 32, 64, 96, 128, 160, 640),
+        "widths": (144, 192, 240),
+        "heads": 4,
+        "mlp_ratio": 2.0,
+        "expand_ratio": 4.0,
+        "kernel": 3,
+        "patch": 2,
+        "output_stride": 32,
+        "activation": "silu",
+        "qkv_bias": True,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "head_dropout": 0.1,
+        "eps": 1e-5,
+    }
+)
+
+#: Named variants, as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "s": {},
+        "xs": {"channels": (16, 32, 48, 64, 80, 96, 384), "widths": (96, 120, 144)},
+        "xxs": {
+            "channels": (16, 16, 24, 48, 64, 80, 320),
+            "widths": (64, 80, 96),
+            "expand_ratio": 2.0,
+        },
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MobileViTConfig:
+    """Every size of a MobileViT.
+
+    channels: of the stem, the five layers and the last convolution; widths: of the tokens of the
+    third, fourth and fifth layer. output_stride: 32, or 16 or 8 with dilation instead of the last
+    stride or two. kernel: of the convolutions around a transformer. dropout: of both halves'
+    outputs; head_dropout: before the classifier. eps: of LayerNorm. Raises ValueError for sizes
+    that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    channels: tuple[int, ...]
+    widths: tuple[int, ...]
+    heads: int = 4
+    mlp_ratio: float = 2.0
+    expand_ratio: float = 4.0
+    kernel: int = 3
+    patch: int = 2
+    output_stride: int = 32
+    activation: str = "silu"
+    qkv_bias: bool = True
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    head_dropout: float = 0.1
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if len(self.channels) != 7 or len(self.widths) != 3:
+            raise ValueError(
+                "a MobileViT has seven channels (stem, five layers, last convolution) and three "
+                f"widths of tokens; got channels={self.channels} and widths={self.widths}"
+            )
+        sizes = (*self.image_size, self.image_channels, self.num_classes, *self.channels)
+        if min(*sizes, *self.widths, self.heads, self.patch, *map(self.hidden, range(3))) < 1:
+            raise ValueError(f"sizes must be positive; got {self}")
+        if any(width % self.heads for width in self.widths):
+            raise ValueError(f"widths={self.widths} are not all divisible by heads={self.heads}")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd; got {self.kernel}")
+        if self.output_stride not in (8, 16, 32):
+            raise ValueError(f"output_stride must be 8, 16 or 32; got {self.output_stride}")
+        for rate in (self.dropout, self.attention_dropout, self.head_dropout):
+            if not 0 <= rate < 1:
+                raise ValueError(f"dropouts must be in [0, 1); got {rate}")
+        by_name(self.activation)
+        self.maps()  # too small an image is told
+
+    def hidden(self, layer: int) -> int:
+        """Width inside a feed-forward of the third layer (0) to the fifth (2)."""
+        return int(round(self.widths[layer] * self.mlp_ratio, 6))
+
+    def expanded(self, channels: int) -> int:
+        """Channels inside an inverted residual: rounded to a multiple of 8, losing at most 10 %."""
+        wanted = round(channels * self.expand_ratio)
+        near = max(8, (wanted + 4) // 8 * 8)
+        return near + 8 if near < 0.9 * wanted else near
+
+    def strides(self) -> tuple[tuple[int, int], ...]:
+        """(stride, dilation) of the first inverted residual of the third to fifth layer."""
+        dilated = {32: 0, 16: 1, 8: 2}[self.output_stride]
+        found, dilation = [], 1
+        for layer in range(3):
+            if layer < 3 - dilated:
+                found.append((2, 1))
+            else:
+                found.append((1, dilation))
+                dilation *= 2
+        return tuple(found)
+
+    def maps(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns after the stem and each layer."""
+        steps = [(2, 1), *((stride, 1) for _, stride in RESIDUALS), *self.strides()]
+        found, now = [], self.image_size
+        for stride, dilation in steps:
+            now = size_out(now, 3, stride, dilation=dilation)
+            found.append(now)
+        return tuple(found)
+
+    def patch_map(self, layer: int) -> tuple[int, int]:
+        """Rows and columns of patches of the third layer (0) to the fifth (2)."""
+        rows, columns = self.maps()[3 + layer]
+        return -(-rows // self.patch), -(-columns // self.patch)
+
+
+class InvertedResidual(nnx.Module):
+    """Expand by a pointwise convolution, depthwise 3×3, reduce; the sum with the input if alike."""
+
+    def __init__(
+        self, c: MobileViTConfig, c_in: int, c_out: int, key: Array, stride: int, dilation: int = 1
+    ) -> None:
+        keys, inner = jax.random.split(key, 3), c.expanded(c_in)
+        self.residual = stride == 1 and c_in == c_out
+        self.expand = _conv(c, c_in, inner, 1, keys[0])
+        self.depthwise = ConvNorm(
+            *(inner, inner, 3, keys[1]),
+            stride=stride,
+            dilation=dilation,
+            groups=inner,
+            activation=c.activation,
+            init="normal",
+        )
+        self.reduce = ConvNorm(inner, c_out, 1, keys[2], init="normal")
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        y = self.reduce(self.depthwise(self.expand(x_BHWC, call), call), call)
+        return x_BHWC + y if self.residual else y
+
+
+def _conv(c: MobileViTConfig, c_in: int, c_out: int, size: int, key: Array) -> ConvNorm:
+    """A convolution with BatchNorm and the network's activation."""
+    return ConvNorm(c_in, c_out, size, key, activation=c.activation, init="normal")
+
+
+def unfold(x_BHWD: Array, patch: int) -> Array:
+    """A sequence of patches for each place inside a patch: (B·patch², H·W/patch², D)."""
+    batch, rows, columns, dim = x_BHWD.shape
+    x = x_BHWD.reshape(batch, rows // patch, patch, columns // patch, patch, dim)
+    return x.transpose(0, 2, 4, 1, 3, 5).reshape(batch * patch * patch, -1, dim)
+
+
+def fold(x_STD: Array, map_size: tuple[int, int], patch: int) -> Array:
+    """The way back from `unfold` to a map of this size: (B, H, W, D)."""
+    rows, columns = map_size
+    x = x_STD.reshape(-1, patch, patch, rows // patch, columns // patch, x_STD.shape[-1])
+    return x.transpose(0, 3, 1, 4, 2, 5).reshape(-1, rows, columns, x_STD.shape[-1])
+
+
+def resized(x_BHWD: Array, map_size: tuple[int, int]) -> Array:
+    """Bilinear between pixel centres, as it is where the size fits."""
+    if x_BHWD.shape[1:3] == map_size:
+        return x_BHWD
+    shape = (x_BHWD.shape[0], *map_size, x_BHWD.shape[-1])
+    return jax.image.resize(x_BHWD, shape, "bilinear", antialias=False)
+
+
+class TransformerLayer(nnx.Module):
+    """Inverted residual, convolutions to tokens, blocks, convolutions back; all fused."""
+
+    def __init__(self, c: MobileViTConfig, number: int, key: Array) -> None:
+        keys = jax.random.split(key, 5 + DEPTHS[number])
+        c_in, channels = c.channels[2 + number : 4 + number]
+        width, stride = c.widths[number], c.strides()[number]
+        self.patch, self.first = c.patch, sum(DEPTHS[:number])
+        self.down = InvertedResidual(c, c_in, channels, keys[0], *stride)
+        self.local = _conv(c, channels, channels, c.kernel, keys[1])
+        self.project = Conv(channels, width, 1, keys[2], bias=False, init="normal")
+        self.blocks = nnx.List(_block(c, number, k) for k in keys[5:])
+        self.norm = LayerNorm(width, c.eps)
+        self.back = _conv(c, width, channels, 1, keys[3])
+        self.fuse = _conv(c, 2 * channels, channels, c.kernel, keys[4])
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        x_BHWC = self.down(x_BHWC, call)
+        map_size, patch = x_BHWC.shape[1:3], self.patch
+        whole = tuple(-(-n // patch) * patch for n in map_size)
+        y_BHWD = resized(self.project(self.local(x_BHWC, call)), whole)
+        y_STD = unfold(y_BHWD, patch)
+        # Sequences of one example are told apart: each has masks of its own.
+        places = jnp.arange(patch * patch)
+        ids_BP = call.example_ids_B[:, None] * (patch * patch) + places[None]
+        inner = dataclasses.replace(call, example_ids_B=ids_BP.reshape(-1), look=None)
+        for i, block in enumerate(self.blocks):
+            y_STD = block(y_STD, inner, self.first + i)
+        y_BHWD = resized(fold(self.norm(y_STD), whole, patch), map_size)
+        y_BHWC = self.back(y_BHWD, call)
+        return self.fuse(jnp.concatenate([x_BHWC, y_BHWC], axis=-1), call)
+
+
+def _block(c: MobileViTConfig, layer: int, key: Array) -> layers.Block:
+    mix_key, feed_key = jax.random.split(key)
+    width = c.widths[layer]
+    mixer = layers.MultiHeadAttention(
+        *(width, c.heads, mix_key),
+        bias=c.qkv_bias,
+        dropout=c.dropout,
+        attention_dropout=c.attention_dropout,
+        init="normal",
+    )
+    feed_forward = layers.FeedForward(
+        *(width, c.hidden(layer), feed_key),
+        dropout=c.dropout,
+        inner_dropout=False,
+        activation=c.activation,
+        init="normal",
+    )
+    return layers.Block(width, mixer, feed_forward, eps=c.eps)
+
+
+class Residuals(nnx.Module):
+    """The inverted residuals of the first (0) or second (1) layer."""
+
+    def __init__(self, c: MobileViTConfig, number: int, key: Array) -> None:
+        count, stride = RESIDUALS[number]
+        c_in, c_out = c.channels[number : number + 2]
+        self.blocks = nnx.List()
+        for i, block_key in enumerate(jax.random.split(key, count)):
+            sizes = (c_out if i else c_in, c_out)
+            self.blocks.append(InvertedResidual(c, *sizes, block_key, 1 if i else stride))
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        for block in self.blocks:
+            x_BHWC = block(x_BHWC, call)
+        return x_BHWC
+
+
+class MobileViT(Network):
+    """Parameters: {'stem', 'layer0', …, 'layer4', 'last', 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c, keys = self.config, jax.random.split(key, 8)
+        stages = [Residuals(c, i, keys[i]) for i in range(2)]
+        stages += [TransformerLayer(c, i, keys[2 + i]) for i in range(3)]
+        return {
+            "stem": ConvNorm(
+                *(c.image_channels, c.channels[0], 3, keys[5]),
+                stride=2,
+                activation=c.activation,
+                init="normal",
+            ),
+            **{f"layer{i}": layer for i, layer in enumerate(stages)},
+            "last": _conv(c, *c.channels[5:], 1, keys[6]),
+            "head": Linear(c.channels[6], c.num_classes, keys[7], init="normal"),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BHWC = images_BHWC
+        for name in ("stem", *(f"layer{i}" for i in range(5)), "last"):
+            x_BHWC = bound[name](x_BHWC, call)
+        rate, salt = self.config.head_dropout, layers.EMBEDDING
+        pooled_BC = layers.dropout(x_BHWC.mean((1, 2)), rate, call, salt)
+        return bound["head"](pooled_BC), bound.stats()
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _layer_table(c: MobileViTConfig) -> Iterator[Row]:
+    maps, (stem, *channels, last) = c.maps(), c.channels
+    yield from conv_norm_rows("stem", maps[0], c.image_channels, stem, 3)
+    c_in = stem
+    for layer, c_out in enumerate(channels):
+        name, size = f"layer {layer}", maps[layer + 1]
+        count = RESIDUALS[layer][0] if layer < 2 else 1
+        for i in range(count):
+            before = size if i else maps[layer]
+            yield from _residual_rows(c, f"{name}, residual {i}", before, size, c_in, c_out)
+            c_in = c_out
+        if layer >= 2:
+            yield from _transformer_rows(c, layer - 2, name, size, c_out)
+    yield from conv_norm_rows("last", maps[-1], c_in, last, 1)
+    yield linear_row("head: mean, linear", 1, last, c.num_classes)
+
+
+def _residual_rows(
+    c: MobileViTConfig,
+    name: str,
+    before: tuple[int, int],
+    size: tuple[int, int],
+    c_in: int,
+    c_out: int,
+) -> Iterator[Row]:
+    inner = c.expanded(c_in)
+    yield from conv_norm_rows(f"{name}, expand", before, c_in, inner, 1)
+    yield from conv_norm_rows(f"{name}, depthwise", size, inner, inner, 3, groups=inner)
+    yield from conv_norm_rows(f"{name}, reduce", size, inner, c_out, 1)
+
+
+def _transformer_rows(
+    c: MobileViTConfig, layer: int, name: str, size: tuple[int, int], channels: int
+) -> Iterator[Row]:
+    d, (rows, columns), sequences = c.widths[layer], c.patch_map(layer), c.patch**2
+    tokens = rows * columns
+    yield from conv_norm_rows(f"{name}, local", size, channels, channels, c.kernel)
+    yield layers.conv_row(f"{name}: to tokens", size, channels, d, 1, bias=False)
+    for i in range(DEPTHS[layer]):
+        block = f"{name}, block {i}"
+        yield norm_row(f"{block}: LayerNorm", (sequences * tokens, d))
+        for row in layers.attention_rows(block, tokens, d, d, bias=c.qkv_bias):
+            what, (_, width), params, macs = row
+            yield what, (sequences * tokens, width), params, sequences * macs
+        yield norm_row(f"{block}: LayerNorm", (sequences * tokens, d))
+        yield from layers.feed_forward_rows(block, sequences * tokens, d, c.hidden(layer))
+    yield norm_row(f"{name}: LayerNorm", (sequences * tokens, d))
+    yield from conv_norm_rows(f"{name}, back", size, d, channels, 1)
+    yield from conv_norm_rows(f"{name}, fuse", size, 2 * channels, channels, c.kernel)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> MobileViT:
+    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+
+    Raises ValueError for sizes that do not fit.
+    """
+    sizes = {key: settings[key] for key in DEFAULTS}
+    for key in ("channels", "widths"):
+        sizes[key] = tuple(sizes[key])
+    config = MobileViTConfig(
+        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
+    )
+    return MobileViT(config, dtype)

@@ -1,0 +1,324 @@
+"""SwiftFormer: stages of convolutional blocks, the last block of each with additive attention.
+
+Stem of two stride-2 convolutions; a block is a depthwise and two pointwise convolutions; the last
+of a stage adds attention whose cost grows linearly with the tokens and a feed-forward. The mean of
+the normalised map is classified twice, and the two are averaged.
+
+Source: Shaker et al. 2023, SwiftFormer, section 3 and the authors' code, as the `transformers`
+library computes it: there every token's query counts alike, because a softmax is taken over an
+axis of length one. The authors' code weighs queries by their learned scores, divided by the
+scores' norm over tokens: `queries='weighted'`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.conv_layers import ConvNorm, conv_norm_rows, size_out
+from hsvit_jax.models.layers import Linear, Row, linear_row, norm_row
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.ops.activations import activation as by_name
+from hsvit_jax.ops.activations import gelu
+
+Array = jax.Array
+
+QUERIES = ("equal", "weighted")
+
+#: What a variant leaves as it is: the `model` section of SwiftFormer-XS.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "depths": (3, 3, 6, 4),
+        "widths": (48, 56, 112, 220),
+        "mlp_ratio": 4.0,
+        "downsamples": (True, True, True),
+        "down_kernel": 3,
+        "down_stride": 2,
+        "down_padding": 1,
+        "activation": "gelu",
+        "layer_scale": 1e-5,  # what it starts from, 0 for none
+        "queries": "equal",
+        "drop_path": 0.0,
+        "dropout": 0.0,
+        "conv_drop_path": 0.0,
+        "eps": 1e-5,
+    }
+)
+
+#: Named variants, as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "xs": {},
+        "s": {"depths": (3, 3, 9, 6), "widths": (48, 64, 168, 224)},
+        "l1": {"depths": (4, 3, 10, 5), "widths": (48, 96, 192, 384)},
+        "l3": {"depths": (4, 4, 12, 6), "widths": (64, 128, 320, 512)},
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SwiftFormerConfig:
+    """Every size of a SwiftFormer, one depth and width per stage.
+
+    downsamples: whether a stage is followed by a convolution (it always is where the width
+    changes); down_*: of that convolution. activation: of the feed-forward. drop_path: of the last
+    attention block, growing evenly from 0; dropout: in the feed-forward; conv_drop_path: of all
+    convolutional blocks. eps: of BatchNorm. Raises ValueError for sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    mlp_ratio: float = 4.0
+    downsamples: tuple[bool, ...] = (True, True, True)
+    down_kernel: int = 3
+    down_stride: int = 2
+    down_padding: int = 1
+    activation: str = "gelu"
+    layer_scale: float = 1e-5
+    queries: str = "equal"
+    drop_path: float = 0.0
+    dropout: float = 0.0
+    conv_drop_path: float = 0.0
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        stages = len(self.depths)
+        if not stages or len(self.widths) != stages or len(self.downsamples) < stages - 1:
+            raise ValueError(
+                f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
+                f"downsamples={self.downsamples} one less"
+            )
+        sizes = (*self.image_size, self.image_channels, self.num_classes, *self.depths)
+        sizes += (self.widths[0] // 2, *map(self.hidden, range(stages)))
+        if min(*sizes, self.down_kernel, self.down_stride, self.down_padding + 1) < 1:
+            raise ValueError(f"sizes must be positive; got {self}")
+        for rate in (self.drop_path, self.dropout, self.conv_drop_path):
+            if not 0 <= rate < 1:
+                raise ValueError(f"drop_path and dropout must be in [0, 1); got {rate}")
+        if self.queries not in QUERIES:
+            raise ValueError(f"unknown model.queries {self.queries!r}; choose one of {QUERIES}")
+        by_name(self.activation)
+        self.maps()  # too small an image is told
+
+    def hidden(self, stage: int) -> int:
+        """Width inside a block of this stage."""
+        return int(round(self.widths[stage] * self.mlp_ratio, 6))
+
+    def follows(self, stage: int) -> bool:
+        """Whether a convolution follows this stage."""
+        if stage == len(self.depths) - 1:
+            return False
+        return self.downsamples[stage] or self.widths[stage] != self.widths[stage + 1]
+
+    def maps(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns: of the stem's first convolution, then of every stage."""
+        first = size_out(self.image_size, 3, 2)
+        now, found = size_out(first, 3, 2), [first]
+        for stage in range(len(self.depths)):
+            found.append(now)
+            if self.follows(stage):
+                now = size_out(now, self.down_kernel, self.down_stride, self.down_padding)
+        return tuple(found)
+
+
+class ConvBlock(nnx.Module):
+    """x + scale·(depthwise convolution, BatchNorm, pointwise convolution, GELU, pointwise)."""
+
+    def __init__(self, c: SwiftFormerConfig, width: int, hidden: int, rate: float, key: Array):
+        conv_key, up_key, down_key = jax.random.split(key, 3)
+        self.rate = rate
+        self.depthwise = ConvNorm(
+            *(width, width, 3, conv_key), groups=width, bias=True, eps=c.eps, init="normal"
+        )
+        self.up = Linear(width, hidden, up_key, init="normal")
+        self.down = Linear(hidden, width, down_key, init="normal")
+        self.scale = nnx.Param(jnp.ones(width))
+
+    def __call__(self, x_BHWC: Array, call: Call, salt: int) -> Array:
+        """(B, H, W, C) → (B, H, W, C)."""
+        y = self.down(gelu(self.up(self.depthwise(x_BHWC, call))))
+        y = y * layers.over_last(self.scale[...], y)
+        return x_BHWC + layers.drop_path(y, self.rate, call, salt)
+
+
+class AdditiveAttention(nnx.Module):
+    """What all queries say together, seen by every key: W₂(W₁(g ∘ k) + q), g the sum of queries.
+
+    Queries and keys have length 1. The weights of the sum: see the module.
+    """
+
+    def __init__(self, width: int, queries: str, key: Array) -> None:
+        self.queries = queries
+        keys = jax.random.split(key, 5)
+        self.query, self.key, self.mix, self.out = (
+            Linear(width, width, k, init="normal") for k in keys[:4]
+        )
+        self.score = nnx.Param(jax.random.normal(keys[4], (width,)))
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        q, k = _unit(self.query(x_BTD)), _unit(self.key(x_BTD))
+        global_B1D = q.sum(1, keepdims=True)
+        if self.queries == "weighted":
+            weights_BT1 = (q @ self.score[...].astype(q.dtype)[:, None]) * q.shape[-1] ** -0.5
+            norm = jnp.sqrt(jnp.square(weights_BT1).sum(1, keepdims=True))
+            global_B1D = (weights_BT1 / jnp.maximum(norm, 1e-12) * q).sum(1, keepdims=True)
+        return self.out(self.mix(global_B1D * k) + q)
+
+
+def _unit(x_BTD: Array) -> Array:
+    """Every token divided by its length, which counts as 1e-12 where it is less."""
+    wide = x_BTD.astype(jnp.promote_types(x_BTD.dtype, jnp.float32))
+    # Never the root of zero, whose derivative is infinite.
+    square = jnp.maximum(jnp.square(wide).sum(-1, keepdims=True), 1e-24)
+    return (wide / jnp.sqrt(square)).astype(x_BTD.dtype)
+
+
+class AttentionBlock(nnx.Module):
+    """A `ConvBlock` of the stage's own width, attention, a feed-forward with a norm before it."""
+
+    def __init__(self, c: SwiftFormerConfig, width: int, hidden: int, rate: float, key: Array):
+        local_key, attention_key, feed_key = jax.random.split(key, 3)
+        self.rate = rate
+        self.local = ConvBlock(c, width, width, 0.0, local_key)
+        self.attention = AdditiveAttention(width, c.queries, attention_key)
+        self.norm = layers.BatchNorm(width, eps=c.eps)
+        self.feed_forward = layers.FeedForward(
+            *(width, hidden, feed_key),
+            dropout=c.dropout,
+            activation=c.activation,
+            init="normal",
+        )
+        self.scales = layers.LayerScales(width, c.layer_scale)
+
+    def __call__(self, x_BHWC: Array, call: Call, salt: int) -> Array:
+        """(B, H, W, C) → (B, H, W, C)."""
+        x = self.local(x_BHWC, call, salt)
+        batch, rows, columns, width = x.shape
+        y = self.attention(x.reshape(batch, rows * columns, width)).reshape(x.shape)
+        x = x + layers.drop_path(self.scales(0, y), self.rate, call, salt + 4)
+        y = self.norm(x, train=call.train, batch_axes=call.batch_axes)
+        y = self.scales(1, self.feed_forward(y, call, salt + 6))
+        return x + layers.drop_path(y, self.rate, call, salt + 5)
+
+
+class Stage(nnx.Module):
+    """Convolutional blocks, one of attention, and a convolution to the next stage if any."""
+
+    def __init__(self, c: SwiftFormerConfig, number: int, key: Array) -> None:
+        depth, width = c.depths[number], c.widths[number]
+        *keys, down_key = jax.random.split(key, depth + 1)
+        self.first = sum(c.depths[:number])
+        last_rate = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first + depth - 1]
+        sizes = (width, c.hidden(number))
+        self.blocks = nnx.List(ConvBlock(c, *sizes, c.conv_drop_path, k) for k in keys[:-1])
+        self.blocks.append(AttentionBlock(c, *sizes, last_rate, keys[-1]))
+        self.down = _down(c, number, down_key) if c.follows(number) else None
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        for i, block in enumerate(self.blocks):
+            x_BHWC = block(x_BHWC, call, (self.first + i) * layers.SALTS_PER_BLOCK)
+        return x_BHWC if self.down is None else self.down(x_BHWC, call)
+
+
+def _down(c: SwiftFormerConfig, stage: int, key: Array) -> ConvNorm:
+    """From a stage to the next."""
+    return ConvNorm(
+        *(c.widths[stage], c.widths[stage + 1], c.down_kernel, key),
+        stride=c.down_stride,
+        padding=c.down_padding,
+        bias=True,
+        eps=c.eps,
+        init="normal",
+    )
+
+
+class SwiftFormer(Network):
+    """Parameters: {'stem', 'stage0', …, 'norm', 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        stem_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
+        return {
+            "stem": conv_layers.NormedStem(c.image_channels, c.widths[0], c.eps, stem_key),
+            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            "norm": layers.BatchNorm(c.widths[-1], eps=c.eps),
+            "head": layers.TwoHeads(c.widths[-1], c.num_classes, head_key),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BHWC = bound["stem"](images_BHWC, call)
+        for i in range(len(self.config.depths)):
+            x_BHWC = bound[f"stage{i}"](x_BHWC, call)
+        x_BHWC = bound["norm"](x_BHWC, train=call.train, batch_axes=call.batch_axes)
+        return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _conv_block_rows(name: str, size: tuple[int, int], width: int, hidden: int) -> Iterator[Row]:
+    tokens = size[0] * size[1]
+    depthwise = f"{name}: depthwise"
+    yield from conv_norm_rows(depthwise, size, width, width, 3, groups=width, bias=True)
+    yield from layers.feed_forward_rows(name, tokens, width, hidden)
+    yield f"{name}: scale", (*size, width), width, 0
+
+
+def _layer_table(c: SwiftFormerConfig) -> Iterator[Row]:
+    maps = c.maps()
+    yield from conv_layers.normed_stem_rows(maps[:2], c.image_channels, c.widths[0])
+    for stage, depth in enumerate(c.depths):
+        size, width, hidden = maps[stage + 1], c.widths[stage], c.hidden(stage)
+        tokens = size[0] * size[1]
+        for i in range(depth - 1):
+            yield from _conv_block_rows(f"stage {stage}, block {i}", size, width, hidden)
+        name = f"stage {stage}, block {depth - 1}"
+        yield from _conv_block_rows(f"{name}, local", size, width, width)
+        yield linear_row(f"{name}: queries, keys", tokens, width, 2 * width)
+        yield f"{name}: scores of queries", (tokens, 1), width, tokens * width
+        yield linear_row(f"{name}: mix", tokens, width, width)
+        yield linear_row(f"{name}: output", tokens, width, width)
+        yield norm_row(f"{name}: BatchNorm", (*size, width))
+        yield from layers.feed_forward_rows(name, tokens, width, hidden)
+        if c.layer_scale:
+            yield f"{name}: scales", (*size, width), 2 * width, 0
+        if c.follows(stage):
+            sizes = (width, c.widths[stage + 1], c.down_kernel)
+            name = f"stage {stage}: to the next"
+            yield from conv_norm_rows(name, maps[stage + 2], *sizes, bias=True)
+    yield norm_row("head: BatchNorm", (*maps[-1], c.widths[-1]))
+    yield from layers.two_heads_rows(c.widths[-1], c.num_classes)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> SwiftFormer:
+    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+
+    Raises ValueError for sizes that do not fit.
+    """
+    sizes = {key: settings[key] for key in DEFAULTS}
+    for key in ("depths", "widths", "downsamples"):
+        sizes[key] = tuple(sizes[key])
+    config = SwiftFormerConfig(
+        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
+    )
+    return SwiftFormer(config, dtype)

@@ -1,0 +1,1 @@
+"""Convolutional networks: backbones of HSViT and baselines beside it."""

@@ -1,0 +1,221 @@
+"""EfficientNet: inverted residual blocks with squeeze-and-excitation, scaled in width and depth.
+
+As the `transformers` library computes it, which departs from the paper in three places, each with a
+setting for the original: zeros around a map of stride 2 are laid out for the native image size
+(`padding`), a residual branch loses single values rather than all of an example's (`drop`), and
+BatchNorm's statistics are nearly those of the last batch (`bn_momentum`).
+
+Source: Tan and Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks",
+table 1 (the network) and the authors' code (the scaled ones).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from math import ceil
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+
+from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig, check_rate
+from hsvit_jax.models.convnets.inverted_residual import DROPS, Inverted, InvertedConfig, Plan
+
+#: What a variant leaves as it is: the `model` section of EfficientNet-B0.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "width": 1.0,
+        "depth": 1.0,
+        "divisor": 8,  # of every width
+        # Of each stage, before scaling: channels in and out, blocks, the first block's stride,
+        # kernel size, and how much wider a block is inside.
+        "in_channels": (32, 16, 24, 40, 80, 112, 192),
+        "out_channels": (16, 24, 40, 80, 112, 192, 320),
+        "repeats": (1, 2, 2, 3, 3, 4, 1),
+        "strides": (1, 2, 2, 2, 1, 2, 1),
+        "kernels": (3, 3, 5, 3, 5, 5, 3),
+        "expand": (1, 6, 6, 6, 6, 6, 6),
+        "squeeze": 0.25,
+        "activation": "silu",
+        "padding": "native",  # 'same': right at any image size; 'symmetric': as torchvision's
+        "symmetric_blocks": (),  # of 'native': blocks of stride 2 with zeros on both sides
+        "pooling": "mean",  # or 'max'
+        "dropout": 0.2,
+        "drop_rate": 0.2,  # grows with the block towards this
+        "drop": "values",  # or 'paths', an example's whole branch
+        "bn_eps": 1e-3,
+        "bn_momentum": 0.01,  # 0.99 in the paper
+        "expand_bn_momentum": 0.9,  # 0.99 in the paper
+    }
+)
+#: Named networks as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "b0": {},
+        "b3": {"width": 1.2, "depth": 1.4, "dropout": 0.3, "symmetric_blocks": (5, 18)},
+        "b4": {"width": 1.4, "depth": 1.8, "dropout": 0.4, "symmetric_blocks": (6,)},
+        "b5": {"width": 1.6, "depth": 2.2, "dropout": 0.4, "symmetric_blocks": (13, 27)},
+    }
+)
+_STEM, _TOP = 32, 1280  # channels before scaling
+_STAGE_KEYS = ("in_channels", "out_channels", "repeats", "strides", "kernels", "expand")
+
+
+@dataclasses.dataclass(frozen=True)
+class EfficientNetConfig(InvertedConfig):
+    """Every size of an EfficientNet; see `DEFAULTS`."""
+
+    width: float = 1.0
+    depth: float = 1.0
+    divisor: int = 8
+    in_channels: tuple[int, ...] = (32, 16, 24, 40, 80, 112, 192)
+    out_channels: tuple[int, ...] = (16, 24, 40, 80, 112, 192, 320)
+    repeats: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 1)
+    strides: tuple[int, ...] = (1, 2, 2, 2, 1, 2, 1)
+    kernels: tuple[int, ...] = (3, 3, 5, 3, 5, 5, 3)
+    expand: tuple[int, ...] = (1, 6, 6, 6, 6, 6, 6)
+    squeeze: float = 0.25
+    activation: str = "silu"
+    padding: str = "native"
+    symmetric_blocks: tuple[int, ...] = ()
+    pooling: str = "mean"
+    dropout: float = 0.2
+    drop_rate: float = 0.2
+    drop: str = "values"
+    bn_eps: float = 1e-3
+    bn_momentum: float = 0.01
+    expand_bn_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        stages = {key: getattr(self, key) for key in _STAGE_KEYS}
+        if len({len(v) for v in stages.values()}) > 1 or not self.repeats:
+            raise ValueError(f"an EfficientNet needs one entry for each stage; got {stages}")
+        if min(self.width, self.depth, self.divisor) <= 0 or min(*self.repeats, *self.expand) < 1:
+            raise ValueError(f"width, depth, divisor, repeats, expand must be positive; got {self}")
+        if not {*self.strides} <= {1, 2} or any(k < 1 or k % 2 == 0 for k in self.kernels):
+            raise ValueError(
+                "strides must be 1 or 2 and kernels odd; got "
+                f"strides={self.strides} and kernels={self.kernels}"
+            )
+        for before, after in zip((_STEM, *self.out_channels), self.in_channels, strict=False):
+            if self.channels(before) != self.channels(after):
+                raise ValueError(
+                    f"a stage's in_channels must be what comes before it, {before}; got {after} of "
+                    f"in_channels={self.in_channels}, out_channels={self.out_channels}"
+                )
+        for key, known in (("padding", ("native", "same", "symmetric")), ("drop", DROPS)):
+            if getattr(self, key) not in known:
+                raise ValueError(f"{key} must be one of {known}; got {getattr(self, key)!r}")
+        if self.squeeze < 0:
+            raise ValueError(f"squeeze must be at least 0; got {self.squeeze}")
+        check_rate("drop_rate", self.drop_rate)
+        super().__post_init__()
+
+    def channels(self, base: int) -> int:
+        """A width of the unscaled network, scaled: a multiple of the divisor, at least 0.9 of it.
+
+        Source: the authors' code (`round_filters`).
+        """
+        return rounded(base * self.width, self.divisor)
+
+    @property
+    def head(self) -> HeadConfig:
+        return HeadConfig(self.channels(_TOP), self.num_classes, self.dropout, self.pooling)
+
+    def _conv(self, c_in: int, c_out: int, size: int, **more: Any) -> Conv:
+        usual = {"activation": self.activation, "momentum": self.bn_momentum, "eps": self.bn_eps}
+        return Conv(c_in, c_out, size, **{**usual, **more})
+
+    def plan(self) -> Plan:
+        stem = self._conv(
+            self.image_channels,
+            self.channels(_STEM),
+            3,
+            stride=2,
+            padding={"native": (0, 1), "same": "same", "symmetric": (1, 1)}[self.padding],
+        )
+        found = list(self._blocks())
+        count = len(found)
+        blocks = tuple(
+            block._replace(rate=self.drop_rate * i / count) for i, block in enumerate(found)
+        )
+        last = self.channels(self.out_channels[-1])
+        return Plan(stem, blocks, self._conv(last, self.channels(_TOP), 1))
+
+    def _blocks(self) -> Iterator[Inverted]:
+        number = 0
+        for i, repeats in enumerate(self.repeats):
+            width, c_out = self.channels(self.in_channels[i]), self.channels(self.out_channels[i])
+            for j in range(ceil(self.depth * repeats)):
+                stride = 1 if j else self.strides[i]
+                half = self.kernels[i] // 2
+                padding = (half, half)
+                native = self.padding == "native"
+                if native and stride == 2 and number not in self.symmetric_blocks:
+                    padding = (half - 1, half)
+                yield self._block(
+                    width,
+                    c_out,
+                    self.kernels[i],
+                    stride,
+                    self.expand[i],
+                    "same" if self.padding == "same" else padding,
+                    residual=j > 0,
+                )
+                width, number = c_out, number + 1
+
+    def _block(
+        self,
+        c_in: int,
+        c_out: int,
+        size: int,
+        stride: int,
+        expand: int,
+        padding: tuple[int, int] | str,
+        *,
+        residual: bool,
+    ) -> Inverted:
+        inner = c_in * expand
+        wider = self._conv(c_in, inner, 1, momentum=self.expand_bn_momentum)
+        return Inverted(
+            wider if expand != 1 else None,
+            self._conv(inner, inner, size, stride=stride, padding=padding, depthwise=True),
+            self._conv(inner, c_out, 1, activation=""),
+            squeeze=max(1, int(c_in * self.squeeze)),
+            residual=residual,
+            drop=self.drop,
+        )
+
+
+def rounded(value: float, divisor: int, least: int | None = None) -> int:
+    """The multiple of divisor nearest to value, not below 0.9 of it or `least` (the divisor).
+
+    Source: the MobileNet authors' code (`_make_divisible`).
+    """
+    nearest = max(least or divisor, int(value + divisor / 2) // divisor * divisor)
+    return nearest + divisor if nearest < 0.9 * value else nearest
+
+
+#: The class of what `sizes` gives.
+CONFIG = EfficientNetConfig
+
+
+def sizes(
+    settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
+) -> EfficientNetConfig:
+    """The sizes that a `model` section, which has the keys of `DEFAULTS`, gives for such images."""
+    own = {key: settings[key] for key in DEFAULTS}
+    own |= {key: tuple(own[key]) for key in (*_STAGE_KEYS, "symmetric_blocks")}
+    return EfficientNetConfig(image_size, channels, num_classes, **own)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> ConvNet:
+    """The classifier of a configuration's `model` section; see `sizes`."""
+    config = sizes(settings, image_size=image_size, channels=channels, num_classes=num_classes)
+    return ConvNet(config, dtype)

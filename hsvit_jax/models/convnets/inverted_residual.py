@@ -1,0 +1,155 @@
+"""Networks of inverted residual blocks: MobileNetV2 and EfficientNet, described by a `Plan`.
+
+A block widens the map by a 1×1 convolution, filters it by a depthwise one, weights its channels
+where there is squeeze-and-excitation, and narrows it by another 1×1 convolution.
+
+Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", figure 3; Hu et
+al., "Squeeze-and-Excitation Networks", section 3; Tan and Le, "EfficientNet", section 4.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.convnets.convnet import Conv, ConvNetConfig, ConvNorm, shrunk
+from hsvit_jax.models.layers import Row
+from hsvit_jax.models.network import WHOLE, Call, Share
+from hsvit_jax.ops.activations import ACTIVATIONS
+
+Array = jax.Array
+
+#: What stochastic depth drops: single values, or an example's whole branch.
+DROPS = ("values", "paths")
+
+
+class Inverted(NamedTuple):
+    """One block. squeeze: channels inside squeeze-and-excitation, 0 for none; residual: whether the
+    block's input is added; rate: of what is dropped before, and drop: which of `DROPS`."""
+
+    expand: Conv | None
+    depthwise: Conv
+    project: Conv
+    squeeze: int = 0
+    residual: bool = False
+    rate: float = 0.0
+    drop: str = "paths"
+
+    def convs(self) -> tuple[Conv, ...]:
+        """In order of computation."""
+        first = () if self.expand is None else (self.expand,)
+        return (*first, self.depthwise, self.project)
+
+
+class Plan(NamedTuple):
+    """The first convolution, the blocks, and the last convolution, which is 1×1."""
+
+    stem: Conv
+    blocks: tuple[Inverted, ...]
+    top: Conv
+
+
+@dataclasses.dataclass(frozen=True)
+class InvertedConfig(ConvNetConfig):
+    """Sizes of a network that a `Plan` describes."""
+
+    @abc.abstractmethod
+    def plan(self) -> Plan:
+        """All convolutions."""
+
+    def convs(self) -> Iterator[Conv]:
+        plan = self.plan()
+        yield plan.stem
+        for block in plan.blocks:
+            yield from block.convs()
+        yield plan.top
+
+    def features(self, key: Array) -> nnx.Module:
+        return Features(self.plan(), key)
+
+    def feature_rows(self) -> Iterator[Row]:
+        plan, size = self.plan(), self.image_size
+        size = shrunk(plan.stem, size, self.image_size)
+        yield plan.stem.row("stem", size)
+        for i, block in enumerate(plan.blocks):
+            for conv in block.convs():
+                if conv is block.project and block.squeeze:
+                    c, inner = conv.c_in, block.squeeze
+                    name = f"block {i}: squeeze-and-excitation"
+                    yield name, (*size, c), (c + 1) * inner + (inner + 1) * c, 2 * c * inner
+                size = shrunk(conv, size, self.image_size)
+                yield conv.row(f"block {i}", size)
+        yield plan.top.row("top", size)
+
+
+class SqueezeExcite(nnx.Module):
+    """Weights a map's channels by what their means say, between 0 and 1."""
+
+    def __init__(self, channels: int, inner: int, activation: str, key: Array) -> None:
+        self.activation = activation
+        reduce_key, expand_key = jax.random.split(key)
+        self.reduce = layers.Linear(channels, inner, reduce_key, init="normal")
+        self.expand = layers.Linear(inner, channels, expand_key, init="normal")
+
+    def __call__(self, x_BHWC: Array, kernels: Share = WHOLE) -> Array:
+        """(B, H, W, C) → same; of spread channels the means are gathered, (B, C) numbers."""
+        mean_BC = kernels.gather(x_BHWC.mean((1, 2)), 1)
+        inner = ACTIVATIONS[self.activation](self.reduce(mean_BC))
+        weight_BC = jax.nn.sigmoid(self.expand(inner))
+        return x_BHWC * weight_BC[:, None, None]
+
+
+class Block(nnx.Module):
+    """What an `Inverted` describes."""
+
+    def __init__(self, block: Inverted, key: Array) -> None:
+        self.residual, self.rate, self.drop = block.residual, block.rate, block.drop
+        expand_key, depthwise_key, squeeze_key, project_key = jax.random.split(key, 4)
+        self.expand = None if block.expand is None else ConvNorm(block.expand, expand_key)
+        self.depthwise = ConvNorm(block.depthwise, depthwise_key)
+        spec, inner = block.depthwise, block.squeeze
+        gate = SqueezeExcite(spec.c_out, inner, spec.activation, squeeze_key) if inner else None
+        self.squeeze = gate
+        self.project = ConvNorm(block.project, project_key)
+
+    def __call__(self, x_BHWC: Array, call: Call, kernels: Share, index: int) -> Array:
+        """(B, H, W, C) → (B, H', W', C'), the channels that are here; index keys its masks."""
+        y_BHWC = x_BHWC if self.expand is None else self.expand(x_BHWC, call, kernels)
+        y_BHWC = self.depthwise(y_BHWC, call, kernels)
+        if self.squeeze is not None:
+            y_BHWC = self.squeeze(y_BHWC, kernels)
+        y_BHWC = self.project(y_BHWC, call, kernels)
+        if not self.residual:
+            return y_BHWC
+        return x_BHWC + self._dropped(y_BHWC, call, kernels, index * layers.SALTS_PER_BLOCK)
+
+    def _dropped(self, y_BHWC: Array, call: Call, kernels: Share, salt: int) -> Array:
+        """A single value's mask is that of its place in the whole map, wherever its channel is."""
+        if self.drop == "paths":
+            return layers.drop_path(y_BHWC, self.rate, call, salt)
+        if not self.rate or call.dropout_words is None:
+            return y_BHWC
+        whole = jnp.ones((*y_BHWC.shape[:3], self.project.spec.c_out), y_BHWC.dtype)
+        return y_BHWC * kernels.take(layers.dropout(whole, self.rate, call, salt), 3)
+
+
+class Features(nnx.Module):
+    """From images to the last map."""
+
+    def __init__(self, plan: Plan, key: Array) -> None:
+        stem_key, top_key, *keys = jax.random.split(key, len(plan.blocks) + 2)
+        self.stem = ConvNorm(plan.stem, stem_key)
+        self.blocks = nnx.List(Block(b, k) for b, k in zip(plan.blocks, keys, strict=True))
+        self.top = ConvNorm(plan.top, top_key)
+
+    def __call__(self, images_BHWC: Array, call: Call, kernels: Share = WHOLE) -> Array:
+        """(B, H, W, C) → (B, h, w, C'), the channels that are here."""
+        x_BHWC = self.stem(images_BHWC, call, kernels)
+        for i, block in enumerate(self.blocks):
+            x_BHWC = block(x_BHWC, call, kernels, i)
+        return self.top(x_BHWC, call, kernels)

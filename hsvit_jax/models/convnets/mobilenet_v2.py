@@ -1,0 +1,151 @@
+"""MobileNetV2: inverted residual blocks with linear bottlenecks, scaled in width.
+
+As the `transformers` library computes it; where that departs from the paper, settings have the
+original: BatchNorm's statistics are nearly those of the last batch (`bn_momentum`).
+
+Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", table 2.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+
+from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
+from hsvit_jax.models.convnets.efficientnet import rounded
+from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan
+
+#: What a variant leaves as it is: the `model` section of MobileNetV2-1.0.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "width": 1.0,
+        "divisor": 8,  # of every width
+        "least_channels": 8,
+        "expand": 6.0,  # how much wider a block is inside
+        "output_stride": 32,  # from here on, dilation in place of strides
+        "stem_expansion": False,  # a 1×1 convolution more in the first block
+        "full_top": True,  # 1280 channels at the end, however narrow the network
+        "activation": "relu6",
+        "padding": "same",  # or 'symmetric'
+        "dropout": 0.2,
+        "bn_eps": 1e-3,
+        "bn_momentum": 0.003,  # 0.997 in the paper's code
+    }
+)
+#: Named networks by their width, as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"1.0": {}, "1.4": {"width": 1.4}})
+
+# Channels before scaling: of the stem, of the first block and the others; and the others' strides.
+_STEM, _TOP = 32, 1280
+_CHANNELS = (16, *(24,) * 2, *(32,) * 3, *(64,) * 4, *(96,) * 3, *(160,) * 3, 320)
+_STRIDES = (2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MobileNetV2Config(InvertedConfig):
+    """Every size of a MobileNetV2; see `DEFAULTS`."""
+
+    width: float = 1.0
+    divisor: int = 8
+    least_channels: int = 8
+    expand: float = 6.0
+    output_stride: int = 32
+    stem_expansion: bool = False
+    full_top: bool = True
+    activation: str = "relu6"
+    padding: str = "same"
+    dropout: float = 0.2
+    bn_eps: float = 1e-3
+    bn_momentum: float = 0.003
+
+    def __post_init__(self) -> None:
+        least = min(self.width, self.divisor, self.least_channels, self.expand, self.output_stride)
+        if least <= 0:
+            raise ValueError(
+                "width, divisor, least_channels, expand and output_stride must be positive; got "
+                f"{self}"
+            )
+        if self.padding not in ("same", "symmetric"):
+            raise ValueError(f"padding must be 'same' or 'symmetric'; got {self.padding!r}")
+        super().__post_init__()
+
+    def channels(self, base: int) -> int:
+        """A width of the unscaled network, scaled."""
+        return self._rounded(base * self.width)
+
+    def _rounded(self, value: float) -> int:
+        return rounded(round(value), self.divisor, self.least_channels)
+
+    @property
+    def top_channels(self) -> int:
+        """Channels of the last map."""
+        return _TOP if self.full_top and self.width < 1 else self.channels(_TOP)
+
+    @property
+    def head(self) -> HeadConfig:
+        return HeadConfig(self.top_channels, self.num_classes, self.dropout)
+
+    def _conv(self, c_in: int, c_out: int, size: int, **more: Any) -> Conv:
+        half = (size - 1) // 2 * more.get("dilation", 1)
+        usual = {
+            "padding": "same" if self.padding == "same" else (half, half),
+            "activation": self.activation,
+            "momentum": self.bn_momentum,
+            "eps": self.bn_eps,
+        }
+        return Conv(c_in, c_out, size, **{**usual, **more})
+
+    def plan(self) -> Plan:
+        stem = self._conv(self.image_channels, self.channels(_STEM), 3, stride=2)
+        last = self.channels(_CHANNELS[-1])
+        return Plan(stem, tuple(self._blocks()), self._conv(last, self.top_channels, 1))
+
+    def _blocks(self) -> Iterator[Inverted]:
+        width, c_out = self.channels(_STEM), self.channels(_CHANNELS[0])
+        yield Inverted(
+            self._conv(width, width, 1) if self.stem_expansion else None,
+            self._conv(width, width, 3, depthwise=True),
+            self._conv(width, c_out, 1, activation=""),
+        )
+        running, dilation = 2, 1
+        for c_in, c_out, nominal in zip(_CHANNELS[:-1], _CHANNELS[1:], _STRIDES, strict=True):
+            c_in, c_out = self.channels(c_in), self.channels(c_out)
+            inner = self._rounded(c_in * self.expand)
+            stride, dilated = nominal, 1
+            if running == self.output_stride:
+                stride, dilated, dilation = 1, dilation, dilation * nominal
+            else:
+                running *= nominal
+            yield Inverted(
+                self._conv(c_in, inner, 1),
+                self._conv(inner, inner, 3, stride=stride, dilation=dilated, depthwise=True),
+                self._conv(inner, c_out, 1, activation=""),
+                residual=stride == 1 and c_in == c_out,
+            )
+
+
+#: The class of what `sizes` gives.
+CONFIG = MobileNetV2Config
+
+
+def sizes(
+    settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
+) -> MobileNetV2Config:
+    """The sizes that a `model` section, which has the keys of `DEFAULTS`, gives for such images."""
+    own = {key: settings[key] for key in DEFAULTS}
+    return MobileNetV2Config(image_size, channels, num_classes, **own)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> ConvNet:
+    """The classifier of a configuration's `model` section; see `sizes`."""
+    config = sizes(settings, image_size=image_size, channels=channels, num_classes=num_classes)
+    return ConvNet(config, dtype)

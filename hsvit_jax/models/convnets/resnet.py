@@ -1,0 +1,218 @@
+"""ResNet: residual networks of basic or bottleneck blocks, as feature extractor and classifier.
+
+Source: He et al., "Deep Residual Learning for Image Recognition", table 1, with the stride of a
+bottleneck in its 3×3 convolution; initial values, and strides elsewhere as settings, as in the
+widely used `transformers` library.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models.convnets.convnet import (
+    Conv,
+    ConvNet,
+    ConvNetConfig,
+    ConvNorm,
+    HeadConfig,
+    shrunk,
+)
+from hsvit_jax.models.layers import Row
+from hsvit_jax.models.network import WHOLE, Call, Share
+from hsvit_jax.ops.activations import ACTIVATIONS
+from hsvit_jax.ops.max_pool import max_pool
+
+Array = jax.Array
+
+#: What a variant leaves as it is: the `model` section of ResNet-50.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "block": "bottleneck",  # or 'basic'
+        "stem_channels": 64,
+        "channels": (256, 512, 1024, 2048),  # out of each stage
+        "depths": (3, 4, 6, 3),
+        "activation": "relu",  # of the stem and after each sum; inside a block it is ReLU
+        "stride_in_first_stage": False,
+        "stride_in_first_conv": False,  # of a bottleneck, instead of in its 3×3 convolution
+        "bn_momentum": 0.9,
+    }
+)
+_BASIC = {"block": "basic", "channels": (64, 128, 256, 512)}
+
+#: Named networks of the paper's table 1, as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "18": {**_BASIC, "depths": (2, 2, 2, 2)},
+        "34": {**_BASIC, "depths": (3, 4, 6, 3)},
+        "50": {},
+        "101": {"depths": (3, 4, 23, 3)},
+        "152": {"depths": (3, 8, 36, 3)},
+    }
+)
+
+#: The stem's max pool, as a convolution of its kind would shrink a map.
+_POOL = Conv(1, 1, 3, stride=2, padding=(1, 1))
+
+
+class Residual(NamedTuple):
+    """A block's convolutions, and the one of its shortcut, if that is not the identity."""
+
+    convs: tuple[Conv, ...]
+    shortcut: Conv | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ResNetConfig(ConvNetConfig):
+    """Every size of a ResNet; see `DEFAULTS`."""
+
+    block: str = "bottleneck"
+    stem_channels: int = 64
+    channels: tuple[int, ...] = (256, 512, 1024, 2048)
+    depths: tuple[int, ...] = (3, 4, 6, 3)
+    activation: str = "relu"
+    stride_in_first_stage: bool = False
+    stride_in_first_conv: bool = False
+    bn_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.block not in ("basic", "bottleneck"):
+            raise ValueError(f"block must be 'basic' or 'bottleneck'; got {self.block!r}")
+        if len(self.channels) != len(self.depths) or min(self.depths, default=0) < 1:
+            raise ValueError(
+                "a ResNet needs channels and a depth of at least 1 for each stage; got "
+                f"channels={self.channels} and depths={self.depths}"
+            )
+        super().__post_init__()
+
+    @property
+    def head(self) -> HeadConfig:
+        return HeadConfig(self.channels[-1], self.num_classes, init="torch")
+
+    def conv(self, c_in: int, c_out: int, size: int, stride: int = 1, activation: str = "") -> Conv:
+        """Padded by size//2 on all sides."""
+        return Conv(
+            *(c_in, c_out, size, stride, (size // 2, size // 2)),
+            activation=activation,
+            momentum=self.bn_momentum,
+            init="fan_out",
+        )
+
+    @property
+    def stem(self) -> Conv:
+        """The first convolution; a max pool follows."""
+        return self.conv(self.image_channels, self.stem_channels, 7, 2, self.activation)
+
+    def stages(self) -> Iterator[list[Residual]]:
+        """The blocks of each stage."""
+        c_in = self.stem_channels
+        for i, (c_out, depth) in enumerate(zip(self.channels, self.depths, strict=True)):
+            stage = []
+            for j in range(depth):
+                stride = 1 if j or not (i or self.stride_in_first_stage) else 2
+                stage.append(self._residual(c_in, c_out, stride))
+                c_in = c_out
+            yield stage
+
+    def _residual(self, c_in: int, c_out: int, stride: int) -> Residual:
+        shortcut = self.conv(c_in, c_out, 1, stride) if stride > 1 or c_in != c_out else None
+        if self.block == "basic":
+            first = self.conv(c_in, c_out, 3, stride, "relu")
+            return Residual((first, self.conv(c_out, c_out, 3)), shortcut)
+        inner, early = c_out // 4, self.stride_in_first_conv
+        reduce = self.conv(c_in, inner, 1, stride if early else 1, "relu")
+        middle = self.conv(inner, inner, 3, 1 if early else stride, "relu")
+        return Residual((reduce, middle, self.conv(inner, c_out, 1)), shortcut)
+
+    def convs(self) -> Iterator[Conv]:
+        yield self.stem
+        for stage in self.stages():
+            for block in stage:
+                if block.shortcut is not None:
+                    yield block.shortcut
+                yield from block.convs
+
+    def features(self, key: Array) -> nnx.Module:
+        return Features(self, key)
+
+    def feature_rows(self) -> Iterator[Row]:
+        size = shrunk(self.stem, self.image_size, self.image_size)
+        yield self.stem.row("stem", size)
+        size = shrunk(_POOL, size, self.image_size)
+        yield "stem: 3×3 max pool, stride 2", (*size, self.stem_channels), 0, 0
+        for i, stage in enumerate(self.stages()):
+            for j, block in enumerate(stage):
+                name = f"stage {i}, block {j}"
+                if block.shortcut is not None:
+                    yield block.shortcut.row(f"{name}, shortcut", block.shortcut.map_size(size))
+                for conv in block.convs:
+                    size = shrunk(conv, size, self.image_size)
+                    yield conv.row(name, size)
+
+
+class Block(nnx.Module):
+    """The sum of the shortcut and two or three convolutions, activated."""
+
+    def __init__(self, block: Residual, activation: str, key: Array) -> None:
+        self.activation = activation
+        shortcut_key, *keys = jax.random.split(key, len(block.convs) + 1)
+        self.convs = nnx.List(ConvNorm(c, k) for c, k in zip(block.convs, keys, strict=True))
+        self.shortcut = None if block.shortcut is None else ConvNorm(block.shortcut, shortcut_key)
+
+    def __call__(self, x_BHWC: Array, call: Call, kernels: Share) -> Array:
+        """(B, H, W, C) → (B, H', W', C'), the channels that are here."""
+        y_BHWC = kernels.gather(x_BHWC, 3)
+        if self.shortcut is not None:
+            x_BHWC = self.shortcut(y_BHWC, call, kernels)
+        for conv in self.convs:
+            y_BHWC = conv(y_BHWC, call, kernels)
+        return ACTIVATIONS[self.activation](x_BHWC + y_BHWC)
+
+
+class Features(nnx.Module):
+    """From images to the last map."""
+
+    def __init__(self, c: ResNetConfig, key: Array) -> None:
+        residuals = [block for stage in c.stages() for block in stage]
+        stem_key, *keys = jax.random.split(key, len(residuals) + 1)
+        self.stem = ConvNorm(c.stem, stem_key)
+        self.blocks = nnx.List(
+            Block(block, c.activation, k) for block, k in zip(residuals, keys, strict=True)
+        )
+
+    def __call__(self, images_BHWC: Array, call: Call, kernels: Share = WHOLE) -> Array:
+        """(B, H, W, C) → (B, h, w, C'), the channels that are here."""
+        x_BHWC = max_pool(self.stem(images_BHWC, call, kernels), 3, 2)
+        for block in self.blocks:
+            x_BHWC = block(x_BHWC, call, kernels)
+        return x_BHWC
+
+
+#: The class of what `sizes` gives.
+CONFIG = ResNetConfig
+
+
+def sizes(
+    settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
+) -> ResNetConfig:
+    """The sizes that a `model` section, which has the keys of `DEFAULTS`, gives for such images."""
+    own = {key: settings[key] for key in DEFAULTS}
+    own |= {key: tuple(own[key]) for key in ("channels", "depths")}
+    return ResNetConfig(image_size, channels, num_classes, **own)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> ConvNet:
+    """The classifier of a configuration's `model` section; see `sizes`."""
+    config = sizes(settings, image_size=image_size, channels=channels, num_classes=num_classes)
+    return ConvNet(config, dtype)

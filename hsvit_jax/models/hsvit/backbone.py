@@ -1,0 +1,262 @@
+"""HSViT on a convolutional network: each channel of its last map is a token.
+
+The channels' maps are projected, split into attention groups, attended to, averaged and classified
+as in HSViT; only the trunk's convolutions are another network's, usually pretrained and frozen.
+
+A sharded backbone costs one all-gather for each convolution that is neither the first nor
+depthwise (a shortcut shares its block's) and one of the means for each squeeze-and-excitation; its
+gradient has as many reduce-scatters.
+
+Source: HSViT paper, section 4 and table 3; the authors' code for the embedding's width, which is
+the map's size rounded up to a multiple of 8.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
+from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig, check_rate
+from hsvit_jax.models.hsvit.groups import Groups
+from hsvit_jax.models.hsvit.hsvit import Head, HSViT
+from hsvit_jax.models.hsvit.layer_table import attention_rows, projection_row
+from hsvit_jax.models.hsvit.sizes import ENCODERS, divisors
+from hsvit_jax.models.hsvit.trunk import channel_tokens
+from hsvit_jax.models.layers import Row
+from hsvit_jax.models.network import Bound, Call, Network, Share
+
+Array = jax.Array
+
+#: Families that a backbone can be of.
+FAMILIES: Mapping[str, Any] = MappingProxyType(
+    {"resnet": resnet, "efficientnet": efficientnet, "mobilenet_v2": mobilenet_v2}
+)
+
+#: What a variant leaves as it is (HSViT paper, table 3), but for `backbone` and its settings.
+_SHARED: Mapping[str, Any] = MappingProxyType(
+    {
+        "groups": 64,
+        "depth": 2,
+        "embed_dim": 0,  # the map's pixels, rounded up to a multiple of 8
+        "heads": 8,
+        "dropout": 0.2,
+        "group_dropout": 0.0,
+        "votes": "equal",  # or 'learned'
+        "encoder": "auto",  # of the groups: see `hsvit_sizes.ENCODERS`
+        "trunk": "replicated",  # or 'sharded': the backbone's channels are spread over devices
+    }
+)
+
+
+def backbone_settings(name: str) -> dict[str, Any]:
+    """All settings of a backbone: a family's name and its variant's, such as 'resnet50'.
+
+    A family's name alone stands for its defaults. Raises ValueError for another name.
+    """
+    family, module = _family(name)
+    variant = name.removeprefix(family).removeprefix("_")
+    if variant and variant not in module.VARIANTS:
+        raise ValueError(
+            f"unknown model.backbone {name!r}; {family} has {', '.join(module.VARIANTS)}"
+        )
+    return {**module.DEFAULTS, **module.VARIANTS.get(variant, {})}
+
+
+def _family(name: str) -> tuple[str, Any]:
+    for family, module in FAMILIES.items():
+        if name.startswith(family):
+            return family, module
+    raise ValueError(
+        f"unknown model.backbone {name!r}; it begins with one of {', '.join(FAMILIES)}"
+    )
+
+
+def _variant(name: str) -> dict[str, Any]:
+    return {"backbone": name, "backbone_settings": backbone_settings(name)}
+
+
+#: Backbones by name, each with the settings of its own family as a section.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        name: _variant(name)
+        for name in (
+            *(f"resnet{variant}" for variant in resnet.VARIANTS),
+            *(f"efficientnet_{variant}" for variant in efficientnet.VARIANTS),
+            *(f"mobilenet_v2_{variant}" for variant in mobilenet_v2.VARIANTS),
+        )
+    }
+)
+DEFAULTS: Mapping[str, Any] = MappingProxyType({**_SHARED, **_variant("resnet50")})
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneHSViTConfig:
+    """Every size; backbone: of the network whose last map is read, which has the image's sizes.
+
+    The others are named as `HSViTConfig`'s. Raises ValueError for sizes that do not fit.
+    """
+
+    backbone: ConvNetConfig
+    groups: int = 64
+    depth: int = 2
+    embed_dim: int = 0
+    heads: int = 8
+    dropout: float = 0.2
+    group_dropout: float = 0.0
+    votes: str = "equal"
+    trunk: str = "replicated"
+    encoder: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.embed_dim == 0:
+            object.__setattr__(self, "embed_dim", -(-prod(self.map_size) // 8) * 8)
+        if min(self.groups, self.depth, self.embed_dim, self.heads) < 1:
+            raise ValueError(f"sizes must be positive; got {self}")
+        channels = self.conv_channels[-1]
+        if channels % self.groups:
+            raise ValueError(
+                f"{channels} channel tokens of the backbone cannot split into groups={self.groups}:"
+                f" choose a divisor of {channels}: {divisors(channels)}"
+            )
+        if self.embed_dim % self.heads:
+            raise ValueError(
+                f"embed_dim={self.embed_dim} is not divisible by heads={self.heads}: choose one of "
+                f"{divisors(self.embed_dim)}"
+            )
+        for name in ("dropout", "group_dropout"):
+            check_rate(name, getattr(self, name))
+        for name, known in (
+            ("votes", ("equal", "learned")),
+            ("trunk", ("replicated", "sharded")),
+            ("encoder", ENCODERS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {known}; got {getattr(self, name)!r}")
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Rows and columns of pixels."""
+        return self.backbone.image_size
+
+    @property
+    def image_channels(self) -> int:
+        """Of an image."""
+        return self.backbone.image_channels
+
+    @property
+    def num_classes(self) -> int:
+        """Logits."""
+        return self.backbone.num_classes
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Rows and columns of the feature map that becomes a token."""
+        return self.backbone.map_size
+
+    @property
+    def conv_channels(self) -> tuple[int, ...]:
+        """Channels out of every convolution; the last ones are tokens."""
+        return self.backbone.widths
+
+    @property
+    def convolution(self) -> bool:
+        """There always is; without it an HSViT's tokens are colour planes."""
+        return True
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one group, its CLS included."""
+        return self.conv_channels[-1] // self.groups + 1
+
+
+class Projection(nnx.Module):
+    """The linear layer from a channel's map to a token."""
+
+    def __init__(self, c: BackboneHSViTConfig, key: Array) -> None:
+        self.dropout = c.dropout
+        self.embed = nnx.Dict(layers.torch_linear(key, (), prod(c.map_size), c.embed_dim))
+
+    def __call__(self, x_BHWC: Array, call: Call, first_token: Array | int) -> Array:
+        """(B, h, w, C) → (B, C, D), for the channels that are here; see `channel_tokens`."""
+        return channel_tokens(self.embed, x_BHWC, self.dropout, call, first_token)
+
+
+class BackboneHSViT(HSViT):
+    """Parameters: {'backbone', 'trunk' (the projection), 'groups' (leading G axis), 'head'}."""
+
+    config: BackboneHSViTConfig
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        backbone_key, trunk_key, groups_key, head_key = jax.random.split(key, 4)
+        return {
+            "backbone": self.config.backbone.features(backbone_key),
+            "trunk": Projection(self.config, trunk_key),
+            "groups": Groups(self.config, groups_key),
+            "head": Head(self.config, head_key),
+        }
+
+    def spread_axis(self, path: tuple[str, ...]) -> int | None:
+        """Groups by their first axis; of a sharded backbone each convolution's channels out."""
+        if path[0] == "groups":
+            return 0
+        if self.config.trunk != "sharded" or path[0] != "backbone":
+            return None
+        if "squeeze" in path:
+            return {"reduce": None, "expand": int(path[-1] == "kernel")}[path[-2]]
+        return 3 if path[-1] == "kernel" else 0
+
+    def channel_tokens(
+        self, bound: Bound, images_BHWC: Array, call: Call, kernels: Share, first_token: Array | int
+    ) -> Array:
+        x_BHWC = bound["backbone"](images_BHWC, self.call_of("backbone", call), kernels)
+        return bound["trunk"](x_BHWC, call, first_token)
+
+    def feature_network(self) -> tuple[str, Network]:
+        """The backbone's family, and its classifier of the same sizes."""
+        own = self.config.backbone
+        family = next(f for f, module in FAMILIES.items() if isinstance(own, module.CONFIG))
+        return family, ConvNet(own, self.dtype)
+
+    def layer_table(self) -> list[Row]:
+        """As `HSViT.layer_table`, the backbone's rows first."""
+        c = self.config
+        rows = (
+            (f"backbone, {name}", shape, params, macs)
+            for name, shape, params, macs in c.backbone.feature_rows()
+        )
+        projection = projection_row(c.map_size, c.conv_channels[-1], c.embed_dim)
+        return [*rows, projection, *attention_rows(c)]
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> BackboneHSViT:
+    """The network of a configuration's `model` section.
+
+    `backbone` names a family, with or without a variant; the section `backbone_settings` has the
+    keys of that family's DEFAULTS. embed_dim 0: the map's pixels, rounded up to a multiple of 8.
+    Raises ValueError for other keys.
+    """
+    family, module = _family(settings["backbone"])
+    own = settings["backbone_settings"]
+    other = sorted(set(own) ^ set(module.DEFAULTS))
+    if other:
+        raise ValueError(
+            f"model.backbone={settings['backbone']!r} is of the family {family}, which does not "
+            f"agree with the keys of model.backbone_settings in {', '.join(other)}"
+        )
+    backbone = module.sizes(own, image_size=image_size, channels=channels, num_classes=num_classes)
+    sizes = {key: settings[key] for key in _SHARED}
+    return BackboneHSViT(BackboneHSViTConfig(backbone, **sizes), dtype)

@@ -1,0 +1,118 @@
+"""HSViT's attention groups: each is a transformer of its own, and none sees another's tokens.
+
+All groups are one computation, every parameter with a leading G axis. Source: HSViT paper, sections
+3.2 and 3.3; where it is silent (learned positions, dropout) the authors' code.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.hsvit.sizes import HSViTConfig
+from hsvit_jax.models.network import Call
+from hsvit_jax.ops import normalise, varying
+from hsvit_jax.ops.attention import attention, attention_weights
+from hsvit_jax.ops.dropout import counter_base
+
+Array = jax.Array
+
+
+class Block(nnx.Module):
+    """One attention block of all groups: z + MHSA(LN(z)), and nothing else (no MLP)."""
+
+    def __init__(self, c: HSViTConfig, key: Array) -> None:
+        self.heads, self.rate = c.heads, c.dropout
+        qkv_key, out_key = jax.random.split(key)
+        g, d = c.groups, c.embed_dim
+        self.norm_scale, self.norm_bias = nnx.Param(jnp.ones((g, d))), nnx.Param(jnp.zeros((g, d)))
+        # Xavier-uniform over the packed (D, 3D) matrix, zero bias.
+        self.qkv_kernel = nnx.Param(layers.uniform(qkv_key, (g, 3, d, d), (6 / (4 * d)) ** 0.5))
+        self.qkv_bias = nnx.Param(jnp.zeros((g, 3, d)))
+        self.out_kernel = nnx.Param(layers.uniform(out_key, (g, d, d), d**-0.5))
+        self.out_bias = nnx.Param(jnp.zeros((g, d)))
+
+    def __call__(
+        self, z_GBTD: Array, words: tuple[Array | int, ...] | None, call: Call, *, cls_only: bool
+    ) -> Array:
+        """(G, B, T, D) → same, or (G, B, 1, D) where only the CLS token's output is wanted."""
+        g, batch, _, d = z_GBTD.shape
+        y_GBTD = normalise.layer_norm(
+            z_GBTD, self.norm_scale[...][:, None, None], self.norm_bias[...][:, None, None]
+        )
+        kernel_GJDD = self.qkv_kernel[...].astype(z_GBTD.dtype)
+        bias_GJD = self.qkv_bias[...].astype(z_GBTD.dtype)
+
+        def project(y: Array, first: int, last: int) -> list[Array]:
+            """Of queries, keys and values these, heads as a batch axis: each (G, B, N, T, D/N).
+
+            Split, not indexed: the gradient of a split is one concatenation.
+            """
+            count = last - first
+            kernel = kernel_GJDD[:, first:last].swapaxes(1, 2).reshape(g, d, count * d)
+            out = jnp.einsum("gbtd,gde->gbte", y, kernel)
+            out += bias_GJD[:, first:last].reshape(g, 1, 1, count * d)
+            out = out.reshape(g, batch, -1, count, self.heads, d // self.heads)
+            return [x.squeeze(3).swapaxes(2, 3) for x in jax.lax.split(out, (1,) * count, axis=3)]
+
+        z_in = z_GBTD[:, :, :1] if cls_only else z_GBTD
+        if cls_only:
+            (q_GBNTE,), (k_GBNSE, v_GBNSE) = project(y_GBTD[:, :, :1], 0, 1), project(y_GBTD, 1, 3)
+        else:
+            q_GBNTE, k_GBNSE, v_GBNSE = project(y_GBTD, 0, 3)
+        call.show("group attention", lambda: attention_weights(q_GBNTE, k_GBNSE))
+        rate = self.rate if words is not None else 0.0
+        o_GBNTE = attention(rate, q_GBNTE, k_GBNSE, v_GBNSE, words or ())
+        o_GBTD = o_GBNTE.swapaxes(2, 3).reshape(z_in.shape)
+        out = jnp.einsum("gbtd,gde->gbte", o_GBTD, self.out_kernel[...].astype(z_GBTD.dtype))
+        return z_in + out + self.out_bias[...].astype(z_GBTD.dtype)[:, None, None]
+
+
+class Groups(nnx.Module):
+    """All attention groups' encoders at once; every parameter has a leading G axis."""
+
+    def __init__(self, c: HSViTConfig, key: Array) -> None:
+        self.fused = c.encoder == "pallas"
+        cls_key, position_key, *block_keys = jax.random.split(key, c.depth + 2)
+        self.cls = nnx.Param(jax.random.normal(cls_key, (c.groups, c.embed_dim)))
+        self.position = nnx.Param(
+            jax.random.normal(position_key, (c.groups, c.tokens, c.embed_dim))
+        )
+        self.blocks = nnx.List(Block(c, k) for k in block_keys)
+        if c.votes == "learned":
+            self.vote = nnx.Param(jnp.full(c.groups, 1 / c.groups))
+
+    def __call__(self, z_BGTD: Array, call: Call, group_ids_G: Array) -> Array:
+        """Channel tokens (B, G, T−1, D) → each group's CLS output (G, B, D)."""
+        batch, g, _, d = z_BGTD.shape
+        cls_GD = varying.vary_like(self.cls[...].astype(z_BGTD.dtype), z_BGTD)
+        cls_GBTD = jnp.broadcast_to(cls_GD[:, None, None], (g, batch, 1, d))
+        z_GBTD = jnp.concatenate([cls_GBTD, z_BGTD.swapaxes(0, 1)], axis=2)
+        z_GBTD = z_GBTD + self.position[...].astype(z_BGTD.dtype)[:, None]
+        if self.fused and call.look is None:  # what is shown never leaves the kernel
+            from hsvit_jax.models.hsvit import groups_kernel
+
+            if groups_kernel.runs(z_GBTD):
+                return self._encode(z_GBTD, call, group_ids_G)
+        for i, block in enumerate(self.blocks):
+            words = None
+            if call.dropout_words is not None:
+                group, examples = group_ids_G, call.example_ids_B
+                words = (*call.dropout_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
+                words += (examples.reshape(1, -1, 1, 1, 1),)
+            z_GBTD = block(z_GBTD, words, call, cls_only=i == len(self.blocks) - 1)
+        return z_GBTD[:, :, 0]
+
+    def _encode(self, z_GBTD: Array, call: Call, group_ids_G: Array) -> Array:
+        """All blocks in the fused kernel: (G, B, T, D) → (G, B, D)."""
+        from hsvit_jax.models.hsvit import groups_kernel
+
+        blocks = [dict(nnx.to_pure_dict(nnx.state(block, nnx.Param))) for block in self.blocks]
+        base_GBL = None
+        if call.dropout_words is not None:
+            salts, groups = jnp.arange(1, len(blocks) + 1), group_ids_G
+            words = (*call.dropout_words, salts.reshape(1, 1, -1), groups.reshape(-1, 1, 1))
+            base_GBL = counter_base((*words, call.example_ids_B.reshape(1, -1, 1)), 3)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *blocks)
+        first = self.blocks[0]
+        return groups_kernel.encode(z_GBTD, stacked, base_GBL, heads=first.heads, rate=first.rate)

@@ -1,0 +1,1 @@
+"""Vision transformers of patches: ViT, DeiT, HVT and DHVT."""

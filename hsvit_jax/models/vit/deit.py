@@ -1,0 +1,84 @@
+"""DeiT, with and without its CLS token, and with PoWER's elimination of tokens.
+
+The same network as `hvt.py` without pooling: patches, positions, pre-norm blocks; the normalised
+CLS token, or the mean of all tokens, is classified. This is what the HVT paper compares with in
+tables 1, 2, 4 and 9 (HVT-S-0 is DeiT-S without CLS).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+
+from hsvit_jax.models.vit import hvt, token_pruning
+
+#: What a variant leaves as it is: the `model` section of DeiT-S.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "patch": 0,  # `hvt.default_patch`
+        "heads": 6,
+        "head_dim": 64,
+        "depth": 12,
+        "mlp_ratio": 4.0,
+        "qkv_bias": True,
+        "eps": 1e-6,
+        "cls": True,
+        "drop_path": 0.1,
+        "retained": (),  # tokens that each block keeps
+        "flops_share": 1.0,  # instead of `retained`: a schedule that costs this share
+    }
+)
+#: Named systems, as they differ from `DEFAULTS`. The shares are the FLOPs of the HVT paper's table
+#: 1 over those of the network that keeps all tokens: 0.80 of 1.2537 G and 2.70 of 4.5989 G.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "ti": {"heads": 3},
+        "s": {},
+        "ti-nocls": {"heads": 3, "cls": False},
+        "s-nocls": {"cls": False},
+        "ti-power": {"heads": 3, "flops_share": 0.80 / 1.2537},
+        "s-power": {"flops_share": 2.70 / 4.5989},
+    }
+)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> hvt.HVT:
+    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+
+    patch 0 means `hvt.default_patch` for the image size. flops_share below 1 makes PoWER's
+    schedule, `power.linear_schedule`; the paper's own is not published. Raises ValueError when
+    `retained` is given as well.
+    """
+    sizes = {key: settings[key] for key in DEFAULTS if key != "flops_share"}
+    sizes["patch"] = sizes["patch"] or hvt.default_patch(image_size)
+    retained, share = tuple(sizes.pop("retained")), settings["flops_share"]
+    config = hvt.HVTConfig(
+        image_size=image_size,
+        image_channels=channels,
+        num_classes=num_classes,
+        stage_depth=0,
+        retained=retained,
+        **sizes,
+    )
+    if share != 1:
+        if retained:
+            raise ValueError(
+                f"model.retained={retained} and model.flops_share={share} both say how many tokens "
+                "stay: leave one of them at () or 1.0"
+            )
+
+        def cost(schedule: tuple[int, ...]) -> int:
+            return hvt.multiply_adds(dataclasses.replace(config, retained=schedule))
+
+        schedule = token_pruning.linear_schedule(config.depth, config.tokens, share, cost)
+        config = dataclasses.replace(config, retained=schedule)
+    return hvt.HVT(config, dtype)

@@ -1,0 +1,332 @@
+"""DHVT: a vision transformer with convolutions where ViT lacks locality, and heads that interact.
+
+SOPE embeds overlapping patches by stride-2 convolutions; HI-MHSA gives every head a token of its
+own, which all tokens attend to; DAFF convolves the patches inside the feed-forward and re-weights
+the CLS token by what they hold. No positions are learned.
+
+Source: DHVT supplement, section 1 (the three modules), table 11 (sizes), tables 2 to 5 and figure 1
+(ablations); the authors' code where the two differ (no bias in SOPE, dropped paths).
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.vit.dhvt_sizes import DEFAULTS, NORMS, VARIANTS, DHVTConfig
+from hsvit_jax.ops.activations import gelu
+
+Array = jax.Array
+
+__all__ = ["DEFAULTS", "DHVT", "NORMS", "VARIANTS", "DHVTConfig", "from_settings"]
+
+# --- Embedding -----------------------------------------------------------------------------------
+
+
+class Affine(nnx.Module):
+    """x·scale + bias, per channel."""
+
+    def __init__(self, channels: int) -> None:
+        self.scale, self.bias = nnx.Param(jnp.ones(channels)), nnx.Param(jnp.zeros(channels))
+
+    def __call__(self, x: Array) -> Array:
+        """(…, C) → (…, C)."""
+        return x * layers.over_last(self.scale[...], x) + layers.over_last(self.bias[...], x)
+
+
+class MapNorm(nnx.Module):
+    """BatchNorm, or LayerNorm over channels, of a map."""
+
+    def __init__(self, kind: str, channels: int) -> None:
+        self.norm = layers.BatchNorm(channels) if kind == "batch" else layers.LayerNorm(channels)
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, H, W, C)."""
+        if isinstance(self.norm, layers.BatchNorm):
+            return self.norm(x_BHWC, train=call.train, batch_axes=call.batch_axes)
+        return self.norm(x_BHWC)
+
+
+class SOPE(nnx.Module):
+    """Sequential overlapping patch embedding: stride-2 3×3 convolutions between two affine maps."""
+
+    def __init__(self, c: DHVTConfig, key: Array) -> None:
+        self.before = Affine(c.image_channels) if c.affine else None
+        self.after = Affine(c.embed_dim) if c.affine else None
+        self.convs, self.norms, c_in = nnx.List(), nnx.List(), c.image_channels
+        keys = jax.random.split(key, len(c.sope_channels))
+        for conv_key, c_out in zip(keys, c.sope_channels, strict=True):
+            self.convs.append(Conv(c_in, c_out, 3, conv_key, stride=2, bias=False))
+            self.norms.append(MapNorm(c.sope_norm, c_out))
+            c_in = c_out
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → patches (B, P, D), row by row."""
+        if self.before is not None:
+            x_BHWC = self.before(x_BHWC)
+        for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x_BHWC = norm(conv(x_BHWC), call)
+            if i < len(self.convs) - 1 or len(self.convs) == 1:  # a single one has its own
+                x_BHWC = gelu(x_BHWC)
+        if self.after is not None:
+            x_BHWC = self.after(x_BHWC)
+        return x_BHWC.reshape(len(x_BHWC), -1, x_BHWC.shape[-1])
+
+
+class Embedding(nnx.Module):
+    """CLS and patches, with positions where wanted."""
+
+    def __init__(self, c: DHVTConfig, key: Array) -> None:
+        patch_key, cls_key, position_key = jax.random.split(key, 3)
+        self.sope = SOPE(c, patch_key) if c.sope else None
+        sizes = (c.patch, c.image_channels, c.embed_dim)
+        self.patches = None if c.sope else layers.PatchEmbedding(*sizes, patch_key)
+        self.cls = nnx.Param(0.02 * jax.random.normal(cls_key, (c.embed_dim,)))
+        position = 0.02 * jax.random.normal(position_key, (c.tokens, c.embed_dim))
+        self.position = nnx.Param(position) if c.positions else None
+
+    def __call__(self, images_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, T, D)."""
+        sope = self.sope is not None
+        x_BPD = self.sope(images_BHWC, call) if sope else self.patches(images_BHWC)
+        x_BTD = layers.prepend(self.cls[...], x_BPD)
+        return x_BTD if self.position is None else layers.add_positions(x_BTD, self.position[...])
+
+
+# --- Attention and feed-forward ------------------------------------------------------------------
+
+
+class HeadInteractedAttention(nnx.Module):
+    """HI-MHSA: attention of the tokens and of one more token per head.
+
+    A head's token is made from its own D/N channels of the tokens' mean; after attention the head
+    tokens' mean is added to CLS, the first token, and they are dropped.
+    """
+
+    def __init__(self, dim: int, heads: int, key: Array, *, bias: bool = True) -> None:
+        self.heads = heads
+        attention_key, project_key, embed_key = jax.random.split(key, 3)
+        width = dim // heads
+        self.attention = layers.MultiHeadAttention(
+            dim, heads, attention_key, bias=bias, init="normal"
+        )
+        self.project = layers.Linear(width, dim, project_key, init="normal")
+        self.norm = layers.LayerNorm(width)
+        self.embedding = nnx.Param(0.02 * jax.random.normal(embed_key, (heads, dim)))
+
+    def head_tokens(self, x_BTD: Array) -> Array:
+        """(B, T, D) → one token for each head (B, N, D)."""
+        batch, _, dim = x_BTD.shape
+        mean_BNE = x_BTD.mean(1).reshape(batch, self.heads, -1)
+        parts_BNNE = self.project(mean_BNE).reshape(batch, self.heads, self.heads, -1)
+        h_BND = gelu(self.norm(parts_BNNE)).reshape(batch, self.heads, dim)
+        return layers.add_positions(h_BND, self.embedding[...])
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D), CLS first."""
+        tokens = x_BTD.shape[1]
+        y = self.attention(jnp.concatenate([x_BTD, self.head_tokens(x_BTD)], 1), call, salt)
+        cls_B1D = y[:, :1] + y[:, tokens:].mean(1, keepdims=True)
+        return jnp.concatenate([cls_B1D, y[:, 1:tokens]], axis=1)
+
+
+class DAFF(nnx.Module):
+    """Dynamic aggregation feed-forward, and what its ablations leave of it (see `Operations`)."""
+
+    def __init__(self, c: DHVTConfig, key: Array) -> None:
+        d, hidden, ops = c.embed_dim, c.hidden, c.operations
+        self.grid, self.does = c.grid, ops
+        up_key, conv_key, down_key, squeeze_key, excite_key = jax.random.split(key, 5)
+        # A convolution starts as PyTorch starts it, a linear map as the reference does.
+        init = "torch" if ops.norm else "normal"
+        self.up = layers.Linear(d, hidden, up_key, init=init)
+        self.down = layers.Linear(hidden, d, down_key, init=init)
+        conv = ops.neighbours == "depthwise"
+        self.conv = Conv(hidden, hidden, 3, conv_key, groups=hidden) if conv else None
+        widths = {"up": hidden, "conv": hidden, "down": d} if ops.norm else {}
+        self.norms = nnx.Dict({name: MapNorm(c.daff_norm, n) for name, n in widths.items()})
+        gates = ("squeeze", d, d // 4, squeeze_key), ("excite", d // 4, d, excite_key)
+        self.gate = nnx.Dict(
+            {
+                name: layers.Linear(fan_in, fan_out, gate_key, init="normal")
+                for name, fan_in, fan_out, gate_key in gates
+                if ops.aggregate
+            }
+        )
+
+    def _normed(self, name: str, x: Array, call: Call) -> Array:
+        return self.norms[name](x, call) if name in self.norms else x
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D), CLS first."""
+        if not self.does.split:
+            return self.down(gelu(self.up(x_BTD)))
+        batch, _, dim = x_BTD.shape
+        cls_B1D, t = x_BTD[:, :1], x_BTD[:, 1:].reshape(batch, *self.grid, dim)
+        t = gelu(self._normed("up", self.up(t), call))
+        if self.does.neighbours == "depthwise":
+            met = gelu(self._normed("conv", self.conv(t), call))
+            t = t + met if self.does.shortcut else met
+        elif self.does.neighbours == "average":
+            t = _neighbour_mean(t)
+        t = self._normed("down", self.down(t), call)
+        patches_BPD = t.reshape(batch, -1, dim)
+        if self.does.aggregate:
+            squeezed = gelu(self.gate["squeeze"](patches_BPD.mean(1, keepdims=True)))
+            weight_B1D = self.gate["excite"](squeezed)  # as it is: no sigmoid
+            cls_B1D = cls_B1D * weight_B1D
+            if self.does.aggregate == "all":
+                patches_BPD = patches_BPD * weight_B1D
+        return jnp.concatenate([cls_B1D, patches_BPD], axis=1)
+
+
+def _neighbour_mean(x_BHWC: Array) -> Array:
+    """The mean of the 3×3 neighbours that lie inside the map."""
+    window, pads = (1, 3, 3, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
+    total = lax.reduce_window(x_BHWC, 0.0, lax.add, window, (1,) * 4, pads)
+    count = lax.reduce_window(jnp.ones_like(x_BHWC), 0.0, lax.add, window, (1,) * 4, pads)
+    return total / count
+
+
+class Encoder(nnx.Module):
+    """The blocks."""
+
+    def __init__(self, c: DHVTConfig, key: Array) -> None:
+        self.blocks = nnx.List()
+        rates = layers.drop_path_rates(c.drop_path, c.depth)
+        for rate, block_key in zip(rates, jax.random.split(key, c.depth), strict=True):
+            mix_key, feed_key = jax.random.split(block_key)
+            d, bias = c.embed_dim, c.qkv_bias
+            if c.head_tokens:
+                mixer = HeadInteractedAttention(d, c.heads, mix_key, bias=bias)
+            else:
+                mixer = layers.MultiHeadAttention(d, c.heads, mix_key, bias=bias, init="normal")
+            block = layers.Block(d, mixer, DAFF(c, feed_key), eps=1e-6, drop_path=rate)
+            self.blocks.append(block)
+
+    def __call__(self, x_BTD: Array, call: Call) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, call, i)
+        return x_BTD
+
+
+class Head(nnx.Module):
+    """LayerNorm and a linear classifier of the CLS token."""
+
+    def __init__(self, c: DHVTConfig, key: Array) -> None:
+        self.norm = layers.LayerNorm(c.embed_dim, 1e-6)
+        self.linear = layers.Linear(c.embed_dim, c.num_classes, key, init="normal")
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → logits (B, K)."""
+        return self.linear(self.norm(x_BTD[:, 0]))
+
+
+class DHVT(Network):
+    """Parameters: {'embedding', 'encoder', 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        embedding_key, encoder_key, head_key = jax.random.split(key, 3)
+        return {
+            "embedding": Embedding(self.config, embedding_key),
+            "encoder": Encoder(self.config, encoder_key),
+            "head": Head(self.config, head_key),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, call), call)
+        return bound["head"](x_BTD), bound.stats()
+
+    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """One row per layer, 2·T²·D multiply-adds for attention."""
+        return list(_layer_table(self.config))
+
+    def paper_flops(self) -> tuple[int, str]:
+        """The supplement's FLOPs, table 11: fvcore's operators without the products of tokens.
+
+        A LayerNorm counts 5 and a BatchNorm 2 for each value, the mean before the squeeze 1.
+        """
+        total = 0
+        for name, shape, _, macs in self.layer_table():
+            total += 0 if name.endswith(": attention") else macs
+            layer = "LayerNorm" in name or "layer norm" in name
+            total += prod(shape) * (5 * layer + 2 * ("batch norm" in name))
+            if name.endswith("squeeze"):
+                total += prod(self.config.grid) * self.config.embed_dim
+        return total, "multiply-adds without attention's, and normalisation"
+
+
+def _layer_table(c: DHVTConfig) -> Iterator[layers.Row]:
+    d, t = c.embed_dim, c.tokens
+    (rows, columns), c_in = c.image_size, c.image_channels
+    if c.sope:
+        if c.affine:
+            yield "SOPE: affine", (rows, columns, c_in), 2 * c_in, 0
+        for i, c_out in enumerate(c.sope_channels):
+            rows, columns = rows // 2, columns // 2
+            name = f"SOPE: convolution {i}, stride 2"
+            yield layers.conv_row(name, (rows, columns), c_in, c_out, 3, bias=False)
+            yield layers.norm_row(f"SOPE: {c.sope_norm} norm {i}", (rows, columns, c_out))
+            c_in = c_out
+        if c.affine:
+            yield "SOPE: affine", (rows, columns, d), 2 * d, 0
+    else:
+        yield layers.linear_row("patches, linear", t - 1, c.patch**2 * c_in, d)
+    yield "CLS" + ", positions" * c.positions, (t, d), d + c.positions * t * d, 0
+    for i in range(c.depth):
+        name, n, width = f"block {i}", c.heads * c.head_tokens, d // c.heads
+        yield layers.norm_row(f"{name}: LayerNorm", (t, d))
+        if n:
+            yield layers.linear_row(f"{name}: head tokens, linear", n, width, d)
+            yield layers.norm_row(f"{name}: head tokens, LayerNorm", (n, n, width))
+            yield f"{name}: head tokens, embedding", (n, d), n * d, 0
+        yield from layers.attention_rows(name, t + n, d, d, bias=c.qkv_bias)
+        yield layers.norm_row(f"{name}: LayerNorm", (t, d))
+        yield from _feed_forward_rows(name, c)
+    yield layers.norm_row("head: LayerNorm", (t, d))
+    yield layers.linear_row("head: linear", 1, d, c.num_classes)
+
+
+def _feed_forward_rows(name: str, c: DHVTConfig) -> Iterator[layers.Row]:
+    d, hidden, ops = c.embed_dim, c.hidden, c.operations
+    tokens = c.tokens - ops.split
+    yield layers.linear_row(f"{name}: feed-forward up, GELU", tokens, d, hidden)
+    if ops.norm:
+        yield layers.norm_row(f"{name}: {c.daff_norm} norm", (*c.grid, hidden))
+    if ops.neighbours == "depthwise":
+        conv = f"{name}: depth-wise convolution"
+        yield layers.conv_row(conv, c.grid, hidden, hidden, 3, groups=hidden)
+        yield layers.norm_row(f"{name}: {c.daff_norm} norm", (*c.grid, hidden))
+    yield layers.linear_row(f"{name}: feed-forward down", tokens, hidden, d)
+    if ops.norm:
+        yield layers.norm_row(f"{name}: {c.daff_norm} norm", (*c.grid, d))
+    if ops.aggregate:
+        yield layers.linear_row(f"{name}: squeeze", 1, d, d // 4)
+        yield layers.linear_row(f"{name}: excite", 1, d // 4, d)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> DHVT:
+    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`."""
+    sizes = {key: settings[key] for key in DEFAULTS}
+    config = DHVTConfig(
+        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
+    )
+    return DHVT(config, dtype)

@@ -1,0 +1,404 @@
+"""HVT: a vision transformer whose token sequence is pooled after the first block of each stage.
+
+Patches, learned positions, pre-norm blocks; after block i with i mod stage_depth = 0 the sequence
+is pooled (window 3, stride 2) and gets positions of its own; the mean of the normalised tokens is
+classified. Without pooling and with a CLS token this is DeiT (`deit.py`).
+
+Source: HVT paper, section 3.2, equations 5 and 6; the authors' code for biases, normalisation and
+where pooling stands. Pooling other than 1-D maximum, and no pooling, are rebuilt from tables 3, 4
+and 9 by their parameter and FLOPs figures.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.vit import token_pruning
+from hsvit_jax.ops.max_pool import max_pool
+
+Array = jax.Array
+
+POOLS = ("max", "average", "conv")
+
+#: What a variant leaves as it is: the `model` section of HVT-S-4 (paper, section 5).
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "patch": 0,  # `default_patch`: 16, as in the paper, from 112 pixels on
+        "heads": 6,
+        "head_dim": 64,
+        "depth": 12,
+        "stage_depth": 3,
+        "pool": "max",
+        "pool_dims": 1,
+        "pool_window": 3,
+        "mlp_ratio": 4.0,
+        "qkv_bias": True,
+        "eps": 1e-6,
+        "drop_path": 0.1,
+    }
+)
+#: Named systems of the paper's tables 1 to 9 and section 4.2, as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {f"ti-{m}": {"heads": 3, "stage_depth": 12 // m if m else 0} for m in range(5)}
+    | {f"s-{m}": {"stage_depth": 12 // m if m else 0} for m in range(5)}
+    | {
+        "scale-ti-4": {},  # the same network as s-4
+        "s-4-conv": {"pool": "conv"},
+        "s-4-average": {"pool": "average"},
+        "s-2-2d": {"stage_depth": 6, "pool_dims": 2, "patch": 8},
+        "s-4-patch8": {"patch": 8},
+        "s-4-patch32": {"patch": 32},
+    }
+    | {f"s-4-depth{n}": {"depth": n, "stage_depth": n // 4} for n in (16, 20, 24, 48)}
+    | {f"ti-4-heads{n}": {"heads": n} for n in (6, 11, 12, 16)}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class HVTConfig:
+    """Every size of an HVT, or of a DeiT.
+
+    image_size in pixels (H, W). stage_depth: blocks of a stage, 0 for no pooling. pool: 'max',
+    'average' or 'conv'; pool_dims: 1 along the sequence without padding, 2 on the grid of tokens
+    with padding pool_window//2. cls: classify a CLS token rather than the tokens' mean. drop_path:
+    of the last block, growing evenly from 0. retained: tokens that each block keeps (`power.py`),
+    CLS included; empty for all. activation: of the feed-forward; dropout: of what is embedded and
+    of both halves' outputs; attention_dropout: of the weights; patch_init: see
+    `blocks.start_kernel`. Raises ValueError for sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    patch: int = 16
+    heads: int = 6
+    head_dim: int = 64
+    depth: int = 12
+    stage_depth: int = 3
+    pool: str = "max"
+    pool_dims: int = 1
+    pool_window: int = 3
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+    eps: float = 1e-6
+    drop_path: float = 0.1
+    cls: bool = False
+    retained: tuple[int, ...] = ()
+    activation: str = "gelu"
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    patch_init: str = "torch"
+
+    def __post_init__(self) -> None:
+        sizes = (*self.image_size, self.image_channels, self.num_classes, self.heads)
+        if min(*sizes, self.head_dim, self.depth, self.hidden) < 1 or self.stage_depth < 0:
+            raise ValueError(f"sizes must be positive; got {self}")
+        layers.check_patches(self.image_size, self.patch)
+        for rate in (self.drop_path, self.dropout, self.attention_dropout):
+            if not 0 <= rate < 1:
+                raise ValueError(f"drop_path and dropout must be in [0, 1); got {rate}")
+        _check_pooling(self)
+        if self.retained:
+            token_pruning.check_retained(self.retained, self.depth, self.tokens)
+
+    @property
+    def dim(self) -> int:
+        """Width of a token, D."""
+        return self.heads * self.head_dim
+
+    @property
+    def hidden(self) -> int:
+        """Width inside a feed-forward."""
+        return int(round(self.dim * self.mlp_ratio, 6))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the first block, a CLS included."""
+        return prod(self.grid) + self.cls
+
+    def pools_after(self, block: int) -> bool:
+        """Whether the sequence is pooled after this block."""
+        return self.stage_depth > 0 and block % self.stage_depth == 0
+
+    def lengths(self) -> list[tuple[int, ...]]:
+        """The sequence before each block and at the end: (T,), or (rows, columns) of a 2-D pool."""
+        now = self.grid if self.pool_dims == 2 else (self.tokens,)
+        out = [now]
+        for i in range(self.depth):
+            if self.pools_after(i):
+                pad = self.pool_window // 2 if self.pool_dims == 2 else 0
+                now = tuple((n + 2 * pad - self.pool_window) // 2 + 1 for n in now)
+            out.append(now)
+        return out
+
+
+def _check_pooling(c: HVTConfig) -> None:
+    if not c.stage_depth:
+        return
+    if c.pool not in POOLS:
+        raise ValueError(f"unknown model.pool {c.pool!r}; choose one of {POOLS}")
+    if c.pool_dims not in (1, 2):
+        raise ValueError(f"pool_dims must be 1 or 2; got {c.pool_dims}")
+    if c.pool_window < 2 or (c.pool_dims == 2 and c.pool_window % 2 == 0):
+        raise ValueError(f"pool_window must be at least 2, and odd in 2-D; got {c.pool_window}")
+    if c.cls or c.retained:
+        raise ValueError("a pooled sequence can have no CLS token and retain no other tokens")
+    for i, (before, after) in enumerate(zip(c.lengths(), c.lengths()[1:], strict=False)):
+        if min(after) < 1:
+            raise ValueError(
+                f"{'×'.join(map(str, before))} tokens after block {i} are fewer than "
+                f"pool_window={c.pool_window}: use fewer pooling stages (a larger "
+                "model.stage_depth), a smaller model.patch or a larger data.image_size"
+            )
+
+
+# --- Modules -------------------------------------------------------------------------------------
+
+
+class Embedding(nnx.Module):
+    """Patches, the CLS token if there is one, and positions."""
+
+    def __init__(self, c: HVTConfig, key: Array) -> None:
+        patch_key, cls_key, position_key = jax.random.split(key, 3)
+        self.rate = c.dropout
+        sizes = (c.patch, c.image_channels, c.dim)
+        self.patches = layers.PatchEmbedding(*sizes, patch_key, c.patch_init)
+        normal = 0.02 * jax.random.normal(cls_key, (c.dim,))
+        self.cls = nnx.Param(normal) if c.cls else None
+        self.position = _positions(position_key, c.tokens, c.dim)
+
+    def __call__(self, images_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, T, D)."""
+        x_BTD = self.patches(images_BHWC)
+        if self.cls is not None:
+            x_BTD = layers.prepend(self.cls[...], x_BTD)
+        x_BTD = layers.add_positions(x_BTD, self.position[...])
+        return layers.dropout(x_BTD, self.rate, call, layers.EMBEDDING)
+
+
+def _positions(key: Array, tokens: int, dim: int) -> nnx.Param:
+    return nnx.Param(0.02 * jax.random.normal(key, (tokens, dim)))
+
+
+class Pool(nnx.Module):
+    """Halves the sequence and adds the positions of the new one."""
+
+    def __init__(
+        self, c: HVTConfig, before: tuple[int, ...], after: tuple[int, ...], key: Array
+    ) -> None:
+        self.kind, self.window, self.before = c.pool, c.pool_window, before
+        conv_key, bias_key, position_key = jax.random.split(key, 3)
+        self.position = _positions(position_key, prod(after), c.dim)
+        self.conv = nnx.Dict()
+        if c.pool == "conv":
+            fan_in = c.dim * c.pool_window ** len(before)
+            shape = (c.pool_window,) * len(before) + (c.dim, c.dim)
+            self.conv["kernel"] = nnx.Param(layers.start_kernel(conv_key, shape, fan_in, "torch"))
+            self.conv["bias"] = nnx.Param(layers.start_bias(bias_key, c.dim, fan_in, "torch"))
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → (B, T', D)."""
+        batch, _, dim = x_BTD.shape
+        x = x_BTD.reshape(batch, *self.before, dim)
+        pad = self.window // 2 if len(self.before) == 2 else 0
+        x = max_pool(x, self.window, 2) if self.kind == "max" and pad else self._combined(x, pad)
+        return layers.add_positions(x.reshape(batch, -1, dim), self.position[...])
+
+    def _combined(self, x: Array, pad: int) -> Array:
+        """Maximum, mean (padding counts as zeros) or weighted sum of every window."""
+        if self.kind == "conv":
+            dims = ("NWC", "WIO", "NWC") if x.ndim == 3 else ("NHWC", "HWIO", "NHWC")
+            kernel = self.conv["kernel"][...].astype(x.dtype)
+            strides, pads = (2,) * (x.ndim - 2), ((pad, pad),) * (x.ndim - 2)
+            y = lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=dims)
+            return y + layers.over_last(self.conv["bias"][...], y)
+        combine = jnp.maximum if self.kind == "max" else jnp.add
+        for axis in range(1, x.ndim - 1):
+            widths = [(pad, pad) if a == axis else (0, 0) for a in range(x.ndim)]
+            padded = jnp.pad(x, widths)
+            count = (padded.shape[axis] - self.window) // 2 + 1
+            x = reduce(
+                combine,
+                (
+                    lax.slice_in_dim(padded, i, i + 2 * (count - 1) + 1, 2, axis)
+                    for i in range(self.window)
+                ),
+            )
+        return x if self.kind == "max" else x / self.window ** (x.ndim - 2)
+
+
+class Encoder(nnx.Module):
+    """Blocks, and pools by the number of the block that they follow."""
+
+    def __init__(self, c: HVTConfig, key: Array) -> None:
+        self.retained, self.cls = c.retained, c.cls
+        self.blocks, self.pools = nnx.List(), nnx.Dict()
+        rates, lengths = layers.drop_path_rates(c.drop_path, c.depth), c.lengths()
+        for i, block_key in enumerate(jax.random.split(key, c.depth)):
+            mix_key, feed_key, pool_key = jax.random.split(block_key, 3)
+            mixer = layers.MultiHeadAttention(
+                *(c.dim, c.heads, mix_key),
+                bias=c.qkv_bias,
+                dropout=c.dropout,
+                attention_dropout=c.attention_dropout,
+                init="normal",
+            )
+            feed_forward = layers.FeedForward(
+                *(c.dim, c.hidden, feed_key),
+                dropout=c.dropout,
+                inner_dropout=False,
+                activation=c.activation,
+                init="normal",
+            )
+            self.blocks.append(
+                layers.Block(c.dim, mixer, feed_forward, eps=c.eps, drop_path=rates[i])
+            )
+            if c.pools_after(i):
+                self.pools[f"after{i}"] = Pool(c, lengths[i], lengths[i + 1], pool_key)
+
+    def __call__(self, x_BTD: Array, call: Call) -> Array:
+        """(B, T, D) → (B, T', D), T' after all pools."""
+        for i, block in enumerate(self.blocks):
+            if self.retained:
+                keep = self.retained[i]
+                x_BTD = token_pruning.block_with_elimination(
+                    block, x_BTD, call, i, keep, cls=self.cls
+                )
+            else:
+                x_BTD = block(x_BTD, call, i)
+            if f"after{i}" in self.pools:
+                x_BTD = self.pools[f"after{i}"](x_BTD)
+        return x_BTD
+
+
+class Head(nnx.Module):
+    """LayerNorm, then the CLS token or the mean of all, then a linear classifier."""
+
+    def __init__(self, c: HVTConfig, key: Array) -> None:
+        self.cls = c.cls
+        self.norm = layers.LayerNorm(c.dim, c.eps)
+        self.linear = layers.Linear(c.dim, c.num_classes, key, init="normal")
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → logits (B, K)."""
+        return self.linear(self.norm(x_BTD[:, 0]) if self.cls else self.norm(x_BTD).mean(1))
+
+
+class HVT(Network):
+    """Parameters: {'embedding', 'encoder', 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        embedding_key, encoder_key, head_key = jax.random.split(key, 3)
+        return {
+            "embedding": Embedding(self.config, embedding_key),
+            "encoder": Encoder(self.config, encoder_key),
+            "head": Head(self.config, head_key),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, call), call)
+        return bound["head"](x_BTD), bound.stats()
+
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """As `Network.grid`; a sequence that was pooled in 1-D, or thinned, is no picture."""
+        c = self.config
+        whole = (c.stage_depth and c.pool_dims == 2) or tokens == c.tokens
+        return super().grid(tokens) if whole else None
+
+    def at_places(self, x_BTC: Array) -> Array | None:
+        """As `Network.at_places`; a sequence pooled in 1-D is interpolated to its first length.
+
+        Source: HVT paper, figure 3.
+        """
+        c = self.config
+        if not (c.stage_depth and c.pool_dims == 1) or x_BTC.shape[1] == c.tokens:
+            return super().at_places(x_BTC)
+        size = (x_BTC.shape[0], c.tokens, x_BTC.shape[2])
+        return super().at_places(jax.image.resize(x_BTC, size, "linear"))
+
+    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """One row per layer, 2·T²·D multiply-adds for attention."""
+        return list(_layer_table(self.config))
+
+    def paper_flops(self) -> tuple[int, str]:
+        """The HVT paper's FLOPs, tables 1 to 9: the table's multiply-adds."""
+        return multiply_adds(self.config), "multiply-adds, attention's included"
+
+
+def _layer_table(c: HVTConfig) -> Iterator[layers.Row]:
+    d, now, patches = c.dim, c.tokens, prod(c.grid)
+    yield layers.linear_row("patches, linear", patches, c.patch**2 * c.image_channels, d)
+    yield ("CLS, positions" if c.cls else "positions"), (now, d), (now + c.cls) * d, 0
+    lengths = c.lengths()
+    for i in range(c.depth):
+        name = f"block {i}"
+        yield layers.norm_row(f"{name}: LayerNorm", (now, d))
+        yield from layers.attention_rows(name, now, d, d, bias=c.qkv_bias)
+        if c.retained and c.retained[i] < now:
+            now = c.retained[i]
+            yield f"{name}: {now} tokens are kept", (now, d), 0, 0
+        yield layers.norm_row(f"{name}: LayerNorm", (now, d))
+        yield from layers.feed_forward_rows(name, now, d, c.hidden)
+        if c.pools_after(i):
+            now = prod(lengths[i + 1])
+            weights = c.pool_window**c.pool_dims * d * d if c.pool == "conv" else 0
+            bias = d if c.pool == "conv" else 0
+            params = weights + bias + now * d
+            yield f"{name}: {c.pool} pool, positions", (now, d), params, now * weights
+    yield layers.norm_row("head: LayerNorm", (now, d))
+    yield layers.linear_row("head: linear", 1, d, c.num_classes)
+
+
+def multiply_adds(config: HVTConfig) -> int:
+    """Of one image, as in `HVT.layer_table`."""
+    return sum(macs for *_, macs in _layer_table(config))
+
+
+def default_patch(image_size: tuple[int, int]) -> int:
+    """The largest of 16, 8, 4, 2 and 1 that divides both sides and leaves at least 7×7 tokens.
+
+    So many can be pooled four times. 1 where none leaves them.
+    """
+    rows, columns = image_size
+    for patch in (16, 8, 4, 2):
+        if rows % patch == columns % patch == 0 and rows * columns >= 49 * patch**2:
+            return patch
+    return 1
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> HVT:
+    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+
+    patch 0 means `default_patch` for the image size.
+    """
+    sizes = {key: settings[key] for key in DEFAULTS}
+    sizes["patch"] = sizes["patch"] or default_patch(image_size)
+    config = HVTConfig(
+        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
+    )
+    return HVT(config, dtype)

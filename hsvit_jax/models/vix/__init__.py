@@ -1,0 +1,1 @@
+"""ViX and its relatives: linear and fixed token mixers in place of softmax attention."""

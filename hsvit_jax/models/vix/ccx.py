@@ -1,0 +1,282 @@
+"""CCX: a compact transformer with a convolutional tokenizer, with any mixer (CCT, CCP, CCL, CCN).
+
+Tokenizer: convolutions without bias, each with ReLU and a max pool; learned positions; blocks whose
+second half branches off the normalised tokens; LayerNorm; sequence pooling; a classifier. No CLS.
+
+Source: the ViX paper, tables 3 and 4, and the authors' code. The paper says that the hidden width
+of the feed-forward is 256 and nothing is dropped; the code has 512, and stochastic depth.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.layers import LayerNorm, Linear, Row, linear_row
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.vix import mixer_config, mixers, stems
+from hsvit_jax.models.vix.mixer_config import Mixing
+from hsvit_jax.ops.max_pool import max_pool
+
+Array = jax.Array
+
+#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        # Heads share the width of a token here.
+        **{k: v for k, v in mixer_config.DEFAULTS.items() if k != "head_dim"},
+        "conv_channels": (64, 64),
+        "conv_strides": (),
+        "conv_kernel": 3,
+        "pool_window": 3,
+        "pool_stride": 1,
+        "embed_dim": 128,
+        "depth": 4,
+        "mlp_dim": 512,
+        "attention_dropout": 0.0,
+        "drop_path": 0.1,
+    }
+)
+
+#: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "cct": {"mixer": "softmax", "attention_dropout": 0.1},
+        "ccp": {"mixer": "performer"},
+        "ccl": {"mixer": "linformer"},
+        "ccn": {"mixer": "nystrom"},
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CCXConfig:
+    """Every size of a CCX. conv_channels: the tokenizer's convolutions but the last.
+
+    image_size in pixels (H, W); conv_kernel and pool_window are odd; pool_stride: of every max
+    pool; mlp_dim: hidden width of the feed-forward; dropout: in it; drop_path: of the last block,
+    evenly from 0 at the first. Raises ValueError for sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    mixing: Mixing
+    conv_channels: tuple[int, ...] = (64, 64)
+    conv_strides: tuple[int, ...] = (1, 1, 1)
+    conv_kernel: int = 3
+    pool_window: int = 3
+    pool_stride: int = 1
+    embed_dim: int = 128
+    depth: int = 4
+    mlp_dim: int = 512
+    dropout: float = 0.0
+    drop_path: float = 0.1
+
+    def __post_init__(self) -> None:
+        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
+        if min(*sizes, self.depth, self.mlp_dim, self.pool_stride) < 1:
+            raise ValueError(f"sizes must be positive; got {self}")
+        if min(self.conv_kernel, self.pool_window) < 1 or not self.conv_kernel % 2 == 1 == (
+            self.pool_window % 2
+        ):
+            raise ValueError(
+                f"convolution and pool must be odd; got conv_kernel={self.conv_kernel} and "
+                f"pool_window={self.pool_window}"
+            )
+        for rate in (self.dropout, self.drop_path):
+            if not 0 <= rate < 1:
+                raise ValueError(f"dropout and drop_path must be in [0, 1); got {rate}")
+        stems.check_stem(self.conv_widths, self.conv_strides, "conv_strides")
+        self.mixing.check_tokens(self.tokens)
+
+    @property
+    def conv_widths(self) -> tuple[int, ...]:
+        """Channels of every convolution of the tokenizer."""
+        return (*self.conv_channels, self.embed_dim)
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Rows and columns of the tokens."""
+        strides = [s for stride in self.conv_strides for s in (stride, self.pool_stride)]
+        return conv_layers.map_size(self.image_size, strides)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the sequence."""
+        return self.map_size[0] * self.map_size[1]
+
+
+class Tokenizer(nnx.Module):
+    """Convolutions without bias, each followed by ReLU and a max pool."""
+
+    def __init__(self, c: CCXConfig, key: Array) -> None:
+        self.window, self.stride = c.pool_window, c.pool_stride
+        self.convs, c_in = nnx.List(), c.image_channels
+        keys = jax.random.split(key, len(c.conv_widths))
+        for conv_key, c_out, stride in zip(keys, c.conv_widths, c.conv_strides, strict=True):
+            self.convs.append(
+                Conv(
+                    *(c_in, c_out, c.conv_kernel, conv_key),
+                    stride=stride,
+                    bias=False,
+                    init="kaiming",
+                )
+            )
+            c_in = c_out
+
+    def __call__(self, images_BHWC: Array) -> Array:
+        """(B, H, W, C) → (B, T, D)."""
+        for conv in self.convs:
+            x_BHWC = jax.nn.relu(conv(images_BHWC))
+            images_BHWC = max_pool(x_BHWC, self.window, self.stride)
+        return conv_layers.flatten(images_BHWC)
+
+
+class Block(nnx.Module):
+    """s = LN(x + DropPath(mix(LN(x)))), then s + DropPath(FF(s)), a norm on the main path."""
+
+    def __init__(self, c: CCXConfig, drop_path: float, key: Array) -> None:
+        mixer_key, ff_key = jax.random.split(key)
+        d = c.embed_dim
+        self.rate = drop_path
+        self.norm1, self.norm2 = LayerNorm(d), LayerNorm(d)
+        self.mixer = mixers.build(c.mixing, c.tokens, d, mixer_key)
+        self.feed_forward = layers.FeedForward(
+            d, c.mlp_dim, ff_key, dropout=c.dropout, init="normal"
+        )
+
+    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        salt = index * layers.SALTS_PER_BLOCK
+        y_BTD = self.mixer(self.norm1(x_BTD), call, salt)
+        s_BTD = self.norm2(x_BTD + layers.drop_path(y_BTD, self.rate, call, salt + 4))
+        salt += layers.SALTS_PER_BLOCK // 2
+        y_BTD = self.feed_forward(s_BTD, call, salt)
+        return s_BTD + layers.drop_path(y_BTD, self.rate, call, salt + 4)
+
+
+class Encoder(nnx.Module):
+    """Positions and the blocks."""
+
+    def __init__(self, c: CCXConfig, key: Array) -> None:
+        position_key, *keys = jax.random.split(key, c.depth + 1)
+        self.position = nnx.Param(0.2 * jax.random.normal(position_key, (c.tokens, c.embed_dim)))
+        rates = layers.drop_path_rates(c.drop_path, c.depth)
+        self.blocks = nnx.List(Block(c, r, k) for r, k in zip(rates, keys, strict=True))
+
+    def __call__(self, x_BTD: Array, call: Call) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        x_BTD = layers.add_positions(x_BTD, self.position[...])
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, call, i)
+        return x_BTD
+
+
+class Head(nnx.Module):
+    """LayerNorm, the average of the tokens by learned weights, and a linear classifier."""
+
+    def __init__(self, c: CCXConfig, key: Array) -> None:
+        pool_key, linear_key = jax.random.split(key)
+        self.norm = LayerNorm(c.embed_dim)
+        self.pool = Linear(c.embed_dim, 1, pool_key, init="normal")
+        self.linear = Linear(c.embed_dim, c.num_classes, linear_key, init="normal")
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → logits (B, K)."""
+        x_BTD = self.norm(x_BTD)
+        scores_BT = self.pool(x_BTD)[..., 0]
+        dtype = jnp.promote_types(scores_BT.dtype, jnp.float32)
+        weights_BT = jax.nn.softmax(scores_BT.astype(dtype), axis=1).astype(x_BTD.dtype)
+        return self.linear(jnp.einsum("bt,btd->bd", weights_BT, x_BTD))
+
+
+class CCX(Network):
+    """Parameters: {'tokenizer', 'encoder' (position, blocks), 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        tokenizer_key, encoder_key, head_key = jax.random.split(key, 3)
+        return {
+            "tokenizer": Tokenizer(c, tokenizer_key),
+            "encoder": Encoder(c, encoder_key),
+            "head": Head(c, head_key),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BTD = bound["encoder"](bound["tokenizer"](images_BHWC), call)
+        return bound["head"](x_BTD), bound.stats()
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _layer_table(c: CCXConfig) -> Iterator[Row]:
+    d, tokens, size, c_in = c.embed_dim, c.tokens, c.image_size, c.image_channels
+    for i, (width, stride) in enumerate(zip(c.conv_widths, c.conv_strides, strict=True)):
+        size = conv_layers.map_size(size, (stride,))
+        name = f"tokenizer: {c.conv_kernel}×{c.conv_kernel} convolution {i}, ReLU"
+        yield layers.conv_row(name, size, c_in, width, c.conv_kernel, bias=False)
+        size, c_in = conv_layers.map_size(size, (c.pool_stride,)), width
+        yield f"tokenizer: max pool {i}", (*size, width), 0, 0
+    yield "positions", (tokens, d), tokens * d, 0
+    for i in range(c.depth):
+        yield layers.norm_row(f"block {i}: LayerNorm", (tokens, d))
+        yield from mixer_config.rows(c.mixing, f"block {i}", tokens, d)
+        yield layers.norm_row(f"block {i}: LayerNorm", (tokens, d))
+        yield from layers.feed_forward_rows(f"block {i}", tokens, d, c.mlp_dim)
+    yield layers.norm_row("head: LayerNorm", (tokens, d))
+    yield "head: sequence pooling", (d,), d + 1, 2 * tokens * d
+    yield linear_row("head: linear", 1, d, c.num_classes)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> CCX:
+    """The network of a configuration's `model` section.
+
+    Empty conv_strides mean those that leave 32×32 tokens. Raises ValueError for heads that do not
+    divide the width.
+    """
+    heads, d = settings["heads"], settings["embed_dim"]
+    if heads < 1 or d % heads:
+        raise ValueError(f"embed_dim={d} is not divisible by heads={heads}")
+    channels_before = tuple(settings["conv_channels"])
+    strides = tuple(settings["conv_strides"])
+    config = CCXConfig(
+        image_size=image_size,
+        image_channels=channels,
+        num_classes=num_classes,
+        mixing=mixer_config.from_settings(
+            settings,
+            head_dim=d // heads,
+            attention_dropout=settings["attention_dropout"],
+            init="normal",
+            dropout=0.0,
+        ),
+        conv_channels=channels_before,
+        conv_strides=strides or stems.default_strides(image_size, len(channels_before) + 1),
+        conv_kernel=settings["conv_kernel"],
+        pool_window=settings["pool_window"],
+        pool_stride=settings["pool_stride"],
+        embed_dim=d,
+        depth=settings["depth"],
+        mlp_dim=settings["mlp_dim"],
+        dropout=settings["dropout"],
+        drop_path=settings["drop_path"],
+    )
+    return CCX(config, dtype)

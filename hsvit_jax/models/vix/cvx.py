@@ -1,0 +1,248 @@
+"""CvX: stages of a convolution and blocks on the token map, with any mixer (CvT, CvP, CvL, CvN).
+
+Stage: 3×3 convolution, norm over channels, blocks x + mix(norm(x)), x + FF(norm(x)). The mean over
+all positions is classified. No CLS, no positions. With softmax, queries and keys and values come
+from convolutions (CvT); the other mixers have linear maps instead, and narrower heads in the paper.
+
+Source: the ViX paper, tables 3 and 4, and the authors' notebooks.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.layers import BatchNorm, Linear, Row, linear_row
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.vix import mixer_config, mixers, stems
+from hsvit_jax.models.vix.mixer_config import Mixing
+from hsvit_jax.ops.attention import attention, attention_weights
+
+Array = jax.Array
+
+#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **mixer_config.DEFAULTS,
+        "stage_strides": (),
+        "depths": (1, 1, 2),
+        "embed_dim": 128,
+        "mlp_dim": 256,
+    }
+)
+
+#: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "cvt": {"mixer": "softmax", "head_dim": 64},
+        "cvp": {"mixer": "performer"},
+        "cvl": {"mixer": "linformer"},
+        "cvn": {"mixer": "nystrom"},
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CvXConfig:
+    """Every size of a CvX: a stage for each entry of depths and stage_strides, all of one width.
+
+    image_size in pixels (H, W); mlp_dim: hidden width of the feed-forward. Raises ValueError for
+    sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    mixing: Mixing
+    stage_strides: tuple[int, ...] = (1, 1, 1)
+    depths: tuple[int, ...] = (1, 1, 2)
+    embed_dim: int = 128
+    mlp_dim: int = 256
+
+    def __post_init__(self) -> None:
+        if len(self.depths) != len(self.stage_strides) or not self.depths:
+            raise ValueError(
+                f"depths={self.depths} and stage_strides={self.stage_strides} need one entry per "
+                "stage each"
+            )
+        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
+        if min(*sizes, self.mlp_dim, *self.depths, *self.stage_strides) < 1:
+            raise ValueError(f"sizes must be positive; got {self}")
+        for rows, columns in self.map_sizes:
+            self.mixing.check_tokens(rows * columns)
+
+    @property
+    def map_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the tokens, by stage."""
+        strides = self.stage_strides
+        return tuple(
+            conv_layers.map_size(self.image_size, strides[: i + 1]) for i in range(len(strides))
+        )
+
+
+class ChannelNorm(nnx.Module):
+    """(x − mean)/(std + 1e-5) over channels: 1e-5 more of the deviation, not of the variance."""
+
+    def __init__(self, features: int) -> None:
+        self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
+
+    def __call__(self, x: Array) -> Array:
+        """(…, C) → (…, C)."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        centred = wide - wide.mean(-1, keepdims=True)
+        # Never the root of zero, whose derivative is infinite.
+        variance = jnp.maximum(jnp.square(centred).mean(-1, keepdims=True), 1e-30)
+        y = centred / (jnp.sqrt(variance) + 1e-5) * layers.over_last(self.scale[...], wide)
+        return (y + layers.over_last(self.bias[...], wide)).astype(x.dtype)
+
+
+class ConvAttention(nnx.Module):
+    """CvT's: depthwise 3×3 convolution, BatchNorm and a linear map make queries, keys and values.
+
+    Keys and values share the convolution and its norm.
+    """
+
+    def __init__(self, m: Mixing, map_size: tuple[int, int], dim: int, key: Array) -> None:
+        self.m, self.map_size = m, map_size
+        q_key, kv_key, query_key, key_value_key, out_key = jax.random.split(key, 5)
+        self.q_conv, self.kv_conv = (
+            Conv(dim, dim, 3, k, groups=dim, bias=False) for k in (q_key, kv_key)
+        )
+        self.q_norm, self.kv_norm = BatchNorm(dim), BatchNorm(dim)
+        self.query = Linear(dim, m.inner, query_key, bias=False)
+        self.key_value = Linear(dim, 2 * m.inner, key_value_key, bias=False)
+        self.out = Linear(m.inner, dim, out_key)
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        x_BHWD = x_BTD.reshape(x_BTD.shape[0], *self.map_size, x_BTD.shape[-1])
+
+        def local(conv: Conv, norm: BatchNorm) -> Array:
+            y = norm(conv(x_BHWD), train=call.train, batch_axes=call.batch_axes)
+            return conv_layers.flatten(y)
+
+        k_and_v = jnp.split(self.key_value(local(self.kv_conv, self.kv_norm)), 2, axis=-1)
+        parts = (self.query(local(self.q_conv, self.q_norm)), *k_and_v)
+        q, k, v = (layers.split_heads(part, self.m.heads)[None] for part in parts)
+        call.show("attention", lambda: attention_weights(q, k)[0])
+        o_BTD = layers.merge_heads(attention(0.0, q, k, v, ())[0])
+        return layers.dropout(self.out(o_BTD), self.m.dropout, call, salt)
+
+
+class Block(nnx.Module):
+    """x + mix(norm(x)), then x + FF(norm(x))."""
+
+    def __init__(self, c: CvXConfig, map_size: tuple[int, int], key: Array) -> None:
+        mixer_key, ff_key = jax.random.split(key)
+        d, m = c.embed_dim, c.mixing
+        if m.name == "softmax":
+            self.mixer = ConvAttention(m, map_size, d, mixer_key)
+        else:
+            self.mixer = mixers.build(m, map_size[0] * map_size[1], d, mixer_key)
+        self.feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=m.dropout)
+        self.norm1, self.norm2 = ChannelNorm(d), ChannelNorm(d)
+
+    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        salt = index * layers.SALTS_PER_BLOCK
+        x_BTD = x_BTD + self.mixer(self.norm1(x_BTD), call, salt)
+        y_BTD = self.feed_forward(self.norm2(x_BTD), call, salt + layers.SALTS_PER_BLOCK // 2)
+        return x_BTD + y_BTD
+
+
+class Stage(nnx.Module):
+    """A convolution with its norm, then blocks; first: the number of its first block."""
+
+    def __init__(self, c: CvXConfig, number: int, key: Array) -> None:
+        conv_key, *keys = jax.random.split(key, c.depths[number] + 1)
+        channels = c.embed_dim if number else c.image_channels
+        stride = c.stage_strides[number]
+        self.conv = Conv(channels, c.embed_dim, 3, conv_key, stride=stride)
+        self.norm = ChannelNorm(c.embed_dim)
+        self.first = sum(c.depths[:number])
+        self.blocks = nnx.List(Block(c, c.map_sizes[number], k) for k in keys)
+
+    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+        """(B, H, W, C) → (B, H', W', D)."""
+        x_BHWD = self.norm(self.conv(x_BHWC))
+        x_BTD = conv_layers.flatten(x_BHWD)
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, call, self.first + i)
+        return x_BTD.reshape(x_BHWD.shape)
+
+
+class CvX(Network):
+    """Parameters: {'stage0', 'stage1', …, 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        head_key, *keys = jax.random.split(key, len(c.depths) + 1)
+        stages = {f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)}
+        return {**stages, "head": Linear(c.embed_dim, c.num_classes, head_key)}
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BHWC = images_BHWC
+        for i in range(len(self.config.depths)):
+            x_BHWC = bound[f"stage{i}"](x_BHWC, call)
+        return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _layer_table(c: CvXConfig) -> Iterator[Row]:
+    d, channels = c.embed_dim, c.image_channels
+    for stage, depth in enumerate(c.depths):
+        size = c.map_sizes[stage]
+        tokens = size[0] * size[1]
+        yield layers.conv_row(f"stage {stage}: 3×3 convolution", size, channels, d, 3)
+        yield layers.norm_row(f"stage {stage}: norm over channels", (*size, d))
+        for i in range(depth):
+            name = f"stage {stage}, block {i}"
+            yield layers.norm_row(f"{name}: norm over channels", (tokens, d))
+            if c.mixing.name == "softmax":
+                for what in ("queries", "keys and values"):
+                    conv = f"{name}: depthwise convolution, {what}"
+                    yield layers.conv_row(conv, size, d, d, 3, groups=d, bias=False)
+                    yield layers.norm_row(f"{name}: BatchNorm, {what}", (tokens, d))
+            yield from mixer_config.rows(c.mixing, name, tokens, d)
+            yield layers.norm_row(f"{name}: norm over channels", (tokens, d))
+            yield from layers.feed_forward_rows(name, tokens, d, c.mlp_dim)
+        channels = d
+    yield linear_row("head: mean, linear", 1, d, c.num_classes)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> CvX:
+    """The network of a configuration's `model` section.
+
+    Empty stage_strides mean those that leave 32×32 tokens.
+    """
+    depths = tuple(settings["depths"])
+    strides = tuple(settings["stage_strides"])
+    config = CvXConfig(
+        image_size=image_size,
+        image_channels=channels,
+        num_classes=num_classes,
+        mixing=mixer_config.from_settings(settings),
+        stage_strides=strides or stems.default_strides(image_size, len(depths)),
+        depths=depths,
+        embed_dim=settings["embed_dim"],
+        mlp_dim=settings["mlp_dim"],
+    )
+    return CvX(config, dtype)

@@ -1,0 +1,215 @@
+"""LeViX: a stem of convolutions and blocks without any pre-norm, with any mixer (LeViT, LeViP, …).
+
+Blocks x + mix(x), x + FF(x); the mean over all positions is classified. No CLS, no positions. With
+softmax the attention is LeViT's: BatchNorm after each projection and a GELU before the last. The
+other mixers leave the network without a single normalisation.
+
+Source: the ViX paper, tables 3 and 4, and the authors' notebooks; LeViT's attention after the paper
+that it is named for, without its position biases.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.layers import BatchNorm, Linear, Row, linear_row
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.vix import mixer_config, mixers, stems
+from hsvit_jax.models.vix.mixer_config import Mixing
+from hsvit_jax.ops.activations import gelu
+from hsvit_jax.ops.attention import attention, attention_weights
+
+Array = jax.Array
+
+#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **mixer_config.DEFAULTS,
+        "stem_channels": (32, 64),
+        "stem_strides": (),
+        "embed_dim": 128,
+        "depth": 4,
+        "mlp_dim": 256,
+    }
+)
+
+#: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "levit": {"mixer": "softmax"},
+        "levip": {"mixer": "performer"},
+        "levil": {"mixer": "linformer"},
+        "levin": {"mixer": "nystrom"},
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeViXConfig:
+    """Every size of a LeViX. stem_channels: the stem's convolutions but the last.
+
+    image_size in pixels (H, W); mlp_dim: hidden width of the feed-forward. Raises ValueError for
+    sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    mixing: Mixing
+    stem_channels: tuple[int, ...] = (32, 64)
+    stem_strides: tuple[int, ...] = (1, 1, 1)
+    embed_dim: int = 128
+    depth: int = 4
+    mlp_dim: int = 256
+
+    def __post_init__(self) -> None:
+        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
+        if min(*sizes, self.depth, self.mlp_dim) < 1:
+            raise ValueError(f"sizes must be positive; got {self}")
+        stems.check_stem(self.stem_widths, self.stem_strides)
+        self.mixing.check_tokens(self.tokens)
+
+    @property
+    def stem_widths(self) -> tuple[int, ...]:
+        """Channels of every convolution of the stem."""
+        return (*self.stem_channels, self.embed_dim)
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Rows and columns of the tokens."""
+        return conv_layers.map_size(self.image_size, self.stem_strides)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the sequence."""
+        return self.map_size[0] * self.map_size[1]
+
+
+class LeViTAttention(nnx.Module):
+    """Softmax attention with BatchNorm on queries, keys, values and output, GELU before the last.
+
+    The output's BatchNorm starts at a scale of 0, so that a block starts without its attention.
+    """
+
+    def __init__(self, m: Mixing, dim: int, key: Array) -> None:
+        self.heads, self.rate = m.heads, m.dropout
+        *keys, out_key = jax.random.split(key, 4)
+        self.query, self.key, self.value = (Linear(dim, m.inner, k, bias=False) for k in keys)
+        self.query_norm, self.key_norm, self.value_norm = (BatchNorm(m.inner) for _ in keys)
+        self.out, self.out_norm = Linear(m.inner, dim, out_key), BatchNorm(dim)
+        self.out_norm.scale = nnx.Param(jnp.zeros(dim))
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        how = {"train": call.train, "batch_axes": call.batch_axes}
+
+        def project(linear: Linear, norm: BatchNorm) -> Array:
+            return layers.split_heads(norm(linear(x_BTD), **how), self.heads)[None]
+
+        q, k = project(self.query, self.query_norm), project(self.key, self.key_norm)
+        call.show("attention", lambda: attention_weights(q, k)[0])
+        o_GBNTE = attention(0.0, q, k, project(self.value, self.value_norm), ())
+        y_BTD = self.out(gelu(layers.merge_heads(o_GBNTE[0])))
+        return layers.dropout(self.out_norm(y_BTD, **how), self.rate, call, salt)
+
+
+class Block(nnx.Module):
+    """x + mix(x), then x + FF(x)."""
+
+    def __init__(self, c: LeViXConfig, key: Array) -> None:
+        mixer_key, ff_key = jax.random.split(key)
+        if c.mixing.name == "softmax":
+            self.mixer = LeViTAttention(c.mixing, c.embed_dim, mixer_key)
+        else:
+            self.mixer = mixers.build(c.mixing, c.tokens, c.embed_dim, mixer_key)
+        self.feed_forward = layers.FeedForward(
+            c.embed_dim, c.mlp_dim, ff_key, dropout=c.mixing.dropout
+        )
+
+    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        salt = index * layers.SALTS_PER_BLOCK
+        x_BTD = x_BTD + self.mixer(x_BTD, call, salt)
+        return x_BTD + self.feed_forward(x_BTD, call, salt + layers.SALTS_PER_BLOCK // 2)
+
+
+class Encoder(nnx.Module):
+    """All blocks."""
+
+    def __init__(self, c: LeViXConfig, key: Array) -> None:
+        self.blocks = nnx.List(Block(c, k) for k in jax.random.split(key, c.depth))
+
+    def __call__(self, x_BTD: Array, call: Call) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, call, i)
+        return x_BTD
+
+
+class LeViX(Network):
+    """Parameters: {'stem', 'encoder' (blocks), 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        stem_key, encoder_key, head_key = jax.random.split(key, 3)
+        return {
+            "stem": stems.ConvStem(c.image_channels, c.stem_widths, c.stem_strides, stem_key),
+            "encoder": Encoder(c, encoder_key),
+            "head": Linear(c.embed_dim, c.num_classes, head_key),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BTD = bound["encoder"](conv_layers.flatten(bound["stem"](images_BHWC)), call)
+        return bound["head"](x_BTD.mean(1)), bound.stats()
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _layer_table(c: LeViXConfig) -> Iterator[Row]:
+    d, m, t = c.embed_dim, c.mixing, c.tokens
+    yield from stems.stem_rows(c.image_size, c.image_channels, c.stem_widths, c.stem_strides)
+    for i in range(c.depth):
+        yield from mixer_config.rows(m, f"block {i}", t, d)
+        if m.name == "softmax":
+            yield layers.norm_row(f"block {i}: BatchNorm of each projection", (t, 3 * m.inner))
+            yield layers.norm_row(f"block {i}: BatchNorm of the output", (t, d))
+        yield from layers.feed_forward_rows(f"block {i}", t, d, c.mlp_dim)
+    yield linear_row("head: mean, linear", 1, d, c.num_classes)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> LeViX:
+    """The network of a configuration's `model` section.
+
+    Empty stem_strides mean those that leave 32×32 tokens.
+    """
+    stem = tuple(settings["stem_channels"])
+    strides = tuple(settings["stem_strides"])
+    config = LeViXConfig(
+        image_size=image_size,
+        image_channels=channels,
+        num_classes=num_classes,
+        mixing=mixer_config.from_settings(settings),
+        stem_channels=stem,
+        stem_strides=strides or stems.default_strides(image_size, len(stem) + 1),
+        embed_dim=settings["embed_dim"],
+        depth=settings["depth"],
+        mlp_dim=settings["mlp_dim"],
+    )
+    return LeViX(config, dtype)

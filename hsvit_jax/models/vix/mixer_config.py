@@ -1,0 +1,159 @@
+"""What a mixer is told: `Mixing`, its settings, and what it costs in a layer table."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.layers import Row, linear_row
+
+#: What a mixer's name may be.
+NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
+_ATTENTION = ("softmax", "performer", "linformer", "nystrom")
+#: Iterations of the pseudo-inverse.
+PINV_STEPS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixing:
+    """How tokens are mixed: a name and what the implementations need to know.
+
+    heads of width head_dim. dropout: of the output (linformer: of the weights). attention_dropout:
+    of softmax's weights. rope: queries and keys are turned by their positions. projections: to how
+    many positions linformer projects keys and values; one_kv_head: it has one head of them for all
+    heads of queries. landmarks, residual_kernel: nystrom's. features: performer's random features,
+    0 for ⌊E·ln E⌋. expansion: of mlp_mixer's hidden layer. batch_coupling: maxima for stability are
+    taken over the batch, as the reference does, instead of over each example. init: see
+    `blocks.start_kernel`. Raises ValueError for what does not fit.
+    """
+
+    name: str
+    heads: int = 4
+    head_dim: int = 32
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    rope: bool = False
+    projections: int = 64
+    one_kv_head: bool = True
+    landmarks: int = 64
+    residual_kernel: int = 33
+    features: int = 0
+    expansion: float = 1.0
+    batch_coupling: bool = False
+    init: str = "torch"
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise ValueError(f"unknown model.mixer {self.name!r}; choose one of {list(NAMES)}")
+        sizes = (self.heads, self.head_dim, self.projections, self.landmarks)
+        if min(sizes) < 1 or self.features < 0 or self.expansion <= 0:
+            raise ValueError(f"a mixer's sizes must be positive; got {self}")
+        for rate in (self.dropout, self.attention_dropout):
+            if not 0 <= rate < 1:
+                raise ValueError(f"dropout must be in [0, 1); got {rate}")
+        if self.residual_kernel < 1 or self.residual_kernel % 2 == 0:
+            raise ValueError(f"residual_kernel must be odd; got {self.residual_kernel}")
+        if self.name == "performer" and not self.feature_count:
+            raise ValueError(
+                f"head_dim={self.head_dim} gives performer features=0: set model.features"
+            )
+        if self.rope:
+            self._check_rope()
+
+    def _check_rope(self) -> None:
+        if self.name not in _ATTENTION:
+            raise ValueError(
+                f"positions='rope' turns queries and keys, and mixer={self.name!r} has none: "
+                f"choose positions='learned', or a mixer of {list(_ATTENTION)}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"positions='rope' turns pairs; got an odd head_dim={self.head_dim}")
+        if self.name == "linformer" and self.one_kv_head:
+            raise ValueError(
+                "positions='rope' turns each head's keys, and linformer has one_kv_head=True: "
+                "set model.one_kv_head=False"
+            )
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_inner(self) -> int:
+        """Width of linformer's keys."""
+        return self.head_dim if self.one_kv_head else self.inner
+
+    @property
+    def feature_count(self) -> int:
+        """Performer's random features per head."""
+        return self.features or int(self.head_dim * math.log(self.head_dim))
+
+    def hidden(self, tokens: int) -> int:
+        """Width of mlp_mixer's hidden layer."""
+        return int(tokens * self.expansion)
+
+    def check_tokens(self, tokens: int) -> None:
+        """Raises ValueError for more landmarks or projected positions than tokens."""
+        for name, key in (("nystrom", "landmarks"), ("linformer", "projections")):
+            if self.name == name and getattr(self, key) > tokens:
+                raise ValueError(
+                    f"{name} with {key}={getattr(self, key)} needs at least as many tokens; there "
+                    f"are {tokens}: lower model.{key}, or use smaller patches or larger images"
+                )
+
+
+#: What `from_settings` reads, with the papers' values.
+DEFAULTS: Mapping[str, Any] = {
+    "mixer": "softmax",
+    "heads": 4,
+    "head_dim": 32,
+    "dropout": 0.0,
+    "projections": 64,
+    "one_kv_head": True,
+    "landmarks": 64,
+    "residual_kernel": 33,
+    "features": 0,
+    "batch_coupling": False,
+}
+
+
+def from_settings(settings: Mapping[str, Any], **others: Any) -> Mixing:
+    """The mixing of a configuration's `model` section; `others` are what the family decides."""
+    own = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in others}
+    return Mixing(**own, **others)
+
+
+def rows(m: Mixing, name: str, tokens: int, dim: int) -> Iterator[Row]:
+    """A mixer's parameters and multiply-adds (matrix products and convolutions) for one image."""
+    inner, shape = m.inner, (tokens, m.inner)
+    if m.name == "softmax":
+        yield from layers.attention_rows(name, tokens, dim, inner, bias=False)
+    elif m.name == "performer":
+        r = m.feature_count
+        for what in ("queries", "keys", "values"):
+            yield linear_row(f"{name}: {what}", tokens, dim, inner)
+        macs = tokens * r * (4 * inner + m.heads)
+        yield f"{name}: random features, attention", shape, 0, macs
+    elif m.name == "linformer":
+        yield linear_row(f"{name}: queries", tokens, dim, inner, bias=False)
+        yield linear_row(f"{name}: keys, also values", tokens, dim, m.kv_inner, bias=False)
+        p, times = m.projections, 2 if m.rope else 1
+        macs = times * tokens * p * m.kv_inner
+        yield f"{name}: projection along the sequence", (p, m.kv_inner), tokens * p, macs
+        yield f"{name}: attention", shape, 0, 2 * tokens * p * inner
+    elif m.name == "nystrom":
+        land, padded = m.landmarks, -(-tokens // m.landmarks) * m.landmarks
+        yield linear_row(f"{name}: queries, keys, values", padded, dim, 3 * inner, bias=False)
+        macs = inner * (tokens * land + 2 * land * land + 2 * padded * land + tokens * land)
+        yield f"{name}: attention by {land} landmarks", shape, 0, macs
+        yield f"{name}: pseudo-inverse", (land, land), 0, 4 * PINV_STEPS * m.heads * land**3
+        taps = m.residual_kernel
+        yield f"{name}: residual convolution", shape, m.heads * taps, padded * inner * taps
+    elif m.name == "fnet":
+        yield f"{name}: Fourier transform", (tokens, dim), 0, 0
+    else:
+        yield from layers.feed_forward_rows(f"{name}, over tokens", dim, tokens, m.hidden(tokens))
+    if m.name in ("performer", "linformer", "nystrom"):
+        yield linear_row(f"{name}: output", tokens, inner, dim)

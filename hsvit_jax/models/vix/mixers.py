@@ -1,0 +1,293 @@
+"""Token mixing, one idea with several implementations: `(tokens_BTD, call, salt) → tokens`.
+
+softmax, and five whose cost grows linearly with the tokens or nearly so: performer, linformer,
+nystrom, fnet; mlp_mixer is quadratic in its parameters too. What is said here about each follows
+the ViX authors' code, where it differs from the papers that the mixers are named after.
+
+N heads, E width of a head, S tokens attended to, R random features, P projected positions,
+M landmarks.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from hsvit_jax.models import layers
+from hsvit_jax.models.layers import Linear
+from hsvit_jax.models.network import Call
+from hsvit_jax.models.vix.mixer_config import PINV_STEPS, Mixing
+from hsvit_jax.ops import remat
+
+Array = jax.Array
+
+
+def build(m: Mixing, tokens: int, dim: int, key: Array) -> nnx.Module:
+    """The mixer for sequences of `tokens` vectors of width `dim`, started from `key`."""
+    m.check_tokens(tokens)
+    makers: dict[str, Callable[[], nnx.Module]] = {
+        "softmax": lambda: Softmax(m, dim, key),
+        "performer": lambda: Performer(m, dim, key),
+        "linformer": lambda: Linformer(m, tokens, dim, key),
+        "nystrom": lambda: Nystrom(m, dim, key),
+        "fnet": FNet,
+        "mlp_mixer": lambda: TokenMLP(m, tokens, key),
+    }
+    return makers[m.name]()
+
+
+# --- Shared by the attentions --------------------------------------------------------------------
+
+
+def rotate(x_BNTE: Array) -> Array:
+    """Rotary positions: the pair (2j, 2j + 1) of token t is turned by t·10000^(−2j/E).
+
+    Positions are places in the sequence, so the first token (CLS) is not turned.
+    """
+    *_, tokens, width = x_BNTE.shape
+    rates = np.float32(1) / np.float32(10000) ** (np.arange(0, width, 2, dtype=np.float32) / width)
+    angles = np.arange(tokens, dtype=np.float32)[:, None] * rates[None]
+    dtype = jnp.promote_types(x_BNTE.dtype, jnp.float32)
+    cos, sin = (jnp.asarray(f(angles), dtype)[None, None] for f in (np.cos, np.sin))
+    pairs = x_BNTE.astype(dtype).reshape(*x_BNTE.shape[:-1], width // 2, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    turned = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], -1)
+    return turned.reshape(x_BNTE.shape).astype(x_BNTE.dtype)
+
+
+def _wide(x: Array) -> Array:
+    """In float32 at least: exponentials and sums over many tokens."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _softmax(scores: Array, like: Array) -> Array:
+    return jax.nn.softmax(_wide(scores), axis=-1).astype(like.dtype)
+
+
+def _maximum(x_B: Array, call: Call, coupled: bool) -> Array:
+    """The largest value of each example, or of the whole batch; all axes are kept."""
+    if not coupled:
+        return x_B.max(tuple(range(1, x_B.ndim)), keepdims=True)
+    largest = x_B.max(keepdims=True)
+    return lax.all_gather(largest, call.batch_axes).max(0) if call.batch_axes else largest
+
+
+# --- The mixers ----------------------------------------------------------------------------------
+
+
+class Softmax(layers.MultiHeadAttention):
+    """Scaled dot products, softmax over keys; queries, keys and values without bias."""
+
+    def __init__(self, m: Mixing, dim: int, key: Array) -> None:
+        super().__init__(
+            dim,
+            m.heads,
+            key,
+            dim_head=m.head_dim,
+            bias=False,
+            dropout=m.dropout,
+            attention_dropout=m.attention_dropout,
+            init=m.init,
+        )
+        self.rope = m.rope
+
+    def project(self, x_BTD: Array) -> tuple[Array, Array, Array]:
+        q, k, v = super().project(x_BTD)
+        return (rotate(q), rotate(k), v) if self.rope else (q, k, v)
+
+
+class Performer(nnx.Module):
+    """FAVOR+: softmax's kernel by positive orthogonal random features, drawn once, with biases.
+
+    The features are a statistic, not a parameter: saved, never trained, never drawn again. The
+    paper names a local window and a ReLU kernel, which the code leaves unused.
+    """
+
+    def __init__(self, m: Mixing, dim: int, key: Array) -> None:
+        self.m = m
+        q_key, k_key, v_key, out_key, feature_key = jax.random.split(key, 5)
+        self.query = Linear(dim, m.inner, q_key, init=m.init)
+        self.key = Linear(dim, m.inner, k_key, init=m.init)
+        self.value = Linear(dim, m.inner, v_key, init=m.init)
+        self.out = Linear(m.inner, dim, out_key, init=m.init)
+        self.features = nnx.BatchStat(orthogonal_features(feature_key, m.feature_count, m.head_dim))
+
+    def _positive(self, x_BNTE: Array, shift: Callable[[Array], Array]) -> Array:
+        """exp(u − |x|²/2 − shift(u)) + 1e-4, up to a factor that cancels: (B, N, T, R).
+
+        The shift is for stability: it cancels too, but for the 1e-4, so no gradient goes through.
+        """
+        wide = _wide(x_BNTE)
+        scale = x_BNTE.shape[-1] ** -0.25
+        u = (wide * scale) @ self.features[...].astype(wide.dtype).T
+        norm = 0.5 * scale**2 * jnp.square(wide).sum(-1, keepdims=True)
+        return jnp.exp(u - norm - shift(lax.stop_gradient(u))) + 1e-4
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D), O(T·R·E) per head."""
+        q, k, v = (
+            layers.split_heads(f(x_BTD), self.m.heads) for f in (self.query, self.key, self.value)
+        )
+        o_BNTE = remat.recomputed(lambda *qkv: self._attend(*qkv, call), q, k, v)
+        return layers.dropout(self.out(layers.merge_heads(o_BNTE)), self.m.dropout, call, salt)
+
+    def _attend(self, q: Array, k: Array, v: Array, call: Call) -> Array:
+        if self.m.rope:
+            q, k = rotate(q), rotate(k)
+        q_BNTR = self._positive(q, lambda u: u.max(-1, keepdims=True))
+        k_BNTR = self._positive(k, lambda u: _maximum(u, call, self.m.batch_coupling))
+        context = jnp.einsum("bntr,bnte->bnre", k_BNTR.astype(v.dtype), v)
+        norm = jnp.einsum("bntr,bnr->bnt", q_BNTR, k_BNTR.sum(2))[..., None]
+        o_BNTE = jnp.einsum("bntr,bnre->bnte", q_BNTR.astype(v.dtype), context)
+        return (_wide(o_BNTE) / norm).astype(v.dtype)
+
+
+def orthogonal_features(key: Array, rows: int, width: int) -> Array:
+    """Random (rows, width), orthogonal in blocks of `width`, each as long as a Gaussian row."""
+    length_key, *keys = jax.random.split(key, -(-rows // width) + 1)
+    squares = [jnp.linalg.qr(jax.random.normal(k, (width, width)))[0].T for k in keys]
+    lengths = jnp.linalg.norm(jax.random.normal(length_key, (rows, width)), axis=1, keepdims=True)
+    return jnp.concatenate(squares)[:rows] * lengths
+
+
+class Linformer(nnx.Module):
+    """Keys, which are the values too, projected along the sequence to P positions.
+
+    With rotary positions the keys are turned before the projection, and the values are not.
+    """
+
+    def __init__(self, m: Mixing, tokens: int, dim: int, key: Array) -> None:
+        self.m = m
+        q_key, k_key, p_key, out_key = jax.random.split(key, 4)
+        self.query = Linear(dim, m.inner, q_key, bias=False, init=m.init)
+        self.key = Linear(dim, m.kv_inner, k_key, bias=False, init=m.init)
+        self.sequence_kernel = nnx.Param(
+            layers.uniform(p_key, (tokens, m.projections), m.projections**-0.5)
+        )
+        self.out = Linear(m.inner, dim, out_key, init=m.init)
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D), O(T·P·E) per head."""
+        m = self.m
+        q_BNTE = layers.split_heads(self.query(x_BTD), m.heads)
+        values = layers.split_heads(self.key(x_BTD), 1 if m.one_kv_head else m.heads)
+        sequence_TP = self.sequence_kernel[...].astype(x_BTD.dtype)
+
+        def project(x_BNTE: Array) -> Array:
+            """One head for all, or each its own: (B, N, P, E)."""
+            x_BNPE = jnp.einsum("bnte,tp->bnpe", x_BNTE, sequence_TP)
+            return jnp.broadcast_to(x_BNPE, (x_BNPE.shape[0], m.heads, *x_BNPE.shape[2:]))
+
+        v_BNPE = project(values)
+        k_BNPE = project(rotate(values)) if m.rope else v_BNPE
+        q_BNTE = rotate(q_BNTE) if m.rope else q_BNTE
+
+        def attend(q_BNTE: Array, k_BNPE: Array, v_BNPE: Array) -> Array:
+            scores_BNTP = jnp.einsum("bnte,bnpe->bntp", q_BNTE, k_BNPE) * m.head_dim**-0.5
+            weights_BNTP = layers.dropout(_softmax(scores_BNTP, q_BNTE), m.dropout, call, salt)
+            return jnp.einsum("bntp,bnpe->bnte", weights_BNTP, v_BNPE)
+
+        return self.out(layers.merge_heads(remat.recomputed(attend, q_BNTE, k_BNPE, v_BNPE)))
+
+
+class Nystrom(nnx.Module):
+    """Softmax's matrix from M landmarks, the means of segments, and a pseudo-inverse by iteration.
+
+    The sequence is lengthened at its front by zero tokens to a multiple of M; they take part as
+    keys and in the landmarks. A convolution of the values along the sequence is added.
+    """
+
+    def __init__(self, m: Mixing, dim: int, key: Array) -> None:
+        self.m = m
+        qkv_key, out_key, conv_key = jax.random.split(key, 3)
+        self.qkv = Linear(dim, 3 * m.inner, qkv_key, bias=False, init=m.init)
+        self.out = Linear(m.inner, dim, out_key, init=m.init)
+        taps = m.residual_kernel
+        self.residual_kernel = nnx.Param(layers.uniform(conv_key, (m.heads, taps), taps**-0.5))
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D), O(T·M·E) per head."""
+        m, tokens = self.m, x_BTD.shape[1]
+        segment = -(-tokens // m.landmarks)
+        front = segment * m.landmarks - tokens
+        padded = jnp.pad(x_BTD, ((0, 0), (front, 0), (0, 0)))
+        q, k, v = (
+            layers.split_heads(part, m.heads) for part in jnp.split(self.qkv(padded), 3, axis=-1)
+        )
+        o_BNTE = remat.recomputed(lambda *qkv: self._attend(*qkv, front, call), q, k, v)
+        return layers.dropout(self.out(layers.merge_heads(o_BNTE)), m.dropout, call, salt)
+
+    def _attend(self, q: Array, k: Array, v: Array, front: int, call: Call) -> Array:
+        """What the heads find for all but the `front` tokens that lengthen the sequence."""
+        m = self.m
+        if m.rope:
+            q, k = rotate(q), rotate(k)
+        q = q * m.head_dim**-0.5
+
+        def landmarks(x_BNSE: Array) -> Array:
+            batch, heads, _, width = x_BNSE.shape
+            return x_BNSE.reshape(batch, heads, m.landmarks, -1, width).mean(3)
+
+        def kernel(q_BNTE: Array, k_BNSE: Array) -> Array:
+            return _softmax(jnp.einsum("bnte,bnse->bnts", q_BNTE, k_BNSE), v)
+
+        q_BNME, k_BNME = landmarks(q), landmarks(k)
+        inverse_BNMM = self._inverse(_wide(kernel(q_BNME, k_BNME)), call).astype(v.dtype)
+        found_BNME = inverse_BNMM @ (kernel(q_BNME, k) @ v)
+        o_BNTE = kernel(q[:, :, front:], k_BNME) @ found_BNME
+        return o_BNTE + along_sequence(v, self.residual_kernel[...].astype(v.dtype))[:, :, front:]
+
+    def _inverse(self, a_BNMM: Array, call: Call) -> Array:
+        """The pseudo-inverse of non-negative matrices: six steps from Aᵀ/(‖A‖₁·‖A‖∞)."""
+        coupled = self.m.batch_coupling
+        rows = _maximum(a_BNMM.sum(-1, keepdims=True), call, coupled)
+        columns = _maximum(a_BNMM.sum(-2, keepdims=True), call, coupled)
+        one = jnp.eye(a_BNMM.shape[-1], dtype=a_BNMM.dtype)[None, None]
+        z = a_BNMM.swapaxes(-1, -2) / (rows * columns)
+        for _ in range(PINV_STEPS):
+            az = a_BNMM @ z
+            z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))
+        return z
+
+
+def along_sequence(x_BNTE: Array, kernel_NK: Array) -> Array:
+    """Each head's filter of odd length K along the sequence, zeros outside: (B, N, T, E).
+
+    As products with one banded matrix per head, over pieces of the sequence that overlap by K − 1:
+    twice the multiply-adds of the filter, at the speed of a matrix product, and linear in T.
+    """
+    batch, heads, tokens, width = x_BNTE.shape
+    taps = kernel_NK.shape[1]
+    piece = max(taps - 1, 16)
+    count = -(-tokens // piece)
+    back = (count + 1) * piece - tokens - taps // 2
+    padded = jnp.pad(x_BNTE, ((0, 0), (0, 0), (taps // 2, back), (0, 0)))
+    pieces = padded.reshape(batch, heads, count + 1, piece, width)
+    windows = jnp.concatenate([pieces[:, :, :-1], pieces[:, :, 1:]], axis=3)
+    offset = np.arange(2 * piece)[:, None] - np.arange(piece)[None]
+    inside = (offset >= 0) & (offset < taps)
+    band_NSL = kernel_NK[:, np.clip(offset, 0, taps - 1)] * jnp.asarray(inside, x_BNTE.dtype)[None]
+    out = jnp.einsum("bncse,nsl->bncle", windows, band_NSL)
+    return out.reshape(batch, heads, count * piece, width)[:, :, :tokens]
+
+
+class FNet(nnx.Module):
+    """The real part of the Fourier transform over channels and tokens (CLS included)."""
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D); no parameters, nothing dropped."""
+        return jnp.fft.fftn(_wide(x_BTD), axes=(1, 2)).real.astype(x_BTD.dtype)
+
+
+class TokenMLP(layers.FeedForward):
+    """MLP-Mixer's first half: a feed-forward over the tokens of each channel."""
+
+    def __init__(self, m: Mixing, tokens: int, key: Array) -> None:
+        super().__init__(tokens, m.hidden(tokens), key, dropout=m.dropout, init=m.init)
+
+    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        return super().__call__(x_BTD.swapaxes(1, 2), call, salt).swapaxes(1, 2)

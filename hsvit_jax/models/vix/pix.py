@@ -1,0 +1,202 @@
+"""PiX: ViX in stages, with a pooling between them that doubles the width (PiT, PiP, PiN).
+
+Each pooling halves rows and columns by a strided convolution of each channel, and gives CLS a
+linear map. No positions are added after it.
+
+Source: the ViX paper, table 5; blocks as in `vix`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.layers import Linear, Row, linear_row
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.vix import mixer_config, vix
+
+Array = jax.Array
+
+_MIXERS = {
+    "pit": {"mixer": "softmax"},
+    "pip": {"mixer": "performer"},
+    "pin": {"mixer": "nystrom"},
+}
+
+#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **mixer_config.DEFAULTS,
+        "patch": 0,
+        "stem_channels": (),
+        "stem_strides": (),
+        "embed_dim": 128,
+        "depths": (2, 2),
+        "mlp_dim": 256,
+        "embed_dropout": 0.0,
+    }
+)
+
+#: Named variants (ViX paper, table 5) as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    _MIXERS | {f"hybrid_{name}": {**v, "stem_channels": (32, 64)} for name, v in _MIXERS.items()}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PiXConfig(vix.ViXConfig):
+    """Every size of a PiX: those of a ViX, and the blocks of each stage in depths, not depth.
+
+    embed_dim: of the first stage; mixer and mlp_dim are the same in all.
+    """
+
+    depths: tuple[int, ...] = (2, 2)
+
+    def __post_init__(self) -> None:
+        if not self.depths or min(self.depths) < 1:
+            raise ValueError(f"every stage needs a block; got depths={self.depths}")
+        if self.mixing.name == "mlp_mixer":
+            raise ValueError("mixer='mlp_mixer' has no CLS token, which PiX classifies")
+        super().__post_init__()
+        for stage in self.stages:
+            self.mixing.check_tokens(stage.tokens)
+
+    @property
+    def stages(self) -> tuple["Stage", ...]:
+        """Each stage's sizes."""
+        found = []
+        for i, depth in enumerate(self.depths):
+            size = conv_layers.map_size(self.map_size, (2,) * i)
+            found.append(Stage(depth, size, size[0] * size[1] + 1, self.embed_dim * 2**i))
+        return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Blocks, map of the tokens, tokens with CLS, and their width."""
+
+    depth: int
+    map_size: tuple[int, int]
+    tokens: int
+    dim: int
+
+
+class Pool(nnx.Module):
+    """3×3 convolution of stride 2, two outputs for each channel, and a linear map; CLS apart."""
+
+    def __init__(self, stage: Stage, key: Array) -> None:
+        conv_key, mix_key, cls_key = jax.random.split(key, 3)
+        self.map_size, d = stage.map_size, stage.dim
+        self.conv = Conv(d, 2 * d, 3, conv_key, stride=2, groups=d)
+        self.mix = Linear(2 * d, 2 * d, mix_key)
+        self.cls = Linear(d, 2 * d, cls_key)
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) with CLS first → (B, about T/4, 2·D)."""
+        batch, _, d = x_BTD.shape
+        x_BHWD = x_BTD[:, 1:].reshape(batch, *self.map_size, d)
+        tokens = conv_layers.flatten(self.mix(self.conv(x_BHWD)))
+        return jnp.concatenate([self.cls(x_BTD[:, :1]), tokens], axis=1)
+
+
+class Encoder(nnx.Module):
+    """CLS, positions, and stages of blocks with pools between them."""
+
+    def __init__(self, c: PiXConfig, key: Array) -> None:
+        self.rate = c.embed_dropout
+        cls_key, position_key, *keys = jax.random.split(key, 2 + 2 * len(c.depths))
+        self.cls = nnx.Param(jax.random.normal(cls_key, (c.embed_dim,)))
+        self.position = nnx.Param(jax.random.normal(position_key, (c.tokens, c.embed_dim)))
+        self.stages, self.pools = nnx.List(), nnx.List()
+        for i, stage in enumerate(c.stages):
+            block_keys = list(jax.random.split(keys[2 * i], stage.depth))
+            self.stages.append(
+                vix.mixer_blocks(
+                    c.mixing, stage.tokens, stage.dim, c.mlp_dim, c.dropout, block_keys
+                )
+            )
+            if i + 1 < len(c.depths):
+                self.pools.append(Pool(stage, keys[2 * i + 1]))
+
+    def __call__(self, x_BTD: Array, call: Call) -> Array:
+        """(B, T, D) → the last stage's tokens, CLS first."""
+        x_BTD = layers.add_positions(layers.prepend(self.cls[...], x_BTD), self.position[...])
+        x_BTD = layers.dropout(x_BTD, self.rate, call, layers.EMBEDDING)
+        index = 0
+        for i, stage in enumerate(self.stages):
+            x_BTD = self.pools[i - 1](x_BTD) if i else x_BTD
+            for block in stage:
+                x_BTD = block(x_BTD, call, index)
+                index += 1
+        return x_BTD
+
+
+class PiX(Network):
+    """Parameters: {'patches', 'encoder' (cls, position, stages, pools), 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        patches_key, encoder_key, head_key = jax.random.split(key, 3)
+        return {
+            "patches": vix.Patches(c, patches_key),
+            "encoder": Encoder(c, encoder_key),
+            "head": vix.Head(c.stages[-1].dim, c.num_classes, head_key),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BTD = bound["encoder"](bound["patches"](images_BHWC), call)
+        return bound["head"](x_BTD), bound.stats()
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _layer_table(c: PiXConfig) -> Iterator[Row]:
+    yield from vix.patches_rows(c)
+    yield "CLS and positions", (c.tokens, c.embed_dim), (1 + c.tokens) * c.embed_dim, 0
+    for i, stage in enumerate(c.stages):
+        d = stage.dim
+        if i:
+            size, half = stage.map_size, d // 2
+            name = f"pool {i}"
+            yield layers.conv_row(f"{name}: 3×3 convolution", size, half, d, 3, groups=half)
+            yield linear_row(f"{name}: linear", stage.tokens - 1, d, d)
+            yield linear_row(f"{name}: linear, CLS", 1, half, d)
+        yield from vix.block_rows(c.mixing, f"stage {i}, ", stage.depth, stage.tokens, d, c.mlp_dim)
+    yield from vix.head_rows(c.stages[-1].dim, c.num_classes)
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> PiX:
+    """The network of a configuration's `model` section.
+
+    patch 0 and empty stem_strides mean those that leave 32×32 tokens.
+    """
+    config = PiXConfig(
+        image_size=image_size,
+        image_channels=channels,
+        num_classes=num_classes,
+        mixing=mixer_config.from_settings(settings),
+        embed_dim=settings["embed_dim"],
+        depths=tuple(settings["depths"]),
+        mlp_dim=settings["mlp_dim"],
+        dropout=settings["dropout"],
+        embed_dropout=settings["embed_dropout"],
+        **vix.embedding_sizes(settings, image_size),
+    )
+    return PiX(config, dtype)

@@ -1,0 +1,76 @@
+"""From images to tokens or maps: patches, or a stem of 3×3 convolutions.
+
+Without a wish, patch and strides of the ViX paper's families are those that leave a map of 32×32
+tokens or the nearest below, as the paper does for CIFAR-10 and Tiny ImageNet.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.layers import Row
+
+Array = jax.Array
+
+_TOKENS = 32  # rows and columns of the paper's token map
+
+
+class ConvStem(nnx.Module):
+    """3×3 convolutions with bias, and nothing between them (ViX paper, hybrid models)."""
+
+    def __init__(
+        self, channels: int, widths: Sequence[int], strides: Sequence[int], key: Array
+    ) -> None:
+        self.convs, c_in = nnx.List(), channels
+        keys = jax.random.split(key, len(widths))
+        for conv_key, c_out, stride in zip(keys, widths, strides, strict=True):
+            self.convs.append(Conv(c_in, c_out, 3, conv_key, stride=stride))
+            c_in = c_out
+
+    def __call__(self, images_BHWC: Array) -> Array:
+        """(B, H, W, C) → (B, H', W', D), each convolution dividing the sides by its stride."""
+        for conv in self.convs:
+            images_BHWC = conv(images_BHWC)
+        return images_BHWC
+
+
+def check_stem(widths: Sequence[int], strides: Sequence[int], key: str = "stem_strides") -> None:
+    """Raises ValueError for convolutions whose widths and strides do not pair up, naming both."""
+    if not widths or len(widths) != len(strides) or min(*widths, *strides) < 1:
+        raise ValueError(
+            "a stem needs one positive width and stride per convolution; got widths "
+            f"{tuple(widths)} (the last is model.embed_dim) and {key}={tuple(strides)}"
+        )
+
+
+def default_patch(image_size: tuple[int, int]) -> int:
+    """The smallest patch that divides both sides and leaves no more than 32×32 tokens."""
+    rows, columns = image_size
+    for patch in range(1, min(rows, columns) + 1):
+        fits = rows % patch == 0 and columns % patch == 0
+        if fits and rows * columns <= (_TOKENS * patch) ** 2:
+            return patch
+    return min(rows, columns)
+
+
+def default_strides(image_size: tuple[int, int], convs: int) -> tuple[int, ...]:
+    """Strides of 2 first, as many as it takes to leave no more than 32×32 tokens, then of 1."""
+    strides = [1] * convs
+    for i in range(convs):
+        rows, columns = conv_layers.map_size(image_size, strides)
+        if rows * columns > _TOKENS**2:
+            strides[i] = 2
+    return tuple(strides)
+
+
+def stem_rows(
+    image_size: tuple[int, int], channels: int, widths: Sequence[int], strides: Sequence[int]
+) -> Iterator[Row]:
+    """The rows of a `ConvStem` in a layer table."""
+    for i, (width, stride) in enumerate(zip(widths, strides, strict=True)):
+        image_size = conv_layers.map_size(image_size, (stride,))
+        yield layers.conv_row(f"stem: 3×3 convolution {i}", image_size, channels, width, 3)
+        channels = width

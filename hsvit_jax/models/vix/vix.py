@@ -1,0 +1,310 @@
+"""ViX: a vision transformer on pixels, with any mixer (ViT, ViP, ViL, ViN, FNet, MLP-Mixer).
+
+Patches by a linear map, or a stem of convolutions ('hybrid'); CLS and positions, learned or rotary;
+blocks x + mix(LN(x)), x + FF(LN(x)); LN and a linear classifier on CLS. MLP-Mixer has neither CLS
+nor positions: LN, mean over tokens, classifier.
+
+Source: the ViX paper's sections on its models, and the authors' code (which is what was trained).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.layers import Row
+from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.vix import mixer_config, mixers, stems
+from hsvit_jax.models.vix.mixer_config import Mixing
+
+Array = jax.Array
+
+_MIXERS = {
+    "vit": {"mixer": "softmax", "dropout": 0.25},
+    "vip": {"mixer": "performer"},
+    "vil": {"mixer": "linformer"},
+    "vin": {"mixer": "nystrom", "dropout": 0.25},
+    "fnet": {"mixer": "fnet"},
+    "mlp_mixer": {"mixer": "mlp_mixer"},
+}
+_HYBRID = {"stem_channels": (32, 64), "dropout": 0.0}
+_ROPE = {"positions": "rope", "dropout": 0.0}
+_ROTARY = {
+    "vit": _ROPE,
+    "vip": _ROPE,
+    "vil": {**_ROPE, "one_kv_head": False},
+    "vin": {**_ROPE, "embed_dropout": 0.5},
+}
+
+#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **mixer_config.DEFAULTS,
+        "patch": 0,
+        "stem_channels": (),
+        "stem_strides": (),
+        "positions": "learned",
+        "embed_dim": 128,
+        "depth": 4,
+        "mlp_dim": 256,
+        "expansion": 1.0,
+        "embed_dropout": 0.0,
+    }
+)
+
+#: Named variants (ViX paper, tables 1, 2 and 6), as they differ from `DEFAULTS`. Dropout is that of
+#: the authors' scripts; the paper says there is none.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    _MIXERS
+    | {f"hybrid_{name}": {**v, **_HYBRID} for name, v in _MIXERS.items()}
+    | {f"{name}_rope": {**_MIXERS[name], **v} for name, v in _ROTARY.items()}
+    | {f"hybrid_{name}_rope": {**_MIXERS[name], **_HYBRID, **v} for name, v in _ROTARY.items()}
+    | {
+        "hybrid_vin": {**_MIXERS["vin"], "stem_channels": (32, 64)},
+        "hybrid_vin_rope": {**_MIXERS["vin"], **_HYBRID, **_ROTARY["vin"], "dropout": 0.5},
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ViXConfig:
+    """Every size of a ViX. stem_channels: the stem's convolutions but the last, () for patches.
+
+    image_size in pixels (H, W). patch: side of a patch, 1 behind a stem. mlp_dim: hidden width of
+    the feed-forward. dropout: in the feed-forward; embed_dropout: after the positions. Raises
+    ValueError for sizes that do not fit.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    mixing: Mixing
+    patch: int = 1
+    stem_channels: tuple[int, ...] = ()
+    stem_strides: tuple[int, ...] = ()
+    embed_dim: int = 128
+    depth: int = 4
+    mlp_dim: int = 256
+    dropout: float = 0.0
+    embed_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
+        if min(*sizes, self.depth, self.mlp_dim) < 1:
+            raise ValueError(f"sizes must be positive; got {self}")
+        for rate in (self.dropout, self.embed_dropout):
+            if not 0 <= rate < 1:
+                raise ValueError(f"dropout must be in [0, 1); got {rate}")
+        if self.stem_channels:
+            stems.check_stem(self.stem_widths, self.stem_strides)
+            if self.patch != 1:
+                raise ValueError(
+                    f"behind a stem each position of the map is a token; got patch={self.patch} "
+                    f"and stem_channels={self.stem_channels}: set model.patch=1; strides are "
+                    "model.stem_strides"
+                )
+        layers.check_patches(self.image_size, self.patch)
+        self.mixing.check_tokens(self.tokens)
+
+    @property
+    def stem_widths(self) -> tuple[int, ...]:
+        """Channels of every convolution of the stem."""
+        return (*self.stem_channels, self.embed_dim)
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Rows and columns of the tokens."""
+        if self.stem_channels:
+            return conv_layers.map_size(self.image_size, self.stem_strides)
+        return self.image_size[0] // self.patch, self.image_size[1] // self.patch
+
+    @property
+    def cls(self) -> bool:
+        """Whether there is a CLS token."""
+        return self.mixing.name != "mlp_mixer"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the sequence, CLS included."""
+        return self.map_size[0] * self.map_size[1] + self.cls
+
+    @property
+    def position_table(self) -> bool:
+        """Whether learned positions exist; the reference keeps them, unused, in two RoPE models."""
+        return self.cls and (not self.mixing.rope or self.mixing.name in ("softmax", "linformer"))
+
+
+class Patches(nnx.Module):
+    """Images to tokens by patches or by the stem."""
+
+    def __init__(self, c: ViXConfig, key: Array) -> None:
+        if c.stem_channels:
+            self.embed = stems.ConvStem(c.image_channels, c.stem_widths, c.stem_strides, key)
+        else:
+            self.embed = layers.PatchEmbedding(c.patch, c.image_channels, c.embed_dim, key)
+
+    def __call__(self, images_BHWC: Array) -> Array:
+        """(B, H, W, C) → (B, T, D), without CLS."""
+        x = self.embed(images_BHWC)
+        return conv_layers.flatten(x) if x.ndim == 4 else x
+
+
+class Encoder(nnx.Module):
+    """CLS, positions and the blocks."""
+
+    def __init__(self, c: ViXConfig, key: Array) -> None:
+        self.rope, self.rate = c.mixing.rope, c.embed_dropout
+        cls_key, position_key, *block_keys = jax.random.split(key, c.depth + 2)
+        d = c.embed_dim
+        self.cls = nnx.Param(jax.random.normal(cls_key, (d,))) if c.cls else None
+        start = jax.random.normal(position_key, (c.tokens, d)) if c.position_table else None
+        self.position = None if start is None else nnx.Param(start)
+        self.blocks = mixer_blocks(c.mixing, c.tokens, d, c.mlp_dim, c.dropout, block_keys)
+
+    def __call__(self, x_BTD: Array, call: Call) -> Array:
+        """(B, T, D) → (B, T + 1, D) with a CLS, first, or (B, T, D)."""
+        if self.cls is not None:
+            x_BTD = layers.prepend(self.cls[...], x_BTD)
+        if self.position is not None and not self.rope:
+            x_BTD = layers.add_positions(x_BTD, self.position[...])
+        x_BTD = layers.dropout(x_BTD, self.rate, call, layers.EMBEDDING)
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, call, i)
+        return x_BTD
+
+
+def mixer_blocks(
+    m: Mixing, tokens: int, dim: int, hidden: int, dropout: float, keys: list[Array]
+) -> nnx.List:
+    """One pre-norm block per key: the mixer, then a feed-forward of width `hidden`."""
+    out = nnx.List()
+    for key in keys:
+        mixer_key, ff_key = jax.random.split(key)
+        mixer = mixers.build(m, tokens, dim, mixer_key)
+        out.append(
+            layers.Block(dim, mixer, layers.FeedForward(dim, hidden, ff_key, dropout=dropout))
+        )
+    return out
+
+
+class Head(nnx.Module):
+    """LayerNorm, then a linear classifier, on CLS or on the mean of the tokens."""
+
+    def __init__(self, dim: int, classes: int, key: Array, *, pool: str = "cls") -> None:
+        self.pool = pool
+        self.norm, self.linear = layers.LayerNorm(dim), layers.Linear(dim, classes, key)
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → logits (B, K)."""
+        y_BD = self.norm(x_BTD[:, 0]) if self.pool == "cls" else self.norm(x_BTD).mean(1)
+        return self.linear(y_BD)
+
+
+class ViX(Network):
+    """Parameters: {'patches', 'encoder' (cls, position, blocks), 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        patches_key, encoder_key, head_key = jax.random.split(key, 3)
+        return {
+            "patches": Patches(c, patches_key),
+            "encoder": Encoder(c, encoder_key),
+            "head": Head(c.embed_dim, c.num_classes, head_key, pool="cls" if c.cls else "mean"),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BTD = bound["encoder"](bound["patches"](images_BHWC), call)
+        return bound["head"](x_BTD), bound.stats()
+
+    def layer_table(self) -> list[Row]:
+        return list(_layer_table(self.config))
+
+
+def _layer_table(c: ViXConfig) -> Iterator[Row]:
+    d = c.embed_dim
+    yield from patches_rows(c)
+    if c.cls:
+        positions = c.tokens if c.position_table else 0
+        yield "CLS and positions", (c.tokens, d), (1 + positions) * d, 0
+    yield from block_rows(c.mixing, "", c.depth, c.tokens, d, c.mlp_dim)
+    yield from head_rows(d, c.num_classes)
+
+
+def patches_rows(c: ViXConfig) -> Iterator[Row]:
+    """The rows of `Patches`."""
+    if c.stem_channels:
+        yield from stems.stem_rows(c.image_size, c.image_channels, c.stem_widths, c.stem_strides)
+    else:
+        pixels = c.map_size[0] * c.map_size[1]
+        yield layers.linear_row("patches", pixels, c.patch**2 * c.image_channels, c.embed_dim)
+
+
+def block_rows(
+    m: Mixing, prefix: str, depth: int, tokens: int, dim: int, hidden: int
+) -> Iterator[Row]:
+    """The rows of `mixer_blocks`."""
+    for i in range(depth):
+        name = f"{prefix}block {i}"
+        yield layers.norm_row(f"{name}: LayerNorm", (tokens, dim))
+        yield from mixer_config.rows(m, name, tokens, dim)
+        yield layers.norm_row(f"{name}: LayerNorm", (tokens, dim))
+        yield from layers.feed_forward_rows(name, tokens, dim, hidden)
+
+
+def head_rows(dim: int, classes: int) -> Iterator[Row]:
+    """The rows of `Head`."""
+    yield layers.norm_row("head: LayerNorm", (dim,))
+    yield "head: linear", (classes,), (dim + 1) * classes, dim * classes
+
+
+def embedding_sizes(settings: Mapping[str, Any], image_size: tuple[int, int]) -> dict[str, Any]:
+    """patch, stem_channels and stem_strides, those that are left open by the image size."""
+    stem, strides = tuple(settings["stem_channels"]), tuple(settings["stem_strides"])
+    if not stem:
+        return {"patch": settings["patch"] or stems.default_patch(image_size)}
+    strides = strides or stems.default_strides(image_size, len(stem) + 1)
+    return {"patch": settings["patch"] or 1, "stem_channels": stem, "stem_strides": strides}
+
+
+def from_settings(
+    settings: Mapping[str, Any],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    num_classes: int,
+    dtype: jnp.dtype = jnp.float32,
+) -> ViX:
+    """The network of a configuration's `model` section.
+
+    patch 0 and empty stem_strides mean those that leave 32×32 tokens. positions: 'learned' or
+    'rope'. For mlp_mixer, `expansion` makes both hidden widths and mlp_dim is not used.
+    """
+    if settings["positions"] not in ("learned", "rope"):
+        raise ValueError(
+            f"unknown model.positions {settings['positions']!r}; choose learned or rope"
+        )
+    m = mixer_config.from_settings(
+        settings, rope=settings["positions"] == "rope", expansion=settings["expansion"]
+    )
+    d = settings["embed_dim"]
+    config = ViXConfig(
+        image_size=image_size,
+        image_channels=channels,
+        num_classes=num_classes,
+        mixing=m,
+        embed_dim=d,
+        depth=settings["depth"],
+        mlp_dim=m.hidden(d) if m.name == "mlp_mixer" else settings["mlp_dim"],
+        dropout=settings["dropout"],
+        embed_dropout=settings["embed_dropout"],
+        **embedding_sizes(settings, image_size),
+    )
+    return ViX(config, dtype)

@@ -1,0 +1,1 @@
+"""Array functions: jax only, no modules and no parameters."""

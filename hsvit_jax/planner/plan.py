@@ -1,0 +1,304 @@
+"""What a network would cost on more devices than there are: `--mode=plan`.
+
+From the resolved configuration alone, for plain data parallelism and the three ways to spread one
+network: what a device computes, holds and sends (`plan_costs`), how long a step would take on a
+machine that three numbers describe, and how long devices would wait for each other. All times are
+predictions. `verify` compiles the same networks for a few fake devices and puts what the programs
+do beside the prediction (`plan_compiled`).
+"""
+
+import json as json_lib
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from hsvit_jax.planner import costs, report
+from hsvit_jax.planner.costs import Cost, Machine, Transfer
+
+#: Stages of the pipeline that the Idle Time Ratio is compared with (S in the paper).
+PIPELINE_STAGES = 8
+
+#: Devices and images that `verify` compiles for.
+VERIFY_DEVICES, VERIFY_BATCH = (1, 2, 4, 8), 16
+
+
+def run(
+    config: ml_collections.ConfigDict,
+    *,
+    devices: int,
+    group: int | None = None,
+    batch: int | None = None,
+    bandwidth: float = 5e10,
+    flops: float = 1e14,
+    latency: float = 5e-6,
+    verify: bool = False,
+    json: bool = False,
+    out: Path | None = None,
+) -> str:
+    """The plan of a resolved configuration for 1, 2, 4, … `devices`, as a table or as JSON.
+
+    group: most devices of the group axis; None: as many as divide the network's parts. batch:
+    images per step in all; None: train.batch, raised until every device can have an image.
+    bandwidth B/s, flops FLOP/s and latency s of a device: see `plan_costs.Machine`. verify: also
+    compile for up to 8 fake CPU devices. out: a PNG to write. Raises ValueError for devices below
+    1, a group that does not divide, a machine that cannot be, or too few fake devices.
+    """
+    result = plan(
+        config,
+        devices=devices,
+        group=group,
+        batch=batch,
+        machine=Machine(flops=flops, bandwidth=bandwidth, latency=latency),
+    )
+    if verify:
+        result["verify"] = verification(config, devices=devices, group=group)
+    if out is not None:
+        from hsvit_jax.planner import figure
+
+        figure.draw(result, Path(out))
+        result["figure"] = str(out)
+    return json_lib.dumps(result, indent=2) if json else report.render(result)
+
+
+def counts(devices: int) -> list[int]:
+    """1, 2, 4, … and `devices` itself."""
+    powers = [2**i for i in range(devices.bit_length())]
+    return powers if powers[-1] == devices else [*powers, devices]
+
+
+def plan(
+    config: ml_collections.ConfigDict,
+    *,
+    devices: int,
+    group: int | None,
+    batch: int | None,
+    machine: Machine,
+) -> dict[str, Any]:
+    """Everything `run` tells, as plain lists, dicts and numbers."""
+    networks = costs.networks(config)
+    layouts = [
+        (way, n, costs.group_axis(way, network, n, group))
+        for way, network in networks.items()
+        for n in (counts(devices) if devices > 1 else [devices])
+    ]
+    if batch is None:
+        batch = math.lcm(config.train.batch, *(n // g for _, n, g in layouts))
+    rows, left_out, alone = [], [], {}
+    for way, n, axis in layouts:
+        if batch % (n // axis) and batch >= 1:
+            left_out.append({"way": way, "devices": n, "data": n // axis})
+            continue
+        cost = costs.predict(
+            way,
+            networks[way],
+            data=n // axis,
+            group=axis,
+            batch=batch,
+            aggregate=config.mesh.aggregate,
+            gradients=config.mesh.gradients,
+            ema=config.train.ema_decay > 0,
+        )
+        row = _row(cost, machine)
+        alone.setdefault(way, row["step_seconds"])
+        row["efficiency"] = alone[way] / (n * row["step_seconds"])
+        rows.append(row)
+    submodules = "towers" if "towers" in networks else "replicated"
+    found = {
+        "label": "prediction",
+        "network": f"{config.model.variant} ({config.model.family})",
+        "image": [*config.data.image_size, config.data.channels],
+        "machine": vars(machine),
+        "batch": batch,
+        "train_batch": config.train.batch,
+        "pipeline_stages": PIPELINE_STAGES,
+        "verify_batch": VERIFY_BATCH,
+        "towers": networks["towers"].config.towers if "towers" in networks else 1,
+        "rows": rows,
+        "left_out": left_out,
+        "aggregate": [],
+        "idle_time_ratio": [],
+    }
+    if submodules in networks:
+        network = networks[submodules]
+        found["aggregate"] = [
+            _aggregate(row, network, machine)
+            for row in rows
+            if row["way"] == submodules and row["group"] > 1
+        ]
+        found["idle_time_ratio"] = _idle_table(network, counts(devices), machine)
+    return found
+
+
+def _row(cost: Cost, machine: Machine) -> dict[str, Any]:
+    compute = cost.step_flops / machine.flops
+    sending = sum(machine.seconds(t) for t in cost.step)
+    forward = sum(machine.seconds(t) for t in cost.forward)
+    return {
+        "way": cost.way,
+        "devices": cost.devices,
+        "data": cost.data,
+        "group": cost.group,
+        "images_per_device": cost.batch // cost.data,
+        "forward_flops": cost.forward_flops,
+        "step_flops": cost.step_flops,
+        "memory_bytes": cost.memory_bytes,
+        "parameter_bytes": cost.parameter_bytes,
+        "optimizer_bytes": cost.optimizer_bytes,
+        "activation_bytes": cost.activation_bytes,
+        "transfers": [vars(t) for t in cost.step],
+        "compute_seconds": compute,
+        "communication_seconds": sending,
+        "step_seconds": compute + sending,
+        "forward_seconds": cost.forward_flops / machine.flops + forward,
+        "limit": "links" if sending > compute else "compute",
+        "idle_time_ratio": idle_hsvit(cost, machine),
+    }
+
+
+def _aggregate(row: dict[str, Any], network: Any, machine: Machine) -> dict[str, Any]:
+    """The forward sum of CLS tokens, and the size of network above which it is not the limit."""
+    images, n = row["images_per_device"], row["group"]
+    size = images * network.config.embed_dim * network.dtype.itemsize
+    seconds = machine.seconds(Transfer("group", "all-reduce", n, size, 1, "CLS tokens"))
+    return {
+        "devices": row["devices"],
+        "group": n,
+        "images_per_device": images,
+        "bytes": size,
+        "seconds": seconds,
+        "forward_flops_per_image": row["forward_flops"] // images,
+        "crossover_flops_per_image": seconds * machine.flops / images,
+    }
+
+
+# --- Idle Time Ratio -----------------------------------------------------------------------------
+
+
+def idle_model_parallel(devices: int) -> float:
+    """Equation 1: K layers on K devices, one at work at a time."""
+    return devices - 1.0
+
+
+def idle_pipeline(devices: int, stages: int) -> float:
+    """Equation 2: the same with S stages in flight."""
+    return (devices - 1) / stages
+
+
+def idle_ratio(devices: int, submodule: float, aggregation: float) -> float:
+    """Equation 3 as published: T_agg / (K·T_submodule + T_agg), each forward and backward.
+
+    Its denominator is the devices' time together, where equations 1 and 2 divide by the time that
+    passes; `idle_elapsed` is the ratio by their definition.
+    """
+    return aggregation / (devices * submodule + aggregation)
+
+
+def idle_elapsed(devices: int, submodule: float, aggregation: float) -> float:
+    """K−1 devices that wait for one's aggregation, by the time that passes, as equation 1 counts:
+    (K−1)·T_agg / (T_submodule + T_agg)."""
+    return (devices - 1) * aggregation / (submodule + aggregation)
+
+
+def _times(cost: Cost, devices: int, machine: Machine) -> tuple[float, float]:
+    """A training step's time of one submodule, and of one device that adds up the CLS tokens of all
+    and classifies; backward is taken as twice forward. No communication."""
+    aggregation = 3 * (cost.head_flops + devices * cost.sum_flops)
+    return (cost.step_flops - 3 * cost.head_flops) / machine.flops, aggregation / machine.flops
+
+
+def idle_hsvit(cost: Cost, machine: Machine) -> float:
+    """Equation 3 with what each device of the group axis holds as a submodule; 0 for one device."""
+    return idle_ratio(cost.group, *_times(cost, cost.group, machine)) if cost.group > 1 else 0.0
+
+
+def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[dict[str, Any]]:
+    """The three equations for K devices; HSViT's with one of this network's parts on each, so that
+    more devices make a larger network."""
+    way = "towers" if network.config.towers > 1 else "replicated"
+    cost = costs.predict(way, network, data=1, group=network.groups, batch=1)
+    return [
+        {
+            "devices": k,
+            "model_parallel": idle_model_parallel(k),
+            "pipeline": idle_pipeline(k, PIPELINE_STAGES),
+            "hsvit": idle_ratio(k, *_times(cost, k, machine)) if k > 1 else 0.0,
+            "hsvit_elapsed": idle_elapsed(k, *_times(cost, k, machine)),
+        }
+        for k in devices
+    ]
+
+
+# --- Verification --------------------------------------------------------------------------------
+
+
+def verification(
+    config: ml_collections.ConfigDict, *, devices: int, group: int | None = None
+) -> list[dict[str, Any]]:
+    """Predicted and compiled FLOPs and bytes of each way at 1, 2, 4, 8 devices (no more than
+    `devices`), in float32, 16 images in all. Raises ValueError for too few fake devices."""
+    from hsvit_jax.planner import hlo
+
+    config = config.copy_and_resolve_references().unlock()
+    config.model.dtype = "float32"
+    hlo.cpu_devices(max(n for n in VERIFY_DEVICES if n <= devices))
+    return [
+        row
+        for way, network in costs.networks(config).items()
+        for n in VERIFY_DEVICES
+        if n <= devices
+        for row in compare(
+            way,
+            network,
+            n,
+            group=group,
+            aggregate=config.mesh.aggregate,
+            gradients=config.mesh.gradients,
+        )
+    ]
+
+
+def compare(
+    way: str,
+    network: Any,
+    devices: int,
+    *,
+    group: int | None = None,
+    aggregate: str = "psum",
+    gradients: str = "float32",
+) -> list[dict[str, Any]]:
+    """Rows of (program, quantity, predicted, compiled) for one way on `devices` fake devices."""
+    from hsvit_jax.planner import hlo
+
+    axis = costs.group_axis(way, network, devices, group)
+    layout = {"data": devices // axis, "group": axis, "batch": VERIFY_BATCH}
+    settings = {**layout, "aggregate": aggregate, "gradients": gradients}
+    cost = costs.predict(way, network, **settings)
+    forward, step = hlo.compile_network(network, **settings)
+    rows = []
+    for name, flops, depthwise, transfers, program in (
+        ("forward", cost.forward_flops, cost.depthwise_flops[0], cost.forward, forward),
+        ("step", cost.step_flops, cost.depthwise_flops[1], cost.step, step),
+    ):
+        counted = "FLOPs, depthwise left out" if depthwise else "FLOPs"
+        pairs = {counted: (flops - depthwise, program.flops)}
+        predicted = costs.by_axis_and_kind(transfers)
+        for key in sorted({*predicted, *program.transfers}):
+            pairs[": ".join(key)] = (predicted.get(key, 0), program.transfers.get(key, 0))
+        if name == "step":
+            pairs["activations (estimate)"] = (cost.activation_bytes, program.temporary_bytes)
+        rows += [
+            {
+                "way": way,
+                "data": layout["data"],
+                "group": axis,
+                "program": name,
+                "quantity": quantity,
+                "predicted": a,
+                "compiled": b,
+            }
+            for quantity, (a, b) in pairs.items()
+        ]
+    return rows
