@@ -5,7 +5,6 @@ becomes a row of one table: parameters, FLOPs, memory, speed, accuracy. Written 
 a plot, in the manner of figure 2 of the HSViT paper and figure 4 of the ViX paper.
 """
 
-import csv
 import dataclasses
 import shlex
 import statistics
@@ -24,7 +23,7 @@ import ml_collections  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hsvit_jax import config as config_lib  # noqa: E402
-from hsvit_jax import configfile, metrics, subcommand  # noqa: E402
+from hsvit_jax import configfile, metrics, report, subcommand  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.compare SPEC SPEC ... [--seeds=0,1] [--config.KEY=VALUE]
 
@@ -209,15 +208,14 @@ def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
         f"2·MAC. Memory: peak of the compiled program, batch {batch}. images/s: median of the "
         f"training log, {jax.default_backend()}, {jax.device_count()} device(s).\n\n    {command}\n"
     )
-    paths[0].write_text(f"{table(rows)}\n{notes}", encoding="utf-8")
-    with paths[1].open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        names = [field.name for field in dataclasses.fields(Row)]
-        writer.writerow([*names[:-1], "accuracy", "deviation", names[-1]])
-        for row in rows:
-            values = [getattr(row, name) for name in names]
-            every = " ".join(map(str, row.accuracies))
-            writer.writerow([*values[:-1], row.accuracy, row.deviation, every])
+    report.write_file(paths[0], f"{table(rows)}\n{notes}")
+    names = [field.name for field in dataclasses.fields(Row)]
+    cells = [[*names[:-1], "accuracy", "deviation", names[-1]]]
+    for row in rows:
+        values = [getattr(row, name) for name in names]
+        every = " ".join(map(str, row.accuracies))
+        cells.append([*values[:-1], row.accuracy, row.deviation, every])
+    report.save_csv(paths[1], cells)
     _draw(rows, paths[2])
     return paths
 
@@ -261,7 +259,7 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
     panels[0].set(ylabel="test accuracy (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    figure.savefig(path)
+    report.save_figure(figure, path)
 
 
 def main(argv: list[str] | None = None) -> int:

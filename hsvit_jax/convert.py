@@ -41,6 +41,7 @@ from hsvit_jax import (
     convert_vit,
     convert_vix,
     models,
+    report,
     weight_files,
 )
 from hsvit_jax.checkpoint import Checkpoints
@@ -241,7 +242,7 @@ def _write(out: Path, config: Any, params: dict, stats: dict) -> None:
         if not same:
             raise ValueError(f"{out} already holds something else: remove it or name another OUT")
     out.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    report.write_file(file, text)
     names = [str(i) for i in range(config.data.num_classes)]
     meta = {"config": config.to_dict(), "class_names": names}
     with Checkpoints(out / "checkpoints") as checkpoints:

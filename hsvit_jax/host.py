@@ -20,6 +20,9 @@ _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 # Whether programs get huge pages never, always, or where they ask for them.
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
+# How a folder is opened to be looked at, without following a link.
+_FOLDER = sum(getattr(os, f"O_{name}", 0) for name in ("PATH", "DIRECTORY", "NOFOLLOW", "CLOEXEC"))
+
 
 def prepare() -> None:
     """Makes the CPU back end fit for work; called by the command line before jax is imported.
@@ -102,19 +105,26 @@ def compiling() -> Iterator[None]:
 
 
 def remember_compilations() -> None:
-    """Keeps compiled programs in a folder of the user's cache, so that the next start is faster.
+    """Sets the folder in which JAX keeps compiled programs, so that the next start is faster.
 
     For the command line only, before jax is imported; JAX_COMPILATION_CACHE_DIR names another
-    folder and JAX_ENABLE_COMPILATION_CACHE=false turns it off. The cache holds machine code, so a
-    folder that others can write to, or own, is not used, and every kind of processor has its own,
-    as a home folder may be shared by several.
+    folder and JAX_ENABLE_COMPILATION_CACHE=false turns it off. The programs are machine code that
+    JAX runs unchecked, so a folder that others could write to is not used, and every kind of
+    processor has its own, as a home folder may be shared by several.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(cache) / "hsvit_jax" / f"xla-{_processor()}"
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ and _is_private(folder):
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    # The many small ones too, which take a second together.
+    # The many small programs too, which take a second together.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if named == "" or "://" in (named or ""):  # switched off, or a bucket with rights of its own
+        return
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    try:
+        folder = trusted_folder(named or Path(cache) / "hsvit_jax" / f"xla-{_processor()}")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    except (OSError, ValueError) as error:
+        os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+        if named or isinstance(error, ValueError):
+            print(f"note: compiled programs are not kept: {error}", file=sys.stderr, flush=True)
 
 
 def _processor() -> str:
@@ -127,13 +137,61 @@ def _processor() -> str:
     return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
 
 
-def _is_private(folder: str | Path) -> bool:
-    """Makes the folder if it is not there; false if it is not this user's alone."""
+def trusted_folder(folder: str | Path) -> str:
+    """Makes a folder that only this user and root can write to or exchange.
+
+    Each folder from the root down to it is opened below the one before and checked once it is
+    open; links are followed where only this user or root can have made them.
+
+    Args:
+        folder: its path; what is missing of it is made with mode 0700.
+
+    Returns:
+        the path without links.
+
+    Raises:
+        ValueError: a folder on the way is another user's, or others may write to it (unless it is
+            sticky, as /tmp is, and not the last).
+        OSError: it cannot be made.
+    """
+    path = os.path.abspath(folder)
+    if os.name != "posix":
+        os.makedirs(path, exist_ok=True)
+        return path
+    names, real, links = list(filter(None, path.split("/"))), "/", 0
+    here = os.open(real, _FOLDER)
     try:
-        folder = Path(folder)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-    except OSError:
-        return False
-    mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    return mine and stat.S_ISDIR(found.st_mode) and not stat.S_IMODE(found.st_mode) & 0o077
+        while True:
+            found = os.fstat(here)
+            sticky = names and found.st_mode & stat.S_ISVTX
+            if not _mine(found) or (found.st_mode & 0o022 and not sticky):
+                raise ValueError(
+                    f"{real} is another user's or writable by others: take that right away (chmod "
+                    "go-w), or name another folder in JAX_COMPILATION_CACHE_DIR"
+                )
+            if not names:
+                return real
+            name = names.pop(0)
+            try:
+                found = os.stat(name, dir_fd=here, follow_symlinks=False)
+            except FileNotFoundError:
+                os.mkdir(name, 0o700, dir_fd=here)
+                found = os.stat(name, dir_fd=here, follow_symlinks=False)
+            real = os.path.join(real, name)
+            if stat.S_ISLNK(found.st_mode):
+                links += 1
+                if not _mine(found) or links > 40:
+                    raise ValueError(f"{real} is a link that another user made, or one of a loop")
+                target = os.path.join(os.path.dirname(real), os.readlink(name, dir_fd=here))
+                names = [*filter(None, os.path.normpath(target).split("/")), *names]
+                name = real = "/"
+            below = os.open(name, _FOLDER, dir_fd=here)
+            os.close(here)
+            here = below
+    finally:
+        os.close(here)
+
+
+def _mine(found: os.stat_result) -> bool:
+    """Whether a folder or link belongs to this user or to root."""
+    return found.st_uid in (0, os.getuid())

@@ -6,9 +6,12 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
+
+from hsvit_jax import report
 
 
 class MetricLog:
@@ -27,7 +30,7 @@ class MetricLog:
         path = workdir / "metrics.jsonl"
         _drop_after(path, start_step)
         self._told.update((line["step"], line.get("split")) for line in read_metrics(path))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = _append(path)
         from tensorboardX import SummaryWriter
 
         self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
@@ -38,8 +41,7 @@ class MetricLog:
         if self._file is None or told in self._told:
             return
         self._told.add(told)
-        self._file.write(to_line(step, values) + "\n")
-        self._file.flush()
+        self._file.write(to_line(step, values).encode() + b"\n")
         clean = {k: _json_value(v) for k, v in values.items()}
         prefix = clean.get("split", "train")
         for key, value in clean.items():
@@ -73,27 +75,50 @@ def _json_value(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; a last line cut short by a crash is left out."""
-    lines = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                lines.append(line)
-    return lines
+    """The lines of a `metrics.jsonl`, without those that are none of ours."""
+    return _sorted_out(path)[0]
+
+
+def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
+    """The lines of a `metrics.jsonl`, and those that are damaged; a last one cut short is neither.
+
+    A line whose writing was cut short has no end; what it said is said again by the resumed run.
+    """
+    lines, damaged = [], b""
+    raws = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for raw in (raw for raw in raws if raw.endswith(b"\n") and raw.strip()):
+        try:
+            line = json.loads(raw)
+            step, split = line["step"], line.get("split", "")
+            if type(step) is not int or not 0 <= step < 2**53 or not isinstance(split, str):
+                raise ValueError
+            lines.append(line)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            damaged += raw
+    return lines, damaged
+
+
+def _append(path: Path) -> IO[bytes]:
+    """The file, made if it is not there, opened for adding to its end."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    return open(report.open_regular(path, flags), "ab", buffering=0)
 
 
 def _drop_after(path: Path, step: int) -> None:
-    """Keeps the lines up to `step`, in one atomic replacement."""
+    """Keeps the lines up to `step`, in one atomic replacement, and damaged ones in a file beside.
+
+    They cost a figure, not the run.
+    """
     if not path.exists():
         return
-    kept = [line for line in read_metrics(path) if line["step"] <= step]
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    temporary.replace(path)
+    lines, damaged = _sorted_out(path)
+    if damaged:
+        beside = path.with_suffix(".damaged")
+        with _append(beside) as file:
+            file.write(damaged)
+        warnings.warn(f"damaged lines of {path} were moved to {beside}", stacklevel=2)
+    kept = [line for line in lines if line["step"] <= step]
+    report.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 class Progress:
@@ -189,7 +214,7 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
         single = len(rows) == 1  # an end-of-run test figure is a point, not a curve
         style = {"marker": "*", "markersize": 11, "linestyle": "none", "color": "black"}
         for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
-            points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]
+            points = [(r["step"], r[key]) for r in rows if isinstance(r.get(key), float)]
             if points:
                 label = f"{name}: {points[-1][1]:{form}}"
                 axes.plot(
@@ -205,5 +230,5 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
         if axes.lines:
             axes.legend(title="last value")
     path = workdir / "curves.png"
-    figure.savefig(path)
+    report.save_figure(figure, path)
     return path

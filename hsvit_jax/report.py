@@ -1,10 +1,97 @@
-"""Rows of measurements: a table for a README, a CSV file, and a plot with logarithmic axes."""
+"""What the program writes: Markdown tables, CSV files and figures, without following a link."""
 
+import contextlib
 import csv
 import dataclasses
+import io
+import os
+import re
+import secrets
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+# A link fails to open, a fifo without a partner does not wait.
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if os.name == "posix" else 0
+
+# What moves a terminal's cursor, turns the direction of writing or is half a character.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def refuse_special(path: Path) -> None:
+    """Raises ValueError for a link, a folder, a fifo or a device; a missing file is no mistake."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ValueError(
+                f"{path} is a link or no regular file, and nothing is written through it: remove "
+                "it, or choose another folder"
+            )
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Opens a regular file, following no link and waiting for nobody.
+
+    Args:
+        path: the file.
+        flags: of `os.open`, such as `os.O_WRONLY | os.O_CREAT`.
+
+    Returns:
+        a file descriptor.
+
+    Raises:
+        ValueError: `path` is a link, a folder, a fifo or a device.
+    """
+    refuse_special(path)
+    return os.open(path, flags | _SAFELY, 0o666)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Writes a file whole or not at all: beside it first, then renamed over it.
+
+    Args:
+        path: the file; an existing one is replaced.
+        content: bytes, or text to be written as UTF-8.
+
+    Raises:
+        ValueError: `path` is a link, a folder, a fifo or a device.
+    """
+    refuse_special(path)
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as file:  # a new file: no link is there to be followed
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does."""
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix[1:])
+    write_file(path, image.getvalue())
+
+
+def save_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows of cells, the head first, as `write_file` does."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_file(path, text.getvalue())
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters escaped, for a terminal; lines and tabs stay.
+
+    >>> printable("a\x1b[2J")
+    'a\\x1b[2J'
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -25,14 +112,12 @@ def write(
 
     folder.mkdir(parents=True, exist_ok=True)
     table, plot = folder / f"{name}.csv", folder / f"{name}.png"
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(rows[0])])
-        writer.writeheader()
-        writer.writerows(dataclasses.asdict(row) for row in rows)
+    head = [field.name for field in dataclasses.fields(rows[0])]
+    save_csv(table, [head, *map(dataclasses.astuple, rows)])
     figure = Figure(figsize=inches, dpi=110, layout="constrained")
     draw(figure)
     figure.axes[0].legend()
-    figure.savefig(plot)
+    save_figure(figure, plot)
     return table, plot
 
 

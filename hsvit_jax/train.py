@@ -19,6 +19,7 @@ from hsvit_jax import (
     models,
     optim,
     recover,
+    report,
     restore,
     together,
     watchdog,
@@ -233,7 +234,7 @@ def train(
         state = restore.latest(run, checkpoints, verbose and lead)
         first = int(state["step"])
         if lead:
-            (workdir / "config.json").write_text(config_lib.to_json(config) + "\n", "utf-8")
+            report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
         with (
             metrics.MetricLog(workdir, start_step=first, enabled=lead) as log,
             metrics.Progress(run.total_steps, first, enabled=verbose and lead) as bar,

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hsvit_jax import augment, data
+from hsvit_jax import augment, data, report
 from hsvit_jax.predict import Classifier
 
 
@@ -199,7 +199,7 @@ def run(classifier: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[
             seen, image_HWC, names, str(Path(*path.parts[-2:]))
         ):
             written.append(out / f"{stem}-{kind}.png")
-            figure.savefig(written[-1])
+            report.save_figure(figure, written[-1])
     return written, errors
 
 

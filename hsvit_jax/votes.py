@@ -5,7 +5,6 @@ left. Each batch goes through the network once; only the average of the votes an
 computed for every set of voters.
 """
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import augment, evaluate
+from hsvit_jax import augment, evaluate, report
 from hsvit_jax import mesh as mesh_lib
 
 Array = jax.Array
@@ -145,13 +144,12 @@ def write(points: list[Point], path: Path, title: str) -> Path:
     Raises ValueError for a path that does not end in .png. A `$` in the title is a dollar sign.
     """
     table = check_path(path).with_suffix(".csv")
-    with table.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in dataclasses.fields(Point))
-        writer.writerows(
-            [round(v, 6) if isinstance(v, float) else v for v in dataclasses.astuple(point)]
-            for point in points
-        )
+    head = [field.name for field in dataclasses.fields(Point)]
+    rows = [
+        [round(v, 6) if isinstance(v, float) else v for v in dataclasses.astuple(point)]
+        for point in points
+    ]
+    report.save_csv(table, [head, *rows])
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -168,7 +166,7 @@ def write(points: list[Point], path: Path, title: str) -> Path:
     axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left")
-    figure.savefig(path)
+    report.save_figure(figure, path)
     return table
 
 

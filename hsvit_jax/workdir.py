@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,19 +10,25 @@ from pathlib import Path
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, together
+from hsvit_jax import checkpoint, report, together
+
+# The files of a run, which must not be links: one might lead out of the folder.
+_FILES = (".lock", ".job", "config.json", "metrics.jsonl", "curves.png")
 
 
 def make(workdir: Path) -> None:
     """Makes the folder and writes to it, so that it fails now, not at the first checkpoint.
 
-    Raises ValueError where it cannot.
+    Raises:
+        ValueError: it cannot, or a file of the run is a link, a fifo or a folder there.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        probe = workdir / f".probe-{jax.process_index()}"
-        probe.write_bytes(b"")
-        probe.unlink()
+        for name in _FILES:
+            report.refuse_special(workdir / name)
+        with tempfile.NamedTemporaryFile(dir=workdir, prefix=".probe-") as probe:
+            probe.write(b"0")
+            probe.flush()
     except OSError as error:
         raise ValueError(
             f"cannot write to the work folder {workdir}: {error.strerror}; choose another with "
@@ -56,7 +63,7 @@ def check_shared(workdir: Path) -> None:
     token = together.from_lead(f"{os.getpid()}-{time.time_ns()}")
     mark = workdir / ".job"
     if together.is_lead():
-        mark.write_text(token, "utf-8")
+        report.write_file(mark, token)
     deadline = time.monotonic() + 30  # a network file system may take its time
     while not mark.exists() or mark.read_text("utf-8") != token:
         if time.monotonic() > deadline:
@@ -78,7 +85,7 @@ def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
         return
     import fcntl
 
-    with (workdir / ".lock").open("w") as file:
+    with open(report.open_regular(workdir / ".lock", os.O_RDWR | os.O_CREAT)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

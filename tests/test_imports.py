@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "models": "ops",
     "config": "models",
     "weights": "models",
-    "train": "augment checkpoint config data mesh models runtime weights",
+    "train": "augment checkpoint config data mesh models report runtime weights",
     "planner": "config mesh models ops report",
     "cli": "config runtime",
     "classifier": "checkpoint config data mesh models train",

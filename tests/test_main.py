@@ -369,34 +369,57 @@ def test_the_process(tmp_path):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_the_compilation_cache_is_private(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+def test_the_compilation_cache_is_trusted(tmp_path, monkeypatch, capsys):
+    """JAX runs what lies there: nobody else may write to the folder or any above it."""
+    tmp_path = tmp_path.resolve()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    variable = "JAX_COMPILATION_CACHE_DIR"
+
+    def chosen(named=None):
+        monkeypatch.delenv(variable, raising=False)
+        if named is not None:
+            monkeypatch.setenv(variable, str(named))
+        host.remember_compilations()
+        return os.environ.get(variable)
+
     monkeypatch.setenv(SMALLEST, "2")
-    host.remember_compilations()
+    folder = Path(chosen())
     assert os.environ[SMALLEST] == "2"
     monkeypatch.delenv(SMALLEST)
     host.remember_compilations()
     assert os.environ[SMALLEST] == "0"  # what compiles in no time is kept as well
-    folder = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    assert folder.parent == tmp_path / "hsvit_jax"
-    for mode in (0o770, 0o707, 0o701):
-        folder.chmod(mode)
-        monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-        host.remember_compilations()
-        assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
-        folder.chmod(0o700)
-        host.remember_compilations()
-        assert "JAX_COMPILATION_CACHE_DIR" in os.environ
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://mine")
-    host.remember_compilations()
-    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "gs://mine"
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    folder.rmdir()
-    folder.symlink_to(tmp_path)  # somebody else's choice of place
-    host.remember_compilations()
-    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
-    folder.unlink()
-    folder.write_text("")
-    host.remember_compilations()
-    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    assert folder.parent == tmp_path / "cache" / "hsvit_jax"
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.parents[:2])}
+    assert modes == {0o700}
+    assert chosen(folder) == str(folder)
+    (tmp_path / "link").symlink_to(tmp_path / "cache")  # our own, as /home often is
+    assert chosen(tmp_path / "link" / "own") == str(tmp_path / "cache" / "own")
+    assert (chosen("gs://mine"), chosen("")) == ("gs://mine", "")
+    assert capsys.readouterr().err == ""
+
+    for path in (folder, folder.parent, tmp_path / "cache"):
+        for mode in (0o720, 0o702, 0o1777):
+            path.chmod(mode)
+            sticky = mode == 0o1777 and path != folder
+            for named in (None, folder):
+                assert chosen(named) == (str(folder) if sticky else None)
+                said = f"note: compiled programs are not kept: {path} is another user's or writable"
+                assert capsys.readouterr().err.startswith("" if sticky else said)
+        path.chmod(0o700)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    for bad in ("loop", "file"):
+        assert chosen(tmp_path / bad / "below") is None
+        assert "not kept" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root gives files away")
+def test_another_users_folder_or_link_is_not_trusted(tmp_path):
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    theirs.mkdir()
+    link.symlink_to(tmp_path)
+    for path in (theirs, link):
+        os.chown(path, 12345, 12345, follow_symlinks=False)
+        with pytest.raises(ValueError, match=f"{path.name} is"):
+            host.trusted_folder(path / "programs")
+    assert not list(theirs.iterdir())

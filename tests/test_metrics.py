@@ -57,9 +57,21 @@ def test_a_resumed_run_tells_every_step_once(tmp_path):
     assert [p.name for p in tmp_path.glob("*.tmp")] == []
 
 
-def test_foreign_lines_are_left_out(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('5\n{"loss": 1}\n\n{"step": 1, "loss": 2.0}\n[1]\n')
-    assert metrics.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.0}]
+def test_damaged_lines_are_kept_aside(tmp_path):
+    """Any byte may have changed; figures of a foreign kind are not drawn."""
+    good = b'{"step": 1, "loss": 2.0}\n'
+    bad = [b"\xff\xfe", b"5", b'{"loss": 1}', b"[1]", b"[" * 100_000, b'{"step": true}']
+    bad += [b'{"step": 2, "split": []}', b'{"step": -1}', b'{"step": 1%s}' % (b"0" * 20)]
+    bad += [b'{"step": %s}' % (b"1" * 5000)]
+    file = tmp_path / "metrics.jsonl"
+    odd = b'{"step": 2, "loss": "\\u001b[2J", "accuracy": 1e999}\n'
+    file.write_bytes(b"\n".join(bad) + b"\n\n" + good + odd + b'{"step": 3, "lo')
+    assert metrics.read_metrics(file)[0] == {"step": 1, "loss": 2.0}
+    with pytest.warns(UserWarning, match=r"damaged lines of .* were moved to .*metrics\.damaged"):
+        write(tmp_path, (3, TRAIN), start_step=2)
+    assert (tmp_path / "metrics.damaged").read_bytes() == b"\n".join(bad) + b"\n"
+    assert [line["step"] for line in metrics.read_metrics(file)] == [1, 2, 3]
+    assert metrics.draw_curves(tmp_path, "odd") is not None
     assert metrics.read_metrics(tmp_path / "none.jsonl") == []
 
 

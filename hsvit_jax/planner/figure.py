@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from hsvit_jax import report
+
 _COLOURS = {"data": "#777777", "replicated": "#d08a00", "sharded": "#2a7ab8", "towers": "#1b8a4b"}
 _FORWARD, _BACKWARD, _TOGETHER = "#8fb8de", "#e6a57e", "#c0504d"
 _DEVICES, _MICRO_BATCHES = 4, 2  # of the schedules in the lower row
@@ -31,7 +33,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         f"FLOP/s, {machine['bandwidth']:.3g} B/s, {machine['latency']:.3g} s a stage"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    report.save_figure(figure, path)
 
 
 def _efficiency(axes: Any, rows: list[dict[str, Any]]) -> None:
