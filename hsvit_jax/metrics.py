@@ -3,13 +3,12 @@
 import datetime
 import json
 import math
-import os
 import sys
 import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from hsvit_jax import report
 
@@ -30,7 +29,7 @@ class MetricLog:
         path = workdir / "metrics.jsonl"
         _drop_after(path, start_step)
         self._told.update((line["step"], line.get("split")) for line in read_metrics(path))
-        self._file = _append(path)
+        self._file = report.append_to(path)
         from tensorboardX import SummaryWriter
 
         self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
@@ -98,12 +97,6 @@ def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     return lines, damaged
 
 
-def _append(path: Path) -> IO[bytes]:
-    """The file, made if it is not there, opened for adding to its end."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    return open(report.open_regular(path, flags), "ab", buffering=0)
-
-
 def _drop_after(path: Path, step: int) -> None:
     """Keeps the lines up to `step`, in one atomic replacement, and damaged ones in a file beside.
 
@@ -114,7 +107,7 @@ def _drop_after(path: Path, step: int) -> None:
     lines, damaged = _sorted_out(path)
     if damaged:
         beside = path.with_suffix(".damaged")
-        with _append(beside) as file:
+        with report.append_to(beside) as file:
             file.write(damaged)
         warnings.warn(f"damaged lines of {path} were moved to {beside}", stacklevel=2)
     kept = [line for line in lines if line["step"] <= step]

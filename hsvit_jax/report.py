@@ -10,7 +10,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # A link fails to open, a fifo without a partner does not wait.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if os.name == "posix" else 0
@@ -31,21 +31,22 @@ def refuse_special(path: Path) -> None:
             )
 
 
-def open_regular(path: Path, flags: int) -> int:
-    """Opens a regular file, following no link and waiting for nobody.
+def append_to(path: Path) -> IO[bytes]:
+    """Opens a regular file for adding to its end, following no link and waiting for nobody.
 
     Args:
-        path: the file.
-        flags: of `os.open`, such as `os.O_WRONLY | os.O_CREAT`.
+        path: the file, made if it is not there.
 
     Returns:
-        a file descriptor.
+        an unbuffered binary file.
 
     Raises:
         ValueError: `path` is a link, a folder, a fifo or a device.
     """
     refuse_special(path)
-    return os.open(path, flags | _SAFELY, 0o666)
+    return open(
+        path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | _SAFELY, 0o666)
+    )
 
 
 def write_file(path: Path, content: str | bytes) -> None:

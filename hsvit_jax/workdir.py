@@ -13,7 +13,7 @@ import ml_collections
 from hsvit_jax import checkpoint, report, together
 
 # The files of a run, which must not be links: one might lead out of the folder.
-_FILES = (".lock", ".job", "config.json", "metrics.jsonl", "curves.png")
+_FILES = (".lock", ".job", "config.json", "metrics.jsonl", "metrics.damaged", "curves.png")
 
 
 def make(workdir: Path) -> None:
@@ -85,7 +85,7 @@ def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
         return
     import fcntl
 
-    with open(report.open_regular(workdir / ".lock", os.O_RDWR | os.O_CREAT)) as file:
+    with report.append_to(workdir / ".lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,0 +1,54 @@
+"""A work folder that somebody else has prepared: no link in it is followed, and nothing waits."""
+
+import os
+
+import pytest
+from support.processes import run_main
+
+from hsvit_jax import workdir
+
+RUN = ("--config=c2a2:digits,tiny", "--config.train.steps=2", "--config.model.depth=1")
+RUN += ("--config.mesh.data=1",)
+NAMES = (".lock", ".job", "config.json", "metrics.jsonl", "metrics.damaged", "curves.png")
+
+
+@pytest.fixture(params=["link", "dangling link", "fifo", "folder"])
+def plant(request, tmp_path):
+    """Puts something of this kind where a name says, which leads to tmp_path/precious or waits."""
+    if request.param == "link":
+        (tmp_path / "precious").write_text("precious")
+
+    def put(path):
+        path.parent.mkdir(exist_ok=True)
+        if request.param == "fifo":
+            os.mkfifo(path)
+        elif request.param == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(tmp_path / "precious")
+        return path
+
+    yield put
+    if request.param == "link":
+        assert (tmp_path / "precious").read_text() == "precious"
+    else:
+        assert not (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_of_a_run_is_looked_at_before_any_is_written(tmp_path, plant, name):
+    path = plant(tmp_path / "run" / name)
+    with pytest.raises(ValueError, match=f"{name} is a link or no regular file, .*: remove it"):
+        workdir.make(tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == [path]
+
+
+def test_a_run_in_such_a_folder(tmp_path, plant):
+    """In one line, at once; a name that no run uses any more is left as it is."""
+    plant(tmp_path / "run" / ".probe-0")
+    lock = plant(tmp_path / "run" / ".lock")
+    done = run_main(*RUN, f"--workdir={tmp_path}/run", cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"{lock} is a link or no regular file, and nothing is written ")
+    assert done.stderr.count("\n") == 1
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", ".probe-0"]

@@ -1,0 +1,39 @@
+"""The command line as its users have it: a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import conftest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "hsvit_jax.main")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of a process that runs this tree on one device, compiling quickly."""
+    return {
+        **os.environ,
+        "XLA_FLAGS": conftest.QUICK_FLAGS,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        **variables,
+    }
+
+
+def run_main(
+    *words: str, cwd: Path, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command line to its end in the folder ``cwd``.
+
+    Args:
+      words: the arguments.
+      cwd: where it runs.
+      timeout: seconds until the test fails, the process killed.
+      variables: environment variables to set.
+    """
+    settings: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    return subprocess.run(
+        [*COMMAND, *words], cwd=cwd, env=environment(**variables), timeout=timeout, **settings
+    )

@@ -1,0 +1,73 @@
+"""What the program writes: whole or not at all, through no link, and readable on a terminal."""
+
+import ast
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+import hsvit_jax
+from hsvit_jax import report
+
+PACKAGE = Path(hsvit_jax.__file__).parent
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    report.write_file(file, "ä")
+    assert file.read_bytes() == "ä".encode()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~os.umask(os.umask(0o22))
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        report.write_file(file, b"b")
+    assert file.read_bytes() == "ä".encode()
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_only_regular_files_are_written(tmp_path, kind):
+    path, target = tmp_path / "out.png", tmp_path / "target"
+    target.write_text("precious")
+    if kind == "link":
+        path.symlink_to(target)
+    else:
+        {"fifo": os.mkfifo, "folder": os.mkdir}[kind](path)
+    writes = (
+        lambda: report.write_file(path, "x"),
+        lambda: report.save_csv(path, [["x"]]),
+        lambda: report.append_to(path),
+    )
+    for write in writes:
+        with pytest.raises(ValueError, match=r"out\.png is a link or no regular file"):
+            write()
+    assert target.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["out.png", "target"]
+
+
+def test_nothing_else_writes_files():
+    """But data and checkpoints, into folders that they have just made."""
+    offenders = []
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "report.py" or "data" in path.parts or "checkpoint" in path.name:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            words = [w.value for w in node.args if isinstance(w, ast.Constant)]
+            opens = name == "open" and any(str(w).strip("bt+") in ("w", "x", "a") for w in words)
+            if name in ("savefig", "write_text", "write_bytes") or opens:
+                offenders.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert offenders == []
+
+
+def test_text_for_a_terminal_has_no_control_characters():
+    text = "cat\x1b[2J \x9b31m \u202edog\u2066 \ud800\nnext\tline ü 猫"
+    shown = report.printable(text)
+    assert shown == (r"cat\x1b[2J \x9b31m \u202edog\u2066 \ud800" + "\nnext\tline ü 猫")
+    assert report.printable(shown) == shown
