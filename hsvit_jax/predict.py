@@ -136,7 +136,7 @@ def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:
 
     def below(folder: Path) -> Iterator[Path]:
         for path in sorted(folder.rglob("*")):
-            if is_image_name(path.name) and path.is_file():
+            if is_image_name(path.name) and not path.is_dir():
                 yield path
 
     found: list[Path] = []

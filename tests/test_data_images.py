@@ -1,6 +1,7 @@
 """Image files of every kind become uint8 (H, W, C) by the stated rules, or are refused by name."""
 
 import io
+import os
 import struct
 import zlib
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax.data import BadImage, read_image
+from hsvit_jax.data import BadImage, images, read_image
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
@@ -176,9 +177,25 @@ def test_bad_files_are_named(kind, tmp_path):
         read_image(path, (8, 8), 3)
 
 
-def test_missing_files_and_wrong_shapes(tmp_path):
-    with pytest.raises(BadImage, match=r"none\.png: cannot be read"):
-        read_image(tmp_path / "none.png", (8, 8), 3)
+def test_no_files_and_wrong_shapes(tmp_path):
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    with open(tmp_path / "huge.png", "wb") as file:
+        file.truncate(images.MAX_FILE_BYTES + 1)
+    for name, why in (
+        ("none.png", "No such file"),
+        ("loop.png", "Too many levels"),
+        ("device.png", "not a regular file"),
+        ("folder.png", "Is a directory"),
+        ("pipe.png", "not a regular file"),
+        ("huge.png", "larger than 256 MiB"),
+    ):
+        with pytest.raises(BadImage, match=rf"{name}: cannot be read: {why}"):
+            read_image(tmp_path / name, (8, 8), 3)
+    with pytest.raises(BadImage, match=r"^a\\x1b\[1m\\udce9\.png: the file is empty"):
+        read_image(b"", (8, 8), 3, name="a\x1b[1m\udce9.png")
     with pytest.raises(ValueError, match=r"channels must be 1 .* got 4"):
         read_image(GOOD, (8, 8), 4)
     with pytest.raises(ValueError, match="image_size must be two positive"):

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from hsvit_jax.data.cache import remove_abandoned
 from hsvit_jax.data.dataset import DataInfo, Dataset, ImageReader, Split, fingerprint
 from hsvit_jax.data.decode import Progress, Source
 from hsvit_jax.data.download import DataUnavailable
 from hsvit_jax.data.folder import Request, describe_folder, find_listing, load_listing
-from hsvit_jax.data.images import BadImage, check_shape, read_image
+from hsvit_jax.data.images import BadImage, check_shape, few, read_image
 from hsvit_jax.data.named import (
     REGISTRY,
     imagenet_missing,
@@ -97,6 +98,7 @@ def load(
     if on_bad_image not in ("error", "skip"):
         raise ValueError(f"on_bad_image must be 'error' or 'skip', got {on_bad_image!r}")
     folder = _data_dir(data_dir)
+    remove_abandoned(folder / "cache")
     if kind == "folder":
         listing = find_listing(argument, folder, progress)
         info = describe_folder(name, listing)
@@ -170,8 +172,6 @@ def _parse(name: str) -> tuple[str, str]:
         return kind, argument
     if name in REGISTRY:
         return "named", name
-    known = [*REGISTRY, "folder=<path>", "tfds=<name>"]
     near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.0)
-    raise ValueError(
-        f"unknown data set {name!r}; did you mean {near[0]!r}? Known: {', '.join(known)}"
-    )
+    known = ["folder=<path>", "tfds=<name>", *REGISTRY]
+    raise ValueError(f"unknown data set {name!r}; did you mean {near[0]!r}? Known: {few(known)}")

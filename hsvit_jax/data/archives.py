@@ -6,28 +6,39 @@ the same, as something is wrong with them.
 """
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
-import shutil
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from hsvit_jax.data.images import printable
+
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 MAX_MEMBERS = 5_000_000
 _MAX_RATIO = 200  # unpacked over packed; images hardly shrink at all
 _FLOOR_BYTES = 1 << 30
+_MAX_HEADER_BYTES = 1 << 18
 _BLOCK = 1 << 20
+# The headers that tarfile reads whole: attributes and long names of the member that follows.
+_SPECIAL = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+
+
+class BadArchive(ValueError):
+    """An archive that cannot be used; the message names it, the member, and the reason."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A folder or a regular file of an archive; ``open()`` is valid until the next member."""
+    """A folder or a regular file of an archive; ``read`` is valid until the next member."""
 
     name: str
     is_dir: bool
@@ -35,21 +46,77 @@ class Member:
     copy_to: Callable[[Path], None]
 
 
-class _Budget:
-    """Counts the bytes that really come out, whatever the headers say."""
+class _Archive:
+    """An archive being read: counts the bytes unpacked, and says where it is damaged."""
 
-    def __init__(self, archive: Path):
-        self.archive = archive
-        self.left = max(_FLOOR_BYTES, _MAX_RATIO * archive.stat().st_size)
+    def __init__(self, path: Path):
+        self.path = path
+        self.member = ""  # the latest
+        self._left = max(_FLOOR_BYTES, _MAX_RATIO * path.stat().st_size)
 
-    def blocks(self, file: IO[bytes]) -> Iterator[bytes]:
-        while block := file.read(_BLOCK):
-            self.left -= len(block)
-            if self.left < 0:
-                raise ValueError(
-                    f"{self.archive} unpacks to more than {_MAX_RATIO} times its size; refused"
-                )
-            yield block
+    def spend(self, count: int) -> None:
+        """Counts bytes really unpacked, whatever the headers say.
+
+        Raises:
+          BadArchive: there are too many.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise BadArchive(
+                f"{self.path} unpacks to more than {_MAX_RATIO} times its size; refused"
+            )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turns what the libraries raise for damage, which is nearly anything, into BadArchive."""
+        try:
+            yield
+        except (BadArchive, MemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's own errors keep their meaning
+            why = printable(str(error) or type(error).__name__)
+            at = f", at member {printable(self.member)}," if self.member else ""
+            where = f"{self.path}{at}"
+            if isinstance(error, RuntimeError):  # zipfile: encrypted, unknown method
+                raise BadArchive(f"{where} cannot be read: {why}") from error
+            raise BadArchive(f"{where} is damaged or cut off ({why}); get it again") from error
+
+
+class _Decompressed:
+    """A tar's decompressed bytes: counted, and its last block, zeros in a whole tar, kept."""
+
+    def __init__(self, file: IO[bytes], archive: _Archive):
+        self._file = file
+        self._archive = archive
+        self.last = b""
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        data = self._file.read(size)
+        self._archive.spend(len(data))
+        self.last = (self.last + data)[-tarfile.BLOCKSIZE :]
+        return data
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A tar header that is right; tarfile takes a damaged one for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
+        """Raises ReadError for a damaged header, or one that is too long."""
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            raise NotImplementedError("it has a sparse member; pack it without --sparse")
+        if header.type in _SPECIAL and header.size > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
+        return header
 
 
 def is_archive(path: Path) -> bool:
@@ -61,26 +128,20 @@ def members(path: Path) -> Iterator[Member]:
     """Folders and regular files of a tar (plain, gz, bz2, xz) or zip, in the archive's order.
 
     Raises:
-      ValueError: a damaged or encrypted archive, unsafe names, or too much in it.
+      BadArchive: a damaged or encrypted archive, unsafe names, or too much in it; reading and
+        copying a member raise it too.
     """
-    budget = _Budget(path)
-    try:
+    archive = _Archive(path)
+    with archive.reading():
         walk = _zip_members if path.name.lower().endswith(".zip") else _tar_members
-        for count, member in enumerate(walk(path, budget)):
+        for count, member in enumerate(walk(archive)):
             if count >= MAX_MEMBERS:
-                raise ValueError(f"{path} has more than {MAX_MEMBERS:,} members; refused")
+                raise BadArchive(f"{path} has more than {MAX_MEMBERS:,} members; refused")
             parts = member.name.split("/")
             if member.name.startswith("/") or ".." in parts or "\0" in member.name:
-                raise ValueError(f"{path} has a member with the unsafe name {member.name!r}")
+                raise BadArchive(f"{path} has a member with the unsafe name {member.name!r}")
+            archive.member = member.name
             yield member
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{path} is damaged or cut off ({error}); get it again") from error
-    except (RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, unknown method
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    except OSError as error:
-        if error.errno is not None:  # the disk's own errors keep their meaning
-            raise
-        raise ValueError(f"{path} is damaged or cut off ({error}); get it again") from error
 
 
 def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
@@ -98,45 +159,39 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
     (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def _tar_members(path: Path, budget: _Budget) -> Iterator[Member]:
+def _tar_members(archive: _Archive) -> Iterator[Member]:
     # tarfile's own decompression takes a file that was cut off for one that ends there.
-    name = path.name.lower()
     openers = {"gz": gzip.open, "xz": lzma.open, "z2": bz2.open}
-    with openers.get(name[-2:], open)(path, "rb") as file:
-        tail = _Tail(file)
-        with tarfile.open(fileobj=tail, mode="r|") as tar:
-            for info in tar:
+    with openers.get(archive.path.name.lower()[-2:], open)(archive.path, "rb") as file:
+        stream = _Decompressed(file, archive)
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as tar:
+            while (info := tar.next()) is not None:
+                tar.members.clear()  # tarfile remembers every member, for going back
                 name = info.name.removeprefix("./")
                 if info.isdir():
                     yield _folder(name)
+                elif info.issparse():  # as PAX headers say it
+                    raise NotImplementedError(f"member {printable(name)} is sparse")
                 elif info.isreg():
-                    yield _file(name, lambda info=info: tar.extractfile(info), budget)
-        for _ in budget.blocks(tail):
+                    yield _file(archive, name, lambda info=info: tar.extractfile(info))
+        while stream.read(_BLOCK):
             pass  # to the end, so that the checksum there is compared
-        if tail.last.strip(b"\0") or len(tail.last) < tarfile.BLOCKSIZE:
+        if stream.last.strip(b"\0") or len(stream.last) < tarfile.BLOCKSIZE:
             raise EOFError("the end of archive mark is missing")
 
 
-class _Tail:
-    """Passes reads on and remembers the last block, which ends a whole tar with zeros."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-        self.last = b""
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        self.last = (self.last + data)[-tarfile.BLOCKSIZE :]
-        return data
-
-
-def _zip_members(path: Path, budget: _Budget) -> Iterator[Member]:
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
+def _zip_members(archive: _Archive) -> Iterator[Member]:
+    with zipfile.ZipFile(archive.path) as file:
+        for info in file.infolist():
             if info.is_dir():
                 yield _folder(info.filename)
+            elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise NotImplementedError(  # others are decompressed without a limit
+                    f"member {printable(info.filename)} is neither stored nor deflated"
+                )
             else:
-                yield _file(info.filename, lambda info=info: archive.open(info), budget)
+                opener = lambda info=info: file.open(info)  # noqa: E731
+                yield _file(archive, info.filename, opener, archive.spend)
 
 
 def _folder(name: str) -> Member:
@@ -146,19 +201,25 @@ def _folder(name: str) -> Member:
     return Member(name, True, refuse, refuse)
 
 
-def _file(name: str, opener: Callable[[], IO[bytes]], budget: _Budget) -> Member:
-    def read() -> bytes:
+def _file(
+    archive: _Archive,
+    name: str,
+    opener: Callable[[], IO[bytes]],
+    spend: Callable[[int], None] = lambda count: None,
+) -> Member:
+    def blocks() -> Iterator[bytes]:
         with opener() as file:
-            return b"".join(budget.blocks(file))
+            while block := file.read(_BLOCK):
+                spend(len(block))
+                yield block
+
+    def read() -> bytes:
+        with archive.reading():
+            return b"".join(blocks())
 
     def copy_to(target: Path) -> None:
-        with opener() as file, open(target, "xb") as out:
-            for block in budget.blocks(file):
+        with archive.reading(), open(target, "xb") as out:
+            for block in blocks():
                 out.write(block)
 
     return Member(name, False, read, copy_to)
-
-
-def remove(folder: Path) -> None:
-    """Removes an unpacked folder."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,8 @@ agree, or the folder is removed and built again. Nothing in it can run code.
 """
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORMAT = 1  # raise it when the image rules or the layout change: older folders are then unused
 
 
@@ -62,8 +65,7 @@ def building(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     Raises:
       ValueError: the data folder cannot be written.
     """
-    scratch = scratch_folder(folder)
-    try:
+    with scratch_folder(folder) as scratch:
         notes: dict[str, Any] = {}
         yield scratch, notes
         crc32 = {path.stem: _crc(path) for path in sorted(scratch.glob("*.npy"))}
@@ -71,21 +73,89 @@ def building(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         wrapped = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}
         (scratch / "notes.json").write_text(json.dumps(wrapped), encoding="utf-8")
         publish(scratch, folder)
+
+
+def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A writable memory-mapped ``.npy`` file of zeros, its space on the disk reserved.
+
+    Without the reservation a full disk would end the process by SIGBUS.
+    """
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with open(path, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    return array
+
+
+@contextlib.contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """Gives a new empty folder beside ``target``, so that a rename can put it in place.
+
+    It is locked as long as this process lives, and removed at the end unless it was renamed.
+
+    Raises:
+      ValueError: the folder cannot be written, or the disk is full.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(target.parent)
+        scratch, lock = _locked_folder(target)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    try:
+        yield scratch
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        raise _unwritable(target, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
 
 
-def scratch_folder(target: Path) -> Path:
-    """A new empty folder beside ``target``, so that a rename can put it in place."""
-    scratch = target.parent / f".{target.name}.part-{os.getpid()}-{secrets.token_hex(3)}"
+def _locked_folder(target: Path) -> tuple[Path, int | None]:
+    while True:
+        scratch = target.parent / f".{target.name}.part-{secrets.token_hex(6)}"
+        scratch.mkdir()
+        try:
+            return scratch, _lock(scratch)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # another process took it for abandoned before it was locked
+        except OSError:  # a file system without locks, on which nothing is taken for abandoned
+            return scratch, None
+
+
+def _unwritable(target: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"cannot write to {target.parent} ({error.strerror}); choose another data folder "
+        "with data_dir (config key data.dir) or the variable HSVIT_DATA_DIR"
+    )
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes what killed processes left half made in ``folder``; what is in use is locked."""
+    for path in folder.glob(".*.part-*"):
+        with contextlib.suppress(OSError):
+            lock = _lock(path)
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """Locks a folder until the descriptor returned is closed, at the latest with this process.
+
+    Raises:
+      OSError: another process holds it, it is gone, or its file system has no locks.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        scratch.mkdir(parents=True)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to {target.parent} ({error.strerror}); choose another data folder "
-            "with data_dir (config key data.dir) or the variable HSVIT_DATA_DIR"
-        ) from error
-    return scratch
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise FileNotFoundError(folder)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def publish(scratch: Path, target: Path) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hsvit_jax.data.cache import building, read_cache
-from hsvit_jax.data.images import BadImage, printable, read_image
+from hsvit_jax.data.cache import building, new_array, read_cache
+from hsvit_jax.data.images import BadImage, few, printable, read_image
 
 Progress = Callable[[str, int, int], None]
 _CHUNK = 64
@@ -63,7 +63,7 @@ def decode_items(
 
     Raises:
       ValueError: with ``on_bad_image='error'``, when images cannot be used; it names the first
-        ten. With 'skip' they are left out with a warning, unless a class loses all its images.
+        five. With 'skip' they are left out with a warning, unless a class loses all its images.
     """
     cached = read_cache(folder)
     if cached is None:
@@ -85,7 +85,7 @@ def decode_items(
     trained = np.bincount(labels[items.parts[good] != 2], minlength=len(class_names))
     lost = [name for name, count in zip(class_names, trained, strict=True) if not count]
     if bad and lost:
-        raise ValueError(f"after leaving out bad images nothing is left of the classes {lost}")
+        raise ValueError(f"after leaving out bad images nothing is left of: {few(lost)}")
     if resident:
         images = arrays["images"] if len(good) == len(arrays["good"]) else arrays["images"][good]
         return Source(labels, items.parts[good], class_names, notes["content"], images=images)
@@ -102,9 +102,9 @@ def decode_items(
 
 
 def report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:
-    """Raises, or warns, with the count and the first ten messages."""
-    shown = "".join(f"\n  {line}" for line in bad[:10])
-    more = f"\n  … and {len(bad) - 10} more" if len(bad) > 10 else ""
+    """Raises, or warns, with the count and the first five messages."""
+    shown = "".join(f"\n  {line}" for line in bad[:5])
+    more = f"\n  … and {len(bad) - 5:,} more" if len(bad) > 5 else ""
     if on_bad_image == "skip":
         warnings.warn(
             f"{len(bad)} of {total} images cannot be used and are left out:{shown}{more}",
@@ -131,7 +131,7 @@ def _build(
         out = None
         if resident:
             shape = (total, *image_size, channels)
-            out = np.lib.format.open_memmap(scratch / "images.npy", "w+", np.uint8, shape)
+            out = new_array(scratch / "images.npy", np.uint8, shape)
         labels = np.zeros(total, np.int32)
         digests: list[bytes] = [b""] * total
         reasons: dict[int, str] = {}

@@ -1,13 +1,12 @@
 """Gets one file: from the data folder if it is there, else from its host; always checked.
 
-A host that cannot be reached is reported within ``PROBE_SECONDS``. A download goes to
-``<file>.part-<pid>-…`` and takes its name only once its checksum is right.
+A host that cannot be reached is reported within ``PROBE_SECONDS``. A download goes to a scratch
+folder and takes its name only once its checksum is right.
 """
 
 import hashlib
 import os
 import queue
-import secrets
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
+from hsvit_jax.data.cache import scratch_folder
 from hsvit_jax.data.decode import Progress
 
 PROBE_SECONDS = 10.0
@@ -55,25 +55,15 @@ def fetch(remote: RemoteFile, data_dir: Path, name: str, progress: Progress | No
                 )
             return path
     target = data_dir / name / remote.file
-    response = _open(remote, target)
-    part = target.with_name(f"{target.name}.part-{os.getpid()}-{secrets.token_hex(3)}")
-    try:
-        with response:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _receive(response, part, remote, target, progress)
+    with _open(remote, target) as response, scratch_folder(target) as scratch:
+        part = scratch / target.name
+        _receive(response, part, remote, target, progress)
         found = _digest(part, remote.checksum)
         if found != remote.checksum:
             raise _unavailable(
                 remote, target, f"what came has checksum {found}, expected {remote.checksum}"
             )
         os.replace(part, target)
-    except PermissionError as error:
-        raise ValueError(
-            f"cannot write {target} ({error.strerror}); choose another data folder with data_dir "
-            "(config key data.dir) or the variable HSVIT_DATA_DIR"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
     return target
 
 

@@ -1,8 +1,10 @@
 """``folder=<path>``: class folders, or an archive of them, as a data set."""
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from hsvit_jax.data import archives
 from hsvit_jax.data.cache import cache_folder, publish, scratch_folder
 from hsvit_jax.data.dataset import DataInfo
 from hsvit_jax.data.decode import Items, Progress, Source, decode_items
-from hsvit_jax.data.images import is_image_name, peek
+from hsvit_jax.data.images import is_image_name, peek, read_file
 from hsvit_jax.data.tree import LAYOUT, Listing, Tree, arrange, unpacked_tree, walk
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -73,17 +75,16 @@ def unpack_once(
     removed at any time; it is made again when needed.
     """
     folder = cache_folder(data_dir, f"unpacked-{name}", key)
-    if not (folder / "index.json").is_file():
-        scratch = scratch_folder(folder)
-        try:
-            if progress is not None:
-                progress(f"unpacking {path.name}", 0, 1)
-            archives.unpack(path, scratch, lambda member: is_image_name(member) or extra(member))
-            publish(scratch, folder)
-        finally:
-            archives.remove(scratch)
-        if progress is not None:
-            progress(f"unpacking {path.name}", 1, 1)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return unpacked_tree(os.fspath(path), folder)
+    shutil.rmtree(folder, ignore_errors=True)  # not there, or its index is damaged
+    if progress is not None:
+        progress(f"unpacking {path.name}", 0, 1)
+    with scratch_folder(folder) as scratch:
+        archives.unpack(path, scratch, lambda member: is_image_name(member) or extra(member))
+        publish(scratch, folder)
+    if progress is not None:
+        progress(f"unpacking {path.name}", 1, 1)
     return unpacked_tree(os.fspath(path), folder)
 
 
@@ -125,8 +126,7 @@ def load_listing(
         key = {"files": hashlib.sha256(json.dumps(files).encode()).hexdigest()}
 
     def read(index: int) -> tuple[bytes, int]:
-        with open(listing.paths[index], "rb", buffering=0) as file:
-            return file.read(), int(listing.labels[index])
+        return read_file(listing.paths[index]), int(listing.labels[index])
 
     shape = [*request.image_size, request.channels]
     return decode_items(
@@ -143,7 +143,6 @@ def load_listing(
 
 def _header(path: str) -> tuple[int, bool] | None:
     try:
-        with open(path, "rb") as file:
-            return peek(file.read(_HEADER_BYTES))
+        return peek(read_file(path, _HEADER_BYTES))
     except OSError:
         return None  # decoding reports it, with its name

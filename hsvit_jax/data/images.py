@@ -1,18 +1,22 @@
 """One rule for turning any image file, or an array, into uint8 (H, W, C).
 
-In order: the file must be JPEG, PNG, GIF (first frame), BMP, WebP, TIFF or PNM and have at most
-89,478,485 pixels (larger ones are never decoded); EXIF rotation is applied; 16-bit grey is
-divided by 257 and rounded; transparency is composited on white; palette, CMYK, bilevel and the
-rest become RGB or, for one channel, ITU-R 601 grey; the image is scaled, antialiased bicubic, to
-just cover the target (for a square target: shorter side to the target) and its centre is cut out.
-An image that already has the target's size is not touched, and one that only has to be cut is not
-resampled. Floating-point and 32-bit images
-have no stated range and are refused.
+In order: the file must be a regular one of at most 256 MiB, in JPEG, PNG, GIF (first frame), BMP,
+WebP, TIFF or PNM, of at most 89,478,485 pixels (larger ones are never decoded); EXIF rotation is
+applied; 16-bit grey is divided by 257 and rounded; transparency is composited on white; palette,
+CMYK, bilevel and the rest become RGB or, for one channel, ITU-R 601 grey; the image is scaled,
+antialiased bicubic, to just cover the target (for a square target: shorter side to the target) and
+its centre is cut out. An image that already has the target's size is not touched, and one that only
+has to be cut is not resampled. Floating-point and 32-bit images have no stated range and are
+refused.
 """
 
+import errno
 import functools
 import io
 import os
+import stat
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_PIXELS = 89_478_485
+MAX_FILE_BYTES = 1 << 28
 _JPEG_EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif"}
 _OTHER_EXTENSIONS = {"png", "gif", "bmp", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
 _EXTENSIONS = frozenset(_JPEG_EXTENSIONS | _OTHER_EXTENSIONS)
@@ -72,7 +77,7 @@ def read_image(
     check_shape(image_size, channels)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
-        data = source if isinstance(source, bytes) else Path(source).read_bytes()
+        data = source if isinstance(source, bytes) else read_file(source)
     except OSError as error:
         raise BadImage(f"{printable(name)}: cannot be read: {error.strerror or error}") from error
     image = _open(data, name)
@@ -91,6 +96,24 @@ def read_image(
         raise BadImage(
             f"{printable(name)}: damaged or cut off ({type(error).__name__}: {error})"
         ) from error
+
+
+def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a regular file of at most MAX_FILE_BYTES, or its first ``most`` bytes.
+
+    A named pipe would be waited for, and a device read, for ever.
+
+    Raises:
+      OSError: it is something else, larger, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        if info.st_size > MAX_FILE_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB", os.fspath(path))
+        return file.read(min(most, info.st_size))
 
 
 def peek(data: bytes) -> tuple[int, bool] | None:
@@ -121,8 +144,19 @@ def upsample(image_HW: np.ndarray, image_size: tuple[int, int], channels: int) -
 
 
 def printable(name: str) -> str:
-    """A file name that any terminal can print, whatever bytes it was made of."""
-    return str(name).encode("utf-8", "replace").decode()
+    """A name in one line that any terminal can print: control characters are escaped."""
+    return "".join(c if is_printable(c) else ascii(c)[1:-1] for c in str(name))
+
+
+def is_printable(name: str) -> bool:
+    """Whether a name has no control characters and no bytes that are not UTF-8."""
+    return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name)
+
+
+def few(names: Sequence[str]) -> str:
+    """The first five names, and how many more there are."""
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return (", ".join(map(printable, names[:5])) or "none") + more
 
 
 def _open(data: bytes, name: str) -> "Image.Image":
@@ -136,7 +170,7 @@ def _open(data: bytes, name: str) -> "Image.Image":
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImage(f"{printable(name)}: {_TOO_LARGE}") from error
     except UnidentifiedImageError as error:
-        hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "not one of " + ", ".join(_readable())
+        hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
         raise BadImage(f"{printable(name)}: not an image ({hint})") from error
     except Exception as error:  # as above: nearly anything
         what = f"{type(error).__name__}: {error}"

@@ -1,7 +1,9 @@
 """Finds the files of a folder or an archive, and the classes and splits in their paths."""
 
+import errno
 import json
 import os
+import stat
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hsvit_jax.data.images import is_image_name, printable
+from hsvit_jax.data.images import few, is_image_name, is_printable, printable
 from hsvit_jax.data.splits import TEST, TRAIN, UNSPLIT, VAL
 
 _SPLIT_NAMES = {
@@ -20,10 +22,11 @@ _SPLIT_NAMES = {
     "validation": VAL,
     "test": TEST,
 }
-LAYOUT = """Expected one of
-  PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, PATH/val/CLASS/*.jpg, both or neither
-  PATH/CLASS/*.jpg
-or a .zip, .tar, .tar.gz or .tar.xz of the same, with two or more classes."""
+LAYOUT = (
+    "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
+    "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz or .tar.xz of the same; "
+    "with two or more classes."
+)
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,14 @@ class Listing:
 
 
 def walk(root: Path) -> Tree:
-    """All image files below ``root``; hidden names are passed over, links followed, loops not."""
+    """All image files below ``root``; hidden names are passed over, links followed.
+
+    Links that lead back to a folder they are in, or to themselves, are left out with a warning.
+    """
     files: list[tuple[str, str, int, int]] = []
     dirs: set[str] = set()
     above = root.stat()
+    loops: list[str] = []
     stack = [(os.fspath(root), "", frozenset({(above.st_dev, above.st_ino)}))]
     while stack:
         path, inside, ancestors = stack.pop()
@@ -60,19 +67,28 @@ def walk(root: Path) -> Tree:
                 name = f"{inside}{entry.name}"
                 if entry.name.startswith("."):
                     continue
-                if entry.is_dir():
+                try:
                     info = entry.stat()
-                    identity = (info.st_dev, info.st_ino)
-                    if identity not in ancestors:
-                        dirs.add(name)
-                        stack.append((entry.path, f"{name}/", ancestors | {identity}))
-                elif is_image_name(entry.name):
-                    try:
-                        info = entry.stat()
-                    except OSError:  # a broken link: kept, so that decoding reports it
+                except OSError as error:  # a link to nowhere; decoding reports an image
+                    if is_image_name(entry.name):
                         files.append((name, entry.path, 0, 0))
-                    else:
+                    elif error.errno == errno.ELOOP:
+                        loops.append(name)
+                    continue
+                identity = (info.st_dev, info.st_ino)
+                if not stat.S_ISDIR(info.st_mode):
+                    if is_image_name(entry.name):
                         files.append((name, entry.path, info.st_size, info.st_mtime_ns))
+                elif identity in ancestors:
+                    loops.append(name)
+                else:
+                    dirs.add(name)
+                    stack.append((entry.path, f"{name}/", ancestors | {identity}))
+    if loops:
+        warnings.warn(
+            f"links in {root} that lead in a circle are not followed: {few(sorted(loops))}",
+            stacklevel=2,
+        )
     return Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs))
 
 
@@ -107,7 +123,7 @@ def arrange(tree: Tree) -> Listing:
         groups = _named_splits(tree, prefix, splits)
     else:
         if splits and set(splits) == set(tops):
-            raise ValueError(f"{tree.where} holds {sorted(splits)} but no train/. {LAYOUT}")
+            raise ValueError(f"{tree.where} holds {few(sorted(splits))} but no train. {LAYOUT}")
         groups = {UNSPLIT: prefix}
     by_part = {part: _classes(tree, at) for part, at in groups.items()}
     first = by_part[min(by_part)]
@@ -150,7 +166,7 @@ def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, 
     counts = Counter(splits.values())
     if counts[VAL] > 1:
         names = sorted(name for name, part in splits.items() if part == VAL)
-        raise ValueError(f"{tree.where} holds several validation folders {names}; keep one")
+        raise ValueError(f"{tree.where} holds several validation folders: {few(names)}; keep one")
     groups = {part: f"{prefix}{name}/" for name, part in splits.items()}
     if len(groups) == 1:
         return {UNSPLIT: groups[TRAIN]}
@@ -187,18 +203,24 @@ def _check_classes(
     if not any(files for classes in by_part.values() for files in classes.values()):
         raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
     if len(first) < 2:
-        raise ValueError(f"{tree.where} has one class, {sorted(first)}. {LAYOUT}")
+        raise ValueError(f"{tree.where} has one class, {few(list(first))}. {LAYOUT}")
+    strange = [name for name in sorted(first) if not is_printable(name)]
+    if strange:
+        raise ValueError(
+            f"class folders in {tree.where} whose names are not UTF-8 or hold control "
+            f"characters: {few(strange)}; rename them"
+        )
     for part, classes in sorted(by_part.items()):
         if set(classes) != set(first):
             here, there = groups[min(groups)], groups[part]
             raise ValueError(
                 f"the classes of {there} and {here} in {tree.where} differ: only in {here} "
-                f"{sorted(set(first) - set(classes))}, only in {there} "
-                f"{sorted(set(classes) - set(first))}; both need the same class folders"
+                f"{few(sorted(set(first) - set(classes)))}; only in {there} "
+                f"{few(sorted(set(classes) - set(first)))}; both need the same class folders"
             )
         empty = sorted(name for name, files in classes.items() if not files)
         if empty:
             raise ValueError(
-                f"class folders without images in {tree.where}/{groups[part]}: {empty}; "
+                f"class folders without images in {tree.where}/{groups[part]}: {few(empty)}; "
                 "add images (.jpg, .png, …) or remove the folders"
             )
