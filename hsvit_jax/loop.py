@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from jax.sharding import Mesh
@@ -121,7 +120,7 @@ class Loop:
                 self.end_epoch(state, number)
 
     def taker(self, state: dict, *, donate: bool = True) -> Callable:
-        """(state, number) → (state, values): the compiled step, with the batch of that number."""
+        """(state, number) → (state, values): the jitted step, with the batch of that number."""
         run, config = self.r, self.r.config
         tx = optim.build(config.optim, run.total_steps, run.steps_per_epoch)
         pure = step_lib.make_train_step(
@@ -136,33 +135,30 @@ class Loop:
             aggregate=config.mesh.aggregate,
             gradients=config.mesh.gradients,
         )
-        compiled = step_lib.compile_step(
-            pure, state, run.mesh, config.train.batch, run.model, donate=donate
-        )
-        if run.dataset.resident:
-            return self._resident(*compiled)
-        return self._streamed(*compiled, int(state["step"]))
+        train_step = step_lib.jit_step(pure, state, run.mesh, run.model, donate=donate)
+        batch_of = self._resident() if run.dataset.resident else self._streamed(int(state["step"]))
+        return lambda state, number: train_step(state, batch_of(number))
 
-    def _resident(self, resident: Callable, streamed: Callable) -> Callable:
-        """Takes batches from a data set that lies whole on every device."""
+    def _resident(self) -> Callable[[int], step_lib.Batch]:
+        """Step number → its batch, of a data set that lies whole on every device."""
         run = self.r
+        gather = step_lib.make_gather(run.mesh, run.config.train.batch)
         images = mesh_lib.put_replicated(run.mesh, run.dataset.train.images)
         labels = mesh_lib.put_replicated(run.mesh, run.dataset.train.labels)
         order_of = step_lib.make_epoch_order(len(run.dataset.train), run.config.seed)
         orders: dict[int, jax.Array] = {}
 
-        def take(state: dict, number: int) -> tuple[dict, dict]:
+        def batch_of(number: int) -> step_lib.Batch:
             epoch, place = divmod(number, run.steps_per_epoch)
             if epoch not in orders:
                 orders.clear()
                 orders[epoch] = mesh_lib.put_replicated(run.mesh, np.asarray(order_of(epoch)))
-            first = jnp.int32(place * run.config.train.batch)
-            return resident(state, images, labels, orders[epoch], first)
+            return gather(images, labels, orders[epoch], place * run.config.train.batch)
 
-        return take
+        return batch_of
 
-    def _streamed(self, resident: Callable, streamed: Callable, first: int) -> Callable:
-        """Takes batches that are decoded on the host, in the same order with the same keys."""
+    def _streamed(self, first: int) -> Callable[[int], step_lib.Batch]:
+        """Step number, from `first` on and in turn → its batch, decoded on the host."""
         from hsvit_jax.data import stream
 
         run = self.r
@@ -180,11 +176,7 @@ class Loop:
 
         source = iter(stream.stream_batches(run.dataset.train, batches()))
 
-        def take(state: dict, number: int) -> tuple[dict, dict]:
-            arrays = (mesh_lib.put_rows(run.mesh, a, size) for a in next(source))
-            return streamed(state, *arrays)
-
-        return take
+        return lambda _: tuple(mesh_lib.put_rows(run.mesh, a, size) for a in next(source))
 
     def _settle(self) -> None:
         """Waits for the oldest step in flight and looks at it."""

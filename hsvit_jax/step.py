@@ -4,7 +4,6 @@ Everything random in a step is a function of (seed, epoch or step, example index
 run does not depend on the number of devices or on where it was interrupted.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -17,7 +16,6 @@ from jax.sharding import Mesh
 
 from hsvit_jax import augment
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.halves import Halves
 
 Array = jax.Array
 
@@ -107,22 +105,9 @@ def make_epoch_order(examples: int, seed: int) -> Callable[[int], Array]:
     return lambda epoch: order(jnp.int32(epoch))
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """The pure step, in its two halves; called, it takes both.
-
-    gradients: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → what they say, a dict:
-    loss and accuracy (scalars), grads, stats, and what aggregation lost. update: (state, that) →
-    (state, metrics).
-    """
-
-    gradients: Callable[[dict, Array, Array, Array], dict]
-    update: Callable[[dict, dict], tuple[dict, dict]]
-
-    def __call__(
-        self, state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array
-    ) -> tuple[dict, dict]:
-        return self.update(state, self.gradients(state, images_BHWC, labels_B, ids_B))
+#: Images uint8 (B, H, W, C), or features (B, …) made of them; labels (B,); ids (B,), each example's
+#: index in the training split.
+Batch = tuple[Array, Array, Array]
 
 
 def make_train_step(
@@ -137,13 +122,13 @@ def make_train_step(
     ema_decay: float,
     aggregate: str = "psum",
     gradients: str = "float32",
-) -> Step:
-    """The pure step: (state, images uint8 (B, H, W, C), labels (B,), ids (B,)) → (state, metrics).
+) -> Callable[[dict, Batch], tuple[dict, dict]]:
+    """The pure step: (state, batch) → (state, metrics).
 
-    Floating-point features (B, …) in place of images go into the network as they are. ids: each
-    example's index in the training split. A step whose loss, gradient or outcome is not finite
-    changes nothing but the counters. metrics: scalars, means since the last log line. aggregate,
-    gradients: see `mesh.spread`; 'int8' needs a state with `feedback`.
+    Floating-point features in place of images go into the network as they are. A step whose loss,
+    gradient or outcome is not finite changes nothing but the counters. metrics: scalars, means
+    since the last log line. aggregate, gradients: see `mesh.spread`; 'int8' needs a state with
+    `feedback`.
     """
     apply = mesh_lib.spread(model, mesh, aggregate, gradients)
     tx = optax.with_extra_args_support(tx)
@@ -173,8 +158,8 @@ def make_train_step(
         hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
         return loss, (stats, hits_B.astype(jnp.float32).mean(), lost_gBD)
 
-    def first_half(state: dict, images_BHWC: Array, labels_B: Array, ids_B: Array) -> dict:
-        number = state["step"]
+    def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:
+        number, (images_BHWC, labels_B, ids_B) = state["step"], batch
         if jnp.issubdtype(images_BHWC.dtype, jnp.floating):  # features, made of images before
             smoothing = settings.label_smoothing
             images = images_BHWC
@@ -200,13 +185,8 @@ def make_train_step(
             ids_B,
             state[mesh_lib.FEEDBACK] if feeds_back else None,
         )
-        lost = (ids_B, *lost_gBD) if feeds_back else ()
-        return {"loss": loss, "accuracy": accuracy, "stats": stats, "grads": grads, "lost": lost}
-
-    def second_half(state: dict, found: dict) -> tuple[dict, dict]:
-        number, loss, grads, stats = state["step"], found["loss"], found["grads"], found["stats"]
-        own = trained(state["params"], model.frozen)
-        fixed = {name: part for name, part in state["params"].items() if name not in own}
+        # The update is not fused with the gradients' sums, whose rounding would depend on the mesh.
+        loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
         norm = (
             mesh_lib.ordered_norm(mesh, grads, model)
             if aggregate == "ordered" and model.groups
@@ -226,13 +206,13 @@ def make_train_step(
         if mesh_lib.FEEDBACK in state:
             feedback_SND = state[mesh_lib.FEEDBACK]
             if feeds_back:
-                feedback_SND = mesh_lib.keep_feedback(mesh, feedback_SND, *found["lost"], good)
+                feedback_SND = mesh_lib.keep_feedback(mesh, feedback_SND, ids_B, *lost_gBD, good)
             new[mesh_lib.FEEDBACK] = feedback_SND
         one = good.astype(jnp.float32)
         fresh = number % log_every == 0
         sums = {
             "loss": jnp.where(good, loss, 0.0),
-            "accuracy": found["accuracy"] * one,
+            "accuracy": accuracy * one,
             "steps": one,
         }
         meter = {k: jnp.where(fresh, v, state["meter"][k] + v) for k, v in sums.items()}
@@ -251,7 +231,7 @@ def make_train_step(
         }
         return new, metrics
 
-    return Step(gradients=first_half, update=second_half)
+    return train_step
 
 
 def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
@@ -260,36 +240,37 @@ def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
     return jax.tree.map(lambda a, b: rate * a + (1.0 - rate) * b, ema, new)
 
 
-def compile_step(
-    step: Step, state: dict, mesh: Mesh, batch: int, network: Any = None, *, donate: bool = True
-) -> tuple[Halves, Halves]:
-    """The step, compiled for the mesh, in two forms; both donate the state unless told not to.
+def jit_step(
+    train_step: Callable[[dict, Batch], tuple[dict, dict]],
+    state: dict,
+    mesh: Mesh,
+    network: Any = None,
+    *,
+    donate: bool = True,
+) -> Callable[[dict, Batch], tuple[dict, dict]]:
+    """`train_step`, jitted for the mesh; it donates the state unless told not to."""
+    return jax.jit(
+        train_step,
+        donate_argnums=(0,) if donate else (),
+        out_shardings=(
+            mesh_lib.state_shardings(mesh, state, network),
+            mesh_lib.replicated(mesh),
+        ),
+        compiler_options=mesh_lib.compiler_options(),
+    )
 
-    resident(state, images uint8 (N, H, W, C), labels (N,), order (N,), first) takes its batch
-    from a data set that lies on the devices: examples order[first : first + B].
-    streamed(state, images (B, H, W, C), labels (B,), ids (B,)) is given one.
-    """
-    shardings = mesh_lib.state_shardings(mesh, state, network)
+
+def make_gather(mesh: Mesh, batch: int) -> Callable[[Array, Array, Array, Array], Batch]:
+    """A jitted (images (N, H, W, C), labels (N,), order (N,), first) → the batch of the examples
+    order[first : first + batch], split over `data`, of a training split whole on every device."""
     over_data = mesh_lib.batch_sharding(mesh)
-    options = mesh_lib.compiler_options()
 
-    def resident(state: dict, images: Array, labels: Array, order: Array, first: Array) -> dict:
+    def gather(images: Array, labels: Array, order: Array, first: Array) -> Batch:
         ids_B = jax.lax.dynamic_slice(order, (first,), (batch,))
         ids_B = jax.lax.with_sharding_constraint(ids_B, over_data)
-        return step.gradients(state, images[ids_B], labels[ids_B], ids_B)
+        return images[ids_B], labels[ids_B], ids_B
 
-    update = jax.jit(
-        step.update,
-        donate_argnums=(0,) if donate else (),
-        out_shardings=(shardings, mesh_lib.replicated(mesh)),
-        compiler_options=options,
-    )
-    halves = (
-        jax.jit(function, keep_unused=True, compiler_options=options)
-        for function in (resident, step.gradients)
-    )
-    resident, streamed = (Halves(gradients, update) for gradients in halves)
-    return resident, streamed
+    return jax.jit(gather, out_shardings=over_data)
 
 
 def place_state(

@@ -206,11 +206,12 @@ def trained():
         aggregate="int8",
     )
     state = step.place_state(run.make_state, run.mesh, run.model)
-    _, streamed = step.compile_step(pure, state, run.mesh, config.train.batch, run.model)
+    jitted = step.jit_step(pure, state, run.mesh, run.model)
     split, ids = run.dataset.train, np.arange(16, dtype=np.int32)
-    batch = [mesh_lib.put_batch(run.mesh, a) for a in (split.images[ids], split.labels[ids], ids)]
-    state, _ = streamed(state, *batch)
-    return run, lambda state: streamed(jax.tree.map(jnp.copy, state), *batch), state
+    arrays = (split.images[ids], split.labels[ids], ids)
+    batch = tuple(mesh_lib.put_batch(run.mesh, a) for a in arrays)
+    state, _ = jitted(state, batch)
+    return run, lambda state: jitted(jax.tree.map(jnp.copy, state), batch), state
 
 
 def test_a_training_state_keeps_residuals_on_their_devices():

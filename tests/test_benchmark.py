@@ -135,7 +135,7 @@ def parts_alone(monkeypatch):
     monkeypatch.setattr(step, "place_state", zeros)
     for name in ("train_job", "input_job"):
         monkeypatch.setattr(jobs, name, lambda *_: jobs.Job(lambda: None, 16))
-    monkeypatch.setattr(jobs, "batches", lambda _: ((), None))
+    monkeypatch.setattr(jobs, "batches", lambda _: tuple)
 
 
 def part_functions(argument):

@@ -93,7 +93,7 @@ def test_no_gradient_is_computed_for_them(source):
         batch = [
             jax.ShapeDtypeStruct((35, *s), d) for s, d in (((8, 8, 1), "uint8"), ((), "int32"))
         ]
-        lowered = jax.jit(pure).lower(state, *batch, batch[1])
+        lowered = jax.jit(pure).lower(state, (*batch, batch[1]))
         flops[freeze] = lowered.cost_analysis()["flops"]
         if freeze == "trunk":
             apply = mesh_lib.spread(run.model, run.mesh)

@@ -39,7 +39,8 @@ class Trainer:
             ema_decay=config.train.ema_decay,
         )
         self.fresh = step.place_state(run.make_state, run.mesh)
-        self.resident, self.streamed = step.compile_step(pure, self.fresh, run.mesh, BATCH)
+        self.step = step.jit_step(pure, self.fresh, run.mesh)
+        self.gather = step.make_gather(run.mesh, BATCH)
         self.images = mesh_lib.put_replicated(run.mesh, dataset.train.images)
         self.labels = mesh_lib.put_replicated(run.mesh, dataset.train.labels)
         self.order_of = step.make_epoch_order(len(dataset.train), config.seed)
@@ -48,27 +49,22 @@ class Trainer:
         """A fresh state that may be donated."""
         return jax.tree.map(jnp.copy, self.fresh)
 
-    def resident_arguments(self, number):
-        """What the resident form takes at a step."""
+    def batch(self, number, streamed=False):
+        """The batch of a step, gathered on the devices or put there from the host."""
         epoch, place = divmod(number, self.run.steps_per_epoch)
-        order = mesh_lib.put_replicated(self.run.mesh, np.asarray(self.order_of(epoch)))
-        return self.images, self.labels, order, jnp.int32(place * BATCH)
-
-    def streamed_arguments(self, number):
-        """What the streamed form takes at a step."""
-        epoch, place = divmod(number, self.run.steps_per_epoch)
-        ids = np.asarray(self.order_of(epoch))[place * BATCH : (place + 1) * BATCH]
+        order = np.asarray(self.order_of(epoch))
+        if not streamed:
+            order = mesh_lib.put_replicated(self.run.mesh, order)
+            return self.gather(self.images, self.labels, order, place * BATCH)
+        ids = order[place * BATCH : (place + 1) * BATCH]
         arrays = (IMAGES[ids], LABELS[ids], ids)
-        return [mesh_lib.put_batch(self.run.mesh, a) for a in arrays]
+        return tuple(mesh_lib.put_batch(self.run.mesh, a) for a in arrays)
 
     def take(self, state, steps, streamed=False):
         """State and metrics of each step."""
         rows = []
         for number in range(steps):
-            if streamed:
-                state, values = self.streamed(state, *self.streamed_arguments(number))
-            else:
-                state, values = self.resident(state, *self.resident_arguments(number))
+            state, values = self.step(state, self.batch(number, streamed))
             rows.append(jax.device_get(values))
         return state, rows
 
@@ -93,18 +89,16 @@ def test_resident_and_streamed_give_the_same_bits_and_compile_once(bits_of_a_run
     other, streamed_rows = trainer.take(trainer.state(), 5, streamed=True)
     assert_same_bits(one, other)
     assert_same_bits(rows, streamed_rows)
-    for jitted in (trainer.resident.gradients, trainer.streamed.gradients, trainer.resident.update):
-        assert jitted._cache_size() == 1
+    assert trainer.step._cache_size() == trainer.gather._cache_size() == 1
 
 
 def test_the_state_is_donated_and_the_data_set_is_not_copied():
     trainer = one_device()
     state = trainer.state()
-    lowered = trainer.resident.lower(state, *trainer.resident_arguments(0))
-    memory = lowered.compile().memory_analysis()
+    memory = trainer.step.lower(state, trainer.batch(0)).compile().memory_analysis()
     state_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes >= state_bytes
-    trainer.resident(state, *trainer.resident_arguments(0))
+    trainer.step(state, trainer.batch(0))
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
     assert not trainer.images.is_deleted()
 
@@ -117,16 +111,15 @@ def test_working_memory_does_not_hold_the_data_set():
         jax.ShapeDtypeStruct((count,), jnp.int32),
         jax.ShapeDtypeStruct((count,), jnp.int32),
     )
-    lowered = trainer.resident.lower(trainer.fresh, *shapes, jnp.int32(0))
-    working = lowered.compile().memory_analysis().temp_size_in_bytes
-    assert 0 < working < 0.2 * count * IMAGES[0].nbytes
+    memory = trainer.gather.lower(*shapes, 0).compile().memory_analysis()
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 0.01 * count * IMAGES[0].nbytes
 
 
 @functools.cache
 def sgd_losses(group, data):
     trainer = Trainer(sgd=True, mesh__group=group, mesh__data=data)
     state, rows = trainer.take(trainer.state(), 3)
-    assert trainer.resident.gradients._cache_size() == trainer.resident.update._cache_size() == 1
+    assert trainer.step._cache_size() == trainer.gather._cache_size() == 1
     return [float(row["loss"]) for row in rows], jax.device_get(step.averaged(state))
 
 
@@ -177,7 +170,7 @@ def test_a_bad_step_changes_only_the_counters():
     before = jax.device_get(state)
     number = 1
     for bad in (1, 2):
-        state, values = trainer.resident(state, *trainer.resident_arguments(number))
+        state, values = trainer.step(state, trainer.batch(number))
         number += 1
         assert_same_bits(without_counters(state), without_counters(before))
         assert (int(state["step"]), int(state["bad"]), int(state["skipped"])) == (number, bad, bad)
@@ -186,7 +179,7 @@ def test_a_bad_step_changes_only_the_counters():
     assert float(values["loss"]) == pytest.approx(float(before["meter"]["loss"]))
     # A good step follows: counted, and no longer in a row.
     state["params"]["head"]["linear"]["bias"] = jnp.zeros(CLASSES)
-    state, values = trainer.resident(state, *trainer.resident_arguments(number))
+    state, values = trainer.step(state, trainer.batch(number))
     assert (int(values["bad"]), int(values["skipped"])) == (0, 2)
 
 
@@ -198,7 +191,7 @@ def test_a_gradient_that_is_not_finite_is_a_bad_step(value):
     kernel = state["params"]["groups"]["blocks"]["0"]["out_kernel"]
     state["params"]["groups"]["blocks"]["0"]["out_kernel"] = kernel.at[7, 0, 0].set(value)
     before = jax.device_get(state)
-    state, values = trainer.resident(state, *trainer.resident_arguments(0))
+    state, values = trainer.step(state, trainer.batch(0))
     assert_same_bits(without_counters(state), without_counters(before))
     assert int(values["bad"]) == 1
 
@@ -211,7 +204,7 @@ def test_an_update_that_overflows_is_a_bad_step():
     moment["head"]["linear"]["bias"] = jnp.full(CLASSES, 3e38)
     state["opt"] = optax.tree.set(state["opt"], mu=moment)
     before = jax.device_get(state)
-    state, values = trainer.resident(state, *trainer.resident_arguments(0))
+    state, values = trainer.step(state, trainer.batch(0))
     assert np.isfinite(values["grad_norm"]) and int(values["bad"]) == 1
     assert_same_bits(without_counters(state), without_counters(before))
 
@@ -227,7 +220,7 @@ def test_moving_average():
     expected = jax.device_get({k: trainer.fresh[k] for k in ("params", "stats")})
     state = trainer.state()
     for number in range(4):
-        state, _ = trainer.resident(state, *trainer.resident_arguments(number))
+        state, _ = trainer.step(state, trainer.batch(number))
         rate = min(decay, (1 + number) / (10 + number))
         now = jax.device_get({k: state[k] for k in ("params", "stats")})
         expected = jax.tree.map(lambda a, b, r=rate: r * a + (1 - r) * b, expected, now)
@@ -244,9 +237,9 @@ def test_metrics_are_means_since_the_last_log_line():
     for number in range(5):
         alone = jax.tree.map(jnp.copy, state)
         alone["meter"] = jax.tree.map(jnp.zeros_like, alone["meter"])
-        arguments = trainer.resident_arguments(number)
-        losses.append(float(trainer.resident(alone, *arguments)[1]["loss"]))
-        state, values = trainer.resident(state, *arguments)
+        batch = trainer.batch(number)
+        losses.append(float(trainer.step(alone, batch)[1]["loss"]))
+        state, values = trainer.step(state, batch)
         means.append(float(values["loss"]))
     since = [slice(0, 1), slice(0, 2), slice(0, 3), slice(3, 4), slice(3, 5)]
     np.testing.assert_allclose(means, [np.mean(losses[s]) for s in since], rtol=1e-5)

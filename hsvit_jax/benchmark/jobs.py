@@ -83,9 +83,8 @@ def _augmentation(run: Any, augmented: bool) -> Any:
     return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
 
 
-def batches(run: Any) -> tuple[tuple[Any, ...], Callable[[], Any]]:
-    """(images, labels, order) on the devices, and a function that says where the next batch is."""
-    import jax.numpy as jnp
+def batches(run: Any) -> Callable[[], Any]:
+    """Gives the next batch of a data set that lies on the devices, as the trainer does."""
     import numpy as np
 
     from hsvit_jax import mesh, step
@@ -93,8 +92,9 @@ def batches(run: Any) -> tuple[tuple[Any, ...], Callable[[], Any]]:
     split = run.dataset.train
     order = np.asarray(step.make_epoch_order(len(split), run.config.seed)(0))
     resident = tuple(mesh.put_replicated(run.mesh, a) for a in (split.images, split.labels, order))
+    gather = step.make_gather(run.mesh, run.config.train.batch)
     places = itertools.cycle(range(run.steps_per_epoch))
-    return resident, lambda: jnp.int32(next(places) * run.config.train.batch)
+    return lambda: gather(*resident, next(places) * run.config.train.batch)
 
 
 def train_job(run: Any, augmented: bool) -> Job:
@@ -115,13 +115,13 @@ def train_job(run: Any, augmented: bool) -> Job:
         gradients=config.mesh.gradients,
     )
     state = step.place_state(run.make_state, run.mesh, run.model)
-    resident, place = batches(run)
-    jitted, _ = step.compile_step(pure, state, run.mesh, config.train.batch, run.model)
-    compiled, seconds = _compile(jitted, state, *resident, place())
+    next_batch = batches(run)
+    jitted = step.jit_step(pure, state, run.mesh, run.model)
+    compiled, seconds = _compile(jitted, state, next_batch())
 
     def take() -> Any:
         nonlocal state
-        state, values = compiled(state, *resident, place())
+        state, values = compiled(state, next_batch())
         return state, values
 
     return Job(take, config.train.batch, compiled, seconds)
@@ -131,22 +131,18 @@ def input_job(run: Any, augmented: bool) -> Job:
     """A step's batch alone: gathered from the data on the devices, and augmented."""
     import jax
 
-    from hsvit_jax import augment, mesh, step
+    from hsvit_jax import augment, step
 
-    settings, batch = _augmentation(run, augmented), run.config.train.batch
-    over_data = mesh.batch_sharding(run.mesh)
+    settings, key = _augmentation(run, augmented), step.run_key(run.config.seed, 0)
 
     @jax.jit
-    def draw(images: Any, labels: Any, order: Any, place: Any, key: Any) -> Any:
-        ids_B = jax.lax.dynamic_slice(order, (place,), (batch,))
-        ids_B = jax.lax.with_sharding_constraint(ids_B, over_data)
-        keys = jax.random.split(jax.random.fold_in(key, place))
-        return augment.train_batch(settings, *keys, images[ids_B], labels[ids_B], ids_B)
+    def draw(batch: Any, key: Any) -> Any:
+        keys = jax.random.split(jax.random.fold_in(key, batch[2][0]))
+        return augment.train_batch(settings, *keys, *batch)
 
-    key = step.run_key(run.config.seed, 0)
-    resident, place = batches(run)
-    compiled, seconds = _compile(draw, *resident, place(), key)
-    return Job(lambda: compiled(*resident, place(), key), batch, compiled, seconds)
+    next_batch = batches(run)
+    compiled, seconds = _compile(draw, next_batch(), key)
+    return Job(lambda: compiled(next_batch(), key), run.config.train.batch, compiled, seconds)
 
 
 def infer_job(run: Any, _: bool) -> Job:

@@ -141,7 +141,7 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
         return jax.lax.optimization_barrier(state)  # or jax would not even call the program
 
     parts["optimizer"] = _carrying(update, (params, state["opt"]), params)
-    parts["dispatch of an empty step"] = _carrying(nothing, state, *jobs.batches(run)[0])
+    parts["dispatch of an empty step"] = _carrying(nothing, state, jobs.batches(run)())
     return parts
 
 
