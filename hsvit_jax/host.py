@@ -1,6 +1,5 @@
 """What a process must be told before jax is imported, and what glibc may keep."""
 
-import contextlib
 import ctypes
 import hashlib
 import os
@@ -8,14 +7,10 @@ import platform
 import re
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 # mallopt's parameter numbers, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
-
-# prctl's requests about a process's huge pages, from linux/prctl.h.
-_PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 
 # Whether programs get huge pages never, always, or where they ask for them.
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -74,34 +69,6 @@ def _program() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else ""
     return name.removeprefix(f"{__package__}.")
-
-
-def release_memory() -> None:
-    """Gives freed memory back to the system, as after compiling: XLA leaves hundreds of megabytes.
-
-    Does nothing where the C library is not glibc.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Around the compilation of a large program: in little memory, which is given back.
-
-    A compiler's blocks are small and many: in huge pages they take up more than they hold.
-    """
-    release_memory()
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-    pages = prctl and prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0) == 0
-    if pages:
-        prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        if pages:
-            prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
-        release_memory()
 
 
 def remember_compilations() -> None:

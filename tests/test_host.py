@@ -1,6 +1,5 @@
-"""What a process tells itself before it starts: huge pages, memory given back."""
+"""What a process tells itself before it starts: huge pages."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -62,33 +61,3 @@ def test_the_command_line_is_the_same_process_with_the_same_words(tmp_path):
     )
     assert done.returncode == 2
     assert done.stdout.startswith("usage: python -m hsvit_jax.main")
-
-
-def test_memory_is_given_back():
-    """Small blocks, freed below one that stays, come back only on request."""
-
-    def resident() -> int:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    blocks = [bytearray(1000) for _ in range(100_000)]
-    last = bytearray(1000)
-    full = resident()
-    blocks.clear()
-    host.release_memory()
-    assert full - resident() > 50_000_000
-    assert last
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
-def test_no_huge_pages_while_compiling():
-    """For the time of it, and afterwards again, as the kernel says it."""
-
-    def disabled() -> bool:
-        return ctypes.CDLL(None).prctl(42, 0, 0, 0, 0) == 1
-
-    assert not disabled()
-    with pytest.raises(KeyError), host.compiling():
-        assert disabled()
-        raise KeyError
-    assert not disabled()
