@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import host
+from hsvit_jax import host, signals
 
 if __name__ == "__main__":
+    signals.prepare_process()
     host.use_huge_pages()
 host.prepare()  # before anything imports jax
 
@@ -273,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
     flags.DEFINE_integer("batch", 64, "Images of the memory columns.", lower_bound=1, **own)
 
     def work(specs: list[str], settings: list[str]) -> int:
-        from hsvit_jax import signals, train
+        from hsvit_jax import train
 
         if not specs:
             raise subcommand.Misuse("no system is named")

@@ -372,6 +372,11 @@ def with_warmup(
     return config.lock()
 
 
+def names_run(key: str) -> bool:
+    """Whether a setting decides the name that `default_workdir` gives."""
+    return key in ("seed", "data.name") or key not in _NO_OTHER_RUN
+
+
 def default_workdir(
     config: ml_collections.ConfigDict, spec: str, settings: Sequence[str] = ()
 ) -> str:

@@ -25,6 +25,9 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     settings: 'KEY=VALUE' texts, applied by `override`. Raises ValueError when there is no such file
     or name, when the file fails, or for a word, key or value that does not fit.
     """
+    for text in (spec, *settings):
+        if not isinstance(text, str):
+            raise ValueError(f"a configuration is named by texts, {_EXAMPLE}; got {text!r}")
     place, _, argument = spec.partition(":")
     if not place:
         raise ValueError(f"--config names no file; {_EXAMPLE}")

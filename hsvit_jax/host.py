@@ -5,6 +5,7 @@ import hashlib
 import os
 import platform
 import re
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -61,6 +62,7 @@ def use_huge_pages() -> None:
     if not started or not on_request or ours in tunables or not sys.executable:
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{ours}=1")))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until `signals.prepare_process`
     os.execv(sys.executable, [sys.executable, *arguments])
 
 

@@ -18,13 +18,10 @@ from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
 from hsvit_jax import watchdog as watchdog_lib
+from hsvit_jax.signals import Diverged
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4
-
-
-class Diverged(Exception):
-    """Loss or gradient was not finite several steps in a row; none of those steps was applied."""
 
 
 @dataclasses.dataclass
@@ -186,10 +183,12 @@ class Loop:
         self.watchdog.beat(f"step {number}")
         if bad >= train.bad_steps_limit:
             self.checkpoints.wait()
+            kept = max(self.checkpoints.steps(), default=None)
+            saved = "nothing was saved before" if kept is None else f"step {kept} is kept"
             raise Diverged(
                 f"loss or gradient was not finite for {bad} steps in a row, up to step {number}; "
-                "none of them was applied, and the last good checkpoint is untouched. A lower "
-                "optim.learning_rate, a smaller optim.clip_norm or float32 may help."
+                f"none of them was applied, and {saved}. A lower optim.learning_rate, a smaller "
+                "optim.clip_norm or float32 may help."
             )
         if number % train.log_every and number != self.r.total_steps:
             return

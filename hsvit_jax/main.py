@@ -1,7 +1,11 @@
-"""The command line: flags, then one call. Everything else can be imported from a notebook."""
+"""The command line: its flags and modes, then one call."""
 
-import contextlib
 import sys
+
+from hsvit_jax import signals
+
+if __name__ == "__main__":
+    signals.prepare_process()
 
 from hsvit_jax import host
 
@@ -11,7 +15,7 @@ host.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
-_MODES = ("train", "eval", "predict", "visualize", "summary", "plan")
+from hsvit_jax import cli  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.main --config=FILE[:DATA,RECIPE,SWITCHES] [--config.KEY=VALUE]
 
@@ -30,49 +34,61 @@ DATA      digits cifar10 cifar100 fashion_mnist tiny_imagenet food101 imagenet
 RECIPE    strong (default) or paper          SWITCHES  tiny bf16 conv_only attention_only
 All flags: python -m hsvit_jax.main --help      All keys: the same with --config=... --help"""
 
+_RUN = "checkpoint workdir which"
+_DATA = "data.name data.dir"
+_NETWORK = f"model {_DATA} data.image_size data.channels data.num_classes"
+_COSTS = f"{_NETWORK} train.batch train.ema_decay"
+_PLAN = "devices group batch bandwidth flops latency verify json out"
+
+#: What each mode reads: flags, and sections or keys of the configuration. The rest is refused.
+MODES = {
+    "train": cli.Mode("workdir distributed stall_timeout recoverable", cli.EVERYTHING),
+    "eval": cli.Mode(
+        f"{_RUN} split drop_groups curve", f"{_DATA} data.val_fraction data.on_bad_image"
+    ),
+    "predict": cli.Mode(f"{_RUN} top_k format", files=True),
+    "visualize": cli.Mode(f"{_RUN} out", files=True),
+    "summary": cli.Mode("", _COSTS),
+    "plan": cli.Mode(_PLAN, f"{_COSTS} mesh.aggregate mesh.gradients"),
+}
+
 
 def make_flags() -> flags.FlagValues:
     """The flags besides --config, in a set of their own: those of a notebook stay untouched."""
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # flags may come after the images to predict
     own = {"flag_values": values}
-    flags.DEFINE_enum("mode", "train", _MODES, "What to do.", **own)
+    flags.DEFINE_enum("mode", "train", [*MODES], "What to do.", **own)
     flags.DEFINE_string("workdir", None, "Folder of the run; default: a name under runs/.", **own)
-    where = "train: auto, off, or host:port,n,i of process 0, their number and this one."
+    where = "auto, off, or host:port,n,i of process 0, their number and this one."
     flags.DEFINE_string("distributed", "auto", where, **own)
-    stall = "train: seconds without a step, then exit 75; 0: never. Default: 600 with processes."
+    stall = "Seconds without a step, then exit 75; 0: never. Default: 600 with processes."
     flags.DEFINE_float("stall_timeout", None, stall, lower_bound=0.0, **own)
-    lost = "train: when a process is lost, go on with the groups that are left."
+    lost = "When a process is lost, go on with the groups that are left."
     flags.DEFINE_bool("recoverable", False, lost, **own)
     flags.DEFINE_string("checkpoint", None, "A run's or checkpoint folder.", **own)
     flags.DEFINE_string("which", "best", "Of --checkpoint: 'best', 'latest' or a step.", **own)
-    flags.DEFINE_enum("split", "test", ("train", "val", "test"), "eval: the split.", **own)
-    flags.DEFINE_integer("top_k", 5, "predict: classes per image.", lower_bound=1, **own)
-    flags.DEFINE_enum("format", "table", ("table", "csv", "json"), "predict: the output.", **own)
-    flags.DEFINE_list("drop_groups", [], "eval: numbers of lost attention groups.", **own)
-    flags.DEFINE_string("curve", None, "eval: a PNG of accuracy against groups lost.", **own)
-    flags.DEFINE_integer("devices", None, "plan: the most devices.", lower_bound=1, **own)
-    flags.DEFINE_integer("group", None, "plan: devices on the group axis.", **own)
-    flags.DEFINE_integer("batch", None, "plan: examples per step.", **own)
-    flags.DEFINE_float("bandwidth", 5e10, "plan: bytes/s between two devices.", **own)
-    flags.DEFINE_float("flops", 1e14, "plan: FLOP/s of a device.", **own)
-    flags.DEFINE_float("latency", 5e-6, "plan: seconds of one message.", **own)
-    flags.DEFINE_bool("verify", False, "plan: compile on 1-8 devices and compare.", **own)
-    flags.DEFINE_bool("json", False, "plan: print JSON.", **own)
+    part = "Which images; default: all of a folder in --config beside --checkpoint, else test."
+    flags.DEFINE_enum("split", None, ("all", "train", "val", "test"), part, **own)
+    flags.DEFINE_integer("top_k", 5, "Classes per image.", lower_bound=1, **own)
+    flags.DEFINE_enum("format", "table", ("table", "csv", "json"), "The output.", **own)
+    flags.DEFINE_list("drop_groups", [], "Numbers of lost attention groups.", **own)
+    flags.DEFINE_string("curve", None, "A PNG of accuracy against groups lost.", **own)
+    flags.DEFINE_integer("devices", None, "The most devices.", lower_bound=1, **own)
+    flags.DEFINE_integer("group", None, "Devices on the group axis.", **own)
+    flags.DEFINE_integer("batch", None, "Examples per step.", **own)
+    flags.DEFINE_float("bandwidth", 5e10, "Bytes/s between two devices.", **own)
+    flags.DEFINE_float("flops", 1e14, "FLOP/s of a device.", **own)
+    flags.DEFINE_float("latency", 5e-6, "Seconds of one message.", **own)
+    flags.DEFINE_bool("verify", False, "Compile on 1-8 devices and compare.", **own)
+    flags.DEFINE_bool("json", False, "Print JSON.", **own)
     flags.DEFINE_string("out", None, "plan: a PNG to draw; visualize: a folder.", **own)
     return values
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    argv = sys.argv if argv is None else argv
-    if len(argv) == 1:
-        with contextlib.suppress(BrokenPipeError):
-            print(USAGE, flush=True)
-        return 2
-    from hsvit_jax import commands
-
-    return commands.run(argv, USAGE, make_flags())
+    return cli.run_mode(sys.argv if argv is None else argv, USAGE, make_flags(), MODES)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,10 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
     which: 'best' (falls back to the latest where none was measured), 'latest', or a step. Raises
     ValueError when there is no good checkpoint there.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(
+            f"load needs the folder of a run, such as 'runs/c2a2-digits-strong-seed0'; got {path!r}"
+        )
     step, state, meta = checkpoint.load_tree(path, which)
     config = config_lib.from_json(json.dumps(meta["config"]))
     model = train.build_model(config)
@@ -117,7 +122,14 @@ def build_model(
     as 'vix:vin,hybrid'. Raises ValueError for another name or a size that does not fit.
     """
     config = configfile.get_config(variant)
-    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size,) * 2
+    if len(size) != 2 or not all(isinstance(side, int) and side >= 1 for side in size):
+        raise ValueError(
+            f"image_size must be pixels, such as 32, or (rows, columns); got {image_size!r}"
+        )
+    for name, count in (("channels", channels), ("num_classes", num_classes)):
+        if not (isinstance(count, int) and count >= 1):
+            raise ValueError(f"{name} must be a whole number of at least 1; got {count!r}")
     return models.build(
         config.model.to_dict(), image_size=size, channels=channels, num_classes=num_classes
     )
@@ -183,7 +195,7 @@ def predict_files(
 def render(rows: list[dict[str, Any]], form: str) -> str:
     """Rows as 'table', 'csv' or 'json' text. Raises ValueError for another form."""
     if form == "json":
-        return json.dumps(rows, indent=2, ensure_ascii=False)
+        return json.dumps(rows, indent=2)
     if form == "csv":
         out = io.StringIO()
         writer = csv.DictWriter(out, ("file", "rank", "label", "probability"), lineterminator="\n")

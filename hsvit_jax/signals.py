@@ -1,9 +1,18 @@
-"""Stopping a run from outside: the first signal asks, the second ends it at once."""
+"""Signals and standard streams of a process: what stops a run, and what a closed terminal does.
 
+It imports nothing heavy, so that `prepare_process` can be a program's first call.
+"""
+
+import errno
+import io
 import os
 import signal
+import sys
 from types import FrameType
-from typing import Self
+from typing import Any, Self
+
+#: How Ctrl-C ends a program that has nothing to keep.
+NOTHING_SAVED = "stopped by Ctrl-C; there was nothing to save"
 
 _NOTICE = b"\nstopping as soon as the state is saved; a second signal stops at once, unsaved\n"
 
@@ -17,12 +26,19 @@ class Interrupted(Exception):
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 42 for SIGTERM: schedulers requeue on 42."""
+        """130 for Ctrl-C, 42 for SIGTERM and SIGHUP: schedulers requeue on 42."""
         return 130 if self.signum == signal.SIGINT else 42
 
 
+class Diverged(Exception):
+    """Loss or gradient was not finite several steps in a row; none of those steps was applied."""
+
+
 class StopRequests:
-    """Within this context SIGTERM and Ctrl-C set `signum` instead of ending the process."""
+    """Within this context SIGTERM, SIGHUP and Ctrl-C set `signum` instead of ending the process.
+
+    SIGHUP stays ignored where it is, as under nohup.
+    """
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -36,12 +52,13 @@ class StopRequests:
         if self.signum is not None:
             os._exit(128 + signum)
         self.signum = signum
-        os.write(2, _NOTICE)  # print may not be entered anew from a signal handler
+        _write(_NOTICE)
 
     def __enter__(self) -> Self:
         try:
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                self._previous[signum] = signal.signal(signum, self._ask)
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._ask)
         except ValueError:  # not the main thread (a notebook's worker): signals stay as they are
             self._previous.clear()
         return self
@@ -50,3 +67,68 @@ class StopRequests:
         for signum, handler in self._previous.items():
             # None: the handler before was not installed by Python, which cannot put it back.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+
+def prepare_process() -> None:
+    """Readies streams and Ctrl-C of a program: to be called before anything heavy is imported.
+
+    Ctrl-C ends the process with a line and code 130 until `raise_on_ctrl_c`: an exception in the
+    middle of an import is no end. A closed standard input or error becomes the null device, as the
+    next file to be opened would take its place; a closed standard output ends the process with a
+    line and code 1. What a stream cannot encode is written with escapes.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it may be ignored
+        signal.signal(signal.SIGINT, _leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if sys.stdout is None:
+        _write(b"standard output is closed: send it to a file or to /dev/null\n")
+        os._exit(1)
+    for number in (0, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
+    sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
+
+
+def raise_on_ctrl_c() -> None:
+    """Makes Ctrl-C a KeyboardInterrupt again, now that everything is imported."""
+    if signal.getsignal(signal.SIGINT) == _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    _write(f"{NOTHING_SAVED}\n".encode())
+    os._exit(128 + signum)
+
+
+def _write(text: bytes) -> None:
+    """To standard error, from a signal handler: print may not be entered anew there."""
+    try:
+        os.write(2, text)
+    except OSError:  # closed, or its terminal is
+        return
+
+
+class _Output(io.FileIO):
+    """A standard stream that outlives its terminal; standard error fails for nothing at all."""
+
+    def write(self, data: Any) -> int:
+        """Writes, or drops what nobody can read any more."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if self.fileno() == 1 and error.errno != errno.EIO:
+                raise
+            return len(data)
+
+
+def _stream(number: int, before: io.TextIOWrapper | None) -> io.TextIOWrapper:
+    """The stream in place of one that Python made, or did not make because it was closed."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Output(number, "w", closefd=False)),
+        before.encoding if before else "utf-8",
+        "backslashreplace",
+        line_buffering=number == 2 or before.line_buffering,
+        write_through=before is not None and before.write_through,
+    )

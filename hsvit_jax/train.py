@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -147,10 +148,12 @@ def load_data(
     progress: Callable[[str, int, int], None] | None = None,
     *,
     resident: bool = True,
+    whole: bool = False,
 ) -> data.Dataset:
     """The data set of a configuration, at the image size it asks for.
 
-    resident: False reads image files as needed though they would fit in memory.
+    resident: False reads image files as needed though they would fit in memory. whole: every image
+    is in the test split.
     """
     size = tuple(config.data.image_size)
     limit = {} if resident else {"resident_limit_bytes": 0}
@@ -162,6 +165,7 @@ def load_data(
         val_fraction=config.data.val_fraction,
         on_bad_image=config.data.on_bad_image,
         progress=progress,
+        whole=whole,
         **limit,
     )
 
@@ -205,6 +209,12 @@ def train(
     evaluation, whose figure belongs in the checkpoint: so a run that was interrupted has the same
     metrics as one that was not. Once all steps are taken only evaluation is left to stop.
     """
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise ValueError(
+            f"the configuration to train must be one that get_config returns; got {config!r}"
+        )
+    if not isinstance(workdir, str | os.PathLike):
+        raise ValueError(f"training needs a folder for the run; got {workdir!r}")
     started = time.monotonic()
     workdir = Path(workdir)
     lead = together.is_lead()

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import hsvit_jax
-from hsvit_jax import checkpoint, commands, host, main, metrics, signals, train
+from hsvit_jax import checkpoint, cli, commands, configfile, host, main, metrics, signals, train
 
 # The smallest network and run that go through everything.
 SMALL = ("--config.train.steps=2", "--config.model.depth=1", "--config.mesh.data=1")
@@ -92,6 +92,23 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
         ([CONFIG, "--wrokdir=x"], "Did you mean: workdir"),
         ([CONFIG, "--top_k=0"], "--top_k=0"),
         ([CONFIG, "stray"], "unexpected words: stray"),
+        ([CONFIG, "--checkpoint=x"], "does not use --checkpoint, which is for --mode=eval|predict"),
+        (["--mode=predict", "--drop_groups=1"], "--mode=predict does not use --drop_groups"),
+        (["--mode=predict", "--nojson", "x.png"], "--mode=predict does not use --json"),
+        (["--mode=eval", "--checkpoint=x", "--workdir=y"], "both name the run: leave one out"),
+        (["--mode=predict", "--checkpoint=x", CONFIG], "not use --config beside --checkpoint"),
+        (
+            ["--mode=eval", "--checkpoint=x", CONFIG, "--config.mesh.group=2"],
+            "not use --config.mesh.group: leave it out (keys that it reads: data.name, data.dir",
+        ),
+        (["--mode=eval", CONFIG, "--config.mesh.group=2"], "does not use --config.mesh.group"),
+        (
+            ["--mode=eval", "--workdir=x", CONFIG, "--config.optim.beta1=0"],
+            "not use --config.optim.beta1",
+        ),
+        (["--mode=summary", CONFIG, "--config.train.epochs=2"], "does not use --config.train.epoc"),
+        (["--mode=plan", CONFIG, "--config.mesh.group=2"], "does not use --config.mesh.group"),
+        (["--mode=eval", CONFIG, "--distributed=off"], "does not use --distributed"),
         ([CONFIG, "--", "--mode=eval"], "unexpected words: --mode=eval"),
     ],
 )
@@ -118,6 +135,10 @@ def test_mistakes_in_the_command_line(capfd, words, message):
         (["--mode=predict"], "no images given"),
         (["--mode=eval", "--checkpoint=/no/such"], "/no/such is not a directory"),
         (["--mode=eval", "--config=c2a2:cifar10"], "runs/c2a2-cifar10-strong-seed0"),
+        (
+            ["--mode=predict", "--config=c2a2", "--config.optim.beta1=0.8", str(Path(__file__))],
+            "runs/c2a2-cifar10-strong-beta10.8-seed0",
+        ),
     ],
 )
 def test_mistakes_in_the_request(capfd, tmp_path, monkeypatch, words, message):
@@ -136,7 +157,7 @@ def test_a_bug_is_not_taken_for_a_mistake(capfd, monkeypatch):
         np.zeros(2).reshape(3)
 
     for bug in (broken, jax_raises):
-        monkeypatch.setitem(commands._MODES, "summary", bug)
+        monkeypatch.setitem(commands.MODES, "summary", bug)
         with pytest.raises(ValueError):
             call(capfd, CONFIG, "--mode=summary")
 
@@ -146,7 +167,7 @@ def test_other_ends(capfd, monkeypatch):
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
         (signals.Interrupted(signal.SIGTERM, 7), 42, "after step 7"),
         (signals.Interrupted(signal.SIGINT, 7), 130, "To go on, give the same command again"),
-        (train.Diverged("not finite"), 3, "not finite"),
+        (signals.Diverged("not finite"), 3, "not finite"),
         (OSError(28, "No space left on device", "/x/y"), 1, "No space left on device: /x/y"),
     ]
     for error, code, message in ends:
@@ -154,7 +175,7 @@ def test_other_ends(capfd, monkeypatch):
         def mode(_, error=error):
             raise error
 
-        monkeypatch.setitem(commands._MODES, "train", mode)
+        monkeypatch.setitem(commands.MODES, "train", mode)
         found, out, err = call(capfd, CONFIG, "--config.data.dir=a b")
         assert (found, out) == (code, "") and message in err and "Traceback" not in err
         if isinstance(error, signals.Interrupted):
@@ -170,7 +191,7 @@ def test_warnings_are_one_line(capfd, monkeypatch):
             warnings.warn("step 5 is damaged", checkpoint.CheckpointWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setitem(commands._MODES, "train", mode)
+    monkeypatch.setitem(commands.MODES, "train", mode)
     before = warnings.showwarning
     assert call(capfd, CONFIG) == (0, "", "warning: step 5 is damaged\n")
     assert warnings.showwarning is before
@@ -252,16 +273,58 @@ def pictures(folder, classes, size=12):
 
 
 def test_eval_on_other_data(capfd, run, tmp_path):
-    """Other images of the same classes count; other classes are refused."""
-    digits = pictures(tmp_path / "digits", [str(i) for i in range(10)])
+    """Images of the same classes are evaluated, all of them; other classes are refused."""
+    pictures(tmp_path / "digits", [str(i) for i in range(10)])
+    pictures(tmp_path / "part/test", [str(i) for i in range(10)], 1)
     words = ("--mode=eval", f"--checkpoint={run}", f"--config.data.dir={tmp_path}")
-    code, out, err = call(capfd, *words, f"--config=c2a2:folder={digits}", "--split=train")
-    assert code == 0, err
-    assert json.loads(out)["examples"] > 90
+    for folder, more, part in (
+        ("digits", [], (120, "all")),
+        ("digits", ["--split=test"], (10, "test")),
+        ("part", [], (10, "all")),
+    ):
+        config = f"--config=c2a2:folder={tmp_path / folder}"
+        code, out, err = call(capfd, *words, config, *more)
+        assert code == 0, err
+        line = json.loads(out)
+        assert (line["examples"], line["split"]) == part
+        assert f"split {part[1]}: {part[0]} of {120 if folder == 'digits' else 10} images" in err
     pets = pictures(tmp_path / "pets", ["cat", "dog"])
     code, out, err = call(capfd, *words, f"--config=c2a2:folder={pets}")
     assert (code, out) == (1, "")
     assert "only in the checkpoint: 0, 1, 2, 3, 4, ...; only in the data: cat, dog" in err
+    code, out, err = call(capfd, *words[:2], "--split=all")
+    assert code == 0 and json.loads(out)["examples"] == 1797
+    assert "note: the network was trained on most of these images" in err
+
+
+def test_each_mode_reads_flags_and_keys_that_exist():
+    """And each flag, but --mode, is of some mode: else it could never be given."""
+    values, used = main.make_flags(), {"mode"}
+    keys = dict(configfile.leaves(configfile.get_config("c2a2")))
+    for mode in main.MODES.values():
+        used |= {*mode.flags.split()}
+        for name in mode.config.split():
+            assert name == cli.EVERYTHING or any(f"{k}.".startswith(f"{name}.") for k in keys), name
+    assert used == {*values}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: hsvit_jax.load(None), "load needs the folder of a run, such as .*; got None"),
+        (lambda: hsvit_jax.get_config(None), "for example configs/.* got None"),
+        (lambda: hsvit_jax.get_config("c2a2", 5), "for example configs/.* got 5"),
+        (lambda: hsvit_jax.build_model("c2a2", image_size=0), "image_size must .* 32, .*; got 0"),
+        (lambda: hsvit_jax.build_model("c2a2", image_size=(32,)), "image_size must .*got .32,."),
+        (lambda: hsvit_jax.build_model("c2a2", image_size=None), "image_size must .*got None"),
+        (lambda: hsvit_jax.build_model("c2a2", num_classes=0), "num_classes must be .*; got 0"),
+        (lambda: hsvit_jax.fit(None, "x"), "one that get_config returns; got None"),
+        (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), None), "a folder for the run; got No"),
+    ],
+)
+def test_python_calls_that_cannot_be_meant(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_eval_notes_data_that_changed(capfd, run, monkeypatch):
@@ -269,7 +332,9 @@ def test_eval_notes_data_that_changed(capfd, run, monkeypatch):
     code, _, err = call(capfd, "--mode=eval", f"--checkpoint={run}")
     assert code == 0 and "note:" not in err
     monkeypatch.setattr(
-        train, "load_data", lambda config: dataclasses.replace(load(config), fingerprint="other")
+        train,
+        "load_data",
+        lambda config, **more: dataclasses.replace(load(config, **more), fingerprint="other"),
     )
     code, _, err = call(capfd, "--mode=eval", f"--checkpoint={run}")
     assert code == 0 and "note: digits is not what it was when this network was trained" in err

@@ -194,7 +194,7 @@ def test_rows_as_text():
         "c.png    dog 100.0%",
     ]
     assert json.loads(predict.render(ROWS, "json")) == ROWS
-    assert "käse" in predict.render(ROWS, "json")
+    assert predict.render(ROWS, "json").isascii()  # valid JSON wherever it is written
     back = list(csv.DictReader(io.StringIO(predict.render(ROWS, "csv"))))
     assert [(r["file"], int(r["rank"]), r["label"], float(r["probability"])) for r in back] == [
         tuple(r.values()) for r in ROWS

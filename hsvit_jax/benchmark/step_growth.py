@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import host
+from hsvit_jax import host, signals
 
 if __name__ == "__main__":
+    signals.prepare_process()
     host.use_huge_pages()
 host.prepare()  # before anything imports jax
 

@@ -72,6 +72,7 @@ def load(
     on_bad_image: str = "error",
     resident_limit_bytes: int = 4 * 2**30,
     progress: Progress | None = None,
+    whole: bool = False,
 ) -> Dataset:
     """Loads a data set, downloading, checking and caching it as needed.
 
@@ -88,6 +89,7 @@ def load(
       on_bad_image: 'error', or 'skip' to leave unusable images out with a warning.
       resident_limit_bytes: sets with more bytes of pixels than this are read as needed.
       progress: called with (stage, done, total), from the calling thread.
+      whole: every image is in the test split, and the other two are empty: for evaluation only.
 
     Raises:
       DataUnavailable: the files are not here and cannot be had; says where to put them.
@@ -120,7 +122,7 @@ def load(
         source = _load_imagenet(request)
     else:
         source = load_published(name, request)
-    return _split(source, info.with_shape(size, depth), val_fraction)
+    return _split(source, info.with_shape(size, depth), val_fraction, whole)
 
 
 class _Reader:
@@ -135,9 +137,13 @@ class _Reader:
         return self._source.read(int(self._indices[index]))
 
 
-def _split(source: Source, info: DataInfo, val_fraction: float) -> Dataset:
+def _split(source: Source, info: DataInfo, val_fraction: float, whole: bool) -> Dataset:
     info = dataclasses.replace(info, class_names=source.class_names)
-    parts = assign_splits(source.labels, source.parts, val_fraction)
+    if whole:
+        every = np.arange(len(source.labels))
+        parts = every[:0], every[:0], every
+    else:
+        parts = assign_splits(source.labels, source.parts, val_fraction)
     splits = []
     for indices in parts:
         labels = source.labels[indices]

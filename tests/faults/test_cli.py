@@ -1,0 +1,95 @@
+"""The command line as a process: its standard streams, its signals, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hsvit_jax import checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = (
+    *("--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1"),
+    "--config.train.log_every=1",
+)
+
+#: Makes the terminal on standard input the one whose closing is told by SIGHUP.
+IN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.executable, [sys.executable, '-m', 'hsvit_jax.main', *sys.argv[1:]])"
+)
+
+
+def start(*words, shell="", path="", **more):
+    """A process of the command line; `shell`: redirections; `path`: looked into for modules."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(path), str(ROOT)))),
+    }
+    environment |= {"XLA_FLAGS": "", **more}
+    program = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "hsvit_jax.main"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*program, *words], env=environment, text=True, **pipes)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def test_a_closed_standard_output_is_refused():
+    code, _, err = start("--help", shell=">&-")
+    assert (code, err) == (1, "standard output is closed: send it to a file or to /dev/null\n")
+
+
+def test_a_closed_standard_error_takes_no_file(tmp_path):
+    """The lines for it are lost, and go to none of the files that are opened in its place."""
+    code, out, err = start("--mode=predict", f"{tmp_path}/none.png", shell="0<&- 2>&-")
+    assert (code, out, err) == (1, "", "")
+
+
+def test_a_full_disk_under_standard_output_is_one_line():
+    code, _, err = start("--help", shell=">/dev/full")
+    assert (code, err) == (1, "No space left on device: writing\n")
+
+
+def test_a_name_that_the_output_cannot_encode(tmp_path):
+    file = tmp_path / "zebrä.py"
+    file.write_text("raise RuntimeError('ü')\n", encoding="utf-8")
+    code, _, err = start("--config", str(file), PYTHONIOENCODING="ascii")
+    assert code == 2 and r"zebr\xe4.py failed in line 1: RuntimeError: \xfc" in err
+    code, out, _ = start("--help", "--config=c2a2", f"--config.init.from={file}", **ASCII)
+    assert code == 0 and rf"init.from={tmp_path}/zebr\xe4.py" in out
+
+
+ASCII = {"PYTHONIOENCODING": "ascii"}
+
+
+@pytest.mark.parametrize("module", ["absl", "jax"])
+def test_ctrl_c_during_the_imports(tmp_path, module):
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    code, out, err = start(*TINY, path=tmp_path)
+    assert (code, out, err) == (130, "", "stopped by Ctrl-C; there was nothing to save\n")
+
+
+def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path):
+    """SIGHUP saves as SIGTERM does, though nothing can be printed any more."""
+    ours, theirs = os.openpty()
+    words = (*TINY, "--config.train.steps=100000", f"--workdir={tmp_path}/run")
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+        start_new_session=True,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+    )
+    os.close(theirs)
+    shown, deadline = b"", time.monotonic() + 200
+    while b"loss" not in shown and time.monotonic() < deadline:
+        shown += os.read(ours, 4096)
+    os.close(ours)
+    assert process.wait(100) == 42, shown
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert checkpoint.load_tree(tmp_path / "run", "latest")[0] == json.loads(rows[-1])["step"]
