@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from hsvit_jax.augment import Augment, draws, normalise, one_hot_targets, tables, train_batch
+from hsvit_jax.augment import (
+    Augment,
+    normalise,
+    one_hot_targets,
+    op_tables,
+    random_bits,
+    train_batch,
+)
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 PLAIN = Augment(mean=MEAN, std=STD, num_classes=7)
@@ -118,17 +125,17 @@ def test_turning_one_augmentation_on_leaves_the_draws_of_the_others():
 
 
 def test_ops_bins_and_signs_are_drawn_evenly():
-    bits = draws.example_bits(jax.random.key(3), jnp.arange(28_000), 3)
-    op = np.asarray(draws.whole_number(bits[:, 0], len(tables.OPS)))
+    bits = random_bits.example_bits(jax.random.key(3), jnp.arange(28_000), 3)
+    op = np.asarray(random_bits.whole_number(bits[:, 0], len(op_tables.OPS)))
     counts = np.bincount(op, minlength=14)
     assert len(counts) == 14 and np.abs(counts / 2000 - 1).max() < 0.1
-    bins = np.bincount(np.asarray(draws.whole_number(bits[:, 1], 31)), minlength=31)
+    bins = np.bincount(np.asarray(random_bits.whole_number(bits[:, 1], 31)), minlength=31)
     assert len(bins) == 31 and np.abs(bins / (28_000 / 31) - 1).max() < 0.15
-    share = np.asarray(draws.fraction(bits[:, 2]))
+    share = np.asarray(random_bits.fraction(bits[:, 2]))
     assert share.min() >= 0.0 and share.max() < 1.0 and abs(share.mean() - 0.5) < 0.01
     edge = jnp.array([0, 2**32 - 1], jnp.uint32)
-    np.testing.assert_array_equal(draws.whole_number(edge, 65535), [0, 65534])
-    np.testing.assert_array_equal(draws.fraction(edge), [0.0, 1.0 - 2.0**-24])
+    np.testing.assert_array_equal(random_bits.whole_number(edge, 65535), [0, 65534])
+    np.testing.assert_array_equal(random_bits.fraction(edge), [0.0, 1.0 - 2.0**-24])
 
 
 def test_rand_augment_draws_ops_and_signs_evenly_on_images():

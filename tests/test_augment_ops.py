@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from hsvit_jax.augment import randaugment, tables
+from hsvit_jax.augment import op_tables, randaugment
 
-ALL_BINS = tuple(range(tables.NUM_BINS))
+ALL_BINS = tuple(range(op_tables.NUM_BINS))
 
 
 def pillow_op(image: Image.Image, op: str, magnitude: float) -> Image.Image:
@@ -79,25 +79,25 @@ def to_pillow(image_HWC: np.ndarray) -> Image.Image:
 def test_every_op_bin_and_sign_equals_pillow(shape, wide):
     height, width, channels = shape
     images_NHWC = sample_images(height, width, channels)
-    op_tables = tables.op_tables(height, width, wide, ALL_BINS)
+    made = op_tables.make(height, width, wide, ALL_BINS)
     cases = [
         (number, op, bin_, negative)
-        for number, op in enumerate(tables.OPS)
+        for number, op in enumerate(op_tables.OPS)
         for bin_ in (
-            ALL_BINS if op in tables.SIGNED_OPS or op in ("Posterize", "Solarize") else [4]
+            ALL_BINS if op in op_tables.SIGNED_OPS or op in ("Posterize", "Solarize") else [4]
         )
-        for negative in ((0, 1) if op in tables.SIGNED_OPS else (0,))
+        for negative in ((0, 1) if op in op_tables.SIGNED_OPS else (0,))
     ]
-    rows_R = np.array([op_tables.row(number, bin_, neg) for number, _, bin_, neg in cases])
+    rows_R = np.array([made.row(number, bin_, neg) for number, _, bin_, neg in cases])
     count = len(images_NHWC)
     batch = np.tile(images_NHWC, (len(cases), 1, 1, 1))
-    ours = jax.jit(lambda x, rows: randaugment.apply_rows(x, rows, op_tables))(
+    ours = jax.jit(lambda x, rows: randaugment.apply_rows(x, rows, made))(
         batch, np.repeat(rows_R, count).astype(np.int32)
     )
     ours = np.asarray(ours).reshape(len(cases), *images_NHWC.shape)
     for case, got_NHWC in zip(cases, ours, strict=True):
         _, op, bin_, negative = case
-        magnitude = tables.magnitudes(op, height, width, wide)[bin_] * (-1 if negative else 1)
+        magnitude = op_tables.magnitudes(op, height, width, wide)[bin_] * (-1 if negative else 1)
         for image_HWC, got_HWC in zip(images_NHWC, got_NHWC, strict=True):
             expected = np.asarray(pillow_op(to_pillow(image_HWC), op, float(magnitude)))
             np.testing.assert_array_equal(
@@ -108,22 +108,22 @@ def test_every_op_bin_and_sign_equals_pillow(shape, wide):
 def test_ops_change_a_noisy_image():
     """The comparison above would mean little if the ops did nothing."""
     image = sample_images(32, 32, 3)[1]
-    op_tables = tables.op_tables(32, 32, False, (9,))
-    rows = jnp.arange(len(tables.OPS), dtype=jnp.int32) * 2
-    apply = jax.jit(lambda x, rows: randaugment.apply_rows(x, rows, op_tables))
+    made = op_tables.make(32, 32, False, (9,))
+    rows = jnp.arange(len(op_tables.OPS), dtype=jnp.int32) * 2
+    apply = jax.jit(lambda x, rows: randaugment.apply_rows(x, rows, made))
     out = np.asarray(apply(np.tile(image, (len(rows), 1, 1, 1)), rows))
-    changed = [op for op, got in zip(tables.OPS, out, strict=True) if (got != image).any()]
+    changed = [op for op, got in zip(op_tables.OPS, out, strict=True) if (got != image).any()]
     # At bin 9 Solarize starts at 178.5, above this image's brightest pixel.
-    assert changed == [op for op in tables.OPS if op not in ("Identity", "Solarize")]
+    assert changed == [op for op in op_tables.OPS if op not in ("Identity", "Solarize")]
 
 
 def test_autocontrast_stretches_every_range_as_float64_does():
     """All 32,640 (darkest, brightest) pairs; one in five has a value that falls one short."""
     values_V = np.arange(256)
     low_P, high_P = np.triu_indices(256, 1)
-    op_tables = tables.op_tables(16, 16, False, (9,))
-    row = op_tables.row(tables.OPS.index("AutoContrast"), 0, 0)
-    stretch = jax.jit(lambda x: randaugment.apply_rows(x, jnp.full(len(x), row), op_tables))
+    made = op_tables.make(16, 16, False, (9,))
+    row = made.row(op_tables.OPS.index("AutoContrast"), 0, 0)
+    stretch = jax.jit(lambda x: randaugment.apply_rows(x, jnp.full(len(x), row), made))
     chunk = 4080
     for start in range(0, len(low_P), chunk):
         low_P1 = low_P[start : start + chunk, None]
@@ -137,7 +137,7 @@ def test_autocontrast_stretches_every_range_as_float64_does():
 
 def test_magnitudes_are_torchvisions():
     def at(op, bin_, wide=False):
-        return tables.magnitudes(op, 24, 48, wide)[bin_]
+        return op_tables.magnitudes(op, 24, 48, wide)[bin_]
 
     assert at("ShearX", 30) == np.float32(0.3) and at("ShearY", 30, True) == np.float32(0.99)
     assert at("TranslateX", 30) == np.float32(150 / 331 * 48)

@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from hsvit_jax import data
-from hsvit_jax.data import tfds_source
+from hsvit_jax.data import tfds as tfds_reader
 
 
 def example(value: int, label: int) -> dict:
@@ -124,9 +124,9 @@ def test_unprepared_sets_say_so_before_any_download(tmp_path, monkeypatch):
     def reach(*_):
         raise AssertionError("the network was used")
 
-    monkeypatch.setattr(tfds_source, "probe", reach)
+    monkeypatch.setattr(tfds_reader, "probe", reach)
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", reach)
-    monkeypatch.setattr(tfds_source.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tfds_reader.importlib.util, "find_spec", lambda name: None)
     with (
         tfds.testing.mock_data(num_examples=3),
         pytest.raises(data.DataUnavailable, match=r"(?s)TensorFlow.*Nothing was downloaded"),
@@ -135,8 +135,8 @@ def test_unprepared_sets_say_so_before_any_download(tmp_path, monkeypatch):
 
 
 def test_with_tensorflow_an_unreachable_host_is_found_out_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_source.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(tfds_source, "probe", lambda url: f"no route to {url}")
+    monkeypatch.setattr(tfds_reader.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(tfds_reader, "probe", lambda url: f"no route to {url}")
     with (
         tfds.testing.mock_data(num_examples=3),
         pytest.raises(data.DataUnavailable, match=r"no route to https://www\.cs\.toronto\.edu"),

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax.augment import randaugment, resized_crop, tables
-from hsvit_jax.augment.draws import box_sizes, example_bits, fraction, whole_number
-from hsvit_jax.augment.mixing import mix
+from hsvit_jax.augment import op_tables, randaugment, resized_crop
+from hsvit_jax.augment.mixup import mix
+from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, whole_number
 
 __all__ = ["Augment", "normalise", "one_hot_targets", "train_batch"]
 
@@ -91,7 +91,7 @@ class Augment:
             ("num_classes", 1, None),
             ("crop_padding", 0, 4096),
             ("rand_augment_ops", 0, 64),
-            ("rand_augment_magnitude", 0, tables.NUM_BINS - 1),
+            ("rand_augment_magnitude", 0, op_tables.NUM_BINS - 1),
         ):
             _check_range(name, getattr(self, name), low, high, whole=True)
         for name, high in (
@@ -248,16 +248,16 @@ def _random_ops(
 ) -> jax.Array:
     _, height, width, _ = images_BHWC.shape
     wide = settings.trivial_augment
-    bins = tuple(range(tables.NUM_BINS)) if wide else (settings.rand_augment_magnitude,)
-    op_tables = tables.op_tables(height, width, wide, bins)
+    bins = tuple(range(op_tables.NUM_BINS)) if wide else (settings.rand_augment_magnitude,)
+    tables = op_tables.make(height, width, wide, bins)
     for i in range(op_count):
         op_bits_B, bin_bits_B, sign_bits_B = (bits_BS[:, 3 * i + j] for j in range(_WORDS_PER_OP))
-        row_B = op_tables.row(
-            whole_number(op_bits_B, len(tables.OPS)),
+        row_B = tables.row(
+            whole_number(op_bits_B, len(op_tables.OPS)),
             whole_number(bin_bits_B, len(bins)),
             (sign_bits_B >> 31).astype(jnp.int32),
         )
-        images_BHWC = randaugment.apply_rows(images_BHWC, row_B, op_tables)
+        images_BHWC = randaugment.apply_rows(images_BHWC, row_B, tables)
     return images_BHWC
 
 

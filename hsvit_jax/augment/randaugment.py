@@ -1,25 +1,34 @@
 """RandAugment's fourteen ops on batches of uint8 images, equal to Pillow's to the last bit.
 
-One op is one row of `tables.OpTables`. Applying a row takes one gather for its geometry and one for
-its colours, whatever the op is, so a batch of different ops costs no more than a batch of one.
+One op is one row of `op_tables.OpTables`. Applying a row takes one gather for its geometry and one
+for its colours, whatever the op is, so a batch of different ops costs no more than a batch of one.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax.augment import tables
-from hsvit_jax.augment.tables import OpTables
+from hsvit_jax.augment.op_tables import (
+    BASE_GREY,
+    BASE_MEAN,
+    BASE_SMOOTH,
+    LUT_EQUALIZE,
+    LUT_STATIC,
+    TABLE_SIZE,
+    TABLE_ZERO,
+    OpTables,
+    autocontrast_shortfall,
+)
 
 
-def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, op_tables: OpTables) -> jax.Array:
+def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
     """Apply one op to every image: uint8 (B, H, W, C), C 1 or 3, and int32 rows (B,) → uint8.
 
     Each image's result depends on that image and its row alone. Pixels that come from outside the
     image are black.
     """
-    moved_BHWC = _affine_nearest(images_BHWC, jnp.asarray(op_tables.affine_R6)[row_B])
-    return _recolour(moved_BHWC, row_B, op_tables)
+    moved_BHWC = _affine_nearest(images_BHWC, jnp.asarray(tables.affine_R6)[row_B])
+    return _recolour(moved_BHWC, row_B, tables)
 
 
 def _affine_nearest(images_BHWC: jax.Array, affine_B6: jax.Array) -> jax.Array:
@@ -44,14 +53,14 @@ def gather_pixels(images_BHWC: jax.Array, row_BHW: jax.Array, column_BHW: jax.Ar
     return jnp.where(inside_BHW[..., None], taken_BHWC, jnp.zeros((), images_BHWC.dtype))
 
 
-def _recolour(images_BHWC: jax.Array, row_B: jax.Array, op_tables: OpTables) -> jax.Array:
+def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
     """output = clip(trunc(base + table[pixel - base + 255])): a blend, or a look-up with base 0."""
     pixels_BHWC = images_BHWC.astype(jnp.int32)
-    base_BHWC = _base(pixels_BHWC, jnp.asarray(op_tables.base_R)[row_B])
-    table_BCV = _table(pixels_BHWC, row_B, op_tables)
+    base_BHWC = _base(pixels_BHWC, jnp.asarray(tables.base_R)[row_B])
+    table_BCV = _table(pixels_BHWC, row_B, tables)
     batch, channels, size = table_BCV.shape
     # One flat table per image keeps this a gather with a single index.
-    offset_C = jnp.arange(channels, dtype=jnp.int32) * size + tables.TABLE_ZERO
+    offset_C = jnp.arange(channels, dtype=jnp.int32) * size + TABLE_ZERO
     at_BHWC = pixels_BHWC - base_BHWC + offset_C[None, None, None, :]
     product_BHWC = jax.vmap(lambda table, at: table.at[at].get(mode="promise_in_bounds"))(
         table_BCV.reshape(batch, channels * size), at_BHWC
@@ -68,11 +77,11 @@ def _base(pixels_BHWC: jax.Array, base_B: jax.Array) -> jax.Array:
     mean_B111 = (2 * total_B111 + count) // (2 * count)  # rounded half up
     base_B111 = base_B[:, None, None, None]
     flat_BHW1 = jnp.where(
-        base_B111 == tables.BASE_GREY,
+        base_B111 == BASE_GREY,
         grey_BHW1,
-        jnp.where(base_B111 == tables.BASE_MEAN, mean_B111, 0),
+        jnp.where(base_B111 == BASE_MEAN, mean_B111, 0),
     )
-    return jnp.where(base_B111 == tables.BASE_SMOOTH, _smooth(pixels_BHWC), flat_BHW1)
+    return jnp.where(base_B111 == BASE_SMOOTH, _smooth(pixels_BHWC), flat_BHW1)
 
 
 def _grey(pixels_BHWC: jax.Array) -> jax.Array:
@@ -94,18 +103,20 @@ def _smooth(pixels_BHWC: jax.Array) -> jax.Array:
     return pixels_BHWC.at[:, 1:-1, 1:-1].set((2 * total + 13) // 26)
 
 
-def _table(pixels_BHWC: jax.Array, row_B: jax.Array, op_tables: OpTables) -> jax.Array:
+def _table(pixels_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
     """The table of each image and channel: float32 (B, C, 512)."""
     batch, _, _, channels = pixels_BHWC.shape
-    static_BV = jnp.asarray(op_tables.products_TV)[jnp.asarray(op_tables.table_R)[row_B]]
-    static_BCV = jnp.broadcast_to(static_BV[:, None], (batch, channels, tables.TABLE_SIZE))
-    lut_B11 = jnp.asarray(op_tables.lut_R)[row_B][:, None, None]
+    static_BV = jnp.asarray(tables.products_TV)[jnp.asarray(tables.table_R)[row_B]]
+    static_BCV = jnp.broadcast_to(static_BV[:, None], (batch, channels, TABLE_SIZE))
+    lut_B11 = jnp.asarray(tables.lut_R)[row_B][:, None, None]
     lut_BCV = jnp.where(
-        lut_B11 == tables.LUT_EQUALIZE, _equalize_lut(pixels_BHWC), _autocontrast_lut(pixels_BHWC)
+        lut_B11 == LUT_EQUALIZE,
+        _equalize_lut(pixels_BHWC),
+        _autocontrast_lut(pixels_BHWC),
     )
-    before, after = tables.TABLE_ZERO, tables.TABLE_SIZE - tables.TABLE_ZERO - 256
+    before, after = TABLE_ZERO, TABLE_SIZE - TABLE_ZERO - 256
     dynamic_BCV = jnp.pad(lut_BCV, ((0, 0), (0, 0), (before, after))).astype(jnp.float32)
-    return jnp.where(lut_B11 == tables.LUT_STATIC, static_BCV, dynamic_BCV)
+    return jnp.where(lut_B11 == LUT_STATIC, static_BCV, dynamic_BCV)
 
 
 def _equalize_lut(pixels_BHWC: jax.Array) -> jax.Array:
@@ -130,7 +141,7 @@ def _autocontrast_lut(pixels_BHWC: jax.Array) -> jax.Array:
     """Stretch each channel to 0..255: int32 (B, C, 256), as ImageOps.autocontrast in float64."""
     low_BC1 = jnp.min(pixels_BHWC, axis=(1, 2))[..., None]
     span_BC1 = jnp.max(pixels_BHWC, axis=(1, 2))[..., None] - low_BC1
-    short_BC1 = jnp.asarray(tables.autocontrast_shortfall())[low_BC1, span_BC1]
+    short_BC1 = jnp.asarray(autocontrast_shortfall())[low_BC1, span_BC1]
     steps_BC1 = jnp.asarray(np.gcd(255, np.arange(256)).astype(np.int32))[span_BC1]
     value_11V = jnp.arange(256, dtype=jnp.int32)[None, None, :]
     safe_span_BC1 = jnp.maximum(span_BC1, 1)

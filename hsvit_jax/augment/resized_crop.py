@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from hsvit_jax.augment.draws import box_sizes, example_bits, whole_number
+from hsvit_jax.augment.random_bits import box_sizes, example_bits, whole_number
 
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10

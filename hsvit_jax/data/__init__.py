@@ -13,19 +13,28 @@ from pathlib import Path
 import numpy as np
 
 from hsvit_jax.data.cache import remove_abandoned
-from hsvit_jax.data.dataset import DataInfo, Dataset, ImageReader, Split, fingerprint
-from hsvit_jax.data.decode import Progress, Source
-from hsvit_jax.data.download import DataUnavailable
-from hsvit_jax.data.folder import Request, describe_folder, find_listing, load_listing
-from hsvit_jax.data.images import BadImage, check_shape, few, read_image
-from hsvit_jax.data.named import (
+from hsvit_jax.data.catalog import (
     REGISTRY,
     imagenet_missing,
     load_digits,
     load_imagenet_folders,
     load_published,
 )
-from hsvit_jax.data.splits import assign_splits, check_val_fraction, split_rule
+from hsvit_jax.data.dataset import (
+    DataInfo,
+    Dataset,
+    ImageReader,
+    Split,
+    assign_splits,
+    check_val_fraction,
+    fingerprint,
+    split_rule,
+)
+from hsvit_jax.data.decode import Progress, Source
+from hsvit_jax.data.download import DataUnavailable
+from hsvit_jax.data.folder import Request, describe_folder, find_listing, load_listing
+from hsvit_jax.data.images import BadImage, check_shape, few, read_image
+from hsvit_jax.data.tfds import describe_tfds, is_prepared, load_tfds, open_builder
 
 __all__ = [
     "BadImage",
@@ -56,8 +65,6 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     if kind == "folder":
         return describe_folder(name, find_listing(argument, folder))
     if kind == "tfds":
-        from hsvit_jax.data.tfds_source import describe_tfds
-
         return describe_tfds(argument, name, folder)
     return REGISTRY[name].info
 
@@ -113,8 +120,6 @@ def load(
     if kind == "folder":
         source = load_listing(listing, f"folder-{Path(argument).name}", request)
     elif kind == "tfds":
-        from hsvit_jax.data.tfds_source import load_tfds
-
         source = load_tfds(argument, request)
     elif name == "digits":
         source = load_digits(request)
@@ -156,8 +161,6 @@ def _split(source: Source, info: DataInfo, val_fraction: float, whole: bool) -> 
 
 
 def _load_imagenet(request: Request) -> Source:
-    from hsvit_jax.data.tfds_source import is_prepared, load_tfds, open_builder
-
     source = load_imagenet_folders(request)
     if source is not None:
         return source

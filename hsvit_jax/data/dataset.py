@@ -10,6 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
+TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
+TEST_FRACTION = 0.1
+
 
 @dataclass(frozen=True)
 class DataInfo:
@@ -111,3 +114,79 @@ def fingerprint(info: DataInfo, content: str, rule: str) -> str:
     """SHA-256 hex over the content's own digest, the split rule, shape and class names."""
     body = [content, rule, list(info.image_size), info.channels, list(info.class_names)]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+
+
+def check_val_fraction(val_fraction: float) -> None:
+    """Raises ValueError unless 0 <= val_fraction <= 0.8."""
+    if not 0 <= val_fraction <= 0.8:
+        raise ValueError(
+            f"val_fraction must lie between 0 and 0.8, got {val_fraction}; "
+            "0.1 holds out every tenth training example, 0 holds out none"
+        )
+
+
+def split_rule(parts: np.ndarray, val_fraction: float) -> str:
+    """The rule that `assign_splits` follows for these parts, as a line for the fingerprint."""
+    if np.any(parts == UNSPLIT):
+        return f"stratified test={TEST_FRACTION} val={val_fraction}"
+    if np.any(parts == VAL):
+        return "given train, val and test"
+    return f"given train and test, stratified val={val_fraction} of train"
+
+
+def assign_splits(
+    labels: np.ndarray, parts: np.ndarray, val_fraction: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ascending indices of the train, validation and test examples.
+
+    Examples marked UNSPLIT give ``TEST_FRACTION`` of every class to test and ``val_fraction`` to
+    validation. Where a test part is given, validation is ``val_fraction`` of every class of the
+    train part, unless a VAL part is given too: then that is used whole. A class gives at least
+    one example to each held-out split while one is left for training.
+
+    Args:
+      labels: int (N,).
+      parts: int (N,), of TRAIN, VAL, TEST, UNSPLIT.
+      val_fraction: between 0 and 0.8.
+
+    Raises:
+      ValueError: a bad fraction, or no training or no test examples.
+    """
+    check_val_fraction(val_fraction)
+    train = np.flatnonzero((parts == TRAIN) | (parts == UNSPLIT))
+    val, test = np.flatnonzero(parts == VAL), np.flatnonzero(parts == TEST)
+    test_wanted = TEST_FRACTION if np.any(parts == UNSPLIT) else 0.0
+    val_wanted = 0.0 if len(val) else val_fraction
+    held_test, held_val = [], []
+    for label in np.unique(labels[train]):
+        members = train[labels[train] == label]
+        members = members[np.argsort(_scramble(members), kind="stable")]
+        n_test = _share(len(members), test_wanted, len(members) - 1)
+        n_val = _share(len(members), val_wanted, len(members) - 1 - n_test)
+        held_test.append(members[:n_test])
+        held_val.append(members[n_test : n_test + n_val])
+    if held_test:
+        test = np.concatenate([test, *held_test])
+        val = np.concatenate([val, *held_val])
+    train = np.setdiff1d(train, np.concatenate([test, val]), assume_unique=True)
+    if not len(train) or not len(test):
+        raise ValueError(
+            f"{len(labels)} examples leave {len(train)} for training and {len(test)} for test; "
+            "both need at least one: add images, two or more in every class"
+        )
+    return train, np.sort(val), np.sort(test)
+
+
+def _share(count: int, fraction: float, most: int) -> int:
+    """Round half up, at least one when anything is wanted, never more than ``most``."""
+    if fraction == 0:
+        return 0
+    return max(0, min(most, max(1, int(count * fraction + 0.5))))
+
+
+def _scramble(indices: np.ndarray) -> np.ndarray:
+    """SplitMix64 of each index: an order that no NumPy release can change (NEP 19 lets it)."""
+    x = indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -17,7 +17,7 @@ from hsvit_jax.data.cache import cache_folder, publish, scratch_folder
 from hsvit_jax.data.dataset import DataInfo
 from hsvit_jax.data.decode import Items, Progress, Source, decode_items
 from hsvit_jax.data.images import is_image_name, peek, read_file
-from hsvit_jax.data.tree import LAYOUT, Listing, Tree, arrange, unpacked_tree, walk
+from hsvit_jax.data.listing import LAYOUT, Listing, Tree, arrange, unpacked_tree, walk
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GREY_MEAN, _GREY_STD = (0.5,), (0.25,)
@@ -47,7 +47,7 @@ def find_listing(path: str, data_dir: Path, progress: Progress | None = None) ->
     An archive is unpacked once, to ``data_dir``.
 
     Raises:
-      ValueError: nothing there, or a layout that `tree.arrange` refuses.
+      ValueError: nothing there, or a layout that `listing.arrange` refuses.
     """
     found = Path(os.path.expanduser(path))
     if not path or not found.exists():

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from hsvit_jax.data.archives import members
-from hsvit_jax.data.splits import TEST, TRAIN
-from hsvit_jax.data.tree import Listing, Tree
+from hsvit_jax.data.dataset import TEST, TRAIN
+from hsvit_jax.data.listing import Listing, Tree
 
 _IDX_LIMIT = 1 << 28  # the largest IDX file we know is 47 MB unpacked
 

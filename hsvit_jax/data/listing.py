@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL
 from hsvit_jax.data.images import few, is_image_name, is_printable, printable
-from hsvit_jax.data.splits import TEST, TRAIN, UNSPLIT, VAL
 
 _SPLIT_NAMES = {
     "train": TRAIN,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hsvit_jax.data.splits import TEST, TRAIN, UNSPLIT, VAL, assign_splits
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, assign_splits
 
 
 def parts(*counts_and_codes):

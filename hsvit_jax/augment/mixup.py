@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from hsvit_jax.augment.draws import fraction, whole_number
+from hsvit_jax.augment.random_bits import fraction, whole_number
 
 
 def mix(

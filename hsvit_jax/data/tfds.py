@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data.cache import cache_folder
-from hsvit_jax.data.dataset import DataInfo
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, DataInfo
 from hsvit_jax.data.decode import Items, Source, decode_items
 from hsvit_jax.data.download import DataUnavailable, probe
 from hsvit_jax.data.folder import IMAGENET_MEAN, IMAGENET_STD, Request
-from hsvit_jax.data.splits import TEST, TRAIN, UNSPLIT, VAL
 
 _MIRROR_CHANGES = ("mnist", "svhn", "digits", "omniglot", "quickdraw", "letters")
 _READABLE = ("array_record", "parquet")

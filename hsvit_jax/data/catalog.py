@@ -10,7 +10,7 @@ import numpy as np
 
 from hsvit_jax.data import formats
 from hsvit_jax.data.cache import building, cache_folder, read_cache
-from hsvit_jax.data.dataset import DataInfo
+from hsvit_jax.data.dataset import UNSPLIT, DataInfo
 from hsvit_jax.data.decode import Source
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
 from hsvit_jax.data.folder import (
@@ -21,8 +21,7 @@ from hsvit_jax.data.folder import (
     unpack_once,
 )
 from hsvit_jax.data.images import fit_array, upsample
-from hsvit_jax.data.splits import UNSPLIT
-from hsvit_jax.data.tree import Listing, Tree, arrange, walk
+from hsvit_jax.data.listing import Listing, Tree, arrange, walk
 
 _GIB = 1 << 30
 _MOST_EXAMPLES = 70_000  # in any set published as arrays; known before they are read

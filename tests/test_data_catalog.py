@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from hsvit_jax import data
-from hsvit_jax.data import formats, named
+from hsvit_jax.data import catalog, formats
 
 
 def noise(shape, seed=0) -> np.ndarray:
@@ -28,7 +28,7 @@ def place(tmp_path, monkeypatch):
     """Puts archives into the data folder and makes their checksums the expected ones."""
 
     def call(name: str, *bodies: bytes, folder: str = "") -> dict:
-        entry = named.REGISTRY[name]
+        entry = catalog.REGISTRY[name]
         files = []
         for remote, body in zip(entry.files, bodies, strict=True):
             path = tmp_path / "data" / folder / remote.file
@@ -37,7 +37,7 @@ def place(tmp_path, monkeypatch):
             kind = remote.checksum.partition(":")[0]
             digest = hashlib.new(kind, body).hexdigest()
             files.append(dataclasses.replace(remote, checksum=f"{kind}:{digest}"))
-        monkeypatch.setitem(named.REGISTRY, name, dataclasses.replace(entry, files=tuple(files)))
+        monkeypatch.setitem(catalog.REGISTRY, name, dataclasses.replace(entry, files=tuple(files)))
         return {"data_dir": str(tmp_path / "data")}
 
     return call
@@ -59,7 +59,7 @@ def cifar_records(images: np.ndarray, *labels: np.ndarray) -> bytes:
 
 
 def cifar10_archive(train: np.ndarray, test: np.ndarray) -> bytes:
-    names = "\n".join(named.REGISTRY["cifar10"].info.class_names) + "\n\n"
+    names = "\n".join(catalog.REGISTRY["cifar10"].info.class_names) + "\n\n"
     folder = "cifar-10-batches-bin/"
     half = len(train) // 2
     labels = np.arange(len(train)) % 10

@@ -107,7 +107,7 @@ def _float32_bins(start: float, end: float) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=32)
-def op_tables(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables:
+def make(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables:
     """All rows for images of one size and the given magnitude bins (a few kB to 300 kB)."""
     affine, base, lut, table = [], [], [], []
     products: dict[bytes, int] = {}
