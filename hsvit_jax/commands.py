@@ -61,6 +61,7 @@ def _eval(request: Request) -> int:
         config = config.copy_and_resolve_references().unlock()
         for key in ("name", "dir", "val_fraction", "on_bad_image"):
             config.data[key] = request.config.data[key]
+        config.eval.batch = request.config.eval.batch
         if (request.flags.checkpoint or request.flags.workdir) and split is None:
             split = "all" if config.data.name.startswith("folder=") else None
     split = split or "test"
@@ -88,7 +89,8 @@ def _eval(request: Request) -> int:
         num_classes=config.data.num_classes,
         votes_G=_votes(request.flags.drop_groups, classifier.model),
     )
-    result = evaluator(classifier.params, classifier.stats, part, max(config.train.batch, 256))
+    batch = config_lib.eval_batch(config)
+    result = evaluator(classifier.params, classifier.stats, part, batch)
     line = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
     line |= {"top5": result.top5, "examples": result.examples}
     print(metrics.to_line(classifier.step, line))
@@ -122,7 +124,7 @@ def _curve(
         part,
         mean=tuple(config.data.mean),
         std=tuple(config.data.std),
-        batch=max(config.train.batch, 256),
+        batch=config_lib.eval_batch(config),
         seed=config.seed,
     )
     name = f"{config.model.variant}, {config.data.name}, {split} split"

@@ -48,6 +48,7 @@ _NO_OTHER_RUN = (
     "mesh.data",
     "mesh.group",
     "train.log_every",
+    "eval.batch",
     "checkpoint.every",
     "checkpoint.keep_best",
     "checkpoint.keep_latest",
@@ -172,6 +173,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
             "select_on": "val",  # split that chooses the best checkpoint; 'test' only when told to
         }
     )
+    config.eval = ml_collections.ConfigDict({"batch": 0})  # 0: see `eval_batch`
     config.optim = ml_collections.ConfigDict(_optim(recipe))
     config.init = ml_collections.ConfigDict(_ADDED["init"])
     config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1, **_ADDED["mesh"]})
@@ -311,6 +313,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
     train, optim, data = config.train, config.optim, config.data
     require("seed", 0 <= config.seed < 2**32, "from 0 to 4294967295")
     require("train.batch", train.batch >= 1, "at least 1")
+    require("eval.batch", config.eval.batch >= 0, "at least 0, 0 for train.batch")
     require("train.epochs", train.epochs >= 0, "at least 0")
     require("train.steps", train.steps >= 0, "at least 0")
     if train.epochs and train.steps:
@@ -349,6 +352,12 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "train.select_on='val' needs a held-out validation split, but data.val_fraction=0: "
             "hold some out, or say train.select_on='test' and report it so"
         )
+
+
+def eval_batch(config: ml_collections.ConfigDict) -> int:
+    """Images in a batch of an evaluation: eval.batch, by default the training batch, whose forward
+    pass is a part of the training step and needs less memory than it."""
+    return config.eval.batch or config.train.batch
 
 
 def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:

@@ -16,6 +16,7 @@ import ml_collections
 import numpy as np
 
 from hsvit_jax import augment, checksum, data, evaluate
+from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
 from hsvit_jax.data import cache
@@ -133,7 +134,7 @@ def _build(run: Run, state: dict, part: str, folder: Path, beat: Callable[[], No
         return feature_extractor.features(run.model, part, params, stats, x_BHWC).astype(np.float32)
 
     compiled = jax.jit(compute, out_shardings=mesh_lib.replicated(run.mesh))
-    batch, multiple = max(run.config.train.batch, 256), run.mesh.shape[mesh_lib.DATA]
+    batch, multiple = config_lib.eval_batch(run.config), run.mesh.shape[mesh_lib.DATA]
     with cache.building(folder) as (scratch, _):
         for name in ("train", "val", "test"):
             split, place = getattr(run.dataset, name), 0

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hsvit_jax import checkpoint, data, metrics, optim, signals
+from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
@@ -236,7 +237,7 @@ class Loop:
         """Evaluates a split of the run's data."""
         params, stats = step_lib.averaged(state)
         part = getattr(self.r.dataset, split)
-        batch = max(self.r.config.train.batch, 256)
+        batch = config_lib.eval_batch(self.r.config)
         seen = itertools.count()
 
         def before() -> None:

@@ -47,9 +47,10 @@ class Classifier:
         """Colour channels of an input image."""
         return self.config.data.channels
 
-    def logits(self, images_BHWC: np.ndarray, batch: int = 256) -> np.ndarray:
+    def logits(self, images_BHWC: np.ndarray, batch: int | None = None) -> np.ndarray:
         """Logits, float32 (B, K), of uint8 images (B, H, W, C) of the network's size.
 
+        batch: images at a time, those of an evaluation (`config.eval_batch`) when left out.
         Raises ValueError for another dtype or shape. `read_image` makes such images of files.
         """
         images_BHWC = np.asarray(images_BHWC)
@@ -66,6 +67,7 @@ class Classifier:
             labels=np.zeros(len(images_BHWC), np.int32), images=images_BHWC, reader=None
         )
         out = []
+        batch = batch or config_lib.eval_batch(self.config)
         for part, _, valid in evaluate.padded_batches(split, batch, self.mesh.shape["data"]):
             logits = forward(self.params, self.stats, mesh_lib.put_batch(self.mesh, part))
             out.append(np.asarray(logits)[valid])

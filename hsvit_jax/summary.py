@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from hsvit_jax import config as config_lib
+
 
 def rows(model: Any) -> list[tuple[str, str, str, str]]:
     """The layer table as text: (layer, output shape of one image, parameters, FLOPs as 2·MAC)."""
@@ -87,10 +89,11 @@ def _shapes(model: Any, batch: int) -> tuple[dict, dict, jax.ShapeDtypeStruct]:
 def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     """The layer table and the totals of `model` as text, for the training that `config` describes.
 
-    config: resolved (`hsvit_jax.config.resolve`); of it, `train.batch`, `train.ema_decay` and the
+    config: resolved (`hsvit_jax.config.resolve`); of it, the batches, `train.ema_decay` and the
     names in `model` are read. Compiles three programs, which takes seconds for a large network.
     """
-    count, batch = parameters(model), config.train.batch
+    count, batch, at_once = parameters(model), config.train.batch, config_lib.eval_batch(config)
+    state = 8 * count + (4 * count if config.train.ema_decay else 0)
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
     paper = model.paper_flops()
     every, cls_only = "", ""
@@ -111,9 +114,10 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         f"{jax.default_backend()}{cls_only})",
         f"bytes {byte_text(4 * count)} parameters + {byte_text(8 * count)} AdamW moments{ema}, "
         "float32",
-        f"memory {byte_text(forward_bytes(model, batch))} forward, "
-        f"{byte_text(training_bytes(model, batch))} forward and backward (peak of the compiled "
-        f"program, batch {batch}, {model.dtype}, {jax.default_backend()}, one device)",
+        f"memory {byte_text(training_bytes(model, batch) + state)} training step of {batch} images "
+        f"(forward, backward, optimizer's state), {byte_text(forward_bytes(model, at_once))} "
+        f"evaluation of {at_once} (peaks of the compiled programs, {model.dtype}, "
+        f"{jax.default_backend()}, one device)",
     ]
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import checkpoint, data
+from hsvit_jax import checkpoint, data, evaluate
 from hsvit_jax import config as config_lib
 
 CLASSES, SIDE = 7, 8
@@ -107,6 +107,18 @@ def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
 
     trees = jax.eval_shape(network.init, jax.random.key(0))
     return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
+
+
+def spy_on_batches(monkeypatch: Any) -> set[int]:
+    """The batch sizes that evaluations ask for from now on."""
+    seen, batches = set(), evaluate.padded_batches
+
+    def spied(split: Any, batch: int, *rest: Any) -> Any:
+        seen.add(batch)
+        return batches(split, batch, *rest)
+
+    monkeypatch.setattr(evaluate, "padded_batches", spied)
+    return seen
 
 
 def metric_lines(workdir: Path) -> list[dict]:

@@ -57,6 +57,7 @@ def test_it_is_read_again_and_a_damaged_one_is_not(source, cached, monkeypatch):
     cache, _ = cached
     (features,) = cache.rglob("train.npy")
     whole = features.read_bytes()
+    batches = small_runs.spy_on_batches(monkeypatch)
     run = train.prepare(config_for(source, cache), dataset=DATASET)
     params, stats = small_runs.made_up_values(run.model)
     state = {"params": params, "stats": stats}
@@ -70,7 +71,7 @@ def test_it_is_read_again_and_a_damaged_one_is_not(source, cached, monkeypatch):
     features.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
     with pytest.warns(UserWarning, match="damaged"):
         feature_cache.attach(run, state, said.append)
-    assert features.read_bytes() == whole
+    assert features.read_bytes() == whole and batches == {run.config.train.batch}
     assert ["is read from" in line for line in said] == [True, False]
 
 

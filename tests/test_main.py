@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_runs
 from PIL import Image
 
 import hsvit_jax
@@ -38,10 +39,11 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_a_curve_of_votes(capfd, run, tmp_path):
-    png = tmp_path / "votes.png"
+def test_a_curve_of_votes(capfd, run, tmp_path, monkeypatch):
+    png, batches = tmp_path / "votes.png", small_runs.spy_on_batches(monkeypatch)
     words = ("--mode=eval", f"--checkpoint={run}", f"--curve={png}")
     code, out, err = call(capfd, *words)
+    assert batches == {32}  # as in training
     assert code == 0 and str(tmp_path / "votes.csv") in err and png.is_file()
     lines = [json.loads(line) for line in out.splitlines()]
     assert [line["lost_groups"] for line in lines] == [0, 1, 2, 3]
@@ -239,11 +241,11 @@ def test_the_same_command_again_is_done_at_once(capfd, run):
 
 
 @pytest.mark.parametrize(("split", "examples"), [("train", 1439), ("val", 179), ("test", 179)])
-def test_eval_prints_one_line_of_json(capfd, run, split, examples):
-    code, out, err = call(
-        capfd, "--mode=eval", f"--split={split}", "--which=2", "--checkpoint", str(run)
-    )
-    assert code == 0
+def test_eval_prints_one_line_of_json(capfd, run, split, examples, monkeypatch):
+    batches = small_runs.spy_on_batches(monkeypatch)
+    words = ("--mode=eval", f"--split={split}", "--which=2", "--checkpoint", str(run))
+    code, out, err = call(capfd, *words, CONFIG, "--config.eval.batch=100")
+    assert code == 0 and batches == {100}
     line = json.loads(out)
     assert set(line) == {"step", "split", "loss", "accuracy", "top5", "examples"}
     assert (line["step"], line["split"], line["examples"]) == (2, split, examples)

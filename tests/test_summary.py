@@ -94,8 +94,20 @@ def test_the_text():
     printed = [int(line.split()[-2].replace(",", "")) for line in table]
     assert sum(printed) == summary.parameters(model)
     assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
-    memory = r"^memory [\d.]+ [MG]iB forward, [\d.]+ [MG]iB forward and backward \(.*batch 128,"
+    memory = r"^memory [\d.]+ MiB training step of 128 images .*, [\d.]+ MiB evaluation of 128 \("
     assert re.search(memory, text, re.M)
+
+
+def test_an_evaluation_by_default_needs_no_more_memory_than_the_training_step():
+    config, model = network("small", 64, 3, 200)
+    config = config.copy_and_resolve_references()
+    config.train.batch = 8
+    assert configs.eval_batch(config) == 8
+    trains = summary.training_bytes(model, 8)
+    assert summary.forward_bytes(model, configs.eval_batch(config)) < trains
+    assert summary.forward_bytes(model, 256) > 2 * trains  # what it was before there was the key
+    config.eval.batch = 3
+    assert configs.eval_batch(config) == 3
 
 
 def test_what_xla_counts():

@@ -8,7 +8,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from small_runs import metric_lines, small_config, small_dataset
+from small_runs import metric_lines, small_config, small_dataset, spy_on_batches
 
 from hsvit_jax import checkpoint, evaluate, signals, train
 
@@ -39,9 +39,11 @@ def spy(monkeypatch):
     return seen
 
 
-def test_a_run_from_start_to_end(tmp_path, spy):
+def test_a_run_from_start_to_end(tmp_path, spy, monkeypatch):
     """6 steps of an epoch of 4: evaluated at 4 and at the end; the test split once, at the end."""
+    batches = spy_on_batches(monkeypatch)
     result = run(tmp_path)
+    assert batches == {16}  # as in training
     assert spy == ["val", "val", "val", "test"]
     lines = metric_lines(tmp_path)
     assert [line["step"] for line in lines if "split" not in line] == [1, 2, 3, 4, 5, 6]
