@@ -44,11 +44,12 @@ _PLAN = "devices group batch bandwidth flops latency verify json out"
 MODES = {
     "train": cli.Mode("workdir distributed stall_timeout recoverable", cli.EVERYTHING),
     "eval": cli.Mode(
-        f"{_RUN} split drop_groups curve", f"{_DATA} data.val_fraction data.on_bad_image"
+        f"{_RUN} split drop_groups curve",
+        f"{_DATA} data.val_fraction data.on_bad_image eval.batch",
     ),
     "predict": cli.Mode(f"{_RUN} top_k format", files=True),
     "visualize": cli.Mode(f"{_RUN} out", files=True),
-    "summary": cli.Mode("", _COSTS),
+    "summary": cli.Mode("", f"{_COSTS} eval.batch"),
     "plan": cli.Mode(_PLAN, f"{_COSTS} mesh.aggregate mesh.gradients"),
 }
 
