@@ -44,7 +44,6 @@ _NO_OTHER_RUN = (
     "init.cache",
     "data.name",
     "data.dir",
-    "model.encoder",
     "mesh.data",
     "mesh.group",
     "train.log_every",
@@ -103,7 +102,6 @@ _ADDED = {
         "convolution": "dense",
         "tiles": (1, 1),
         "votes": "equal",
-        "encoder": "auto",
     },
     "augment": {
         "trivial_augment": False,

@@ -52,7 +52,6 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
         "group_dropout": 0.0,
         "votes": "equal",
         "trunk": "replicated",
-        "encoder": "auto",
     }
     sizes = {"num_labels": given.get("num_classes"), "num_channels": described.get("num_channels")}
     sizes["image_size"] = given.get("image_size") or described.get("image_size")

@@ -38,7 +38,6 @@ def build(variant, towers, convolution, **changes):
         "convolution": convolution,
         "tiles": (1, 1),
         "votes": "equal",
-        "encoder": "auto",
         **changes,
     }
     return models.build(settings, image_size=(32, 32), channels=3, num_classes=10)

@@ -67,7 +67,6 @@ def settings(variant, **changes):
         "convolution": "dense",
         "tiles": (1, 1),
         "votes": "equal",
-        "encoder": "auto",
         **changes,
     }
 

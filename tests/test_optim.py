@@ -56,7 +56,6 @@ def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
         "convolution": "dense",
         "tiles": (1, 1),
         "votes": "equal",
-        "encoder": "auto",
         "family": "hsvit",
         "variant": "c2a2",
         "ablation": "none",

@@ -40,7 +40,6 @@ SMALL = {
     "convolution": "dense",
     "tiles": (1, 1),
     "votes": "equal",
-    "encoder": "auto",
 }
 
 

@@ -16,29 +16,6 @@ def _mix(bits: Array) -> Array:
     return bits ^ (bits >> 16)
 
 
-def counter_base(words: Sequence[Array | int], rank: int) -> Array:
-    """What counters say before positions: uint32 of the shape that the words broadcast to.
-
-    words: ints, or integer arrays of `rank` axes, as `counter_bits` takes them.
-    """
-    base = jnp.full((1,) * rank, 0x9E3779B9, jnp.uint32)
-    for word in words:
-        word = jnp.asarray(word).astype(jnp.uint32)
-        word = word if word.ndim else word.reshape((1,) * rank)
-        base = _mix(base + word * jnp.uint32(0x85EBCA6B) + jnp.uint32(0xC2B2AE35))
-    return base
-
-
-def counter_at(base: Array, position: Array) -> Array:
-    """Random uint32 bits at positions (uint32) of what `counter_base` says."""
-    return _mix(base ^ (position * jnp.uint32(0x9E3779B1)))
-
-
-def drop_below(rate: float) -> int:
-    """Random uint32 bits less than this are dropped, which happens with probability `rate`."""
-    return min(round(rate * 2**32), 2**32 - 1)
-
-
 def counter_bits(words: Sequence[Array | int], shape: tuple[int, ...]) -> Array:
     """Random uint32 bits (broadcast of words and shape) that depend only on the counters given.
 
@@ -48,8 +25,11 @@ def counter_bits(words: Sequence[Array | int], shape: tuple[int, ...]) -> Array:
     call per element would cost more than the attention it drops.
     """
     rank = len(shape)
-    base, spanned = counter_base(words, rank), [False] * rank
+    base, spanned = jnp.full((1,) * rank, 0x9E3779B9, jnp.uint32), [False] * rank
     for word in words:
+        bits = jnp.asarray(word).astype(jnp.uint32)
+        bits = bits if bits.ndim else bits.reshape((1,) * rank)
+        base = _mix(base + bits * jnp.uint32(0x85EBCA6B) + jnp.uint32(0xC2B2AE35))
         if jnp.ndim(word):
             spanned = [s or n > 1 for s, n in zip(spanned, word.shape, strict=True)]
     position = jnp.zeros((1,) * rank, jnp.uint32)
@@ -61,10 +41,11 @@ def counter_bits(words: Sequence[Array | int], shape: tuple[int, ...]) -> Array:
             jnp.uint32, tuple(shape[axis] if a == axis else 1 for a in range(rank)), axis
         ) * jnp.uint32(size)
         size *= shape[axis]
-    return counter_at(base, position)
+    return _mix(base ^ (position * jnp.uint32(0x9E3779B1)))
 
 
 def dropout_scale(words: Sequence[Array | int], shape: tuple[int, ...], rate: float) -> Array:
     """Inverted-dropout factors (shape, float32): 0 with probability `rate`, else 1/(1 − rate)."""
-    keep = counter_bits(words, shape) >= jnp.uint32(drop_below(rate))
+    drop_below = jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    keep = counter_bits(words, shape) >= drop_below
     return jnp.where(keep, jnp.float32(1 / (1 - rate)), jnp.float32(0))

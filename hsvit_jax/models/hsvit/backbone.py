@@ -27,7 +27,7 @@ from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig, check_rate
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
 from hsvit_jax.models.hsvit.layer_table import attention_rows, projection_row
-from hsvit_jax.models.hsvit.sizes import ENCODERS, divisors
+from hsvit_jax.models.hsvit.sizes import divisors
 from hsvit_jax.models.hsvit.trunk import channel_tokens
 from hsvit_jax.models.layers import Row
 from hsvit_jax.models.network import Bound, Call, Network, Share
@@ -49,7 +49,6 @@ _SHARED: Mapping[str, Any] = MappingProxyType(
         "dropout": 0.2,
         "group_dropout": 0.0,
         "votes": "equal",  # or 'learned'
-        "encoder": "auto",  # of the groups: see `hsvit_sizes.ENCODERS`
         "trunk": "replicated",  # or 'sharded': the backbone's channels are spread over devices
     }
 )
@@ -135,7 +134,6 @@ class BackboneHSViTConfig:
         for name, known in (
             ("votes", ("equal", "learned")),
             ("trunk", ("replicated", "sharded")),
-            ("encoder", ENCODERS),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {known}; got {getattr(self, name)!r}")

@@ -13,7 +13,6 @@ from hsvit_jax.models.hsvit.sizes import HSViTConfig
 from hsvit_jax.models.network import Call
 from hsvit_jax.ops import normalise, varying
 from hsvit_jax.ops.attention import attention, attention_weights
-from hsvit_jax.ops.dropout import counter_base
 
 Array = jax.Array
 
@@ -72,7 +71,6 @@ class Groups(nnx.Module):
     """All attention groups' encoders at once; every parameter has a leading G axis."""
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
-        self.fused = c.encoder == "pallas"
         cls_key, position_key, *block_keys = jax.random.split(key, c.depth + 2)
         self.cls = nnx.Param(jax.random.normal(cls_key, (c.groups, c.embed_dim)))
         self.position = nnx.Param(
@@ -89,11 +87,6 @@ class Groups(nnx.Module):
         cls_GBTD = jnp.broadcast_to(cls_GD[:, None, None], (g, batch, 1, d))
         z_GBTD = jnp.concatenate([cls_GBTD, z_BGTD.swapaxes(0, 1)], axis=2)
         z_GBTD = z_GBTD + self.position[...].astype(z_BGTD.dtype)[:, None]
-        if self.fused and call.look is None:  # what is shown never leaves the kernel
-            from hsvit_jax.models.hsvit import groups_kernel
-
-            if groups_kernel.runs(z_GBTD):
-                return self._encode(z_GBTD, call, group_ids_G)
         for i, block in enumerate(self.blocks):
             words = None
             if call.dropout_words is not None:
@@ -102,17 +95,3 @@ class Groups(nnx.Module):
                 words += (examples.reshape(1, -1, 1, 1, 1),)
             z_GBTD = block(z_GBTD, words, call, cls_only=i == len(self.blocks) - 1)
         return z_GBTD[:, :, 0]
-
-    def _encode(self, z_GBTD: Array, call: Call, group_ids_G: Array) -> Array:
-        """All blocks in the fused kernel: (G, B, T, D) → (G, B, D)."""
-        from hsvit_jax.models.hsvit import groups_kernel
-
-        blocks = [dict(nnx.to_pure_dict(nnx.state(block, nnx.Param))) for block in self.blocks]
-        base_GBL = None
-        if call.dropout_words is not None:
-            salts, groups = jnp.arange(1, len(blocks) + 1), group_ids_G
-            words = (*call.dropout_words, salts.reshape(1, 1, -1), groups.reshape(-1, 1, 1))
-            base_GBL = counter_base((*words, call.example_ids_B.reshape(1, -1, 1)), 3)
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), *blocks)
-        first = self.blocks[0]
-        return groups_kernel.encode(z_GBTD, stacked, base_GBL, heads=first.heads, rate=first.rate)

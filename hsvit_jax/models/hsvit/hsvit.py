@@ -359,6 +359,5 @@ def from_settings(
         separable=settings["convolution"] == "separable",
         tiles=tiles,
         votes=settings["votes"],
-        encoder=settings["encoder"],
     )
     return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)

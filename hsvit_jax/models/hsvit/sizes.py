@@ -24,11 +24,6 @@ VARIANTS: Mapping[str, dict] = {
 }
 
 
-#: What runs the groups' blocks: XLA, or the fused kernel of `groups_kernel`. 'auto' is to be the
-#: faster on the back end at hand; the kernel's speed has not been measured, so it is XLA on all.
-ENCODERS = ("auto", "xla", "pallas")
-
-
 @dataclasses.dataclass(frozen=True)
 class HSViTConfig:
     """Every size of an HSViT. `groups=0` leaves attention out, a last kernel of 0 convolution.
@@ -40,8 +35,7 @@ class HSViTConfig:
     is left out of an example's average in training. separable: see
     `hsvit_trunk`. tiles: rows and columns of parts that the image is cut into; tower k sees part
     k mod (rows × columns), counted row by row. votes: 'equal' or 'learned', a weight for each
-    group's CLS that starts at 1/groups. encoder: one of `ENCODERS`, what runs the groups' blocks,
-    which changes neither parameters nor results. Raises ValueError for sizes that do not fit.
+    group's CLS that starts at 1/groups. Raises ValueError for sizes that do not fit.
     """
 
     image_size: tuple[int, int]
@@ -61,7 +55,6 @@ class HSViTConfig:
     separable: bool = False
     tiles: tuple[int, int] = (1, 1)
     votes: str = "equal"
-    encoder: str = "auto"
 
     def __post_init__(self) -> None:
         check_tiles(self.image_size, self.tiles, self.towers)
@@ -138,10 +131,6 @@ def _check_sizes(c: HSViTConfig) -> None:
         raise ValueError(f"votes must be 'equal' or 'learned'; got {c.votes!r}")
     if c.votes == "learned" and not c.groups:
         raise ValueError("without attention groups there are no votes to learn: choose 'equal'")
-    if c.encoder not in ENCODERS:
-        raise ValueError(f"encoder must be one of {ENCODERS}; got {c.encoder!r}")
-    if c.encoder == "pallas" and not c.groups:
-        raise ValueError("without attention groups encoder='pallas' encodes nothing: choose 'auto'")
     if c.groups:
         if c.conv_channels[-1] % c.groups:
             raise ValueError(
