@@ -93,34 +93,6 @@ def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
     return f" Did you mean {close[0]}?" if close else ""
 
 
-#: What keys that came later mean where a configuration was stored without them.
-_ADDED = {
-    "model": {
-        "trunk": "replicated",
-        "towers": 1,
-        "group_dropout": 0.0,
-        "convolution": "dense",
-        "tiles": (1, 1),
-        "votes": "equal",
-    },
-    "augment": {
-        "trivial_augment": False,
-        "random_resized_crop": (),  # or the least and largest share of the area, 0.08,1
-    },
-    "mesh": {
-        "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
-        "gradients": "float32",  # on their way over data; or 'bf16'
-    },
-    "init": {
-        "from": "",  # a run's or checkpoint folder, or a file of weights, that training starts from
-        "classifier": "keep",  # or 'new' for other classes, 'drop_first' for a background class
-        "stem": "keep",  # or 'refit' for other image channels
-        "positions": "keep",  # or 'resize' for another image size
-        "freeze": "",  # parts of the network that are not trained, separated by commas
-        "cache": "",  # a folder for what the frozen parts make of each image, computed once
-    },
-}
-
 #: What may be done to a network that a run starts from.
 REFITS = {
     "classifier": ("keep", "new", "drop_first"),
@@ -129,7 +101,17 @@ REFITS = {
 }
 
 #: What an HSViT's sizes rarely change; other families say all of theirs.
-_HSVIT = {"family": "hsvit", "ablation": "none", "pool_strides": (), **_ADDED["model"]}
+_HSVIT = {
+    "family": "hsvit",
+    "ablation": "none",
+    "pool_strides": (),
+    "trunk": "replicated",
+    "towers": 1,
+    "group_dropout": 0.0,
+    "convolution": "dense",
+    "tiles": (1, 1),
+    "votes": "equal",
+}
 
 
 def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
@@ -173,8 +155,24 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     )
     config.eval = ml_collections.ConfigDict({"batch": 0})  # 0: see `eval_batch`
     config.optim = ml_collections.ConfigDict(_optim(recipe))
-    config.init = ml_collections.ConfigDict(_ADDED["init"])
-    config.mesh = ml_collections.ConfigDict({"group": 1, "data": -1, **_ADDED["mesh"]})
+    config.init = ml_collections.ConfigDict(
+        {
+            "from": "",  # a run's or checkpoint folder, or a file of weights, to start from
+            "classifier": "keep",  # or 'new' for other classes, 'drop_first' for a background class
+            "stem": "keep",  # or 'refit' for other image channels
+            "positions": "keep",  # or 'resize' for another image size
+            "freeze": "",  # parts of the network that are not trained, separated by commas
+            "cache": "",  # a folder for what the frozen parts make of each image, computed once
+        }
+    )
+    config.mesh = ml_collections.ConfigDict(
+        {
+            "group": 1,
+            "data": -1,
+            "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
+            "gradients": "float32",  # on their way over data; or 'bf16'
+        }
+    )
     config.checkpoint = ml_collections.ConfigDict(
         {"every": 1, "keep_latest": 2, "keep_best": 1}  # every: epochs
     )
@@ -199,7 +197,8 @@ def _augment(recipe: str, data: str) -> dict[str, Any]:
         "flip": not paper and data not in ("digits",),
         "rand_augment_ops": 2,
         "rand_augment_magnitude": 9,
-        **_ADDED["augment"],
+        "trivial_augment": False,
+        "random_resized_crop": (),  # or the least and largest share of the area, 0.08,1
         "erasing": 0.0 if paper else 0.25,
         "mixup": 1.0 if paper else 0.8,  # the paper names no alpha: torchvision's default
         "cutmix": 1.0,
@@ -416,7 +415,7 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def from_json(text: str) -> ml_collections.ConfigDict:
-    """A configuration written by `to_json`, `completed`; lists come back as tuples.
+    """A configuration written by `to_json`; lists come back as tuples.
 
     Raises ValueError if the text holds no JSON object.
     """
@@ -429,13 +428,4 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     tree = json.loads(text)
     if not isinstance(tree, dict):
         raise ValueError(f"a configuration is a JSON object; got {type(tree).__name__}")
-    return ml_collections.ConfigDict(tuples(completed(tree))).lock()
-
-
-def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored configuration with the keys that did not exist when it was stored, which say that
-    all is as it was then."""
-    late = dict(_ADDED)
-    if stored.get("model", {}).get("family", "hsvit") != "hsvit":
-        del late["model"]
-    return {**stored, **{part: {**added, **stored.get(part, {})} for part, added in late.items()}}
+    return ml_collections.ConfigDict(tuples(tree)).lock()

@@ -7,7 +7,6 @@ import jax
 import ml_collections
 
 from hsvit_jax import checkpoint, initial
-from hsvit_jax import config as config_lib
 from hsvit_jax import step as step_lib
 from hsvit_jax.loop import Run
 
@@ -20,11 +19,8 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
     meta = checkpoints.meta()
     if meta is not None:
         _refuse_mismatch(meta, run.meta)
-        _refuse_other_state(config_lib.completed(meta.get("config", {})), run.config)
-        changed = checkpoint.diff(
-            _comparable(config_lib.completed(meta.get("config", {}))),
-            _comparable(run.config.to_dict()),
-        )
+        _refuse_other_state(meta["config"], run.config)
+        changed = checkpoint.diff(meta["config"], _comparable(run.config.to_dict()))
         if meta.get("lost_groups") and verbose:
             lost = ", ".join(map(str, meta["lost_groups"]))
             print(f"groups or towers {lost} were lost before this checkpoint: they start anew")
@@ -91,11 +87,7 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
             lines += _differences(name, old, new)
     if lines:
         settings = [
-            {
-                part: config_lib.completed(meta.get("config", {})).get(part, {})
-                for part in ("model", "data")
-            }
-            for meta in (saved, wanted)
+            {part: meta["config"][part] for part in ("model", "data")} for meta in (saved, wanted)
         ]
         lines = checkpoint.diff(*settings) + lines
         raise ValueError(

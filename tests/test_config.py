@@ -1,7 +1,6 @@
 """The argument after the colon, what follows from a data set, durations, folders, JSON."""
 
 import ast
-import json
 from pathlib import Path
 
 import pytest
@@ -229,23 +228,6 @@ def test_json_is_the_whole_configuration(argument):
         back = config_lib.from_json(config_lib.to_json(config))
         assert back == config and back.is_locked
         assert back.to_dict() == config.to_dict()  # types too: tuples are tuples again
-
-
-def test_a_configuration_stored_before_a_key_existed():
-    """What came later is filled in as a network of then has it; nothing else is made up."""
-    config = make("digits")
-    stored = json.loads(config_lib.to_json(config))
-    for section, added in config_lib._ADDED.items():
-        for key in added:
-            del stored[section][key]
-        if not stored[section]:
-            del stored[section]
-    assert stored["model"].keys() & {"towers", "trunk"} == set()
-    assert config_lib.from_json(json.dumps(stored)) == config
-    stored["model"]["towers"] = 4
-    assert config_lib.from_json(json.dumps(stored)).model.towers == 4
-    del stored["train"]["batch"]
-    assert "batch" not in config_lib.from_json(json.dumps(stored)).train
 
 
 def test_json_that_is_no_configuration():
