@@ -1,8 +1,8 @@
 """Augmentation inside the compiled training step: uint8 images in, float images and targets out.
 
-Everything is pure and shaped statically. What happens to an image depends on (key, its index)
-alone, so it is the same in any batch, anywhere in it, on any number of devices, after any resume.
-MixUp and CutMix, which pair neighbours, draw from a key of the batch.
+All functions are pure and all shapes static. The random bits of an image are a function of (key,
+its index) alone, so its augmentation is the same in any batch, anywhere in it, on any number of
+devices, after any resume. MixUp and CutMix, which pair neighbours, draw from a key of the batch.
 """
 
 import dataclasses
@@ -37,26 +37,29 @@ _WORDS_PER_OP = 3
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """What to do to a training batch; immutable and hashable, so that jit can close over it.
+    """Settings of the augmentation; immutable and hashable, so that jit can close over them.
 
-    mean, std: per channel, of pixel values scaled to [0, 1].
-    num_classes: length K of a target row.
-    crop_padding: black pixels added on every side before a crop of the old size; 0 = off.
-    random_resized_crop: least and largest share of the area of a box (aspect ratio 3/4–4/3) that
-      is enlarged, bilinearly, to the old size, instead of that crop; () = off. It is a box of the
-      images that arrive, which have their final size already.
-    flip: mirror left-right with probability 1/2.
-    rand_augment_ops: ops drawn per image, evenly and with replacement (usually 2); 0 = off.
-    rand_augment_magnitude: their strength, a bin from 0 to 30.
-    trivial_augment: one op of random strength from the wide ranges, instead of RandAugment.
-    erasing: probability of erasing a box (2–33 % of the area, aspect ratio 0.3–3.3) to the mean.
-    mixup, cutmix: α of the Beta distribution; 0 = off. With both on, each batch draws one.
-    mix_probability: share of the batches that are mixed at all.
-    label_smoothing: share of a target that is spread evenly over all classes.
-
-    Raises ValueError, naming the field, its value and its range.
     Sources: RandAugment arXiv 1909.13719, TrivialAugment arXiv 2103.10158, random erasing
     arXiv 1708.04896, resized crops arXiv 1409.4842, section 6; the ranges are torchvision's.
+
+    Attributes:
+      mean, std: per channel, of pixel values scaled to [0, 1].
+      num_classes: length K of a target row.
+      crop_padding: black pixels added on every side before a crop of the old size; 0 = off.
+      random_resized_crop: least and largest share of the area of a box (aspect ratio 3/4–4/3)
+        that is enlarged, bilinearly, to the old size, instead of that crop; () = off. It is a box
+        of the images that arrive, which have their final size already.
+      flip: mirror left-right with probability 1/2.
+      rand_augment_ops: ops drawn per image, evenly and with replacement (usually 2); 0 = off.
+      rand_augment_magnitude: their strength, a bin from 0 to 30.
+      trivial_augment: one op of random strength from the wide ranges, instead of RandAugment.
+      erasing: probability of erasing a box (2–33 % of the area, aspect ratio 0.3–3.3) to the mean.
+      mixup, cutmix: α of the Beta distribution; 0 = off. With both on, each batch draws one.
+      mix_probability: share of the batches that are mixed at all.
+      label_smoothing: share of a target that is spread evenly over all classes.
+
+    Raises:
+      ValueError: a setting is out of its range; names the field, its value and the range.
     """
 
     mean: tuple[float, ...]
@@ -117,7 +120,7 @@ class Augment:
             )
 
     def active(self) -> dict[str, object]:
-        """What makes another image of the same one, each with the value that switches it off."""
+        """The settings that change images, each with the value that switches it off."""
         other = ("mean", "std", "num_classes", "rand_augment_magnitude", "label_smoothing")
         off = {} if self.mix_probability else {"mixup", "cutmix"}
         return {
@@ -188,10 +191,22 @@ def normalise(
     std: tuple[float, ...],
     dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> jax.Array:
-    """(pixel - 255·mean) / (255·std) per channel: uint8 (B, H, W, C) → `dtype`, same shape.
+    """Normalises each channel: (pixel - 255·mean) / (255·std).
 
     Computed in float32 as a difference times a constant, which no compiler contracts: the bits are
-    the same alone or within a larger program. Raises ValueError where the channels do not match.
+    the same alone or within a larger program.
+
+    Args:
+      images_BHWC: uint8 (B, H, W, C).
+      mean: C values, of pixels scaled to [0, 1].
+      std: C values, above 0.
+      dtype: of the result.
+
+    Returns:
+      `dtype` (B, H, W, C).
+
+    Raises:
+      ValueError: another dtype or shape, or channels that do not match.
     """
     _check_mean_std(mean, std)
     if images_BHWC.ndim != 4 or images_BHWC.dtype != jnp.uint8:
@@ -211,7 +226,16 @@ def normalise(
 
 
 def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:
-    """Target rows: 1 - s + s/K at the label, s/K elsewhere; int (B,) → float32 (B, K)."""
+    """Target rows with label smoothing s: 1 - s + s/K at the label, s/K elsewhere.
+
+    Args:
+      labels_B: int (B,).
+      num_classes: K.
+      label_smoothing: s, from 0 to 1.
+
+    Returns:
+      float32 (B, K).
+    """
     off = label_smoothing / num_classes
     on = 1.0 - label_smoothing + off
     classes_K = jnp.arange(num_classes, dtype=labels_B.dtype)
@@ -220,7 +244,7 @@ def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: floa
 
 
 def _crop_and_flip(settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array) -> jax.Array:
-    """Both are one map of rows and columns, so one gather does them."""
+    """Crop and flip are one map of rows and columns, so one gather does both."""
     if not (settings.crop_padding or settings.flip):
         return images_BHWC
     batch, height, width, _ = images_BHWC.shape

@@ -15,12 +15,23 @@ def mix(
     cutmix: float,
     probability: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mix a batch of normalised images (B, H, W, C) and target rows (B, K), both float32.
+    """Mixes a batch with itself by MixUp or CutMix.
 
-    One draw per batch decides whether to mix at all (`probability`), by which of the two (evenly,
-    if both are on) and how much: λ ~ Beta(α, α) is the share an example keeps of itself. CutMix
-    pastes a box of area about 1 - λ, clipped at the border, and then takes λ from the area really
-    pasted. Sources: Zhang et al. 2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899).
+    One draw per batch decides whether to mix at all, by which of the two (evenly, if both are on)
+    and how much: λ ~ Beta(α, α) is the share an example keeps of itself. CutMix pastes a box of
+    area about 1 - λ, clipped at the border, and then takes λ from the area really pasted.
+    Sources: Zhang et al. 2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899).
+
+    Args:
+      key: of the batch.
+      images_BHWC: normalised, float32 (B, H, W, C).
+      targets_BK: float32 (B, K).
+      mixup: α of MixUp, 0 for off.
+      cutmix: α of CutMix, 0 for off; one of the two is on.
+      probability: of mixing the batch at all.
+
+    Returns:
+      Images and targets of the same shapes and dtypes.
     """
     _, height, width, _ = images_BHWC.shape
     scalars_key, beta_key = jax.random.split(key)
@@ -46,7 +57,7 @@ def mix(
 
 
 def _span(centre: jax.Array, half: jax.Array, size: int) -> jax.Array:
-    """Which of `size` places lie within half·size (truncated) of the centre: bool (size,)."""
+    """Marks the places within half·size (truncated) of the centre: bool (size,)."""
     reach = (half * size).astype(jnp.int32)
     place = jnp.arange(size, dtype=jnp.int32)
     return (place >= centre - reach) & (place < centre + reach)

@@ -1,4 +1,4 @@
-"""What every RandAugment op is, as rows of numbers: an affine map, a product table, a blend base.
+"""RandAugment's ops as rows of numbers: an affine map, a product table, a blend base.
 
 The tables are made once on the host, in float64 where Pillow uses doubles and in float32 where it
 uses floats, so that the device only has to look numbers up and add integers: its result is
@@ -47,13 +47,14 @@ TABLE_ZERO = 255
 class OpTables:
     """One row per (op, magnitude bin, sign); `row` numbers them.
 
-    affine_R6: int32, 16.16 fixed point (a, b, c, d, e, f) of the map from output to input pixels:
-        column = (a·x + b·y + c) >> 16, row = (d·x + e·y + f) >> 16.
-    base_R: int32, one of BASE_*.
-    lut_R: int32, one of LUT_*.
-    table_R: int32, which row of `products_TV` the op looks up.
-    products_TV: float32 (T, 512); output = clip(trunc(base + products[pixel - base + 255])).
-    bins: the magnitude bins the rows stand for.
+    Attributes:
+      affine_R6: int32, 16.16 fixed point (a, b, c, d, e, f) of the map from output to input
+        pixels: column = (a·x + b·y + c) >> 16, row = (d·x + e·y + f) >> 16.
+      base_R: int32, one of BASE_*.
+      lut_R: int32, one of LUT_*.
+      table_R: int32, the row of `products_TV` that the op looks up.
+      products_TV: float32 (T, 512); output = clip(trunc(base + products[pixel - base + 255])).
+      bins: the magnitude bins the rows stand for.
     """
 
     affine_R6: np.ndarray
@@ -69,10 +70,16 @@ class OpTables:
 
 
 def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
-    """The 31 magnitudes of one op: float64 (31,), each the float32 value that torchvision takes.
+    """The 31 magnitudes of one op, each the float32 value that torchvision takes.
 
-    The ranges are those of torchvision's RandAugment, or of its TrivialAugmentWide if `wide`.
-    Ops without a magnitude get zeros.
+    Args:
+      op: one of OPS; those without a magnitude get zeros.
+      height: of the image, in pixels.
+      width: of the image, in pixels.
+      wide: the ranges of torchvision's TrivialAugmentWide, instead of its RandAugment's.
+
+    Returns:
+      float64 (31,).
     """
     if op == "Posterize":
         return 8.0 - np.round(np.arange(NUM_BINS) / (NUM_BINS - 1) * (6 if wide else 4))
@@ -171,7 +178,7 @@ def _products(op: str, magnitude: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def autocontrast_shortfall() -> np.ndarray:
-    """Where float64 stretching falls one below the exact value: uint32 (256 lows, 256 spans).
+    """The values that float64 stretching leaves one below the exact ones: uint32 (low, span).
 
     ImageOps.autocontrast truncates i·scale - low·scale, both products rounded to float64. Where
     the exact value 255·(i - low)/span is a whole number, rounding can leave it just short, and the

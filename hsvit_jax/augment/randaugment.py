@@ -22,10 +22,15 @@ from hsvit_jax.augment.op_tables import (
 
 
 def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
-    """Apply one op to every image: uint8 (B, H, W, C), C 1 or 3, and int32 rows (B,) → uint8.
+    """Applies one op to every image; its result depends on that image and its row alone.
 
-    Each image's result depends on that image and its row alone. Pixels that come from outside the
-    image are black.
+    Args:
+      images_BHWC: uint8 (B, H, W, C), C 1 or 3.
+      row_B: int32 (B,), rows of `tables`.
+      tables: made for images of this size.
+
+    Returns:
+      uint8 (B, H, W, C); pixels that come from outside the image are black.
     """
     moved_BHWC = _affine_nearest(images_BHWC, jnp.asarray(tables.affine_R6)[row_B])
     return _recolour(moved_BHWC, row_B, tables)
@@ -70,7 +75,7 @@ def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax
 
 
 def _base(pixels_BHWC: jax.Array, base_B: jax.Array) -> jax.Array:
-    """What the image is blended with (int32, B, H, W, C): black, its grey, mean grey, or smooth."""
+    """The image's partner in a blend, int32 (B, H, W, C): black, its grey, mean grey, or smooth."""
     grey_BHW1 = _grey(pixels_BHWC)
     count = grey_BHW1.shape[1] * grey_BHW1.shape[2]
     total_B111 = jnp.sum(grey_BHW1, axis=(1, 2, 3), keepdims=True)

@@ -7,10 +7,19 @@ import jax.numpy as jnp
 
 
 def example_bits(key: jax.Array, indices_B: jax.Array, count: int) -> jax.Array:
-    """`count` random words for each example, a function of (key, its index) alone: uint32 (B, S).
+    """Random words of each example, a function of (key, its index) alone.
 
-    Raises ValueError for keys of another kind than threefry2x32: those of 'rbg' and 'unsafe_rbg'
-    give draws that change with an example's neighbours once they are batched.
+    Args:
+      key: a threefry2x32 key. Draws of 'rbg' and 'unsafe_rbg' keys would change with an example's
+        neighbours once they are batched.
+      indices_B: int (B,).
+      count: words per example, S.
+
+    Returns:
+      uint32 (B, S).
+
+    Raises:
+      ValueError: a key of another kind.
     """
     kind = str(jax.random.key_impl(key))
     if kind != "threefry2x32":
@@ -31,7 +40,7 @@ def fraction(bits: jax.Array) -> jax.Array:
 def whole_number(bits: jax.Array, count: int | jax.Array) -> jax.Array:
     """Uniform int32 in [0, count), from uint32 words; count from 1 to 65535.
 
-    The upper half of the 64-bit product bits·count: uneven by less than count/2^32.
+    It is the upper half of the 64-bit product bits·count: uneven by less than count/2^32.
     """
     count = jnp.asarray(count, jnp.uint32)
     low = (bits & 0xFFFF) * count
@@ -50,10 +59,18 @@ def box_sizes(
     ratio: tuple[float, float],
     limits: tuple[int, int, int],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A box's two sides, int32 (B,), the first of A tries that fits, and whether one does.
+    """Draws the two sides of a box for each example: the first of A tries that fits.
 
-    bits_BA: words for the box's share of the area, uniform, and for the ratio of the first side to
-    the second, log-uniform. limits: the least side, the largest first and the largest second one.
+    Args:
+      bits_BA: uint32 (B, A) words for the box's share of the area, and for the ratio of its first
+        side to its second.
+      area: of the image, in pixels.
+      share: range of the share, which is uniform.
+      ratio: range of the ratio, which is log-uniform.
+      limits: the least side, the largest first side and the largest second side, in pixels.
+
+    Returns:
+      First sides int32 (B,), second sides int32 (B,), and whether any try fits, bool (B,).
     """
     log_ratio = tuple(math.log(value) for value in ratio)
     area_BA = area * between(bits_BA[0], *share)

@@ -24,12 +24,21 @@ _BITS = 22  # of Pillow's fixed-point weights
 def random_boxes(
     key: jax.Array, indices_B: jax.Array, size: tuple[int, int], area: tuple[float, float]
 ) -> jax.Array:
-    """A box (top, left, rows, columns) for each example, within (H, W) = size: int32 (B, 4).
+    """Draws a box for each example, from (key, its index) alone.
 
-    Drawn from (key, its index) alone: a share of the image's area, uniform in `area`, a ratio of
-    columns to rows, log-uniform in 3/4..4/3, and a place. The first of ten tries that fits is
-    taken. Where none does, it is the largest centred box whose ratio is the nearest one allowed.
-    Source: torchvision's RandomResizedCrop.
+    A share of the image's area, uniform in `area`, a ratio of columns to rows, log-uniform in
+    3/4..4/3, and a place. The first of ten tries that fits is taken. Where none does, it is the
+    largest centred box whose ratio is the nearest one allowed. Source: torchvision's
+    RandomResizedCrop.
+
+    Args:
+      key: the epoch's threefry key.
+      indices_B: int (B,).
+      size: (H, W) of the images.
+      area: least and largest share of their area.
+
+    Returns:
+      int32 (B, 4): top, left, rows, columns.
     """
     height, width = size
     bits_BS = example_bits(jax.random.fold_in(key, _STREAM), indices_B, _WORDS)
@@ -53,11 +62,18 @@ def _centred(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 def resize_boxes(images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Array) -> jax.Array:
-    """Each image's box (top, left, rows, columns) at the size of the image, mirrored where told.
+    """Enlarges a box of each image to the size of the image, mirrored where told.
 
-    uint8 (B, H, W, C), int32 (B, 4) with boxes inside the image, bool (B,) → uint8 (B, H, W, C).
     Each pass, columns first, is in Pillow's fixed point, so that cropping and resizing with Pillow
     gives the same bits.
+
+    Args:
+      images_BHWC: uint8 (B, H, W, C).
+      boxes_B4: int32 (B, 4), top, left, rows and columns of boxes inside the image.
+      mirrored_B: bool (B,).
+
+    Returns:
+      uint8 (B, H, W, C).
     """
     _, height, width, _ = images_BHWC.shape
     top_B, left_B, rows_B, columns_B = (boxes_B4[:, i] for i in range(4))
@@ -71,7 +87,7 @@ def resize_boxes(images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Ar
 def _pass(
     images_BHWC: jax.Array, place_BS: jax.Array, start_B: jax.Array, length_B: jax.Array, axis: int
 ) -> jax.Array:
-    """Output place o has its centre at (o + ½)·length/size - ½ of the box, between two pixels."""
+    """Resamples one axis: place o has its centre at (o + ½)·length/size - ½ of the box."""
     size = place_BS.shape[1]
     length_B1 = length_B[:, None]
     twice_BS = (2 * place_BS + 1) * length_B1 - size  # the centre, in units of 1/(2·size)
@@ -103,8 +119,11 @@ def _weight(part: jax.Array, size: int) -> jax.Array:
 
 
 def check(area: tuple[float, float]) -> tuple[float, ...]:
-    """The shares of the area as floats, () for none; raises ValueError for any but 0 < low ≤ high
-    ≤ 1."""
+    """The shares of the area as floats, () for none.
+
+    Raises:
+      ValueError: other than 0 < low ≤ high ≤ 1.
+    """
     try:
         values = tuple(float(value) for value in area)
     except (TypeError, ValueError):

@@ -50,12 +50,19 @@ __all__ = [
 
 
 def describe(name: str, data_dir: str | None = None) -> DataInfo:
-    """What is known of a data set before it is loaded; never uses the network.
+    """Describes a data set without loading it; never uses the network.
 
-    For named sets the answer is fixed (class names of cifar100, tiny_imagenet, food101 and
+    For named sets the description is fixed (class names of cifar100, tiny_imagenet, food101 and
     imagenet are placeholders until they are loaded). For ``folder=`` the class folders are
     listed and a few image headers read; an archive is unpacked to ``data_dir`` the first time.
-    For ``tfds=`` it is what the builder says.
+    For ``tfds=`` the description is the builder's.
+
+    Args:
+      name: see the head of this package.
+      data_dir: folder of archives and caches.
+
+    Returns:
+      Size, channels, class names and normalisation.
 
     Raises:
       ValueError: an unknown name, or a folder that is not laid out as a data set.
@@ -89,7 +96,7 @@ def load(
 
     Args:
       name: see the head of this package.
-      data_dir: where archives and caches lie.
+      data_dir: folder of archives and caches.
       image_size: (H, W) to fit the images to, by the rules of images.py; default `describe`'s.
       channels: 1 or 3; default `describe`'s.
       val_fraction: between 0 (no validation split) and 0.8.
@@ -98,9 +105,12 @@ def load(
       progress: called with (stage, done, total), from the calling thread.
       whole: every image is in the test split, and the other two are empty: for evaluation only.
 
+    Returns:
+      Training, validation and test split, and the fingerprint of their content.
+
     Raises:
       DataUnavailable: the files are not here and cannot be had; says where to put them.
-      ValueError: anything else about the arguments or the data that has to be put right.
+      ValueError: an argument or the data has to be put right; says how.
     """
     kind, argument = _parse(name)
     check_val_fraction(val_fraction)
@@ -131,7 +141,7 @@ def load(
 
 
 class _Reader:
-    """The part of a streamed source that belongs to one split."""
+    """Reads the images of a streamed source that belong to one split."""
 
     def __init__(self, source: Source, indices: np.ndarray):
         self._source = source

@@ -120,12 +120,15 @@ class _StrictHeader(tarfile.TarInfo):
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file's name is that of an archive we read."""
+    """True for the name of an archive that `members` reads."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def members(path: Path) -> Iterator[Member]:
-    """Folders and regular files of a tar (plain, gz, bz2, xz) or zip, in the archive's order.
+    """Walks a tar (plain, gz, bz2, xz) or zip in its own order.
+
+    Yields:
+      Folders and regular files; links and devices are left out.
 
     Raises:
       BadArchive: a damaged or encrypted archive, unsafe names, or too much in it; reading and
@@ -145,7 +148,11 @@ def members(path: Path) -> Iterator[Member]:
 
 
 def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Copies wanted members to numbered files in ``folder``, with ``index.json`` naming them."""
+    """Copies wanted members to numbered files in ``folder``, with ``index.json`` naming them.
+
+    Raises:
+      BadArchive: see `members`.
+    """
     files: list[tuple[str, str]] = []
     dirs: list[str] = []
     for member in members(path):

@@ -26,14 +26,17 @@ _FORMAT = 1  # raise it when the image rules or the layout change: older folders
 
 
 def cache_folder(data_dir: Path, name: str, key: dict[str, Any]) -> Path:
-    """Where the arrays of ``name`` made under exactly these conditions lie."""
+    """The folder for the arrays of ``name`` made under exactly the conditions ``key``."""
     body = json.dumps({"format": _FORMAT, **key}, sort_keys=True)
     slug = "".join(c if c.isalnum() and c.isascii() else "-" for c in name)[:40]
     return data_dir / "cache" / f"{slug}-{hashlib.sha256(body.encode()).hexdigest()[:24]}"
 
 
 def read_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Memory-mapped arrays and notes, or None where there are none that can be trusted."""
+    """Reads memory-mapped arrays and their notes; None where there are none to be trusted.
+
+    A damaged folder is removed with a warning.
+    """
     if not folder.is_dir():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The sets known by name: what they are, which files they come from, and how those are read."""
+"""The catalogue of data sets known by name: descriptions, published files and their readers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,16 +25,17 @@ from hsvit_jax.data.listing import Listing, Tree, arrange, walk
 
 _GIB = 1 << 30
 _MOST_EXAMPLES = 70_000  # in any set published as arrays; known before they are read
-_CIFAR = "https://www.cs.toronto.edu/~kriz/"
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 
 @dataclass(frozen=True)
 class Named:
-    """A description and the files it is read from; exactly one of the two readers is set.
+    """A description and the files it is read from; at most one of the two readers is set.
 
-    ``parse`` turns the files into arrays and class names, for sets published as arrays;
-    ``listed`` finds the images in the unpacked archive, for sets published as image files.
+    Attributes:
+      info: the description.
+      files: the published files.
+      parse: turns the files into arrays and class names, for sets published as arrays.
+      listed: finds the images in the unpacked archive, for sets published as image files.
     """
 
     info: DataInfo
@@ -43,179 +44,109 @@ class Named:
     listed: Callable[[Tree], Listing] | None = None
 
 
+def _info(
+    name: str,
+    side: int,
+    class_names: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    flip: bool = True,
+) -> DataInfo:
+    return DataInfo(name, (side, side), len(mean), class_names, mean, std, flip)
+
+
 def _placeholders(count: int) -> tuple[str, ...]:
     """Names for sets whose own are read from their archive."""
     return tuple(f"class_{i:03d}" for i in range(count))
 
 
+def _file(folder: str, file: str, checksum: str, max_bytes: int = _GIB) -> RemoteFile:
+    return RemoteFile(file, folder + file, checksum, max_bytes)
+
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _CIFAR10_NAMES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
 )
 _FASHION_NAMES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_FASHION_FILES = (
+    ("train-images-idx3", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+    ("train-labels-idx1", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    ("t10k-images-idx3", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+    ("t10k-labels-idx1", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
 )
 
-
-def _fashion(file: str, digest: str) -> RemoteFile:
-    return RemoteFile(file, _FASHION + file, f"sha256:{digest}", 1 << 26)
-
-
 REGISTRY: dict[str, Named] = {
-    "digits": Named(
-        DataInfo(
-            "digits",
-            image_size=(32, 32),
-            channels=1,
-            class_names=tuple("0123456789"),
-            mean=(0.3053,),
-            std=(0.3235,),
-            flip=False,
-        )
-    ),
+    "digits": Named(_info("digits", 32, tuple("0123456789"), (0.3053,), (0.3235,), flip=False)),
     "cifar10": Named(
-        DataInfo(
-            "cifar10",
-            image_size=(32, 32),
-            channels=3,
-            class_names=_CIFAR10_NAMES,
-            mean=(0.4914, 0.4822, 0.4465),
-            std=(0.2470, 0.2435, 0.2616),
-            flip=True,
-        ),
+        _info("cifar10", 32, _CIFAR10_NAMES, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
         files=(
-            RemoteFile(
+            _file(
+                _CIFAR,
                 "cifar-10-binary.tar.gz",
-                _CIFAR + "cifar-10-binary.tar.gz",
                 "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                _GIB,
             ),
         ),
         parse=lambda paths: formats.parse_cifar(paths[0], 1, "batches.meta.txt"),
     ),
     "cifar100": Named(
-        DataInfo(
-            "cifar100",
-            image_size=(32, 32),
-            channels=3,
-            class_names=_placeholders(100),
-            mean=(0.5071, 0.4865, 0.4409),
-            std=(0.2673, 0.2564, 0.2762),
-            flip=True,
+        _info(
+            "cifar100", 32, _placeholders(100), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
         ),
         files=(
-            RemoteFile(
+            _file(
+                _CIFAR,
                 "cifar-100-binary.tar.gz",
-                _CIFAR + "cifar-100-binary.tar.gz",
                 "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-                _GIB,
             ),
         ),
         parse=lambda paths: formats.parse_cifar(paths[0], 2, "fine_label_names.txt"),
     ),
     "fashion_mnist": Named(
-        DataInfo(
-            "fashion_mnist",
-            image_size=(28, 28),
-            channels=1,
-            class_names=_FASHION_NAMES,
-            mean=(0.2860,),
-            std=(0.3530,),
-            flip=True,
-        ),
-        files=(
-            _fashion(
-                "train-images-idx3-ubyte.gz",
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            ),
-            _fashion(
-                "train-labels-idx1-ubyte.gz",
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            ),
-            _fashion(
-                "t10k-images-idx3-ubyte.gz",
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            ),
-            _fashion(
-                "t10k-labels-idx1-ubyte.gz",
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            ),
+        _info("fashion_mnist", 28, _FASHION_NAMES, (0.2860,), (0.3530,)),
+        files=tuple(
+            _file(_FASHION, f"{file}-ubyte.gz", f"sha256:{digest}", 1 << 26)
+            for file, digest in _FASHION_FILES
         ),
         parse=lambda paths: (formats.parse_fashion_mnist(paths, 10), _FASHION_NAMES),
     ),
     "tiny_imagenet": Named(
-        DataInfo(
-            "tiny_imagenet",
-            image_size=(64, 64),
-            channels=3,
-            class_names=_placeholders(200),
-            mean=(0.4802, 0.4481, 0.3975),
-            std=(0.2770, 0.2691, 0.2821),
-            flip=True,
+        _info(
+            *("tiny_imagenet", 64, _placeholders(200)),
+            *((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
         ),
         files=(
-            RemoteFile(
+            _file(
+                "http://cs231n.stanford.edu/",
                 "tiny-imagenet-200.zip",
-                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 "md5:90528d7ca1a48142e341f4ef8d21d0de",
-                _GIB,
             ),
         ),
         listed=formats.list_tiny_imagenet,
     ),
     "food101": Named(
-        DataInfo(
-            "food101",
-            image_size=(128, 128),
-            channels=3,
-            class_names=_placeholders(101),
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            flip=True,
-        ),
+        _info("food101", 128, _placeholders(101), IMAGENET_MEAN, IMAGENET_STD),
         files=(
-            RemoteFile(
+            _file(
+                "http://data.vision.ee.ethz.ch/cvl/",
                 "food-101.tar.gz",
-                "http://data.vision.ee.ethz.ch/cvl/food-101.tar.gz",
                 "sha256:d97d15e438b7f4498f96086a4f7e2fa42a32f2712e87d3295441b2b6314053a4",
                 8 * _GIB,
             ),
         ),
         listed=formats.list_food101,
     ),
-    "imagenet": Named(
-        DataInfo(
-            "imagenet",
-            image_size=(224, 224),
-            channels=3,
-            class_names=_placeholders(1000),
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            flip=True,
-        )
-    ),
+    "imagenet": Named(_info("imagenet", 224, _placeholders(1000), IMAGENET_MEAN, IMAGENET_STD)),
 }
 
 
 def load_digits(request: Request) -> Source:
-    """The embedded digits, upsampled bilinearly from 8×8."""
+    """Loads the embedded digits, upsampled bilinearly from 8×8."""
     from importlib.resources import files
 
     packed = (files("hsvit_jax.data") / "digits.npz").read_bytes()
@@ -227,7 +158,7 @@ def load_digits(request: Request) -> Source:
 
 
 def load_imagenet_folders(request: Request) -> Source | None:
-    """ImageNet-1k from ``data_dir/imagenet/{train,val}``, or None when there is no such folder."""
+    """Loads ImageNet-1k from ``data_dir/imagenet/{train,val}``; None without that folder."""
     root = request.data_dir / "imagenet"
     if not (root / "train").is_dir():
         return None
@@ -248,7 +179,14 @@ def imagenet_missing(data_dir: Path) -> DataUnavailable:
 
 
 def load_published(name: str, request: Request) -> Source:
-    """A set that is published as an archive of arrays or of image files.
+    """Loads a set that is published as an archive of arrays or of image files.
+
+    Args:
+      name: in REGISTRY.
+      request: size, channels and folders.
+
+    Returns:
+      The examples of all splits.
 
     Raises:
       ValueError: see `download.fetch` and the parsers in formats.py.

@@ -1,4 +1,4 @@
-"""What a data set is once loaded: its description, its three splits, and its fingerprint."""
+"""A loaded data set: its description, its three splits, and its fingerprint."""
 
 import dataclasses
 import hashlib
@@ -16,10 +16,15 @@ TEST_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class DataInfo:
-    """Name, default size, channels, class names and normalisation of a data set.
+    """The description of a data set.
 
-    Label ``i`` is ``class_names[i]``. ``mean`` and ``std`` are per channel, in units where a
-    pixel runs from 0 to 1. ``flip`` says whether a mirrored image keeps its label.
+    Attributes:
+      name: as it was asked for.
+      image_size: (H, W) in pixels.
+      channels: 1 or 3.
+      class_names: label ``i`` is ``class_names[i]``.
+      mean, std: per channel, of pixel values scaled to [0, 1].
+      flip: whether a mirrored image keeps its label.
     """
 
     name: str
@@ -68,7 +73,13 @@ class Split:
         return len(self.labels)
 
     def gather(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The images at ``indices`` (n,), in that order, as uint8 (n, H, W, C).
+        """Reads images in the order asked for.
+
+        Args:
+          indices: int (n,).
+
+        Returns:
+          uint8 (n, H, W, C).
 
         Raises:
           IndexError: an index is negative or not smaller than the number of examples.
@@ -117,7 +128,11 @@ def fingerprint(info: DataInfo, content: str, rule: str) -> str:
 
 
 def check_val_fraction(val_fraction: float) -> None:
-    """Raises ValueError unless 0 <= val_fraction <= 0.8."""
+    """Checks the share of validation examples.
+
+    Raises:
+      ValueError: it is not between 0 and 0.8.
+    """
     if not 0 <= val_fraction <= 0.8:
         raise ValueError(
             f"val_fraction must lie between 0 and 0.8, got {val_fraction}; "
@@ -137,7 +152,7 @@ def split_rule(parts: np.ndarray, val_fraction: float) -> str:
 def assign_splits(
     labels: np.ndarray, parts: np.ndarray, val_fraction: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ascending indices of the train, validation and test examples.
+    """Assigns every example to a split, by its place in the data set alone.
 
     Examples marked UNSPLIT give ``TEST_FRACTION`` of every class to test and ``val_fraction`` to
     validation. Where a test part is given, validation is ``val_fraction`` of every class of the
@@ -148,6 +163,9 @@ def assign_splits(
       labels: int (N,).
       parts: int (N,), of TRAIN, VAL, TEST, UNSPLIT.
       val_fraction: between 0 and 0.8.
+
+    Returns:
+      Ascending indices of the train, validation and test examples, int (n,) each.
 
     Raises:
       ValueError: a bad fraction, or no training or no test examples.

@@ -26,7 +26,7 @@ _HEADER_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Request:
-    """What `load` was asked for, with the defaults filled in."""
+    """The arguments of `load`, with the defaults filled in."""
 
     data_dir: Path
     image_size: tuple[int, int]
@@ -36,15 +36,18 @@ class Request:
     progress: Progress | None
 
     def resident(self, examples: int) -> bool:
-        """Whether that many images stay within the limit."""
+        """True if that many images stay within the limit."""
         height, width = self.image_size
         return examples * height * width * self.channels <= self.resident_limit_bytes
 
 
 def find_listing(path: str, data_dir: Path, progress: Progress | None = None) -> Listing:
-    """The classes and files of what stands after ``folder=``.
+    """Lists the classes and files of a folder or archive; an archive is unpacked once.
 
-    An archive is unpacked once, to ``data_dir``.
+    Args:
+      path: the text after ``folder=``.
+      data_dir: folder that an archive is unpacked to.
+      progress: see `load`.
 
     Raises:
       ValueError: nothing there, or a layout that `listing.arrange` refuses.
@@ -69,10 +72,21 @@ def unpack_once(
     progress: Progress | None,
     extra: Callable[[str], bool] = lambda member: False,
 ) -> Tree:
-    """The image files, and the ``extra`` ones, of an archive, unpacked when first asked for.
+    """Unpacks an archive's image files when they are first asked for.
 
-    ``key`` says what the content depends on. The folder ``data_dir/cache/unpacked-…`` may be
-    removed at any time; it is made again when needed.
+    The folder ``data_dir/cache/unpacked-…`` may be removed at any time; it is made again.
+
+    Args:
+      path: of the archive.
+      name: of the folder.
+      key: everything that the content depends on.
+      data_dir: folder of the cache.
+      progress: see `load`.
+      extra: true for names of other members that are wanted.
+
+    Raises:
+      BadArchive: see `archives.members`.
+      ValueError: the folder cannot be written.
     """
     folder = cache_folder(data_dir, f"unpacked-{name}", key)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

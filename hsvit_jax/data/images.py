@@ -40,13 +40,17 @@ class BadImage(ValueError):
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file of this name is taken for an image: known extension and not hidden."""
+    """True for a name that is taken for an image's: known extension and not hidden."""
     base = name.rpartition("/")[2]
     return not base.startswith(".") and base.rpartition(".")[2].lower() in _EXTENSIONS
 
 
 def check_shape(image_size: tuple[int, int], channels: int) -> None:
-    """Raises ValueError unless the size is two positive integers and channels is 1 or 3."""
+    """Checks the shape asked for.
+
+    Raises:
+      ValueError: the size is not two positive integers, or channels neither 1 nor 3.
+    """
     if len(image_size) != 2 or any(int(n) != n or n < 1 for n in image_size):
         raise ValueError(f"image_size must be two positive integers (H, W), got {image_size}")
     if channels not in (1, 3):
@@ -99,9 +103,11 @@ def read_image(
 
 
 def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a regular file of at most MAX_FILE_BYTES, or its first ``most`` bytes.
+    """Reads a regular file of at most MAX_FILE_BYTES; others may have no end.
 
-    A named pipe would be waited for, and a device read, for ever.
+    Args:
+      path: of the file.
+      most: bytes from its beginning.
 
     Raises:
       OSError: it is something else, larger, or cannot be read.
@@ -126,7 +132,7 @@ def peek(data: bytes) -> tuple[int, bool] | None:
 
 
 def fit_array(image_HWC: np.ndarray, image_size: tuple[int, int], channels: int) -> np.ndarray:
-    """The same rules for a decoded image: uint8 (h, w, 1 or 3) to uint8 (H, W, C)."""
+    """Fits a decoded image by the same rules: uint8 (h, w, 1 or 3) to uint8 (H, W, C)."""
     from PIL import Image
 
     check_shape(image_size, channels)
@@ -135,7 +141,7 @@ def fit_array(image_HWC: np.ndarray, image_size: tuple[int, int], channels: int)
 
 
 def upsample(image_HW: np.ndarray, image_size: tuple[int, int], channels: int) -> np.ndarray:
-    """Bilinear version for the tiny digits, where bicubic would ring: uint8 (H, W, C)."""
+    """Enlarges the tiny digits, bilinearly as bicubic would ring: uint8 (h, w) to (H, W, C)."""
     from PIL import Image
 
     check_shape(image_size, channels)
@@ -149,7 +155,7 @@ def printable(name: str) -> str:
 
 
 def is_printable(name: str) -> bool:
-    """Whether a name has no control characters and no bytes that are not UTF-8."""
+    """True for a name without control characters and bytes that are not UTF-8."""
     return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name)
 
 

@@ -105,7 +105,7 @@ def unpacked_tree(where: str, folder: Path) -> Tree:
 
 
 def arrange(tree: Tree) -> Listing:
-    """Classes and splits from the layout of a tree.
+    """Finds the classes and splits in the layout of a tree.
 
     With a ``train`` folder: ``test`` is the test split and ``val`` the validation split. If only
     one of them is there, it is the test split, and validation is to be held out of train. If

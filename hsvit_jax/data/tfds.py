@@ -1,4 +1,4 @@
-"""``tfds=<name>``: what TensorFlow Datasets has prepared, read without TensorFlow.
+"""``tfds=<name>``: sets prepared by TensorFlow Datasets, read without TensorFlow.
 
 TFDS reads its array_record and parquet forms without TensorFlow, but needs it to prepare most
 sets; that is said before anything is downloaded.
@@ -17,6 +17,7 @@ from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, DataInfo
 from hsvit_jax.data.decode import Items, Source, decode_items
 from hsvit_jax.data.download import DataUnavailable, probe
 from hsvit_jax.data.folder import IMAGENET_MEAN, IMAGENET_STD, Request
+from hsvit_jax.data.images import few
 
 _MIRROR_CHANGES = ("mnist", "svhn", "digits", "omniglot", "quickdraw", "letters")
 _READABLE = ("array_record", "parquet")
@@ -53,7 +54,7 @@ def open_builder(name: str, data_dir: Path) -> Any:
 
 
 def is_prepared(builder: Any) -> bool:
-    """Whether the builder's files are on disk in a form that can be read without TensorFlow."""
+    """True if the builder's files are on disk in a form that can be read without TensorFlow."""
     if not builder.is_prepared():
         return False
     return builder.info.file_format is not None and builder.info.file_format.value in _READABLE
@@ -86,7 +87,9 @@ def load_tfds(name: str, request: Request) -> Source:
         if split in ("train", "test", "validation"):
             found[split] = builder.as_data_source(split=split, decoders=decoders)
     if "train" not in found:
-        raise ValueError(f"tfds={name} has no split 'train', only {sorted(builder.info.splits)}")
+        raise ValueError(
+            f"tfds={name} has no split 'train', only {few(sorted(builder.info.splits))}"
+        )
     if "test" in found and int(found["test"][0][label_key]) < 0:
         del found["test"]
     if "test" not in found and "validation" in found:
@@ -157,7 +160,7 @@ def _keys(name: str, builder: Any) -> tuple[str, str]:
     ):
         raise ValueError(
             f"tfds={name} is not a set of images with one class label each: its features are "
-            f"{dict(features)}"
+            f"{few(sorted(features))}"
         )
     return keys
 
