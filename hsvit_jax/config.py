@@ -18,8 +18,8 @@ import ml_collections
 
 from hsvit_jax import recipes
 
-#: How CLS tokens are added over the `group` axis, and how gradients travel over `data`.
-AGGREGATES = ("psum", "ordered", "bf16", "int8")
+#: How CLS tokens are reduced over the `group` axis, and how gradients are sent over `data`.
+AGGREGATES = ("psum", "ordered", "bf16")
 GRADIENTS = ("float32", "bf16")
 
 #: Data sets with a name of their own; `folder=<path>` and `tfds=<name>` come beside them.
@@ -169,7 +169,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
         {
             "group": 1,
             "data": -1,
-            "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16', 'int8'
+            "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16'
             "gradients": "float32",  # on their way over data; or 'bf16'
         }
     )

@@ -16,12 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from hsvit_jax import wire
-
 DATA, GROUP = "data", "group"
-
-#: The leaf of a training state that holds what compressed aggregation has lost so far.
-FEEDBACK = "feedback"
 
 
 def make(
@@ -88,13 +83,10 @@ def _fill(group: int, data: int, devices: int, groups: int) -> tuple[int, int]:
 def spec_of(path: tuple[Any, ...], network: Any = None) -> P:
     """Where a leaf of a training state lies: split over `group` as its network says, else whole.
 
-    The optimizer's and the average's copies of a parameter end in the parameter's own path. The
-    residuals of compressed aggregation are split along their slots. Without a network:
-    what lies below `groups` or `towers` is split along its first axis.
+    The optimizer's and the average's copies of a parameter end in the parameter's own path.
+    Without a network: what lies below `groups` or `towers` is split along its first axis.
     """
     names = tuple(str(k.key) for k in path if hasattr(k, "key"))
-    if names == (FEEDBACK,):
-        return P(GROUP)
     if network is None:
         return P(GROUP) if {"groups", "towers"} & set(names) else P()
     for start, name in enumerate(names):
@@ -198,65 +190,48 @@ def fetch(mesh: Mesh, tree: Any) -> Any:
     return jax.device_get(jax.jit(lambda x: x, out_shardings=replicated(mesh))(tree))
 
 
-#: How CLS tokens meet. psum: one all-reduce of each device's sum. ordered: an all-gather of every
-#: group's token and a sum in the order of the groups, which gives the same bits on any number of
-#: devices, as has the gradients' norm then (`ordered_norm`). bf16, int8: each device's sum in 2
-#: bytes a number, or in one and a scale per example.
-AGGREGATES = ("psum", "ordered", *wire.CODES)
-
-#: How gradients are added over `data`: as they are, or rounded to bfloat16 on the way.
-GRADIENTS = ("float32", "bf16")
+def _to_bf16(x: jax.Array) -> jax.Array:
+    """As uint16: back ends without bfloat16 collectives would send float32 in its place."""
+    return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
 
 
-def compressed_sum(
-    x: jax.Array, axis: str, size: int, code: wire.Code
-) -> tuple[jax.Array, jax.Array]:
-    """The sum over an axis of `size` devices, sent in fewer bytes, and what was lost on this one.
+def _from_bf16(bits: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(bits, jnp.bfloat16).astype(jnp.float32)
 
-    x: float32 (R, …), rows as `code` takes them. An all-to-all gives each device its share of the
-    rows from all; it adds them up in float32, and an all-gather tells the sums: as an all-reduce
-    goes over a ring, but with encoded bytes. Every number is rounded twice, before and after the
-    sum. All devices decode the same bytes. The losses of all devices and the sum make the true one.
+
+def _bf16_sum(x: jax.Array, axis: str, size: int) -> jax.Array:
+    """The sum of x, float32 (R, …), over an axis of `size` devices, sent as bfloat16.
+
+    An all-to-all gives each device its share of the rows from all; it adds them up in float32, and
+    an all-gather returns the sums: the ring of an all-reduce with half the bytes. Every number is
+    rounded twice, before and after the sum; NaN and infinity arrive as such.
     """
-    own = -(-len(x) // size)
-    padded = jnp.pad(x, [(0, own * size - len(x))] + [(0, 0)] * (x.ndim - 1))
-    sent = code.encode(padded)
-    got = code.decode(lax.all_to_all(sent, axis, 0, 0, tiled=True))
-    part = got.reshape(size, own, *x.shape[1:]).sum(0)
-    told = code.encode(part)
-    total = code.decode(lax.all_gather(told, axis, axis=0, tiled=True, to="invarying"))
-    lost = (padded - code.decode(sent)).reshape(size, own, *x.shape[1:])
-    lost = lost.at[lax.axis_index(axis)].add(part - code.decode(told)).reshape(padded.shape)
-    return total[: len(x)], lost[: len(x)]
+    rows = -(-len(x) // size)
+    padded = jnp.pad(x, [(0, rows * size - len(x))] + [(0, 0)] * (x.ndim - 1))
+    parts = _from_bf16(lax.all_to_all(_to_bf16(padded), axis, 0, 0, tiled=True))
+    sums = _to_bf16(parts.reshape(size, rows, *x.shape[1:]).sum(0))
+    return _from_bf16(lax.all_gather(sums, axis, axis=0, tiled=True, to="invarying"))[: len(x)]
 
 
-def _vote_sum(size: int, code: wire.Code) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """(votes here, residual), both (B, D) → (the sum over `group`, the new residual); its gradient
-    passes straight through, as an all-reduce's does."""
+def _bf16_votes(size: int) -> Callable[[jax.Array], jax.Array]:
+    """`_bf16_sum` over `group`; its gradient passes straight through, as an all-reduce's does."""
 
-    def total(x_BD: jax.Array, residual_BD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return compressed_sum(x_BD + residual_BD, GROUP, size, code)
-
-    def backward(_: None, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        grad_BD = lax.pcast(grads[0], GROUP, to="varying")
-        return grad_BD, jnp.zeros_like(grad_BD)
+    def total(x_BD: jax.Array) -> jax.Array:
+        return _bf16_sum(x_BD, GROUP, size)
 
     straight = jax.custom_vjp(total)
-    straight.defvjp(lambda x_BD, residual_BD: (total(x_BD, residual_BD), None), backward)
+    straight.defvjp(
+        lambda x_BD: (total(x_BD), None),
+        lambda _, grad_BD: (lax.pcast(grad_BD, GROUP, to="varying"),),
+    )
     return straight
 
 
 class _MeshShare:
-    """A `models.network.Share` of one device of the `group` axis, inside the manual region.
+    """A `models.network.Share` of one device of the `group` axis, inside the manual region."""
 
-    residual_BD: what earlier sums of these examples lost on this device, added to this one's; after
-    `total` what this one loses.
-    """
-
-    def __init__(self, mesh: Mesh, aggregate: str, residual_BD: jax.Array | None = None) -> None:
-        self.size, self.ordered = mesh.shape[GROUP], aggregate == "ordered"
-        self.code = wire.CODES.get(aggregate) if self.size > 1 else None
-        self.residual_BD = residual_BD
+    def __init__(self, mesh: Mesh, aggregate: str) -> None:
+        self.size, self.aggregate = mesh.shape[GROUP], aggregate
 
     def take(self, x: jax.Array, axis: int) -> jax.Array:
         here = x.shape[axis] // self.size
@@ -266,14 +241,12 @@ class _MeshShare:
         return lax.all_gather(x, GROUP, axis=axis, tiled=True)
 
     def total(self, x_GBD: jax.Array) -> jax.Array:
-        if self.ordered:
+        if self.aggregate == "ordered":
             return lax.all_gather(x_GBD, GROUP, axis=0, tiled=True, to="invarying").sum(0)
-        if self.code is None:
-            return lax.psum(x_GBD.sum(0), GROUP)
-        x_BD = x_GBD.astype(jnp.float32).sum(0)
-        before_BD = jnp.zeros_like(x_BD) if self.residual_BD is None else self.residual_BD
-        total_BD, self.residual_BD = _vote_sum(self.size, self.code)(x_BD, before_BD)
-        return total_BD.astype(x_GBD.dtype)
+        if self.aggregate == "bf16" and self.size > 1:
+            total_BD = _bf16_votes(self.size)(x_GBD.astype(jnp.float32).sum(0))
+            return total_BD.astype(x_GBD.dtype)
+        return lax.psum(x_GBD.sum(0), GROUP)
 
 
 def _compress_gradients(params: Any, specs: Any, mesh: Mesh) -> Any:
@@ -287,9 +260,8 @@ def _compress_gradients(params: Any, specs: Any, mesh: Mesh) -> Any:
 
     def total(grads: list[jax.Array]) -> list[jax.Array]:
         flat = jnp.concatenate([g.reshape(-1) for g in grads])
-        sums, _ = compressed_sum(flat, DATA, size, wire.CODES["bf16"])
         ends = np.cumsum([g.size for g in grads])[:-1]
-        parts = jnp.split(sums, ends)
+        parts = jnp.split(_bf16_sum(flat, DATA, size), ends)
         return [part.reshape(g.shape) for part, g in zip(parts, grads, strict=True)]
 
     def backward(_: None, grads: Any) -> tuple[Any]:
@@ -309,11 +281,6 @@ def _compress_gradients(params: Any, specs: Any, mesh: Mesh) -> Any:
     return identity(params)
 
 
-def has_feedback(mesh: Mesh, aggregate: str) -> bool:
-    """Whether an aggregation loses what the next one of the same examples should make up for."""
-    return aggregate == "int8" and mesh.shape[GROUP] > 1
-
-
 def spread(
     network: Any, mesh: Mesh, aggregate: str = "psum", gradients: str = "float32"
 ) -> Callable[..., Any]:
@@ -324,20 +291,13 @@ def spread(
     of it is one region, manual over both axes, so the compiler adds no communication of its own:
     forward, one `psum` over `group`; in training also BatchNorm's moments over `data`.
 
-    aggregate: one of `AGGREGATES`. The compressed ones send an all-to-all and an all-gather in
-    place of the all-reduce, together 2 (bf16) or 1 + 4/D (int8) bytes a number where that sends 4;
-    with one group device they are `psum`. Where `has_feedback`, feedback_SND= takes what earlier
-    steps lost (slots, examples of the training split, D), and what this one loses is a third
-    result, for `keep_feedback`. gradients: one of `GRADIENTS`; bf16 halves the bytes of the
-    parameters' gradients over `data`, and a sum's error is at most 2^-8 of itself and of the sizes
-    of what was added up.
+    aggregate: how CLS tokens are reduced over `group`. 'psum': one all-reduce of each device's sum.
+    'ordered': an all-gather of every group's token and a sum in the order of the groups, which
+    gives the same bits on any number of devices, as has the gradients' norm then (`ordered_norm`).
+    'bf16': an all-to-all and an all-gather of each device's sum in 2 bytes a number in place of the
+    all-reduce's 4. gradients: over `data` they are added as they are, 'float32', or sent as 'bf16',
+    where a sum's error is at most 2^-8 of itself and of the sizes of what was added up.
     """
-    for key, value, known in (
-        ("aggregate", aggregate, AGGREGATES),
-        ("gradients", gradients, GRADIENTS),
-    ):
-        if value not in known:
-            raise ValueError(f"mesh.{key} must be one of {known}; got {value!r}")
 
     def run(
         params,
@@ -348,41 +308,34 @@ def spread(
         dropout_key=None,
         example_ids_B=None,
         votes_G=None,
-        feedback_SND=None,
     ):
         if example_ids_B is None:
             example_ids_B = jnp.arange(images_BHWC.shape[0])
         param_specs, stat_specs = _specs(params, network), _specs(stats, network)
 
-        def local(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G, feedback_SND):
+        def local(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G):
             if gradients == "bf16" and train and mesh.shape[DATA] > 1:
                 own = {k: v for k, v in params.items() if k not in network.frozen}
                 specs = {k: param_specs[k] for k in own}
                 params = {**params, **_compress_gradients(own, specs, mesh)}
-            residual_BD = None
-            if feedback_SND is not None:
-                residual_BD = feedback_SND[:, example_ids_B].sum(0)
-            share = _MeshShare(mesh, aggregate, residual_BD)
-            results = network.apply(
+            return network.apply(
                 params,
                 stats,
                 images_BHWC,
                 train=train,
                 dropout_key=dropout_key,
                 example_ids_B=example_ids_B,
-                share=share,
+                share=_MeshShare(mesh, aggregate),
                 batch_axes=(DATA,),
                 votes_G=votes_G,
             )
-            return results if feedback_SND is None else (*results, share.residual_BD[None])
 
-        lost_spec = () if feedback_SND is None else (P(GROUP, DATA),)
         return jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(param_specs, stat_specs, P(DATA), P(DATA), P(), P(), P(GROUP)),
-            out_specs=(P(DATA), stat_specs, *lost_spec),
-        )(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G, feedback_SND)
+            in_specs=(param_specs, stat_specs, P(DATA), P(DATA), P(), P()),
+            out_specs=(P(DATA), stat_specs),
+        )(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G)
 
     return run
 
@@ -404,29 +357,3 @@ def ordered_norm(mesh: Mesh, grads: dict, network: Any) -> jax.Array:
             whole += squares.sum()
     by_group_G = lax.with_sharding_constraint(by_group_G, replicated(mesh))
     return jnp.sqrt(sum(by_group_G, whole))
-
-
-def keep_feedback(
-    mesh: Mesh, feedback_SND: jax.Array, ids_B: jax.Array, lost_gBD: jax.Array, good: jax.Array
-) -> jax.Array:
-    """The residuals of all examples after a step, unchanged unless it was `good`.
-
-    feedback (slots, N, D), split over `group`; ids (B,) of this batch's examples, all different;
-    lost (group devices, B, D), split over both axes. A device adds up all its slots before it
-    sends, so its first one takes what is left and the others are empty: any number of devices that
-    the slots divide into can go on from there. Every `data` device keeps the residuals of all
-    examples: an all-gather of the batch's over `data`.
-    """
-
-    def local(feedback_SND, ids_B, lost_1BD, good):
-        lost_BD = lax.all_gather(lost_1BD[0], DATA, axis=0, tiled=True, to="invarying")
-        before_SBD = feedback_SND[:, ids_B]
-        after_SBD = jnp.zeros_like(before_SBD).at[0].set(lost_BD)
-        return feedback_SND.at[:, ids_B].set(jnp.where(good, after_SBD, before_SBD))
-
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(P(GROUP), P(), P(GROUP, DATA), P()),
-        out_specs=P(GROUP),
-    )(feedback_SND, ids_B, lost_gBD, good)

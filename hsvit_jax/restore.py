@@ -54,21 +54,13 @@ def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[in
 
 
 def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
-    """Only int8 aggregation keeps residuals in its checkpoints, and frozen parts have no moments
-    there: a run ends as it began."""
+    """Frozen parts have no moments in a checkpoint: a run ends as it began."""
     old, new = saved["init"]["freeze"], wanted.init.freeze
     if initial.frozen_parts(old) != initial.frozen_parts(new):
         raise ValueError(
             f"the run in this folder has init.freeze={old!r}, now it is {new!r}: what is trained "
             "is part of the training state; go on with the old setting, or start from this run "
             "with init.from in another --workdir"
-        )
-    old, new = saved["mesh"]["aggregate"], wanted.mesh.aggregate
-    if (old == "int8") != (new == "int8"):
-        raise ValueError(
-            f"the run in this folder has mesh.aggregate={old!r}, now it is {new!r}: the residuals "
-            "of 'int8' are part of the training state; go on with the old setting, or start afresh "
-            "in another --workdir"
         )
 
 

@@ -39,16 +39,13 @@ def init_state(
     seed: int,
     *,
     ema: bool,
-    feedback: int = 0,
     start: tuple[dict, dict] | None = None,
 ) -> dict:
     """A training state at step 0, a nested dict of arrays; start: (params, stats) not drawn afresh.
 
     step: steps taken; params, stats, opt; ema: averaged params and stats, when asked for (opt and
     ema hold only what is trained, nothing of the network's frozen parts); bad: non-finite steps in
-    a row; skipped: in all; meter: sums since the last log line; feedback, for that many training
-    examples where it is not 0: what aggregation lost of each example's CLS sums, float32 (groups or
-    towers, examples, D).
+    a row; skipped: in all; meter: sums since the last log line.
     """
     params, stats = start or model.init(initial_key(seed))
     state = {
@@ -64,8 +61,6 @@ def init_state(
         moving = {"params": params, "stats": stats}
         moving = {name: trained(tree, model.frozen) for name, tree in moving.items()}
         state["ema"] = jax.tree.map(jnp.array, moving)
-    if feedback:
-        state[mesh_lib.FEEDBACK] = jnp.zeros((model.groups, feedback, model.config.embed_dim))
     return state
 
 
@@ -127,12 +122,10 @@ def make_train_step(
 
     Floating-point features in place of images go into the network as they are. A step whose loss,
     gradient or outcome is not finite changes nothing but the counters. metrics: scalars, means
-    since the last log line. aggregate, gradients: see `mesh.spread`; 'int8' needs a state with
-    `feedback`.
+    since the last log line. aggregate, gradients: see `mesh.spread`.
     """
     apply = mesh_lib.spread(model, mesh, aggregate, gradients)
     tx = optax.with_extra_args_support(tx)
-    feeds_back = mesh_lib.has_feedback(mesh, aggregate)
     augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
 
     def loss_fn(
@@ -143,20 +136,18 @@ def make_train_step(
         targets_BK: Array,
         key: Array,
         ids: Array,
-        feedback_SND: Array | None,
     ):
-        logits_BK, stats, *lost_gBD = apply(
+        logits_BK, stats = apply(
             {**fixed, **own},
             stats,
             images,
             train=True,
             dropout_key=key,
             example_ids_B=ids,
-            feedback_SND=feedback_SND,
         )
         loss = optax.softmax_cross_entropy(logits_BK, targets_BK).mean()
         hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
-        return loss, (stats, hits_B.astype(jnp.float32).mean(), lost_gBD)
+        return loss, (stats, hits_B.astype(jnp.float32).mean())
 
     def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:
         number, (images_BHWC, labels_B, ids_B) = state["step"], batch
@@ -175,7 +166,7 @@ def make_train_step(
             )
         own = trained(state["params"], model.frozen)
         fixed = {name: part for name, part in state["params"].items() if name not in own}
-        (loss, (stats, accuracy, lost_gBD)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
+        (loss, (stats, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             own,
             fixed,
             state["stats"],
@@ -183,7 +174,6 @@ def make_train_step(
             targets_BK,
             jax.random.fold_in(dropout_key, number),
             ids_B,
-            state[mesh_lib.FEEDBACK] if feeds_back else None,
         )
         # The update is not fused with the gradients' sums, whose rounding would depend on the mesh.
         loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
@@ -203,11 +193,6 @@ def make_train_step(
             new["ema"] = _average(state["ema"], {"params": own, "stats": moving}, number, ema_decay)
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-        if mesh_lib.FEEDBACK in state:
-            feedback_SND = state[mesh_lib.FEEDBACK]
-            if feeds_back:
-                feedback_SND = mesh_lib.keep_feedback(mesh, feedback_SND, ids_B, *lost_gBD, good)
-            new[mesh_lib.FEEDBACK] = feedback_SND
         one = good.astype(jnp.float32)
         fresh = number % log_every == 0
         sums = {

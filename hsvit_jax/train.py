@@ -117,7 +117,6 @@ def prepare(
             tx,
             config.seed,
             ema=config.train.ema_decay > 0,
-            feedback=examples if model.groups and config.mesh.aggregate == "int8" else 0,
             start=start,
         ),
     )

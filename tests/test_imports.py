@@ -43,7 +43,6 @@ UNMOVED = {
     "runtime": "distributed host signals together watchdog",
     "train": "evaluate feature_cache initial loop metrics optim recover restore step workdir",
     "weights": "growth layouts pretrained refit weight_files convert",
-    "mesh": "wire",
     "classifier": "predict",
     "cli": "subcommand",
     "commands": "compare visualize visualize_figure votes summary",

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from hsvit_jax import config as config_lib
 from hsvit_jax import models
 from hsvit_jax.models.hsvit.sizes import HSViTConfig
 
@@ -188,21 +187,14 @@ def predict(
 ) -> Cost:
     """One device's share of a step of `batch` images over data × group devices.
 
-    The residuals of aggregate='int8' are not among the bytes in memory: they grow with the training
-    split. Raises ValueError where the batch does not split over `data`, or for an aggregate or kind
-    of gradients that the formulas do not know.
+    aggregate, gradients: see `mesh.spread`. Raises ValueError where the batch does not split over
+    `data`.
     """
     if batch < 1 or batch % data:
         raise ValueError(
             f"a batch of {batch} does not split over {data} data-parallel devices: choose a "
             f"multiple of {data} for --batch"
         )
-    for key, value, known in (
-        ("aggregate", aggregate, config_lib.AGGREGATES),
-        ("gradients", gradients, config_lib.GRADIENTS),
-    ):
-        if value not in known:
-            raise ValueError(f"the plan knows mesh.{key} {', '.join(known)}; got {value!r}")
     c, images, item = network.config, batch // data, network.dtype.itemsize
     here = _Here(network, group)
     head = c.embed_dim * c.num_classes
@@ -211,10 +203,6 @@ def predict(
     parameters = held.whole + held.split
     forward = _forward(here, images, item, aggregate)
     backward = _backward(here, images, item, data, held, gradients)
-    if aggregate == "int8" and c.groups and group > 1:
-        # Each example's residual and number, told to every data device.
-        size = batch * (c.embed_dim * _FLOAT + 4)
-        backward.append(Transfer("data", "all-gather", data, size, 1, "residuals"))
     return Cost(
         way=way,
         data=data,
@@ -341,13 +329,12 @@ def _forward(here: _Here, images: int, item: int, aggregate: str) -> list[Transf
         copies = 1 if aggregate == "psum" else c.groups
         out.append(Transfer("group", kind, here.group, copies * size, 1, "CLS tokens"))
     elif c.groups:
-        row = 2 * c.embed_dim if aggregate == "bf16" else c.embed_dim + 4
-        out += _compressed("group", here.group, images, row, "CLS tokens")
+        out += _compressed("group", here.group, images, 2 * c.embed_dim, "CLS tokens")
     return out
 
 
 def _compressed(axis: str, devices: int, rows: int, row: int, what: str) -> list[Transfer]:
-    """What `mesh.compressed_sum` sends for rows of `row` bytes, filled up to equal shares."""
+    """Transfers of `mesh._bf16_sum` for rows of `row` bytes, filled up to equal shares."""
     size = -(-rows // devices) * devices * row
     return [Transfer(axis, kind, devices, size, 1, what) for kind in ("all-to-all", "all-gather")]
 

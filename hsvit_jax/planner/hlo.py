@@ -94,27 +94,13 @@ def compile_network(
     c = network.config
     images = jax.ShapeDtypeStruct((batch, *c.image_size, c.image_channels), jnp.float32)
     labels = ids = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    feedback = None
-    if mesh_lib.has_feedback(mesh, aggregate):
-        feedback = jax.ShapeDtypeStruct((network.groups, batch, c.embed_dim), jnp.float32)
-    kept = mesh_lib.state_shardings(mesh, {mesh_lib.FEEDBACK: feedback})[mesh_lib.FEEDBACK]
 
     def forward(params: dict, stats: dict, images: jax.Array) -> jax.Array:
         return apply(params, stats, images)[0]
 
-    def loss(params: dict, stats: dict, images: jax.Array, labels, ids, feedback):
-        logits, *rest = apply(
-            params, stats, images, train=True, example_ids_B=ids, feedback_SND=feedback
-        )
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), rest
-
-    def gradient(params: dict, stats: dict, images: jax.Array, labels, ids, feedback):
-        grads, (stats, *lost) = jax.grad(loss, has_aux=True)(
-            params, stats, images, labels, ids, feedback
-        )
-        if feedback is not None:
-            feedback = mesh_lib.keep_feedback(mesh, feedback, ids, *lost, jnp.bool_(True))
-        return grads, stats, feedback
+    def loss(params: dict, stats: dict, images: jax.Array, labels, ids):
+        logits, stats = apply(params, stats, images, train=True, example_ids_B=ids)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), stats
 
     with conv.as_on_accelerators():
         programs = (
@@ -122,10 +108,10 @@ def compile_network(
                 params, stats, images
             ),
             jax.jit(
-                gradient,
-                in_shardings=(*where, split, split, split, kept),
-                out_shardings=(*where, kept),
-            ).lower(params, stats, images, labels, ids, feedback),
+                jax.grad(loss, has_aux=True),
+                in_shardings=(*where, split, split, split),
+                out_shardings=tuple(where),
+            ).lower(params, stats, images, labels, ids),
         )
     # Machine code is not run, so it need not be fast; the program is optimised all the same.
     options = {"xla_backend_optimization_level": 0}
