@@ -63,7 +63,7 @@ def make_flags() -> flags.FlagValues:
     flags.DEFINE_string("workdir", None, "Folder of the run; default: a name under runs/.", **own)
     where = "auto, off, or host:port,n,i of process 0, their number and this one."
     flags.DEFINE_string("distributed", "auto", where, **own)
-    stall = "Seconds without a step, then exit 75; 0: never. Default: 600 with processes."
+    stall = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
     flags.DEFINE_float("stall_timeout", None, stall, lower_bound=0.0, **own)
     lost = "When a process is lost, go on with the groups that are left."
     flags.DEFINE_bool("recoverable", False, lost, **own)

@@ -1,16 +1,26 @@
 """What a run says: JSON lines, TensorBoard events, a bar or plain lines, curves (process 0)."""
 
+from __future__ import annotations
+
 import datetime
+import errno
 import json
 import math
+import os
+import queue
+import socket
+import struct
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from hsvit_jax import report
+
+_MOST_EVENTS = 10_000  # lines of metrics that may wait for TensorBoard's file
 
 
 class MetricLog:
@@ -22,7 +32,9 @@ class MetricLog:
     """
 
     def __init__(self, workdir: Path, *, start_step: int = 0, enabled: bool = True) -> None:
-        self._file = self._events = None
+        self._file: IO[bytes] | None = None
+        self._events: _Events | None = None
+        self._unwritten, self._warned = b"", False
         self._told: set[tuple[int, str | None]] = set()
         if not enabled:
             return
@@ -30,9 +42,7 @@ class MetricLog:
         _drop_after(path, start_step)
         self._told.update((line["step"], line.get("split")) for line in read_metrics(path))
         self._file = report.append_to(path)
-        from tensorboardX import SummaryWriter
-
-        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step + 1)
+        self._events = _Events(workdir / "tensorboard", start_step + 1)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One line: {'step': step, **values}; floats that are not finite become null."""
@@ -40,24 +50,113 @@ class MetricLog:
         if self._file is None or told in self._told:
             return
         self._told.add(told)
-        self._file.write(to_line(step, values).encode() + b"\n")
+        self._append(to_line(step, values).encode() + b"\n")
         clean = {k: _json_value(v) for k, v in values.items()}
         prefix = clean.get("split", "train")
-        for key, value in clean.items():
-            if isinstance(value, float):
-                self._events.add_scalar(f"{prefix}/{key}", value, step)
+        scalars = {f"{prefix}/{k}": v for k, v in clean.items() if isinstance(v, float)}
+        self._tell_events(lambda events: events.put(int(step), scalars))
+
+    def _append(self, line: bytes) -> None:
+        """What a full disk refuses is kept, and written before the next line."""
+        self._unwritten += line
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            self._warn(f"{self._file.name} waits for space on its disk ({error.strerror})")
+
+    def _tell_events(self, what: Callable[[_Events], None]) -> None:
+        """TensorBoard's events end for good at their first error."""
+        try:
+            if self._events is not None:
+                what(self._events)
+        except Exception as error:
+            self._events = None
+            self._warn(f"no more events for TensorBoard ({error}); metrics.jsonl has every figure")
+
+    def _warn(self, text: str) -> None:
+        """Once: a full disk troubles both files."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{text}; training goes on", stacklevel=2)
 
     def close(self) -> None:
-        """Flushes and closes both files."""
+        """Closes both files."""
         if self._file is not None:
+            self._append(b"")
             self._file.close()
-            self._events.close()
+            self._tell_events(_Events.close)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Events(threading.Thread):
+    """TensorBoard's events, written by a thread of their own.
+
+    tensorboardX's writer would block its caller for ever once its thread has died, of a full disk
+    or a clock that was set back.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        super().__init__(name="tensorboard", daemon=True)
+        self._folder, self._first_step = folder, first_step
+        self._queue: queue.Queue = queue.Queue(_MOST_EVENTS)
+        self._error: Exception | None = None
+        self.start()
+
+    def put(self, step: int, scalars: dict[str, float] | None) -> None:
+        """Hands the figures of a step to the thread without waiting for it; None ends it.
+
+        Raises what ended the thread, or TimeoutError when `_MOST_EVENTS` steps wait for it.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            self._queue.put_nowait((time.time(), step, scalars))
+        except queue.Full:
+            raise TimeoutError(f"{self._folder} is too slow") from None
+
+    def close(self) -> None:
+        """Writes what is left, in at most 5 s; raises as `put` does."""
+        self.put(0, None)
+        self.join(5)
+        if self.is_alive() or self._error is not None:
+            raise self._error or TimeoutError(f"{self._folder} is too slow")
+
+    def run(self) -> None:
+        """Writes until it is told to end, or cannot."""
+        try:
+            self._folder.mkdir(exist_ok=True)
+            host, now = socket.gethostname(), time.time()
+            name = f"events.out.tfevents.{now:.0f}.{host}.{os.getpid()}.{time.monotonic_ns()}"
+            with (self._folder / name).open("xb", buffering=0) as file:
+                _write_event(file, now, 0, {}, file_version="brain.Event:2")
+                # TensorBoard hides what a run that was killed had written from this step on.
+                _write_event(file, now, self._first_step, {}, session_log={"status": 1})
+                while (entry := self._queue.get())[2] is not None:
+                    _write_event(file, *entry)
+        except Exception as error:
+            self._error = error
+
+
+def _write_event(
+    file: IO[bytes], seconds: float, step: int, scalars: dict[str, float], **more: Any
+) -> None:
+    """One record: the data's length and the data, each with its checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
+    event = Event(wall_time=seconds, step=step, summary={"value": values}, **more)
+    data = event.SerializeToString()
+    parts = struct.pack("<Q", len(data)), data
+    record = b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in parts)
+    if file.write(record) < len(record):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def to_line(step: int, values: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ import io
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
@@ -37,11 +39,13 @@ class Diverged(Exception):
 class StopRequests:
     """Within this context SIGTERM, SIGHUP and Ctrl-C set `signum` instead of ending the process.
 
-    SIGHUP stays ignored where it is, as under nohup.
+    A thread of its own hears them too, as Python's handlers wait for a main thread that hangs.
+    SIGHUP stays ignored where it is, as under nohup. on_request: called in that thread at the first signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_request: Callable[[], object] = lambda: None) -> None:
         self.signum: int | None = None
+        self._on_request = on_request
         self._previous: dict[int, object] = {}
 
     def due(self) -> int | None:
@@ -49,24 +53,44 @@ class StopRequests:
         return self.signum
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is not None:
-            os._exit(128 + signum)
-        self.signum = signum
-        _write(_NOTICE)
+        self.signum = self.signum or signum
+
+    def _listen(self, pipe: int) -> None:
+        asked = False
+        while byte := os.read(pipe, 1):
+            if byte[0] not in self._previous:
+                continue
+            if asked:
+                os._exit(128 + byte[0])
+            asked = True
+            _write(_NOTICE)
+            self._on_request()
+        os.close(pipe)
 
     def __enter__(self) -> Self:
-        try:
-            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-                    self._previous[signum] = signal.signal(signum, self._ask)
-        except ValueError:  # not the main thread (a notebook's worker): signals stay as they are
-            self._previous.clear()
+        if threading.current_thread() is not threading.main_thread():
+            return self  # a notebook's worker: signals stay as they are
+        pipe, self._written = os.pipe()
+        os.set_blocking(self._written, False)  # as `set_wakeup_fd` asks
+        self._previous = {
+            signum: signal.signal(signum, self._ask)
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
+        }
+        self._previous_fd = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._listen, args=[pipe], daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._previous:
+            return
         for signum, handler in self._previous.items():
             # None: the handler before was not installed by Python, which cannot put it back.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._written)
+        self._thread.join(5)
 
 
 def prepare_process() -> None:
@@ -103,7 +127,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _write(text: bytes) -> None:
-    """To standard error, from a signal handler: print may not be entered anew there."""
+    """To standard error, whatever the main thread is doing with its buffer."""
     try:
         os.write(2, text)
     except OSError:  # closed, or its terminal is

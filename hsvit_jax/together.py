@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import jax
 from jax._src import distributed
 
-from hsvit_jax import signals
+from hsvit_jax import signals, watchdog
 
 T = TypeVar("T")
 
@@ -101,8 +101,8 @@ class StopTogether(signals.StopRequests):
     nobody is past it, and a call at which everybody looks into the store.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, on_request: Callable[[], object] = lambda: None) -> None:
+        super().__init__(on_request)
         self._calls, self._asked = 0, False
 
     def due(self) -> int | None:
@@ -155,7 +155,7 @@ def leave(code: int) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if not meet("leave", 120.0 if code == 0 else 5.0):
-        _pull_down(f"exit code {code}")
+        _pull_down(code, f"exit code {code}")
     os._exit(code)
 
 
@@ -197,15 +197,21 @@ def _die(kind: type[BaseException], error: BaseException, trace: TracebackType |
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()
-    _pull_down(kind.__name__)
+    _pull_down(1, kind.__name__)
     os._exit(1)
 
 
-def _pull_down(why: str) -> None:
+def leave_stalled() -> None:
+    """Before the watchdog ends this process: lets the others get there too, or ends them alike."""
+    if _client() is not None and not meet("stalled", 5.0):
+        _pull_down(watchdog.EXIT_CODE, "a stall")
+
+
+def _pull_down(code: int, why: str) -> None:
     """Lets the others know that this process ends and will not be there any more."""
     me = distributed.global_state.process_id
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # somebody fell before
-        _client().key_value_set("hsvit/down", f"process {me} ended with {why}")
+        _client().key_value_set("hsvit/down", f"{code} process {me} ended with {why}")
     if is_lead():
         time.sleep(2 * _PAUSE)  # the store is gone afterwards
 
@@ -214,8 +220,11 @@ def _listen() -> None:
     """Ends this process a little after another one fell, if it has not noticed by itself."""
     while (client := _client()) is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            why = client.key_value_try_get("hsvit/down")
+            code, _, why = client.key_value_try_get("hsvit/down").partition(" ")
             time.sleep(2 * _PAUSE)  # a collective that notices has a traceback to show
             print(f"{why}, so this one ends too", file=sys.stderr, flush=True)
+            if int(code) == watchdog.EXIT_CODE:
+                watchdog.dump_stacks()
+                os._exit(watchdog.EXIT_CODE)
             os._exit(1)
         time.sleep(_PAUSE)

@@ -194,7 +194,7 @@ def train(
     config: as a config file's `get_config` returns it. dataset: to use instead of loading
     config.data.name. devices: all of jax's when left out. stall_timeout: seconds without a step
     after which the process ends with code 75 (compiling and saving may take half an hour more), 0
-    for never; when left out 600 with several processes and never with one. recoverable: go on with
+    for never; when left out 600 with several processes and 3600 with one. recoverable: go on with
     fewer groups when a process is lost; see `recover` for what it asks.
 
     With several processes (see `distributed.start`) all of them call this with the same arguments
@@ -219,7 +219,7 @@ def train(
     lead = together.is_lead()
     several = jax.process_count() > 1
     if stall_timeout is None:
-        stall_timeout = 600.0 if several else 0.0
+        stall_timeout = 600.0 if several else 3600.0
     progress = _data_progress if verbose and lead else None
     together.attempt(lambda: _check_start(config, workdir))
     run = together.attempt(
@@ -233,8 +233,8 @@ def train(
     together.attempt(lambda: workdir_lib.make(workdir))
     with (
         contextlib.ExitStack() as stack,
-        together.StopTogether() as stop,
-        watchdog.Watchdog(stall_timeout, lambda: together.meet("stalled", 5.0)) as dog,
+        watchdog.Watchdog(stall_timeout, together.leave_stalled) as dog,
+        together.StopTogether(dog.hurry) as stop,
     ):
         checkpoints = together.attempt(lambda: workdir_lib.open_checkpoints(workdir, config, stack))
         together.attempt(lambda: workdir_lib.check_shared(workdir))

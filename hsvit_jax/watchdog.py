@@ -1,6 +1,7 @@
 """Ends a run that has stopped moving: a process alive but stuck is noticed by nobody else."""
 
 import faulthandler
+import math
 import os
 import sys
 import threading
@@ -11,8 +12,17 @@ from typing import Self
 #: Stopped making progress; a scheduler may start the run again.
 EXIT_CODE = 75
 
+#: Seconds without progress that a run is granted once it was asked to stop; schedulers kill at 180.
+GRACE = 150.0
+
 # Seconds more for what may take long and tells nothing on the way: compiling, saving.
 _SLOW = 1800.0
+
+
+def dump_stacks() -> None:
+    """The stacks of all threads, on stderr."""
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    sys.stderr.flush()
 
 
 class Watchdog:
@@ -23,10 +33,11 @@ class Watchdog:
     """
 
     def __init__(self, timeout: float, before_exit: Callable[[], object] = lambda: None) -> None:
-        self._timeout, self._before_exit = timeout, before_exit
+        self._timeout, self._before_exit = timeout or math.inf, before_exit
         self._last, self._extra, self._what = time.monotonic(), 0.0, "the start"
+        self._hurried = False
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def beat(self, what: str, *, slow: bool = False) -> None:
         """Something was done, told as `what` if it remains the last. slow: until the next beat half
@@ -34,9 +45,14 @@ class Watchdog:
         self._extra = _SLOW if slow else 0.0
         self._last, self._what = time.monotonic(), what
 
+    def hurry(self) -> None:
+        """From here on `GRACE` seconds without a beat are too many, whatever is under way."""
+        self._timeout, self._hurried = min(self._timeout, GRACE), True
+        self._last = time.monotonic()
+
     def overdue(self) -> float | None:
         """The limit in seconds, if it has passed since the last beat."""
-        limit = self._timeout + self._extra
+        limit = self._timeout + (0.0 if self._hurried else self._extra)
         return limit if time.monotonic() - self._last > limit else None
 
     def _watch(self) -> None:
@@ -49,19 +65,15 @@ class Watchdog:
             file=sys.stderr,
             flush=True,
         )
-        faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        sys.stderr.flush()
+        dump_stacks()
         self._before_exit()
         os._exit(EXIT_CODE)
 
     def __enter__(self) -> Self:
         self.beat("the start", slow=True)
-        if self._timeout > 0:
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()

@@ -46,7 +46,15 @@ def test_slow_work_is_given_time(ended, monkeypatch):
         assert dog.overdue() == limit
 
 
-def test_zero_is_never(ended):
-    with watchdog.Watchdog(0.0):
-        assert "watchdog" not in [thread.name for thread in threading.enumerate()]
-    assert not ended.codes
+def test_zero_is_never_until_the_run_is_asked_to_stop(ended, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    dog = watchdog.Watchdog(0.0)
+    now[0] = 1e9
+    assert dog.overdue() is None
+    dog.hurry()
+    dog.beat("the start of saving", slow=True)
+    now[0] += watchdog.GRACE
+    assert dog.overdue() is None
+    now[0] += 0.5
+    assert dog.overdue() == watchdog.GRACE
