@@ -5,6 +5,7 @@ more than one process is anything started, so a laptop, a notebook, a job of one
 TPU VM stay as they are.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -127,11 +128,13 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     patience = threading.Timer(10, _say_waiting, [job])
     patience.daemon = True
     patience.start()
+    joined = threading.Event()
     try:
         if job.index:
+            threading.Thread(target=_hear_refusal, args=(job.address, joined), daemon=True).start()
             _wait_for(job.address, timeout)
         else:
-            _check_free(job.address)
+            _check_free(job)
         jax.distributed.initialize(
             job.address,
             job.count,
@@ -143,6 +146,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
         )
     finally:
         patience.cancel()
+        joined.set()
     together.fall_together()
 
 
@@ -169,15 +173,48 @@ def _wait_for(address: str, timeout: float) -> None:
             time.sleep(0.2)
 
 
-def _check_free(address: str) -> None:
+def _check_free(job: Job) -> None:
     """A port that is taken would be an abort, or somebody else's job."""
-    port = int(address.rpartition(":")[2])
+    port = int(job.address.rpartition(":")[2])
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:
+            _tell_refusal(job)
             raise ValueError(
                 f"process 0 cannot listen on port {port} ({error.strerror}): choose another port "
                 "in --distributed=host:port,n,i, or set JAX_COORDINATOR_PORT"
             ) from error
+
+
+def _beside(address: str) -> tuple[str, int, bytes]:
+    """(host, port, message): where process 0 tells that the port of `address` was refused to it."""
+    host, _, port = address.rpartition(":")
+    message = f"hsvit_jax: no port {port}".encode()
+    return host.strip("[]"), int(port) + (1 if int(port) < 65535 else -1), message
+
+
+def _tell_refusal(job: Job, seconds: float = 10.0) -> None:
+    """Tells the other processes on the next port; in vain where that is taken or closed too."""
+    _, port, message = _beside(job.address)
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(OSError), socket.create_server(("", port)) as server:
+        for _ in range(job.count - 1):
+            server.settimeout(max(deadline - time.monotonic(), 0.01))
+            with server.accept()[0] as other:
+                other.sendall(message)
+
+
+def _hear_refusal(address: str, joined: threading.Event) -> None:
+    """Ends this process when process 0 says that it cannot listen, until the job is joined.
+
+    In a thread: jax waits for process 0 in a call that nothing ends, if a stranger has its port.
+    """
+    host, port, message = _beside(address)
+    while not joined.wait(0.5):
+        with contextlib.suppress(OSError), socket.create_connection((host, port), 2) as other:
+            if other.recv(64) == message:
+                print(f"process 0 cannot listen at {address}, as it says itself", file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(1)

@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, data, metrics, optim, signals
+from hsvit_jax import checkpoint, data, metrics, optim, signals, together
 from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
@@ -23,6 +23,22 @@ from hsvit_jax.signals import Diverged
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4
+
+
+def _start_together(step: Any) -> Callable:
+    """A jitted step, compiled for its first arguments; no process runs it before all are there.
+
+    Gloo gives up when the first collective of some processes is 30 s ahead of the others'.
+    """
+    compiled: list[Callable] = []
+
+    def run(*args: Any) -> Any:
+        if not compiled:
+            compiled.append(step.lower(*args).compile())
+            together.barrier("compiled")
+        return compiled[0](*args)
+
+    return run
 
 
 @dataclasses.dataclass
@@ -133,7 +149,8 @@ class Loop:
             aggregate=config.mesh.aggregate,
             gradients=config.mesh.gradients,
         )
-        train_step = step_lib.jit_step(pure, state, run.mesh, run.model, donate=donate)
+        jitted = step_lib.jit_step(pure, state, run.mesh, run.model, donate=donate)
+        train_step = _start_together(jitted)
         batch_of = self._resident() if run.dataset.resident else self._streamed(int(state["step"]))
         return lambda state, number: train_step(state, batch_of(number))
 
@@ -265,7 +282,7 @@ class Loop:
 
     def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
         """Saves the state as step `number`."""
-        self.watchdog.beat(f"the start of saving step {number}", slow=True)
+        self.watchdog.beat(f"the start of saving step {number}", saving=True)
         plain = step_lib.to_plain(state)
         self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
         self.watchdog.beat(f"saving step {number}")

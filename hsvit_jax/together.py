@@ -5,6 +5,7 @@ through the devices, so that it also works before the first compilation and besi
 hangs. With one process every function here is the plain thing.
 """
 
+import collections
 import contextlib
 import hashlib
 import itertools
@@ -31,6 +32,7 @@ _PAUSE = 1.5  # seconds between two questions whether another process fell
 _HOUR_MS = 3_600_000
 _HEARD_MS = 5_000  # how long others wait for process 0 to say what they would say
 _numbers = itertools.count()
+_barriers: collections.Counter[str] = collections.Counter()
 _left: list[int] | None = None  # the processes that are left, once some are lost
 
 
@@ -154,9 +156,17 @@ def leave(code: int) -> int:
         return code
     sys.stdout.flush()
     sys.stderr.flush()
-    if not meet("leave", 120.0 if code == 0 else 5.0):
+    if not _part("leave", 120.0 if code == 0 else 5.0):
         _pull_down(code, f"exit code {code}")
     os._exit(code)
+
+
+def _part(what: str, seconds: float) -> bool:
+    """As `barrier`, and process 0 lingers: the store ends with it and takes the others down."""
+    met = barrier(what, seconds)
+    if is_lead():
+        time.sleep(0.5)
+    return met
 
 
 def go_on_with(processes: set[int]) -> None:
@@ -165,20 +175,20 @@ def go_on_with(processes: set[int]) -> None:
     _left = sorted(processes)
 
 
-def meet(what: str, seconds: float) -> bool:
+def barrier(what: str, seconds: float = 3600.0) -> bool:
     """Waits at most `seconds` for every process to call this; whether they did.
 
-    The store ends with process 0 and takes the others down, so it leaves a little later.
+    With one process it does nothing. All processes call it equally often for the same `what`.
     """
     client = _client()
+    if client is None:
+        return True
+    _barriers[what] += 1
     try:
-        client.wait_at_barrier(f"hsvit/{what}", int(seconds * 1000), _left)
+        client.wait_at_barrier(f"hsvit/{what}/{_barriers[what]}", int(seconds * 1000), _left)
         return True
     except jax.errors.JaxRuntimeError:
         return False
-    finally:
-        if is_lead():
-            time.sleep(0.5)
 
 
 def fall_together() -> None:
@@ -203,7 +213,7 @@ def _die(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 def leave_stalled() -> None:
     """Before the watchdog ends this process: lets the others get there too, or ends them alike."""
-    if _client() is not None and not meet("stalled", 5.0):
+    if _client() is not None and not _part("stalled", 5.0):
         _pull_down(watchdog.EXIT_CODE, "a stall")
 
 

@@ -15,7 +15,8 @@ EXIT_CODE = 75
 #: Seconds without progress that a run is granted once it was asked to stop; schedulers kill at 180.
 GRACE = 150.0
 
-# Seconds more for what may take long and tells nothing on the way: compiling, saving.
+# Seconds more for what may take long and tells nothing on the way: compiling; saving has three
+# times the timeout more, and no more than this.
 _SLOW = 1800.0
 
 
@@ -39,10 +40,10 @@ class Watchdog:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def beat(self, what: str, *, slow: bool = False) -> None:
+    def beat(self, what: str, *, slow: bool = False, saving: bool = False) -> None:
         """Something was done, told as `what` if it remains the last. slow: until the next beat half
-        an hour more is granted, for work that may compile or write a lot."""
-        self._extra = _SLOW if slow else 0.0
+        an hour more is granted, for work that may compile; saving: three timeouts more."""
+        self._extra = _SLOW if slow else min(_SLOW, 3 * self._timeout) if saving else 0.0
         self._last, self._what = time.monotonic(), what
 
     def hurry(self) -> None:

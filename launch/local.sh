@@ -10,7 +10,8 @@
 # --port P     the port where process 0 waits for the others (default: a free one)
 #
 # PYTHON names the interpreter; HSVIT_GRACE the seconds that the others have to end by themselves
-# once a process has failed (default 15).
+# once a process has failed (default 15). With --recoverable a process other than 0 that is killed
+# ends none, and the exit code is that of the others.
 #
 # Every line of output begins with the number of its process. SIGTERM is passed on to one process,
 # which tells the others; Ctrl-C to all. A second one ends everything at once. The exit code is that
@@ -46,8 +47,11 @@ while (($#)); do
   esac
 done
 (($#)) || usage 'no flags for hsvit_jax.main, for example --config=configs/c2a2.py:digits,tiny'
+recoverable=0
 for word; do
   case $word in
+    --recoverable | --recoverable=true) recoverable=1 ;;
+    --norecoverable | --recoverable=false) recoverable=0 ;;
     --distributed | --distributed=*) usage 'leave --distributed out: this script sets it' ;;
   esac
 done
@@ -159,8 +163,10 @@ while ((${#running[@]})); do
     fi
     ended=0
     wait "${pids[i]}" || ended=$?
-    if (($(rank "$ended") > $(rank "$first"))); then first=$ended; fi
     if ((ended != 0)); then echo "local.sh: process $i ended with code $ended" >&2; fi
+    # A process that was killed is what --recoverable is for, unless it was the one that the others need.
+    if ((recoverable && i && ended > 128)); then continue; fi
+    if (($(rank "$ended") > $(rank "$first"))); then first=$ended; fi
   done
   if ((code == 0 && first != 0)); then
     code=$first

@@ -3,6 +3,7 @@ but ports that do not answer. Real processes: test_processes.py."""
 
 import socket
 import sys
+import threading
 import types
 
 import pytest
@@ -160,13 +161,22 @@ def test_a_process_0_that_does_not_answer(untouched):
             distributed.start(distributed.Job(address, 2, 1), timeout=0.0)
 
 
-def test_a_port_that_is_taken(untouched):
+def test_a_port_that_is_taken(untouched, monkeypatch, capfd):
+    """By a stranger, who answers: process 0 tells process 1, which would wait for five minutes."""
+    ended, codes = threading.Event(), []
+    monkeypatch.setattr(distributed.os, "_exit", lambda code: (codes.append(code), ended.set()))
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
+        address = f"127.0.0.1:{port}"
+        other = threading.Thread(target=distributed._hear_refusal, args=(address, ended))
+        other.start()
         with pytest.raises(ValueError, match=f"process 0 cannot listen on port {port}"):
-            distributed.start(distributed.Job(f"127.0.0.1:{port}", 2, 0))
+            distributed.start(distributed.Job(address, 2, 0))
+        other.join(60)
+    assert codes == [1]
+    assert capfd.readouterr().err == f"process 0 cannot listen at {address}, as it says itself\n"
 
 
 def test_alone_everything_is_plain():

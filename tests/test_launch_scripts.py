@@ -64,11 +64,21 @@ _HEARS = (
 )
 
 
-def start(env: dict) -> subprocess.Popen:
+def start(env: dict, *flags: str) -> subprocess.Popen:
     """local.sh in a session of its own, as a terminal would have it; returns once both are up."""
     out = Path(env["OUT"])
     process = subprocess.Popen(
-        [sys.executable, "-c", _HEARS, str(LAUNCH / "local.sh"), "-n", "2", "--", "--config=x"],
+        [
+            sys.executable,
+            "-c",
+            _HEARS,
+            str(LAUNCH / "local.sh"),
+            "-n",
+            "2",
+            "--",
+            "--config=x",
+            *flags,
+        ],
         env={**os.environ, **env},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -167,6 +177,20 @@ def test_local_ends_the_others_when_one_fails(local):
     assert finish(process) == 1
     assert signals_of(out) == ["", ""]  # SIGTERM would be swallowed
     assert not is_running(out, 0)
+
+
+@pytest.mark.parametrize(("todo", "code"), [("go:0 137", 0), ("137 hang", 137), ("hang 1", 1)])
+def test_local_leaves_the_survivors_of_a_recoverable_run_alone(local, todo, code):
+    """Only a process that was killed can be spared, and process 0 cannot."""
+    env, out = local
+    env = {**env, "DO": todo, "HSVIT_GRACE": "1"}
+    process = start(env, "--recoverable")
+    if code == 0:
+        wait_until(lambda: not is_running(out, 1))
+        time.sleep(2)  # twice the grace
+        assert is_running(out, 0)
+        (out / "go").touch()
+    assert finish(process) == code
 
 
 def test_local_passes_sigterm_to_one_and_waits_for_all(local):

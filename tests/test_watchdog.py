@@ -38,8 +38,13 @@ def test_slow_work_is_given_time(ended, monkeypatch):
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
     dog = watchdog.Watchdog(10.0)
     assert dog.overdue() is None
-    for what, slow, limit in (("the start", True, 1810.0), ("a", False, 10), ("b", True, 1810)):
-        dog.beat(what, slow=slow)
+    for what, kind, limit in (
+        ("the start", {"slow": True}, 1810.0),
+        ("a", {}, 10),
+        ("b", {"slow": True}, 1810),
+        ("c", {"saving": True}, 40),
+    ):
+        dog.beat(what, **kind)
         now[0] += limit
         assert dog.overdue() is None
         now[0] += 0.5
@@ -53,7 +58,7 @@ def test_zero_is_never_until_the_run_is_asked_to_stop(ended, monkeypatch):
     now[0] = 1e9
     assert dog.overdue() is None
     dog.hurry()
-    dog.beat("the start of saving", slow=True)
+    dog.beat("the start of saving", saving=True)
     now[0] += watchdog.GRACE
     assert dog.overdue() is None
     now[0] += 0.5
