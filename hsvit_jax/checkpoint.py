@@ -263,6 +263,7 @@ class Checkpoints:
         except Exception as error:
             if self._manager is not None:
                 self._manager.reload()  # it forgets steps it meant to delete after the save
+            folder.clear_cut_short(self.directory)
             raise CheckpointError(
                 f"{what}: {brief(error)}. Earlier steps are untouched; free some space or check "
                 "the disk, then save again."

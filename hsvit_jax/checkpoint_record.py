@@ -7,6 +7,7 @@ JSON of the form {"sha256": digest of content, "content": {"format", "step", "me
 from __future__ import annotations
 
 import hashlib
+import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -190,6 +191,8 @@ def brief(error: BaseException) -> str:
     """The first line of a message: Orbax and TensorStore append whole specifications."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if os.strerror(errno.ENOSPC) in str(error):
+        return os.strerror(errno.ENOSPC)
     text = next(iter(str(error).splitlines()), "")[:300]
     return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
 
