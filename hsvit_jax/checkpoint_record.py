@@ -6,9 +6,10 @@ JSON of the form {"sha256": digest of content, "content": {"format", "step", "me
 
 from __future__ import annotations
 
-import hashlib
 import errno
+import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
