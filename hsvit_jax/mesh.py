@@ -231,7 +231,8 @@ class _MeshShare:
     """A `models.network.Share` of one device of the `group` axis, inside the manual region."""
 
     def __init__(self, mesh: Mesh, aggregate: str) -> None:
-        self.size, self.aggregate = mesh.shape[GROUP], aggregate
+        self.size, self.ordered = mesh.shape[GROUP], aggregate == "ordered"
+        self.bf16 = aggregate == "bf16" and self.size > 1
 
     def take(self, x: jax.Array, axis: int) -> jax.Array:
         here = x.shape[axis] // self.size
@@ -241,9 +242,9 @@ class _MeshShare:
         return lax.all_gather(x, GROUP, axis=axis, tiled=True)
 
     def total(self, x_GBD: jax.Array) -> jax.Array:
-        if self.aggregate == "ordered":
+        if self.ordered:
             return lax.all_gather(x_GBD, GROUP, axis=0, tiled=True, to="invarying").sum(0)
-        if self.aggregate == "bf16" and self.size > 1:
+        if self.bf16:
             total_BD = _bf16_votes(self.size)(x_GBD.astype(jnp.float32).sum(0))
             return total_BD.astype(x_GBD.dtype)
         return lax.psum(x_GBD.sum(0), GROUP)
