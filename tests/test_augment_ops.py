@@ -75,7 +75,7 @@ def to_pillow(image_HWC: np.ndarray) -> Image.Image:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("shape", [(32, 32, 3), (19, 37, 3), (29, 23, 1), (2, 5, 3)])
+@pytest.mark.parametrize("shape", [(19, 37, 3), (29, 23, 1), (2, 5, 3)])
 def test_every_op_bin_and_sign_equals_pillow(shape, wide):
     height, width, channels = shape
     images_NHWC = sample_images(height, width, channels)

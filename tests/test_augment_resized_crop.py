@@ -29,9 +29,7 @@ def pillow(image_HWC: np.ndarray, box, mirrored: bool) -> np.ndarray:
     return np.asarray(resized)[:, :: -1 if mirrored else 1]
 
 
-@functools.cache
-def compiled():
-    return jax.jit(resized_crop.resize_boxes)
+resize_boxes = jax.jit(resized_crop.resize_boxes)
 
 
 @pytest.mark.parametrize("size", [(29, 37), (64, 48)])
@@ -45,7 +43,7 @@ def test_given_boxes_are_pillow_s_to_the_bit(size):
     images = noise((len(boxes), *size, 3))
     images[7], images[8] = 0, 255
     mirrored = np.arange(len(boxes)) % 3 == 1
-    found = compiled()(images, np.array(boxes, np.int32), mirrored)
+    found = resize_boxes(images, np.array(boxes, np.int32), mirrored)
     assert found.dtype == jnp.uint8
     expected = [pillow(*args) for args in zip(images, boxes, mirrored, strict=True)]
     np.testing.assert_array_equal(found, np.stack(expected))
@@ -54,7 +52,7 @@ def test_given_boxes_are_pillow_s_to_the_bit(size):
 def test_at_a_large_image_s_size_too():
     """Weights and places stay within 32 bits."""
     images, box = noise((1, 3, 8191, 1)), (1, 17, 2, 8100)
-    found = compiled()(images, np.array([box], np.int32), np.zeros(1, bool))
+    found = resize_boxes(images, np.array([box], np.int32), np.zeros(1, bool))
     expected = pillow(images[0, ..., 0], box, False)
     np.testing.assert_array_equal(found[0, ..., 0], expected)
 
@@ -113,17 +111,21 @@ def test_what_never_fits_falls_back_to_the_centre(size, box):
     assert (drawn(5, size, (1.0, 1.0)) == box).all()
 
 
+@functools.cache
+def compiled(settings: Augment):
+    return jax.jit(lambda *args: train_batch(settings, *args))
+
+
 def run(settings, images, ids, seed=0):
-    step = jax.jit(lambda *args: train_batch(settings, *args))
     labels = np.zeros(len(images), np.int32)
     keys = jax.random.key(seed), jax.random.key(1)
     if isinstance(images, jax.Array):
         labels = jax.device_put(labels, images.sharding)
-    return np.asarray(step(*keys, images, labels, ids)[0])
+    return np.asarray(compiled(settings)(*keys, images, labels, ids)[0])
 
 
 def test_a_batch_is_cropped_by_its_own_draws():
-    """What train_batch gives is its boxes' pixels, mirrored half of the time."""
+    """The batch holds the pixels of its boxes, mirrored half of the time."""
     images, ids = noise((40, 13, 17, 3)), np.arange(40, dtype=np.int32) * 31 + 5
     boxes = resized_crop.random_boxes(jax.random.key(0), ids, (13, 17), (0.08, 1.0))
     plain = run(RAW, images, ids)
@@ -157,9 +159,8 @@ def test_the_other_draws_stay():
     assert (found == 0).any()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_settings_out_of_range_are_refused():
+    for change, message in (
         ({"random_resized_crop": (0.5,)}, r"random_resized_crop is \(0.5,\).*\(0.08, 1.0\)"),
         ({"random_resized_crop": (0.0, 1.0)}, r"is \(0.0, 1.0\)"),
         ({"random_resized_crop": (0.9, 0.5)}, r"is \(0.9, 0.5\)"),
@@ -167,11 +168,9 @@ def test_the_other_draws_stay():
         ({"random_resized_crop": (0.5, float("nan"))}, "nan"),
         ({"random_resized_crop": 0.5}, "is 0.5"),
         ({"crop_padding": 4}, "crop_padding is 4: set it to 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(RAW, **change)
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(RAW, **change)
 
 
 def test_a_list_is_a_tuple():

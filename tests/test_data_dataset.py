@@ -1,5 +1,7 @@
 """Splits are disjoint, complete, stratified and the same everywhere."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -10,31 +12,28 @@ def parts(*counts_and_codes):
     return np.concatenate([np.full(n, code, np.int8) for n, code in counts_and_codes])
 
 
-@pytest.mark.parametrize("val_fraction", [0, 0.1, 0.37, 0.8])
-@pytest.mark.parametrize(
-    "given",
-    [
-        parts((211, UNSPLIT)),
-        parts((150, TRAIN), (61, TEST)),
-        parts((150, TRAIN), (30, VAL), (31, TEST)),
-    ],
+GIVEN = (
+    parts((211, UNSPLIT)),
+    parts((150, TRAIN), (61, TEST)),
+    parts((150, TRAIN), (30, VAL), (31, TEST)),
 )
-def test_disjoint_and_complete(given, val_fraction):
+
+
+def test_disjoint_and_complete():
     labels = np.arange(211) * 7 % 5
-    train, val, test = assign_splits(labels, given, val_fraction)
-    together = np.concatenate([train, val, test])
-    np.testing.assert_array_equal(np.sort(together), np.arange(211))
-    for split in (train, val, test):
-        assert (np.diff(split) > 0).all()
-    if VAL in given:
-        np.testing.assert_array_equal(val, np.flatnonzero(given == VAL))
-    else:
-        per_class = np.bincount(labels[(given == TRAIN) | (given == UNSPLIT)])
-        np.testing.assert_allclose(
-            np.bincount(labels[val], minlength=5), per_class * val_fraction, atol=0.51
-        )
-    if UNSPLIT in given:
-        np.testing.assert_allclose(np.bincount(labels[test]), 4, atol=0.51)
+    for given, val_fraction in itertools.product(GIVEN, (0, 0.1, 0.37, 0.8)):
+        train, val, test = assign_splits(labels, given, val_fraction)
+        together = np.concatenate([train, val, test])
+        np.testing.assert_array_equal(np.sort(together), np.arange(211))
+        for split in (train, val, test):
+            assert (np.diff(split) > 0).all()
+        if VAL in given:
+            np.testing.assert_array_equal(val, np.flatnonzero(given == VAL))
+        else:
+            wanted = np.bincount(labels[(given == TRAIN) | (given == UNSPLIT)]) * val_fraction
+            np.testing.assert_allclose(np.bincount(labels[val], minlength=5), wanted, atol=0.51)
+        if UNSPLIT in given:
+            np.testing.assert_allclose(np.bincount(labels[test]), 4, atol=0.51)
 
 
 def test_the_choice_is_fixed_for_good():

@@ -64,24 +64,21 @@ def test_a_file_of_unknown_length_is_checked_by_its_checksum(host, tmp_path):
     assert path.read_bytes() == BODY
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "limit", "why"),
-    [
+def test_a_failed_download_leaves_nothing_behind(host, tmp_path):
+    for path, body, limit, why in (
         ("good.gz", b"other", 1 << 30, "checksum sha256:.*, expected sha256:"),
         ("cut.gz", BODY, 1 << 30, "ended after 640,000 of 1,280,000 bytes|connection failed"),
         ("gone.gz", BODY, 1 << 30, "answers 404"),
         ("good.gz", BODY, 1000, "1,280,000 bytes, too many"),
         ("unknown-length.gz", BODY, 1000, "more than 1,000 bytes came"),
-    ],
-)
-def test_what_goes_wrong_leaves_nothing_behind(path, body, limit, why, host, tmp_path):
-    with pytest.raises(DataUnavailable, match=why) as error:
-        fetch(remote(f"{host}/{path}", body, limit), tmp_path, "set")
-    message = str(error.value)
-    assert f"{host}/{path}" in message
-    assert str(tmp_path / "set" / path) in message
-    assert "':digits'" in message
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    ):
+        with pytest.raises(DataUnavailable, match=why) as error:
+            fetch(remote(f"{host}/{path}", body, limit), tmp_path, "set")
+        message = str(error.value)
+        assert f"{host}/{path}" in message
+        assert str(tmp_path / "set" / path) in message
+        assert "':digits'" in message
+        assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
 def test_nobody_listening(tmp_path, monkeypatch):
@@ -125,7 +122,8 @@ def test_wrong_files_already_here_are_reported_and_kept(tmp_path):
     assert path.read_bytes() == b"half of it"
 
 
-def test_leftovers_of_a_killed_download_are_not_used(host, tmp_path):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set/good.gz.part-123-abc").write_bytes(BODY[:10])
+def test_leftovers_of_a_killed_download_are_removed(host, tmp_path):
+    (tmp_path / "set/.good.gz.part-abc").mkdir(parents=True)
+    (tmp_path / "set/.good.gz.part-abc/good.gz").write_bytes(BODY[:10])
     assert fetch(remote(f"{host}/good.gz"), tmp_path, "set").read_bytes() == BODY
+    assert [path.name for path in (tmp_path / "set").iterdir()] == ["good.gz"]

@@ -34,19 +34,17 @@ def split(bad: int = -1) -> Split:
     return Split(np.arange(N, dtype=np.int32) % 7, None, Reader(bad))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
-@pytest.mark.parametrize("prefetch", [1, 4])
-def test_order_is_that_of_the_index_batches(threads, prefetch):
+def test_order_is_that_of_the_index_batches():
     rng = np.random.default_rng(0)
     batches = [rng.integers(0, N, size) for size in (8, 8, 8, 3, 1, 11)]
-    got = list(stream_batches(split(), iter(batches), threads=threads, prefetch=prefetch))
-    assert len(got) == len(batches)
-    for (images, labels, indices), expected in zip(got, batches, strict=True):
-        np.testing.assert_array_equal(indices, expected)
-        np.testing.assert_array_equal(labels, expected % 7)
-        np.testing.assert_array_equal(images[:, 2, 4, 1], expected)
-        assert images.shape == (len(expected), 3, 5, 2)
-        assert (images.dtype, labels.dtype, indices.dtype) == (np.uint8, np.int32, np.int64)
+    for threads, prefetch in itertools.product((1, 2, 16), (1, 4)):
+        got = list(stream_batches(split(), iter(batches), threads=threads, prefetch=prefetch))
+        for (images, labels, indices), expected in zip(got, batches, strict=True):
+            np.testing.assert_array_equal(indices, expected)
+            np.testing.assert_array_equal(labels, expected % 7)
+            np.testing.assert_array_equal(images[:, 2, 4, 1], expected)
+            assert images.shape == (len(expected), 3, 5, 2)
+            assert (images.dtype, labels.dtype, indices.dtype) == (np.uint8, np.int32, np.int64)
 
 
 def test_places_may_be_asked_for_in_any_order():
@@ -98,21 +96,15 @@ def test_errors_of_the_index_iterator_come_through():
         list(stream_batches(split(), batches()))
 
 
-@pytest.mark.parametrize(
-    ("batch", "error", "message"),
-    [
+def test_bad_index_batches_and_options():
+    for batch, error, message in (
         (np.array([N]), IndexError, "do not fit a split of 29"),
         (np.array([-1]), IndexError, "do not fit"),
         (np.zeros((2, 2), int), ValueError, "one or more integers"),
         (np.array([], int), ValueError, "one or more integers"),
         (np.array([0.5]), ValueError, "one or more integers"),
-    ],
-)
-def test_bad_index_batches(batch, error, message):
-    with pytest.raises(error, match=message):
-        list(stream_batches(split(), iter([np.arange(3), batch])))
-
-
-def test_bad_options():
+    ):
+        with pytest.raises(error, match=message):
+            list(stream_batches(split(), iter([np.arange(3), batch])))
     with pytest.raises(ValueError, match="at least 1, got 0 and 4"):
         stream_batches(split(), iter([]), threads=0)

@@ -269,7 +269,7 @@ def test_archives_that_are_damaged_or_bombs(tmp_path, train):
 
 @pytest.mark.slow
 def test_a_killed_decode_leaves_nothing_for_long(tmp_path, train):
-    """What it left is removed at the next start; what a living process makes is not."""
+    """Its scratch folder is removed at the next start; that of a living process is not."""
     root = make(tmp_path / "set", 400)
     words = [*COMMAND, f"{CONFIG}:folder={root},tiny", f"--workdir={tmp_path / 'run'}", *SHORT]
     variables = environment(HSVIT_DATA_DIR=str(tmp_path / "data"))
