@@ -146,9 +146,8 @@ def _build(run: Run, state: dict, part: str, folder: Path, beat: Callable[[], No
                 placed = mesh_lib.put_batch(run.mesh, images)
                 made = np.asarray(compiled(state["params"], state["stats"], placed))[valid]
                 if not place:
-                    out = np.lib.format.open_memmap(
-                        scratch / f"{name}.npy", "w+", np.float32, (len(split), *made.shape[1:])
-                    )
+                    shape = (len(split), *made.shape[1:])
+                    out = cache.new_array(scratch / f"{name}.npy", np.float32, shape)
                 out[place : place + len(made)] = made
                 place += len(made)
             out.flush()
