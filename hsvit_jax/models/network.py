@@ -220,6 +220,8 @@ class Network(abc.ABC):
             name: jax.lax.stop_gradient(part) if name in self.frozen else part
             for name, part in params.items()
         }
+        # BatchNorm would write into a NumPy array: the caller's, or a constant of what jit traces.
+        stats = jax.tree.map(jnp.asarray, stats)
         dtype = self.dtype if self.dtype != jnp.float32 else images_BHWC.dtype
         call = Call(train, words, example_ids_B, batch_axes, share, votes_G, look)
         logits_BK, stats = self.forward(params, stats, images_BHWC.astype(dtype), call)

@@ -1,0 +1,37 @@
+"""A network as pure functions: what `apply` is given stays as it is."""
+
+import jax
+import numpy as np
+
+from hsvit_jax.models import network
+from hsvit_jax.models.layers import BatchNorm
+
+
+class Normalised(network.Network):
+    """A BatchNorm, the mean of whose output over the image is the logits."""
+
+    def __init__(self):
+        super().__init__(type("Config", (), {"image_size": (2, 2), "image_channels": 3}))
+
+    def parts(self, key):
+        return {"norm": BatchNorm(3)}
+
+    def forward(self, params, stats, images_BHWC, call):
+        bound = self.bind(params, stats)
+        return bound["norm"](images_BHWC, train=call.train).mean((1, 2)), bound.stats()
+
+    def layer_table(self):
+        return []
+
+
+def test_training_leaves_numpy_statistics_as_they_are():
+    model = Normalised()
+    params, stats = given = jax.tree.map(np.array, model.init(jax.random.key(0)))
+    before = jax.tree.map(np.copy, given)
+    images = np.random.default_rng(0).normal(size=(4, 2, 2, 3)).astype(np.float32)
+    expected = model.apply(*jax.tree.map(jax.numpy.asarray, given), images, train=True)
+    assert np.abs(expected[1]["norm"]["mean"]).max() > 0
+    closed_over = jax.jit(lambda x: model.apply(params, stats, x, train=True))
+    for found in (model.apply(params, stats, images, train=True), closed_over(images)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+        jax.tree.map(np.testing.assert_array_equal, given, before)
