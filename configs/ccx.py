@@ -19,6 +19,11 @@ precision (say bf16 for something near it), and the best of three runs. The feed
 and paths are dropped, as in the scripts; the paper says 256 and none. On digits the recipe `strong`
 has 8×8 tokens, one for each pixel of the original images, and 16 landmarks or projected positions.
 
+Performer and Nyström divide by a maximum for stability. The authors take it over the whole batch,
+so that an image's logits depend on the images beside it; here it is each image's own
+(`model.batch_coupling=False`), and the logits differ by 2e-3 to 4e-2 of the largest. A network
+converted from the authors' weights computes as theirs does (True).
+
     python -m hsvit_jax.main --config=configs/ccx.py:ccn,cifar10
     python -m hsvit_jax.main --config=configs/ccx.py:cct,tiny_imagenet,paper
     python -m hsvit_jax.main --config=configs/ccx.py:folder=my_images

@@ -18,6 +18,11 @@ does not say how many epochs; the authors' scripts have 40 to 150, here 100. Not
 precision (say bf16 for something near it), and the best of three runs. On digits the recipe
 `strong` has stages of 16×16, 8×8 and 8×8 tokens, and 16 landmarks or projected positions.
 
+Performer and Nyström divide by a maximum for stability. The authors take it over the whole batch,
+so that an image's logits depend on the images beside it; here it is each image's own
+(`model.batch_coupling=False`), and the logits differ by 2e-3 to 4e-2 of the largest. A network
+converted from the authors' weights computes as theirs does (True).
+
     python -m hsvit_jax.main --config=configs/cvx.py:cvn,cifar10
     python -m hsvit_jax.main --config=configs/cvx.py:cvt,tiny_imagenet,paper
     python -m hsvit_jax.main --config=configs/cvx.py:folder=my_images

@@ -26,6 +26,11 @@ name. Dropout is what the scripts have for each variant; the paper says 0. On di
 `strong` has 8×8 tokens, one for each pixel of the original images, and 16 landmarks or projected
 positions.
 
+Performer and Nyström divide by a maximum for stability. The authors take it over the whole batch,
+so that an image's logits depend on the images beside it; here it is each image's own
+(`model.batch_coupling=False`), and the logits differ by 2e-3 to 4e-2 of the largest. A network
+converted from the authors' weights computes as theirs does (True).
+
     python -m hsvit_jax.main --config=configs/vix.py:vin,hybrid,cifar10
     python -m hsvit_jax.main --config=configs/vix.py:vit,cifar10,paper
     python -m hsvit_jax.main --config=configs/vix.py:vin,hybrid,rope,folder=my_images

@@ -61,9 +61,9 @@ def make_evaluator(
 ) -> Callable[..., Evaluation]:
     """A function (params, stats, split, batch) → Evaluation; it compiles once per batch size.
 
-    The last batch is filled up with copies of the first example that count for nothing. A fifth
-    argument, `before_batch`, is called before each batch and may raise to give up. Raises
-    ValueError for an empty split.
+    The last batch is padded as by `padded_batches`, which counts for nothing. A fifth argument,
+    `before_batch`, is called before each batch and may raise to give up. Raises ValueError for an
+    empty split.
     """
     forward = make_forward(model, mesh, mean, std, aggregate, votes_G)
 
@@ -126,15 +126,17 @@ def padded_batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Every example once, in order: (images uint8, labels int32, valid bool), all of one size.
 
-    The size is `batch`, or less for a small split, rounded up to a multiple of the data axis. rows:
-    the places in a batch that are wanted, all when left out; no other image is read.
+    The size is `batch`, or less for a small split, rounded up to a multiple of the data axis. The
+    last batch is padded with copies of its own first example, which change no maximum over the
+    batch (`Mixing.batch_coupling`). rows: the places in a batch that are wanted, all when left out;
+    no other image is read.
     """
     size = _size(split, batch, multiple)
     for start in range(0, len(split), size):
         index = np.arange(start, start + size)
         index = index if rows is None else index[rows]
         valid = index < len(split)
-        index = np.where(valid, index, 0)
+        index = np.where(valid, index, start)
         yield split.gather(index), split.labels[index].astype(np.int32), valid
 
 

@@ -69,6 +69,9 @@ def test_a_family_s_docstring_claims_the_true_counts(family):
 def test_a_family_s_docstring_names_its_variants_and_default(family):
     text = FILES[family].read_text()
     assert systems.DEFAULT_VARIANT[family] in text
+    assert ("`model.batch_coupling=False`" in text) == (
+        "batch_coupling" in models.FAMILIES[family].DEFAULTS
+    )
     commands = re.findall(r"--config=(\S+)", text)
     assert len(commands) == 3
     for command in commands:

@@ -131,6 +131,26 @@ def test_it_can_be_given_up_between_batches():
     assert len(calls) == 3
 
 
+class Coupled(Linear):
+    """Each logit is multiplied by the largest pixel of the batch, as where maxima are coupled."""
+
+    def apply(self, params, stats, images_BHWC, **others):
+        logits_BK, stats = super().apply(params, stats, images_BHWC, **others)
+        return logits_BK * images_BHWC.max(), stats
+
+
+def test_padding_changes_no_answer_of_a_coupled_network():
+    split, mesh = split_of(11, 7), mesh_lib.make(1, 1, groups=8)
+    images = split.images // 2
+    images[0] = 255  # the brightest, in the first batch alone
+    split = data.Split(split.labels, images, None)
+    evaluator = evaluate.make_evaluator(Coupled(), mesh, mean=(0.4,), std=(0.3,), num_classes=7)
+    padded = evaluator(linear_params(7), {}, split, 8)
+    parts = [data.Split(split.labels[p], images[p], None) for p in (slice(8), slice(8, 11))]
+    losses = [len(p) * evaluator(linear_params(7), {}, p, len(p)).loss for p in parts]
+    assert padded.loss == pytest.approx(sum(losses) / 11, rel=1e-6)
+
+
 def test_padded_batches_cover_everything_once():
     split = split_of(11, 7)
     seen = []

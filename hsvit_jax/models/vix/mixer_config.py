@@ -23,9 +23,10 @@ class Mixing:
     of softmax's weights. rope: queries and keys are turned by their positions. projections: to how
     many positions linformer projects keys and values; one_kv_head: it has one head of them for all
     heads of queries. landmarks, residual_kernel: nystrom's. features: performer's random features,
-    0 for ⌊E·ln E⌋. expansion: of mlp_mixer's hidden layer. batch_coupling: maxima for stability are
-    taken over the batch, as the reference does, instead of over each example. init: see
-    `blocks.start_kernel`. Raises ValueError for what does not fit.
+    0 for ⌊E·ln E⌋. expansion: of mlp_mixer's hidden layer. batch_coupling: performer and nystrom
+    take their maxima for stability over the batch, as the reference does, so that an example's
+    output depends on the others; otherwise over each example. init: see `blocks.start_kernel`.
+    Raises ValueError for what does not fit.
     """
 
     name: str
