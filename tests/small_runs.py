@@ -100,6 +100,8 @@ def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
         drawn = rng.normal(size=leaf.shape).astype(np.float32)
         if name in ("scale", "norm_scale", "var"):
             return np.exp(0.2 * drawn)
+        if name == "features":  # of a Performer: a Gaussian's rows
+            return drawn
         if len(leaf.shape) < 2:
             return 0.2 * drawn
         inner = leaf.shape[-4:-1] if "kernels" in {k.key for k in path} else leaf.shape[-2:-1]

@@ -118,13 +118,14 @@ class Performer(nnx.Module):
     def _positive(self, x_BNTE: Array, shift: Callable[[Array], Array]) -> Array:
         """exp(u − |x|²/2 − shift(u)) + 1e-4, up to a factor that cancels: (B, N, T, R).
 
-        The shift is for stability: it cancels too, but for the 1e-4, so no gradient goes through.
+        The shift is for stability. But for the 1e-4 it cancels too, so the gradient goes through
+        it, as it does in the reference.
         """
         wide = _wide(x_BNTE)
         scale = x_BNTE.shape[-1] ** -0.25
         u = (wide * scale) @ self.features[...].astype(wide.dtype).T
         norm = 0.5 * scale**2 * jnp.square(wide).sum(-1, keepdims=True)
-        return jnp.exp(u - norm - shift(lax.stop_gradient(u))) + 1e-4
+        return jnp.exp(u - norm - shift(u)) + 1e-4
 
     def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
         """(B, T, D) → (B, T, D), O(T·R·E) per head."""
