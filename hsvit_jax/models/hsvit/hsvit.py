@@ -293,8 +293,9 @@ class TowerHSViT(Network):
         c = self.config
         if c.tiles == (1, 1):
             return images_BHWC
-        row, column = jnp.divmod(tower % prod(c.tiles), c.tiles[1])
-        places = (0, row * c.tile_size[0], column * c.tile_size[1], 0)
+        zero = jnp.int32(0)  # all of one type, in double precision too
+        row, column = jnp.divmod(zero + tower % prod(c.tiles), c.tiles[1])
+        places = (zero, row * c.tile_size[0], column * c.tile_size[1], zero)
         size = (images_BHWC.shape[0], *c.tile_size, images_BHWC.shape[3])
         return jax.lax.dynamic_slice(images_BHWC, places, size)
 
