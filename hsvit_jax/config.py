@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax import recipes
+from hsvit_jax import config_keys, recipes
 
 #: How CLS tokens are reduced over the `group` axis, and how gradients are sent over `data`.
 AGGREGATES = ("psum", "ordered", "bf16")
@@ -92,13 +92,6 @@ def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
     close = difflib.get_close_matches(word, known, 1, 0.5)
     return f" Did you mean {close[0]}?" if close else ""
 
-
-#: What may be done to a network that a run starts from.
-REFITS = {
-    "classifier": ("keep", "new", "drop_first"),
-    "stem": ("keep", "refit"),
-    "positions": ("keep", "resize"),
-}
 
 #: What an HSViT's sizes rarely change; other families say all of theirs.
 _HSVIT = {
@@ -299,52 +292,16 @@ def _per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[fl
 
 
 def validate(config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError, naming the key and what fits, for values that cannot work together."""
-
-    def require(key: str, fits: bool, expected: str) -> None:
-        if not fits:
-            section, _, name = key.rpartition(".")
-            value = (config[section] if section else config)[name]
-            raise ValueError(f"{key} must be {expected}; got {value!r}")
-
-    train, optim, data = config.train, config.optim, config.data
-    require("seed", 0 <= config.seed < 2**32, "from 0 to 4294967295")
-    require("train.batch", train.batch >= 1, "at least 1")
-    require("eval.batch", config.eval.batch >= 0, "at least 0, 0 for train.batch")
-    require("train.epochs", train.epochs >= 0, "at least 0")
-    require("train.steps", train.steps >= 0, "at least 0")
+    """Raises ValueError for a value outside its key's range (see `config_keys`), and for values
+    that cannot work together."""
+    config_keys.check(config)
+    train = config.train
     if train.epochs and train.steps:
         raise ValueError(
             f"train.epochs={train.epochs:g} and train.steps={train.steps} both say how long to "
             "train: set one of them to 0"
         )
-    require("train.eval_every", train.eval_every >= 1, "at least 1 (epochs)")
-    require("train.log_every", train.log_every >= 1, "at least 1 (steps)")
-    require("train.ema_decay", 0 <= train.ema_decay < 1, "in [0, 1), 0 for none")
-    require("train.bad_steps_limit", train.bad_steps_limit >= 1, "at least 1")
-    require("train.select_on", train.select_on in ("val", "test"), "'val' or 'test'")
-    require("optim.learning_rate", optim.learning_rate > 0, "positive")
-    require("optim.weight_decay", optim.weight_decay >= 0, "at least 0")
-    require("optim.clip_norm", optim.clip_norm >= 0, "at least 0, 0 for none")
-    require(
-        "optim.warmup_epochs",
-        optim.warmup_epochs >= 0 or optim.warmup_epochs == AUTOMATIC,
-        "at least 0, or -1 for the recipe's",
-    )
-    often = ("epoch", "step", "never")
-    require("optim.cosine_per", optim.cosine_per in often, "'epoch', 'step' or 'never'")
-    require("data.val_fraction", 0 <= data.val_fraction < 1, "in [0, 1)")
-    require("data.on_bad_image", data.on_bad_image in ("error", "skip"), "'error' or 'skip'")
-    require("data.channels", data.channels in (1, 3), "1 or 3")
-    require("data.std", min(data.std) > 0, "positive")
-    require("mesh.aggregate", config.mesh.aggregate in AGGREGATES, f"one of {AGGREGATES}")
-    require("mesh.gradients", config.mesh.gradients in GRADIENTS, f"one of {GRADIENTS}")
-    require("checkpoint.every", config.checkpoint.every >= 1, "at least 1 (epochs)")
-    require("checkpoint.keep_latest", config.checkpoint.keep_latest >= 1, "at least 1")
-    require("checkpoint.keep_best", config.checkpoint.keep_best >= 1, "at least 1")
-    for key, known in REFITS.items():
-        require(f"init.{key}", config.init[key] in known, f"one of {known}")
-    if train.select_on == "val" and data.val_fraction == 0:
+    if train.select_on == "val" and config.data.val_fraction == 0:
         raise ValueError(
             "train.select_on='val' needs a held-out validation split, but data.val_fraction=0: "
             "hold some out, or say train.select_on='test' and report it so"
@@ -358,8 +315,17 @@ def eval_batch(config: ml_collections.ConfigDict) -> int:
 
 
 def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
-    """How many optimizer steps a run has: the one place where epochs become steps."""
-    return config.train.steps or round(config.train.epochs * steps_per_epoch)
+    """How many optimizer steps a run has: the one place where epochs become steps.
+
+    Raises ValueError for more than can be counted.
+    """
+    total = config.train.steps or round(config.train.epochs * steps_per_epoch)
+    if total > config_keys.MOST_STEPS:
+        raise ValueError(
+            f"train.epochs={config.train.epochs:g} are {total:,} steps, and at most "
+            f"{config_keys.MOST_STEPS:,} can be counted: lower it"
+        )
+    return total
 
 
 def with_warmup(

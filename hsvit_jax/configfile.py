@@ -7,14 +7,17 @@ trust. The named networks (`c2a2`, `c3a4`, `c4a8`) and the sibling families (`vi
 
 import difflib
 import math
+import reprlib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 
 from hsvit_jax import config as config_lib
+from hsvit_jax import config_keys
+from hsvit_jax.config_keys import leaves
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
@@ -35,7 +38,9 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
         config = _from_file(Path(place), argument or None)
     else:
         config = _from_name(place, argument or None)
-    return override(config, settings)
+    config = override(config, settings)
+    config_lib.validate(config)
+    return config
 
 
 def _from_name(name: str, argument: str | None) -> ml_collections.ConfigDict:
@@ -150,24 +155,14 @@ def _any_of(family: str, variant: str, path: Path) -> dict[str, Any]:
         raise ValueError(f"the configuration of {path}: {error}") from None
 
 
-def leaves(config: ml_collections.ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting as ('section.key', value)."""
-    for key in sorted(config.keys()):
-        value = config[key]
-        if isinstance(value, ml_collections.ConfigDict):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def override(
     config: ml_collections.ConfigDict, settings: Sequence[str]
 ) -> ml_collections.ConfigDict:
     """A copy with 'KEY=VALUE' texts applied; the last one of a key counts.
 
-    Values are read as the type of the value they replace; tuples as '64' or '64,32'. Setting only
-    one of train.epochs and train.steps makes the other 0. Raises ValueError for an unknown key
-    (naming the nearest), a value of another type, and keys that only name what was chosen.
+    Values are read by `config_keys`; tuples as '64' or '64,32'. Setting only one of train.epochs
+    and train.steps makes the other 0. Raises ValueError for an unknown key (naming the nearest), a
+    value that does not fit its key, and keys that only name what was chosen.
     """
     config = config.copy_and_resolve_references()
     known = dict(leaves(config))
@@ -180,7 +175,17 @@ def override(
             raise ValueError(f"{key} needs a value, as in --config.{key}={_shown(known[key])}")
         _refuse_label(key, text)
         section, _, name = key.rpartition(".")
-        (config[section] if section else config)[name] = _value(key, text, known[key])
+        entry = config_keys.of(key, config.model)
+        try:
+            value = entry.parse(text)
+        except (ValueError, OverflowError):
+            value = math.nan
+        if not entry.fits(value):
+            raise ValueError(
+                f"{key} must be {entry.expected}; got {reprlib.repr(text)} "
+                f"(it was {_shown(known[key])})"
+            )
+        (config[section] if section else config)[name] = value
         given.add(key)
     for one, other in (("epochs", "steps"), ("steps", "epochs")):
         if f"train.{one}" in given and f"train.{other}" not in given and config.train[one]:
@@ -214,50 +219,6 @@ def _refuse_label(key: str, text: str) -> None:
         )
 
 
-#: Tuples of numbers that need not be whole.
-_FRACTIONS = ("data.mean", "data.std", "augment.random_resized_crop")
-
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _value(key: str, text: str, old: Any) -> Any:
-    """`text` as the type of `old`."""
-    try:
-        if isinstance(old, bool):
-            return _TRUTH[text.strip().lower()]
-        if isinstance(old, int):
-            return _whole(text)
-        if isinstance(old, float):
-            return _finite(text)
-        if isinstance(old, tuple):
-            number = _finite if key in _FRACTIONS else _whole
-            parts = text.strip().strip("()[]").split(",")
-            return tuple(number(part) for part in parts if part.strip())
-    except (KeyError, ValueError):
-        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
-        expected = kinds.get(type(old), "numbers with commas between them, such as 64,64")
-        raise ValueError(f"{key} must be {expected}; got {text!r} (it was {_shown(old)})") from None
-    return text
-
-
-def _whole(text: str) -> int:
-    """Also '1e3' and '5.0', which mean a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise
-        return int(number)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("neither infinite nor NaN")
-    return number
-
-
 def _shown(value: Any) -> str:
     """A value as it is written on the command line."""
     if isinstance(value, tuple):
@@ -266,5 +227,9 @@ def _shown(value: Any) -> str:
 
 
 def describe(config: ml_collections.ConfigDict) -> str:
-    """Every setting as the flag that sets it, for --help."""
-    return "\n".join(f"  --config.{key}={_shown(value)}" for key, value in leaves(config))
+    """Every setting as the flag that sets it, with its meaning and values, for --help."""
+    lines = []
+    for key, value in leaves(config):
+        entry = config_keys.of(key, config.model)
+        lines += [f"  --config.{key}={_shown(value)}", f"      {entry.meaning}; {entry.expected}"]
+    return "\n".join(lines)
