@@ -88,8 +88,16 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
         ([CONFIG + "x"], "Did you mean tiny?"),
         ([CONFIG + ",cifar10"], "one data set at a time; got digits and cifar10"),
         ([CONFIG, "--config.train.bacth=5"], "'train.bacth'; did you mean train.batch?"),
-        ([CONFIG, "--config.train.batch=abc"], "a whole number; got 'abc'"),
-        ([CONFIG, "--config.train.batch", "abc"], "a whole number; got 'abc'"),
+        ([CONFIG, "--config.train.batch=abc"], "a whole number from 1 to 1048576; got 'abc'"),
+        ([CONFIG, "--config.train.batch", "abc"], "a whole number from 1 to 1048576; got 'abc'"),
+        (
+            [CONFIG, "--config.train.steps=1", "--config.train.epochs=1"],
+            "train.epochs=1 and train.steps=1 both say how long",
+        ),
+        (
+            [CONFIG, "--config.optim.learning_rate=-1"],
+            "optim.learning_rate must be a number above 0",
+        ),
         ([CONFIG, "--mode=evla"], "--mode=evla: value should be one of <train|eval|"),
         ([CONFIG, "--wrokdir=x"], "Did you mean: workdir"),
         ([CONFIG, "--top_k=0"], "--top_k=0"),
@@ -124,10 +132,6 @@ def test_mistakes_in_the_command_line(capfd, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            [CONFIG, "--config.train.steps=1", "--config.train.epochs=1"],
-            "train.epochs=1 and train.steps=1 both say how long",
-        ),
         ([CONFIG, "--config.train.batch=5000"], "train.batch=5000 is larger than the training"),
         ([CONFIG, "--config.data.image_size=30"], "30×30"),
         ([CONFIG, "--config.mesh.group=3"], "mesh.group"),
