@@ -1,155 +1,17 @@
-"""A run that is cut short and started again is the run that was not, bit for bit."""
+"""A run that is cut short and started again is the run that was not, bit for bit.
+
+In one process; real ones, and kill -9, in faults/test_runs.py.
+"""
 
 import dataclasses
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
-import conftest
 import numpy as np
 import pytest
 from small_runs import digest, metric_lines, small_config, small_dataset
 
-from hsvit_jax import checkpoint, loop, train
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def command():
-    """Starts a process of `python -m hsvit_jax.main`; none outlives the test."""
-    started = []
-    environment = {k: v for k, v in os.environ.items() if k != "NPROC"} | {
-        "XLA_FLAGS": conftest.QUICK_FLAGS,
-        "JAX_PLATFORMS": "cpu",
-    }
-
-    def start(workdir, *settings):
-        words = ["--config=configs/c2a2.py:digits,tiny", f"--workdir={workdir}"]
-        words += [f"--config.{setting}" for setting in settings]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hsvit_jax.main", *words],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def finish(process):
-    """(exit code, standard error)"""
-    _, errors = process.communicate(timeout=240)
-    return process.returncode, errors
-
-
-def wait_for_step(process, workdir, step):
-    """Until the metrics tell of a step; fails when the process ends before."""
-    path, deadline = workdir / "metrics.jsonl", time.monotonic() + 240
-    while time.monotonic() < deadline:
-        text = path.read_text() if path.exists() else ""
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        if lines and max(json.loads(line)["step"] for line in lines) >= step:
-            return
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.002)
-    raise AssertionError(f"no step {step} in time")
-
-
-LENGTH = ("train.steps=90", "train.batch=64")  # epochs of 22 steps
-
-
-def test_kill_and_signals_leave_the_same_run(tmp_path, command):
-    """Killed in the second epoch; SIGTERM in the third, Ctrl-C in the fourth, then to the end."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert finish(command(whole, *LENGTH))[0] == 0
-
-    process = command(cut, *LENGTH)
-    wait_for_step(process, cut, 26)
-    process.kill()
-    assert finish(process)[0] == -signal.SIGKILL
-
-    for signum, step, code in ((signal.SIGTERM, 47, 42), (signal.SIGINT, 69, 130)):
-        process = command(cut, *LENGTH)
-        wait_for_step(process, cut, step)
-        process.send_signal(signum)
-        got, errors = finish(process)
-        assert got == code, errors
-        stopped = int(re.search(r"after step (\d+)", errors)[1])
-        assert step <= stopped < step + 19  # within the epoch
-        assert "To go on, give the same command again" in errors and str(cut) in errors
-        assert checkpoint.load_tree(cut)[0] == stopped
-
-    code, errors = finish(command(cut, *LENGTH))
-    assert code == 0, errors
-    assert f"from step {stopped}" in errors
-    assert metric_lines(cut) == metric_lines(whole)
-    steps = [line["step"] for line in metric_lines(cut) if "split" not in line]
-    assert steps == list(range(1, 91))
-    assert digest(cut) == digest(whole)
-    saved = [checkpoint.Checkpoints(w / "checkpoints", read_only=True) for w in (cut, whole)]
-    assert saved[0].best_step() == saved[1].best_step()
-
-    # A finished run is not trained again; another network is refused, in words.
-    before = digest(cut)
-    assert finish(command(cut, *LENGTH))[0] == 0
-    assert digest(cut) == before
-    assert metric_lines(cut) == metric_lines(whole)
-    code, errors = finish(command(cut, *LENGTH, "model.embed_dim=8"))
-    assert code == 1
-    assert "model.embed_dim: checkpoint 16, config 8" in errors
-    assert "params.head.linear.kernel: checkpoint '16×10', config '8×10'" in errors
-    assert "Traceback" not in errors
-    assert digest(cut) == before
-
-
-def test_divergence_ends_the_command_with_3(tmp_path, command):
-    settings = ("optim.learning_rate=1e38", "optim.weight_decay=1e30", "train.bad_steps_limit=2")
-    code, errors = finish(command(tmp_path / "run", *settings))
-    assert code == 3, errors
-    assert "not finite for 2 steps in a row" in errors
-    assert "Traceback" not in errors
-
-
-def test_a_second_signal_ends_at_once():
-    script = (
-        "import time\nfrom hsvit_jax import signals\n"
-        "with signals.StopRequests():\n    print('ready', flush=True)\n    time.sleep(120)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr.readline() == "\n"
-        assert "second signal" in process.stderr.readline()
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-    finally:
-        process.kill()
-        process.communicate()
-
-
-# --- In one process ------------------------------------------------------------------------------
+from hsvit_jax import loop, train
 
 
 def run(workdir, dataset=None, **settings):

@@ -3,22 +3,23 @@
 import fcntl
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import conftest
 import jax
 import numpy as np
 import pytest
+from launch_programs import LAUNCH, program
 from small_runs import digest, metric_lines, small_dataset
+from support.processes import ROOT, environment
 
 from hsvit_jax import checkpoint, configfile, train
 
-ROOT = Path(__file__).resolve().parents[1]
 SPEC = "configs/c2a2.py:digits,tiny"
-# Four groups on four devices, added in their order: the same bits on any number of devices.
+# Four groups on four devices, added in their order: the same bits in any number of processes.
 GROUPS = (
     *("train.steps=26", "model.depth=1", "train.eval_every=9", "checkpoint.every=9"),
     *("mesh.group=4", "mesh.aggregate=ordered"),
@@ -29,15 +30,13 @@ GROUPS = (
 def job():
     """Runs a job of processes to its end: [(exit code, standard error)]; none outlives the test."""
     started = []
-    environment = os.environ | {
-        "XLA_FLAGS": conftest.QUICK_FLAGS,  # as the runs compared with are compiled
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-    }
 
-    def run(workdir, settings, *, count, devices, twist=("none", 0, 0), flags=(), **variables):
+    def run(
+        workdir, settings, *, count, devices, twist=("none", 0, 0), flags=(), port=None, **variables
+    ):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+            port = port or free.getsockname()[1]
         words = [f"--config={SPEC}", f"--workdir={workdir}", *flags]
         words += [f"--config.{setting}" for setting in settings]
         for index in range(count):
@@ -45,11 +44,11 @@ def job():
                 subprocess.Popen(
                     [
                         *("timeout", "-s", "KILL", "500", sys.executable),
-                        *("tests/faulty_process.py", *map(str, twist)),
+                        *("tests/support/faulty_process.py", *map(str, twist)),
                         *(f"--distributed=127.0.0.1:{port},{count},{index}", *words),
                     ],
                     cwd=ROOT,
-                    env=environment | {"JAX_NUM_CPU_DEVICES": str(devices)} | variables,
+                    env=environment(JAX_NUM_CPU_DEVICES=str(devices), **variables),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -69,10 +68,10 @@ def job():
         process.communicate()
 
 
-def here(workdir, settings, dataset=None):
+def here(workdir, settings, dataset=None, devices=4):
     """The same run in this process, on four devices."""
     config = configfile.get_config(SPEC, *settings)
-    train.train(config, workdir, dataset=dataset, devices=jax.devices()[:4], verbose=False)
+    train.train(config, workdir, dataset=dataset, devices=jax.devices()[:devices], verbose=False)
 
 
 def losses(workdir):
@@ -130,6 +129,24 @@ def test_any_number_of_processes_goes_on(tmp_path, whole, job):
 
 
 @pytest.mark.slow
+def test_other_numbers_of_devices_go_on(tmp_path, whole, job):
+    """`ordered`: the next loss has the same bits on any number of them, later ones agree to
+    rounding, as the trunk's gradient does."""
+    cut = tmp_path / "cut"
+    step = stopped_at(job(cut, GROUPS, count=2, devices=2, twist=("term", 1, 3)), 42)
+    one = losses(whole)
+    for devices in (2, 1):
+        other = tmp_path / f"on {devices}"
+        shutil.copytree(cut, other)
+        settings = [s.replace("mesh.group=4", f"mesh.group={devices}") for s in GROUPS]
+        here(other, settings, devices=devices)
+        again = losses(other)
+        assert list(again) == list(one)
+        assert again[step + 1] == one[step + 1]
+        np.testing.assert_allclose(list(again.values()), list(one.values()), rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_each_process_reads_its_own_images(tmp_path, job):
     """The batch split over two processes; the first two epochs of 4 steps."""
     settings = ("train.batch=16", "train.steps=8", "model.depth=1", "mesh.data=4")
@@ -174,6 +191,38 @@ def test_a_stall_is_told_with_stacks(tmp_path, job):
 
 
 @pytest.mark.slow
+def test_a_stall_while_saving_is_told_with_stacks(tmp_path, job):
+    """Process 1 hangs in the checkpoint of the last step; saving has four times as long."""
+    twist, flags = ("hang_saving", 1, 26), ("--stall_timeout=15",)
+    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=twist, flags=flags)
+    assert [code for code, _ in ends] == [75, 75], ends
+    for _, errors in ends:
+        assert "the last was the start of saving step 26" in errors
+        assert "most recent call first" in errors
+    assert "in fault" in ends[1][1]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_late_is_waited_for(tmp_path, job):
+    """Gloo itself waits for half a minute."""
+    settings = [s.replace("steps=26", "steps=3") for s in GROUPS]
+    ends = job(tmp_path / "run", settings, count=2, devices=2, twist=("late", 1, 40))
+    assert [code for code, _ in ends] == [0, 0], ends
+
+
+@pytest.mark.slow
+def test_a_refused_port_is_told_to_all(tmp_path, job):
+    """A stranger has it, and answers."""
+    with socket.create_server(("", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        ends = job(tmp_path / "run", GROUPS, count=2, devices=2, port=port)
+    assert [code for code, _ in ends] == [1, 1], ends
+    assert f"process 0 cannot listen on port {port} (Address already in use)" in ends[0][1]
+    assert f"process 0 cannot listen at 127.0.0.1:{port}, as it says itself\n" in ends[1][1]
+    assert not any("Traceback" in errors for _, errors in ends)
+
+
+@pytest.mark.slow
 def test_mistakes_are_told_once(tmp_path, job):
     """A mesh that does not fit, on both; a folder in use, which only process 0 sees."""
     ends = job(tmp_path / "run", ("mesh.group=3",), count=2, devices=2)
@@ -213,3 +262,27 @@ def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
     config = configfile.get_config(SPEC, *longer)
     result = train.train(config, cut, devices=jax.devices()[:3], verbose=False)
     assert result.step == 52
+
+
+@pytest.mark.slow
+def test_the_launcher_leaves_the_survivors_to_go_on(tmp_path):
+    """Of two processes on this machine the second is killed; the first goes on to the end."""
+    python = program(
+        *(tmp_path / "bin", "python"),
+        f'shift 2; exec "{sys.executable}" tests/support/faulty_process.py kill 1 9 "$@"',
+    )
+    words = [f"--config={SPEC}", f"--workdir={tmp_path / 'run'}", "--recoverable"]
+    settings = ("train.steps=400", "model.depth=1", "mesh.group=2", "mesh.data=1")
+    done = subprocess.run(
+        [LAUNCH / "local.sh", "-n", "2", "--cpu", *words, *(f"--config.{s}" for s in settings)],
+        cwd=ROOT,
+        env=environment(PYTHON=str(python), HSVIT_GRACE="1"),
+        capture_output=True,
+        text=True,
+        timeout=520,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "local.sh: process 1 ended with code 137" in done.stderr
+    assert "lost process 1 and with it groups or towers 2, 3" in done.stderr
+    step, _, meta = checkpoint.load_tree(tmp_path / "run")
+    assert (step, meta["lost_groups"]) == (400, [2, 3])

@@ -1,0 +1,248 @@
+"""One process and what befalls it: signals, kill -9, numbers that are not finite, a full disk."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from small_runs import digest, metric_lines
+from support.processes import COMMAND, ROOT, environment, run_main
+
+from hsvit_jax import checkpoint
+
+
+@pytest.fixture
+def command():
+    """Starts a run of the command line in a process; none outlives the test.
+
+    twist: what goes wrong in it, see support/faulty_process.py.
+    """
+    started = []
+
+    def start(workdir, *settings, twist=(), flags=()):
+        words = ["--config=configs/c2a2.py:digits,tiny", f"--workdir={workdir}", *flags]
+        words += [f"--config.{setting}" for setting in settings]
+        faulty = [sys.executable, "tests/support/faulty_process.py", *map(str, twist)]
+        process = subprocess.Popen(
+            [*(faulty if twist else COMMAND), *words],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finish(process):
+    """(exit code, standard error)"""
+    _, errors = process.communicate(timeout=240)
+    return process.returncode, errors
+
+
+def wait_for_step(process, workdir, step):
+    """Until the metrics tell of a step; fails when the process ends before."""
+    path, deadline = workdir / "metrics.jsonl", time.monotonic() + 240
+    while time.monotonic() < deadline:
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        if lines and max(json.loads(line)["step"] for line in lines) >= step:
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.002)
+    raise AssertionError(f"no step {step} in time")
+
+
+LENGTH = ("train.steps=90", "train.batch=64")  # epochs of 22 steps
+
+
+def test_kill_and_signals_leave_the_same_run(tmp_path, command):
+    """Killed in the second epoch; SIGTERM in the third, Ctrl-C in the fourth, then to the end."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert finish(command(whole, *LENGTH))[0] == 0
+
+    process = command(cut, *LENGTH)
+    wait_for_step(process, cut, 26)
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+
+    for signum, step, code in ((signal.SIGTERM, 47, 42), (signal.SIGINT, 69, 130)):
+        process = command(cut, *LENGTH)
+        wait_for_step(process, cut, step)
+        process.send_signal(signum)
+        got, errors = finish(process)
+        assert got == code, errors
+        stopped = int(re.search(r"after step (\d+)", errors)[1])
+        assert step <= stopped < step + 19  # within the epoch
+        assert "To go on, give the same command again" in errors and str(cut) in errors
+        assert checkpoint.load_tree(cut)[0] == stopped
+
+    code, errors = finish(command(cut, *LENGTH))
+    assert code == 0, errors
+    assert f"from step {stopped}" in errors
+    assert metric_lines(cut) == metric_lines(whole)
+    steps = [line["step"] for line in metric_lines(cut) if "split" not in line]
+    assert steps == list(range(1, 91))
+    assert digest(cut) == digest(whole)
+    saved = [checkpoint.Checkpoints(w / "checkpoints", read_only=True) for w in (cut, whole)]
+    assert saved[0].best_step() == saved[1].best_step()
+
+    # A finished run is not trained again; another network is refused, in words.
+    before = digest(cut)
+    assert finish(command(cut, *LENGTH))[0] == 0
+    assert digest(cut) == before
+    assert metric_lines(cut) == metric_lines(whole)
+    code, errors = finish(command(cut, *LENGTH, "model.embed_dim=8"))
+    assert code == 1
+    assert "model.embed_dim: checkpoint 16, config 8" in errors
+    assert "params.head.linear.kernel: checkpoint '16×10', config '8×10'" in errors
+    assert "Traceback" not in errors
+    assert digest(cut) == before
+
+
+SHORT = ("train.steps=12", "train.batch=256", "model.depth=1", "mesh.data=1")  # epochs of 5 steps
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of the short run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    words = [f"--config.{setting}" for setting in SHORT]
+    done = run_main("--config=c2a2:digits,tiny", f"--workdir={folder}", *words, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_kill_while_a_checkpoint_is_written(tmp_path, whole, command):
+    """The one before it is used, and what was written of it is removed."""
+    cut = tmp_path / "cut"
+    process = command(cut, *SHORT, twist=("kill_saving", 0, 10))
+    assert finish(process)[0] == -signal.SIGKILL
+    assert sorted(os.listdir(cut / "checkpoints")) == ["10.orbax-checkpoint-tmp", "5"]
+    code, errors = finish(command(cut, *SHORT))
+    assert code == 0, errors
+    assert "from step 5" in errors
+    assert metric_lines(cut) == metric_lines(whole)
+    assert digest(cut) == digest(whole)
+    assert all(name.isdigit() for name in os.listdir(cut / "checkpoints"))
+
+
+def test_a_step_that_is_not_finite_is_left_out(tmp_path, command):
+    process = command(tmp_path / "run", *SHORT, twist=("nan", 2, 4))
+    assert finish(process)[0] == 0
+    lines = [line for line in metric_lines(tmp_path / "run") if "split" not in line]
+    assert [line["skipped_steps"] for line in lines] == [0, 0, 0, 1, 2, *[2] * 7]
+    assert [line["loss"] is None for line in lines] == [False] * 3 + [True] * 2 + [False] * 7
+
+
+def test_divergence_ends_the_command_with_3(tmp_path, command):
+    """In the second epoch: the first one's checkpoint is kept. In the first: there is none."""
+    limit = "train.bad_steps_limit=3"
+    process = command(tmp_path / "run", *SHORT, limit, twist=("nan", 99, 8))
+    code, errors = finish(process)
+    assert code == 3, errors
+    assert "not finite for 3 steps in a row, up to step 10" in errors
+    assert "none of them was applied, and step 5 is kept" in errors
+    assert "Traceback" not in errors
+    assert checkpoint.load_tree(tmp_path / "run")[0] == 5
+
+    code, errors = finish(command(tmp_path / "none", *SHORT, limit, twist=("nan", 99, 2)))
+    assert code == 3, errors
+    assert "nothing was saved before" in errors and "kept" not in errors
+
+
+def test_a_full_disk_ends_the_run_in_a_line(tmp_path, whole, command):
+    """From step 7 on; a file-size limit stands for it. Nothing half written is left behind."""
+    full = tmp_path / "full"
+    code, errors = finish(command(full, *SHORT, twist=("full", 0, 7)))
+    assert code == 1, errors
+    told = errors.splitlines()
+    last = [line for line in told if not line.startswith(("digits: ", "step ", "warning: "))]
+    assert len(last) == 1 and "File too large. Earlier steps are untouched" in last[0], errors
+    assert sum(line.startswith("warning: ") for line in told) == 1
+    assert os.listdir(full / "checkpoints") == ["5"]
+
+    code, errors = finish(command(full, *SHORT))  # with space again
+    assert code == 0, errors
+    assert metric_lines(full) == metric_lines(whole)
+    assert digest(full) == digest(whole)
+
+
+def test_a_clock_set_back_changes_nothing(tmp_path, whole, command):
+    code, errors = finish(command(tmp_path / "run", *SHORT, twist=("clock", 0, 3)))
+    assert code == 0, errors
+    assert "warning" not in errors
+    assert metric_lines(tmp_path / "run") == metric_lines(whole)
+    sizes = [
+        sum(file.stat().st_size for file in (folder / "tensorboard").iterdir())
+        for folder in (tmp_path / "run", whole)
+    ]
+    assert abs(sizes[0] - sizes[1]) < 100, "events are missing"
+
+
+def test_a_request_to_stop_is_heard_in_a_call_that_hangs():
+    """The main thread locks a mutex twice, in C, where no handler of Python's ever runs."""
+    script = """
+        import ctypes
+        from hsvit_jax import signals, watchdog
+        watchdog.GRACE = 1.0
+        with watchdog.Watchdog(0.0) as dog, signals.StopRequests(dog.hurry):
+            print("ready", flush=True)
+            mutex = ctypes.create_string_buffer(64)
+            for _ in range(2):
+                ctypes.CDLL(None).pthread_mutex_lock(mutex)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 75
+    assert "nothing has moved for 1 s" in errors
+    assert "most recent call first" in errors
+
+
+def test_a_second_signal_ends_at_once():
+    script = (
+        "import time\nfrom hsvit_jax import signals\n"
+        "with signals.StopRequests():\n    print('ready', flush=True)\n    time.sleep(120)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline() == "\n"
+        assert "second signal" in process.stderr.readline()
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        process.communicate()

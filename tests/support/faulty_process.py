@@ -1,0 +1,142 @@
+"""The command line with a twist: `python faulty_process.py TWIST PROCESS STEP [flags]`.
+
+term, int, kill, raise, hang: when process PROCESS looks at step STEP it is sent that signal, raises
+what nobody expects, or sleeps. full: no file can grow from then on, as on a full disk. clock: it is
+set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written. nan: from
+STEP on the loss is not finite, PROCESS times. late: PROCESS starts its first step STEP seconds
+after it was compiled. stream: made-up images that are read one by one, each reading noted in
+$READS-<process>. none: as it is.
+"""
+
+import functools
+import os
+import resource
+import signal
+import sys
+import time
+
+from hsvit_jax import main
+
+
+def fault(kind: str) -> None:
+    """Brings about what `kind` says."""
+    if kind == "raise":
+        raise RuntimeError("the fault that was asked for")
+    if kind == "hang":
+        time.sleep(600)
+        return
+    if kind == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        return
+    if kind == "clock":
+        now = time.time
+        time.time = lambda: now() - 400 * 86_400
+        return
+    signum = {"term": signal.SIGTERM, "int": signal.SIGINT, "kill": signal.SIGKILL}[kind]
+    os.kill(os.getpid(), signum)
+
+
+def fail_at(kind: str, process: int, step: int) -> None:
+    """Arranges for the fault."""
+    import jax
+
+    from hsvit_jax import loop
+
+    settle = loop.Loop._settle
+
+    def faulty(self: loop.Loop) -> None:
+        if self.pending[0][0] == step and jax.process_index() == process:
+            fault(kind)
+        settle(self)
+
+    loop.Loop._settle = faulty
+
+
+def fail_saving(kind: str, process: int, step: int) -> None:
+    """Arranges for the fault while the checkpoint of a step is written."""
+    import jax
+    from orbax.checkpoint import JsonCheckpointHandler
+
+    save = JsonCheckpointHandler._save_fn
+
+    async def faulty(self: JsonCheckpointHandler, item: dict, directory: object) -> None:
+        if item["content"]["step"] == step and jax.process_index() == process:
+            fault(kind)
+        await save(self, item, directory)
+
+    JsonCheckpointHandler._save_fn = faulty
+
+
+def not_finite(times: int, step: int) -> None:
+    """Parameters of NaN in the steps from `step` on, and as they were after them."""
+    import jax
+    import jax.numpy as jnp
+
+    from hsvit_jax import step as step_lib
+
+    make = step_lib.make_train_step
+
+    def faulty(*args: object, **settings: object) -> object:
+        pure = make(*args, **settings)
+
+        def train_step(state: dict, batch: object) -> tuple[dict, dict]:
+            number = state["step"] + 1
+            hit = (number >= step) & (number < step + times)
+            params = jax.tree.map(lambda x: jnp.where(hit, jnp.nan, x), state["params"])
+            new, values = pure(state | {"params": params}, batch)
+            keep = functools.partial(jnp.where, hit)
+            return new | {"params": jax.tree.map(keep, state["params"], new["params"])}, values
+
+        return train_step
+
+    step_lib.make_train_step = faulty
+
+
+def late(process: int, seconds: int) -> None:
+    """The first step of a process waits."""
+    import jax
+
+    from hsvit_jax import loop
+
+    taker = loop.Loop.taker
+
+    def faulty(self: loop.Loop, *args: object, **settings: object) -> object:
+        if jax.process_index() == process:
+            time.sleep(seconds)
+        return taker(self, *args, **settings)
+
+    loop.Loop.taker = faulty
+
+
+def stream() -> None:
+    """Replaces the data, and notes which training images are read."""
+    import jax
+    from small_runs import small_dataset
+
+    from hsvit_jax import train
+
+    dataset = small_dataset(streamed=True)
+    read = dataset.train.reader.read
+
+    def noted(index: int):
+        with open(f"{os.environ['READS']}-{jax.process_index()}", "a") as file:
+            file.write(f"{index}\n")
+        return read(index)
+
+    dataset.train.reader.read = noted
+    train.load_data = lambda *_, **__: dataset
+
+
+if __name__ == "__main__":
+    twist, process, step, *words = sys.argv[1:]
+    if twist == "stream":
+        stream()
+    elif twist == "nan":
+        not_finite(int(process), int(step))
+    elif twist == "late":
+        late(int(process), int(step))
+    elif twist.endswith("_saving"):
+        fail_saving(twist.removesuffix("_saving"), int(process), int(step))
+    elif twist != "none":
+        fail_at(twist, int(process), int(step))
+    sys.exit(main.main([sys.argv[0], *words]))
