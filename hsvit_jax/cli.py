@@ -21,7 +21,8 @@ import ml_collections
 from absl import flags
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, signals
+from hsvit_jax import configfile
+from hsvit_jax.runtime import signals
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
 
@@ -100,14 +101,13 @@ def run_mode(
         refuse_unused(request, modes)
     except (flags.Error, ValueError) as error:
         return _say(f"{error}\n(see: python -m hsvit_jax.main --help)", _USAGE)
-    from hsvit_jax import (
-        together,
-    )  # late: it imports jax, which help and mistakes above do not need
+    # Late: it imports jax, which help and mistakes above do not need.
+    from hsvit_jax.runtime import coordination
 
     commands = importlib.import_module("hsvit_jax.commands")
     signals.raise_on_ctrl_c()
     with _plain_warnings():
-        return together.leave(_guarded(argv, lambda: commands.MODES[values.mode](request)))
+        return coordination.leave(_guarded(argv, lambda: commands.MODES[values.mode](request)))
 
 
 def refuse_unused(request: Request, modes: Mapping[str, Mode]) -> None:
@@ -221,9 +221,9 @@ def _guarded(argv: list[str], work: Callable[[], int | None]) -> int:
 
 def _end(text: str, code: int) -> int:
     """As `_say`, once for all processes of a job."""
-    from hsvit_jax import together  # late: it imports jax
+    from hsvit_jax.runtime import coordination  # late: it imports jax
 
-    together.say(text)
+    coordination.print_once(text)
     return code
 
 
@@ -242,13 +242,13 @@ def _drop_output() -> None:
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
     """This package's warnings are for the user: one line, without a place in the source."""
-    from hsvit_jax import together  # late: it imports jax
+    from hsvit_jax.runtime import coordination  # late: it imports jax
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
     ) -> None:
         if category.__module__.startswith("hsvit_jax") or "hsvit_jax" in Path(filename).parts:
-            if together.is_lead():
+            if coordination.is_lead():
                 print(f"warning: {message}", file=sys.stderr, flush=True)
         else:
             before(message, category, filename, *rest, **more)

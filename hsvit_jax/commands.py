@@ -13,18 +13,19 @@ from hsvit_jax.cli import Request
 
 
 def _train(request: Request) -> int:
-    from hsvit_jax import distributed, together, train
+    from hsvit_jax import train
+    from hsvit_jax.runtime import cluster, coordination
 
-    job = distributed.find(request.flags.distributed)
+    job = cluster.find(request.flags.distributed)
     if job is not None:
-        distributed.start(job, recoverable=request.flags.recoverable)
+        cluster.start(job, recoverable=request.flags.recoverable)
     result = train.train(
         request.config,
         request.workdir,
         stall_timeout=request.flags.stall_timeout,
         recoverable=request.flags.recoverable,
     )
-    if not together.is_lead():
+    if not coordination.is_lead():
         return 0
     test, folder = result.test, shlex.quote(request.workdir)
     print(

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import host, signals
+from hsvit_jax.runtime import compile_cache, cpu, signals
 
 if __name__ == "__main__":
     signals.prepare_process()
-    host.use_huge_pages()
-host.prepare()  # before anything imports jax
+    cpu.use_huge_pages("hsvit_jax.compare")
+cpu.prepare()  # before anything imports jax
 
 import ml_collections  # noqa: E402
 from absl import flags  # noqa: E402
@@ -297,5 +297,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    host.remember_compilations()
+    compile_cache.remember_compilations()
     sys.exit(main())

@@ -13,13 +13,14 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, data, metrics, optim, signals, together
+from hsvit_jax import checkpoint, data, metrics, optim
 from hsvit_jax import config as config_lib
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
-from hsvit_jax import watchdog as watchdog_lib
-from hsvit_jax.signals import Diverged
+from hsvit_jax.runtime import coordination, signals
+from hsvit_jax.runtime import watchdog as watchdog_lib
+from hsvit_jax.runtime.signals import Diverged
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4
@@ -35,7 +36,7 @@ def _start_together(step: Any) -> Callable:
     def run(*args: Any) -> Any:
         if not compiled:
             compiled.append(step.lower(*args).compile())
-            together.barrier("compiled")
+            coordination.barrier("compiled")
         return compiled[0](*args)
 
     return run
@@ -198,7 +199,7 @@ class Loop:
         number, values = self.pending.popleft()
         train = self.r.config.train
         bad = int(values["bad"])
-        self.watchdog.beat(f"step {number}")
+        self.watchdog.heartbeat(f"step {number}")
         if bad >= train.bad_steps_limit:
             self.checkpoints.wait()
             kept = max(self.checkpoints.steps(), default=None)
@@ -242,7 +243,7 @@ class Loop:
         split = train.select_on
         if (last or epochs % train.eval_every == 0) and len(getattr(self.r.dataset, split)):
             result = self.evaluate(state, split)
-            self.tell(number, split, result)
+            self.log_eval(number, split, result)
             metric = result.accuracy if math.isfinite(result.loss) else math.nan
         if last or epochs % self.r.config.checkpoint.every == 0 or metric is not None:
             self.save(state, number, metric, wait=last)
@@ -258,14 +259,14 @@ class Loop:
         seen = itertools.count()
 
         def before() -> None:
-            self.watchdog.beat(f"a batch of the {split} split", slow=next(seen) == 0)
+            self.watchdog.heartbeat(f"a batch of the {split} split", slow=next(seen) == 0)
             before_batch()
 
         result = self.evaluator(params, stats, part, batch, before)
-        self.watchdog.beat(f"the evaluation on the {split} split")
+        self.watchdog.heartbeat(f"the evaluation on the {split} split")
         return result
 
-    def tell(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
+    def log_eval(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and says it."""
         values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
         values |= {"top5": result.top5, "examples": result.examples}
@@ -282,7 +283,7 @@ class Loop:
 
     def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
         """Saves the state as step `number`."""
-        self.watchdog.beat(f"the start of saving step {number}", saving=True)
+        self.watchdog.heartbeat(f"the start of saving step {number}", saving=True)
         plain = step_lib.to_plain(state)
         self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
-        self.watchdog.beat(f"saving step {number}")
+        self.watchdog.heartbeat(f"saving step {number}")

@@ -2,16 +2,16 @@
 
 import sys
 
-from hsvit_jax import signals
+from hsvit_jax.runtime import signals
 
 if __name__ == "__main__":
     signals.prepare_process()
 
-from hsvit_jax import host
+from hsvit_jax.runtime import compile_cache, cpu
 
 if __name__ == "__main__":
-    host.use_huge_pages()
-host.prepare()  # before anything imports jax
+    cpu.use_huge_pages("hsvit_jax.main")
+cpu.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
@@ -93,5 +93,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    host.remember_compilations()
+    compile_cache.remember_compilations()
     sys.exit(main())

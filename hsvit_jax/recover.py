@@ -18,9 +18,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import signals, together
 from hsvit_jax import step as step_lib
 from hsvit_jax.loop import Loop, Run
+from hsvit_jax.runtime import coordination, signals
 
 
 def check(run: Run) -> None:
@@ -85,9 +85,9 @@ class RecoverableLoop(Loop):
         self.r = dataclasses.replace(self.r, model=model, mesh=mesh)
         self.evaluator = self.make_evaluator()
         self.checkpoints.alone()
-        together.go_on_with({device.process_index for device in devices})
+        coordination.go_on_with({device.process_index for device in devices})
         self.remarks = {"lost_groups": sorted(model.lost)}
-        self.watchdog.beat("the loss of a process", slow=True)
+        self.watchdog.heartbeat("the loss of a process", slow=True)
         processes = sorted({device.process_index for device in gone})
         self.bar.say(
             f"lost process {', '.join(map(str, processes))} and with it groups or towers "
@@ -100,12 +100,12 @@ class RecoverableLoop(Loop):
         """As `Loop.save`, on disk when it returns; after a loss process 0 saves for all."""
         if not self.r.model.lost:
             return super().save(state, number, metric, wait=True)
-        self.watchdog.beat(f"the start of saving step {number}", saving=True)
+        self.watchdog.heartbeat(f"the start of saving step {number}", saving=True)
         whole = self._with_fresh_groups(step_lib.to_plain(state))
-        if together.is_lead():
+        if coordination.is_lead():
             meta = self.meta | self.remarks
             self.checkpoints.save(number, whole, meta, metric=metric, wait=True)
-        self.watchdog.beat(f"saving step {number}")
+        self.watchdog.heartbeat(f"saving step {number}")
 
     def _with_fresh_groups(self, plain: dict) -> dict:
         """The state of the whole network as NumPy arrays: lost groups as they were at the start."""

@@ -12,24 +12,13 @@ import jax
 import ml_collections
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import (
-    data,
-    feature_cache,
-    initial,
-    metrics,
-    models,
-    optim,
-    recover,
-    report,
-    restore,
-    together,
-    watchdog,
-)
+from hsvit_jax import data, feature_cache, initial, metrics, models, optim, recover, report, restore
 from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
 from hsvit_jax import workdir as workdir_lib
 from hsvit_jax.loop import Diverged, Loop, Run
+from hsvit_jax.runtime import coordination, watchdog
 
 __all__ = [
     "Diverged",
@@ -197,7 +186,7 @@ def train(
     times as long again), 0 for never; when left out 600 with several processes and 3600 with one.
     recoverable: go on with fewer groups when a process is lost; see `recover` for what it asks.
 
-    With several processes (see `distributed.start`) all of them call this with the same arguments
+    With several processes (see `cluster.start`) all of them call this with the same arguments
     and a work folder that they all see. Process 0 writes and speaks.
 
     Raises ValueError for what cannot work, or a checkpoint of another network or data;
@@ -216,28 +205,30 @@ def train(
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
     started = time.monotonic()
     workdir = Path(workdir)
-    lead = together.is_lead()
+    lead = coordination.is_lead()
     several = jax.process_count() > 1
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
     progress = _data_progress if verbose and lead else None
-    together.attempt(lambda: _check_start(config, workdir))
-    run = together.attempt(
+    coordination.agree(lambda: _check_start(config, workdir))
+    run = coordination.agree(
         lambda: prepare(config, dataset=dataset, devices=devices, progress=progress)
     )
     if recoverable:
         recover.check(run)
     config = run.config
-    together.check_same("configuration", config_lib.to_json(config))
-    together.check_same("data set", run.dataset.fingerprint)
-    together.attempt(lambda: workdir_lib.make(workdir))
+    coordination.check_same("configuration", config_lib.to_json(config))
+    coordination.check_same("data set", run.dataset.fingerprint)
+    coordination.agree(lambda: workdir_lib.make(workdir))
     with (
         contextlib.ExitStack() as stack,
-        watchdog.Watchdog(stall_timeout, together.leave_stalled) as dog,
-        together.StopTogether(dog.hurry) as stop,
+        watchdog.Watchdog(stall_timeout, coordination.leave_stalled) as dog,
+        coordination.StopTogether(dog.hurry) as stop,
     ):
-        checkpoints = together.attempt(lambda: workdir_lib.open_checkpoints(workdir, config, stack))
-        together.attempt(lambda: workdir_lib.check_shared(workdir))
+        checkpoints = coordination.agree(
+            lambda: workdir_lib.open_checkpoints(workdir, config, stack)
+        )
+        coordination.agree(lambda: workdir_lib.check_shared(workdir))
         # The order of restoring: 1. this folder's latest good checkpoint; 2. the network that
         # init.from names; 3. a fresh start.
         state = restore.latest(run, checkpoints, verbose and lead)
@@ -250,7 +241,7 @@ def train(
         ):
             if config.init.cache:
                 run = feature_cache.attach(
-                    run, state, bar.say, lambda: dog.beat("a batch of features", slow=True)
+                    run, state, bar.say, lambda: dog.heartbeat("a batch of features", slow=True)
                 )
             kind = recover.RecoverableLoop if recoverable and several else Loop
             loop = kind(run, checkpoints, log, bar, stop, dog)
@@ -264,7 +255,7 @@ def train(
             if len(run.dataset.val):
                 validation = loop.evaluate(state, "val", loop.give_up)
             test = loop.evaluate(state, "test", loop.give_up)
-            loop.tell(best_step, "test", test)
+            loop.log_eval(best_step, "test", test)
     curves = metrics.draw_curves(workdir, workdir.name) if lead else None
     return Result(
         workdir=workdir,

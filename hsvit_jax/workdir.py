@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, report, together
+from hsvit_jax import checkpoint, report
+from hsvit_jax.runtime import coordination
 
 # The files of a run, which must not be links: one might lead out of the folder.
 _FILES = (".lock", ".job", "config.json", "metrics.jsonl", "metrics.damaged", "curves.png")
@@ -43,7 +44,7 @@ def open_checkpoints(
 
     Raises ValueError while another run has it.
     """
-    stack.enter_context(_only_run_in(workdir, together.is_lead()))
+    stack.enter_context(_only_run_in(workdir, coordination.is_lead()))
     return stack.enter_context(
         checkpoint.Checkpoints(
             workdir / "checkpoints",
@@ -60,9 +61,9 @@ def check_shared(workdir: Path) -> None:
     """
     if jax.process_count() == 1:
         return
-    token = together.from_lead(f"{os.getpid()}-{time.time_ns()}")
+    token = coordination.from_lead(f"{os.getpid()}-{time.time_ns()}")
     mark = workdir / ".job"
-    if together.is_lead():
+    if coordination.is_lead():
         report.write_file(mark, token)
     deadline = time.monotonic() + 30  # a network file system may take its time
     while not mark.exists() or mark.read_text("utf-8") != token:

@@ -17,7 +17,8 @@ import small_runs
 from PIL import Image
 
 import hsvit_jax
-from hsvit_jax import checkpoint, cli, commands, configfile, host, main, metrics, signals, train
+from hsvit_jax import checkpoint, cli, commands, configfile, main, metrics, train
+from hsvit_jax.runtime import compile_cache, signals
 
 # The smallest network and run that go through everything.
 SMALL = ("--config.train.steps=2", "--config.model.depth=1", "--config.mesh.data=1")
@@ -450,14 +451,14 @@ def test_the_compilation_cache_is_trusted(tmp_path, monkeypatch, capsys):
         monkeypatch.delenv(variable, raising=False)
         if named is not None:
             monkeypatch.setenv(variable, str(named))
-        host.remember_compilations()
+        compile_cache.remember_compilations()
         return os.environ.get(variable)
 
     monkeypatch.setenv(SMALLEST, "2")
     folder = Path(chosen())
     assert os.environ[SMALLEST] == "2"
     monkeypatch.delenv(SMALLEST)
-    host.remember_compilations()
+    compile_cache.remember_compilations()
     assert os.environ[SMALLEST] == "0"  # what compiles in no time is kept as well
     assert folder.parent == tmp_path / "cache" / "hsvit_jax"
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.parents[:2])}
@@ -492,5 +493,5 @@ def test_another_users_folder_or_link_is_not_trusted(tmp_path):
     for path in (theirs, link):
         os.chown(path, 12345, 12345, follow_symlinks=False)
         with pytest.raises(ValueError, match=f"{path.name} is"):
-            host.trusted_folder(path / "programs")
+            compile_cache.trusted_folder(path / "programs")
     assert not list(theirs.iterdir())

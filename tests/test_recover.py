@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from small_runs import metric_lines, small_config, small_dataset
 
-from hsvit_jax import checkpoint, recover, together, train
+from hsvit_jax import checkpoint, recover, train
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import step as step_lib
+from hsvit_jax.runtime import coordination
 
 SETTINGS = {"mesh__group": 4, "train__steps": 6, "model__group_dropout": 0.2}
 
@@ -43,7 +44,7 @@ def lose(monkeypatch, at, gone):
 
     monkeypatch.setattr(recover.multihost_utils, "live_devices", live_devices)
     monkeypatch.setattr(train, "Loop", recover.RecoverableLoop)
-    monkeypatch.setattr(together, "_left", None)
+    monkeypatch.setattr(coordination, "_left", None)
 
 
 @pytest.mark.parametrize("towers", [1, 4])

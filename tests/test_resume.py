@@ -38,7 +38,8 @@ def test_a_run_goes_on_on_other_devices(tmp_path, shape):
 
 def interrupt_after(workdir, step, **settings):
     """Runs until SIGTERM comes during a step."""
-    from hsvit_jax import metrics, signals
+    from hsvit_jax import metrics
+    from hsvit_jax.runtime import signals
 
     write = metrics.MetricLog.write
 

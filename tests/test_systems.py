@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from small_runs import CLASSES, digest, metric_lines, small_dataset
 
-from hsvit_jax import commands, configfile, loop, main, models, predict, signals, systems, train
+from hsvit_jax import commands, configfile, loop, main, models, predict, systems, train
+from hsvit_jax.runtime import signals
 
 FAMILIES = tuple(systems.DEFAULT_VARIANT)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from small_runs import metric_lines, small_config, small_dataset, spy_on_batches
 
-from hsvit_jax import checkpoint, evaluate, signals, train
+from hsvit_jax import checkpoint, evaluate, train
+from hsvit_jax.runtime import signals
 
 
 def run(workdir, *, dataset=None, **settings):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from hsvit_jax import watchdog
+from hsvit_jax.runtime import watchdog
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def ended(monkeypatch):
 
 def test_a_stall_is_told_with_stacks(ended, capfd):
     with watchdog.Watchdog(0.2, lambda: print("others told")) as dog:
-        dog.beat("step 7")
+        dog.heartbeat("step 7")
         assert ended.wait(60)
     said = capfd.readouterr()
     assert ended.codes == [75]
@@ -44,7 +44,7 @@ def test_slow_work_is_given_time(ended, monkeypatch):
         ("b", {"slow": True}, 1810),
         ("c", {"saving": True}, 40),
     ):
-        dog.beat(what, **kind)
+        dog.heartbeat(what, **kind)
         now[0] += limit
         assert dog.overdue() is None
         now[0] += 0.5
@@ -58,7 +58,7 @@ def test_zero_is_never_until_the_run_is_asked_to_stop(ended, monkeypatch):
     now[0] = 1e9
     assert dog.overdue() is None
     dog.hurry()
-    dog.beat("the start of saving", saving=True)
+    dog.heartbeat("the start of saving", saving=True)
     now[0] += watchdog.GRACE
     assert dog.overdue() is None
     now[0] += 0.5

@@ -12,12 +12,12 @@ import sys
 import time
 from typing import Any
 
-from hsvit_jax import host, signals
+from hsvit_jax.runtime import cpu, signals
 
 if __name__ == "__main__":
     signals.prepare_process()
-    host.use_huge_pages()
-host.prepare()  # before anything imports jax
+    cpu.use_huge_pages("hsvit_jax.benchmark")
+cpu.prepare()  # before anything imports jax
 
 import ml_collections  # noqa: E402
 from absl import flags  # noqa: E402

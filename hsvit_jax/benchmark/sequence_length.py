@@ -14,9 +14,9 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import host
+from hsvit_jax.runtime import compile_cache, cpu
 
-host.prepare()  # before anything imports jax
+cpu.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
@@ -178,5 +178,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    host.remember_compilations()
+    compile_cache.remember_compilations()
     sys.exit(main())

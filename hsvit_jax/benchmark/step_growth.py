@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import host, signals
+from hsvit_jax.runtime import cpu, signals
 
 if __name__ == "__main__":
     signals.prepare_process()
-    host.use_huge_pages()
-host.prepare()  # before anything imports jax
+    cpu.use_huge_pages("hsvit_jax.benchmark.step_growth")
+cpu.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 

@@ -196,7 +196,7 @@ def test_a_request_to_stop_is_heard_in_a_call_that_hangs():
     """The main thread locks a mutex twice, in C, where no handler of Python's ever runs."""
     script = """
         import ctypes
-        from hsvit_jax import signals, watchdog
+        from hsvit_jax.runtime import signals, watchdog
         watchdog.GRACE = 1.0
         with watchdog.Watchdog(0.0) as dog, signals.StopRequests(dog.hurry):
             print("ready", flush=True)
@@ -225,7 +225,7 @@ def test_a_request_to_stop_is_heard_in_a_call_that_hangs():
 
 def test_a_second_signal_ends_at_once():
     script = (
-        "import time\nfrom hsvit_jax import signals\n"
+        "import time\nfrom hsvit_jax.runtime import signals\n"
         "with signals.StopRequests():\n    print('ready', flush=True)\n    time.sleep(120)\n"
     )
     process = subprocess.Popen(

@@ -27,7 +27,7 @@ def dump_stacks() -> None:
 
 
 class Watchdog:
-    """Within this context the process ends with code 75 when `beat` stays away for too long.
+    """Within this context the process ends with code 75 when `heartbeat` stays away for too long.
 
     Before that the stacks of all threads go to stderr. timeout: seconds, 0 for never.
     before_exit: called last, to let other processes that are stuck get there too.
@@ -40,19 +40,24 @@ class Watchdog:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def beat(self, what: str, *, slow: bool = False, saving: bool = False) -> None:
-        """Something was done, told as `what` if it remains the last. slow: until the next beat half
-        an hour more is granted, for work that may compile; saving: three timeouts more."""
+    def heartbeat(self, what: str, *, slow: bool = False, saving: bool = False) -> None:
+        """Notes progress, told as `what` if it remains the last.
+
+        Args:
+            what: what was done.
+            slow: what follows may compile; it has half an hour more.
+            saving: what follows writes a checkpoint; it has three timeouts more.
+        """
         self._extra = _SLOW if slow else min(_SLOW, 3 * self._timeout) if saving else 0.0
         self._last, self._what = time.monotonic(), what
 
     def hurry(self) -> None:
-        """From here on `GRACE` seconds without a beat are too many, whatever is under way."""
+        """From here on `GRACE` seconds without a heartbeat are too many, whatever is under way."""
         self._timeout, self._hurried = min(self._timeout, GRACE), True
         self._last = time.monotonic()
 
     def overdue(self) -> float | None:
-        """The limit in seconds, if it has passed since the last beat."""
+        """The limit in seconds, if it has passed since the last heartbeat."""
         limit = self._timeout + (0.0 if self._hurried else self._extra)
         return limit if time.monotonic() - self._last > limit else None
 
@@ -71,7 +76,7 @@ class Watchdog:
         os._exit(EXIT_CODE)
 
     def __enter__(self) -> Self:
-        self.beat("the start", slow=True)
+        self.heartbeat("the start", slow=True)
         self._thread.start()
         return self
 

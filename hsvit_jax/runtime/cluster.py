@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 from jax._src import clusters
 
-from hsvit_jax import together
+from hsvit_jax.runtime import coordination
 
 _FORM = "expected auto, off or host:port,n,i (the address of process 0, how many, which one)"
 
@@ -117,12 +117,12 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     """Joins the job: afterwards `jax.devices()` are those of all processes.
 
     Must come before anything that touches jax's devices. From here on an exception that nobody
-    catches ends all processes within seconds, with its traceback: see `together.fall_together`.
+    catches ends all processes within seconds, with its traceback: see `coordination.fall_together`.
     timeout: seconds to wait for the others. recoverable: let the others live on when one dies.
 
     Raises ValueError when process 0 does not answer, or its port is taken.
     """
-    # With jax's service a SIGTERM is only ever noticed by jax; `together.StopTogether` asks for it.
+    # With jax's service only jax notices a SIGTERM; `coordination.StopTogether` asks for it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_enable_recoverability", recoverable)
     patience = threading.Timer(10, _say_waiting, [job])
@@ -147,7 +147,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     finally:
         patience.cancel()
         joined.set()
-    together.fall_together()
+    coordination.fall_together()
 
 
 def _say_waiting(job: Job) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from hsvit_jax import together
+from hsvit_jax.runtime import coordination
 
 
 class Store:
@@ -51,7 +51,7 @@ def processes(monkeypatch):
     def run(*bodies):
         state = threading.local()
         store = Store(len(bodies))
-        monkeypatch.setattr(together, "distributed", types.SimpleNamespace(global_state=state))
+        monkeypatch.setattr(coordination, "distributed", types.SimpleNamespace(global_state=state))
 
         class Numbers:
             """A process counts its own gatherings."""
@@ -60,7 +60,7 @@ def processes(monkeypatch):
                 state.gathered = getattr(state, "gathered", 0) + 1
                 return state.gathered
 
-        monkeypatch.setattr(together, "_numbers", Numbers())
+        monkeypatch.setattr(coordination, "_numbers", Numbers())
 
         def process(index):
             state.client, state.process_id, state.num_processes = store, index, len(bodies)
@@ -83,32 +83,32 @@ def raises(message):
 
 
 def test_an_attempt_of_all_succeeds(processes):
-    bodies = [lambda i=i: together.attempt(lambda: i) for i in range(3)]
+    bodies = [lambda i=i: coordination.agree(lambda: i) for i in range(3)]
     assert processes(*bodies) == [0, 1, 2]
 
 
 def test_a_mistake_of_one_is_everybodys(processes):
-    got = processes(*(lambda b=b: together.attempt(b) for b in (lambda: 1, raises("disk"), int)))
+    got = processes(*(lambda b=b: coordination.agree(b) for b in (lambda: 1, raises("disk"), int)))
     assert [type(error) for error in got] == [ValueError] * 3
     assert {str(error) for error in got} == {"process 1: disk"}
 
 
 def test_a_mistake_of_all_names_nobody(processes):
-    got = processes(*(lambda: together.attempt(raises("batch")) for _ in range(2)))
+    got = processes(*(lambda: coordination.agree(raises("batch")) for _ in range(2)))
     assert [str(error) for error in got] == ["batch", "batch"]
 
 
 def test_different_processes_are_refused(processes):
     texts = ("seed 1", "seed 1", "seed 2")
-    got = processes(*(lambda t=t: together.check_same("configuration", t) for t in texts))
+    got = processes(*(lambda t=t: coordination.check_same("configuration", t) for t in texts))
     assert {type(error) for error in got} == {ValueError}
     assert "process 2 has another configuration than process 0" in str(got[0])
-    assert processes(*(lambda: together.check_same("a", "b") for _ in range(2))) == [None, None]
-    assert processes(*(lambda t=t: together.from_lead(t) for t in texts)) == ["seed 1"] * 3
+    assert processes(*(lambda: coordination.check_same("a", "b") for _ in range(2))) == [None, None]
+    assert processes(*(lambda t=t: coordination.from_lead(t) for t in texts)) == ["seed 1"] * 3
 
 
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 1), (0, 1, 2)])
-@pytest.mark.parametrize("lag", [0, 1, together.LEAD - 2])
+@pytest.mark.parametrize("lag", [0, 1, coordination.LEAD - 2])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 9])
 def test_all_stop_at_the_same_call(processes, asked, lag, at):
     """Process 1 is `lag` calls behind the others; who is asked at its own call `at`, asks."""
@@ -116,7 +116,7 @@ def test_all_stop_at_the_same_call(processes, asked, lag, at):
 
     def process(index):
         def body():
-            stop = together.StopTogether()
+            stop = coordination.StopTogether()
             for call in range(1, 150):
                 if index == 1:
                     assert ahead[call + lag].wait(60)  # process 0 is past that call
@@ -141,13 +141,13 @@ def test_all_stop_at_the_same_call(processes, asked, lag, at):
     got = processes(*(process(i) for i in range(3)))
     assert len(set(got)) == 1, got
     call, signum = got[0]
-    assert at <= call <= at + 2 * together.LEAD + 4
+    assert at <= call <= at + 2 * coordination.LEAD + 4
     assert signum - 2 in asked
 
 
 def test_nobody_stops_unasked(processes):
     def body():
-        stop = together.StopTogether()
+        stop = coordination.StopTogether()
         return [stop.due() for _ in range(30)]
 
     assert processes(body, body) == [[None] * 30] * 2
@@ -157,10 +157,10 @@ def test_one_voice(processes, capfd, monkeypatch):
     """Process 1 keeps silent where process 0 speaks, though the second lines differ."""
 
     def body(index):
-        return lambda: together.say(f"stopped\n as process {index}")
+        return lambda: coordination.print_once(f"stopped\n as process {index}")
 
     processes(body(0), body(1))
     assert capfd.readouterr().err == "stopped\n as process 0\n"
-    monkeypatch.setattr(together, "_HEARD_MS", 10)
-    processes(lambda: together.say("mine"), lambda: together.say("my own"))
+    monkeypatch.setattr(coordination, "_HEARD_MS", 10)
+    processes(lambda: coordination.print_once("mine"), lambda: coordination.print_once("my own"))
     assert sorted(capfd.readouterr().err.splitlines()) == ["mine", "process 1: my own"]

@@ -1,76 +1,14 @@
-"""What a process must be told before jax is imported, and what glibc may keep."""
+"""The folder of JAX's compilation cache: machine code that is run unchecked."""
 
-import ctypes
 import hashlib
 import os
 import platform
-import re
-import signal
 import stat
 import sys
 from pathlib import Path
 
-# mallopt's parameter numbers, from malloc.h.
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
-
-# Whether programs get huge pages never, always, or where they ask for them.
-_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
-
 # How a folder is opened to be looked at, without following a link.
 _FOLDER = sum(getattr(os, f"O_{name}", 0) for name in ("PATH", "DIRECTORY", "NOFOLLOW", "CLOEXEC"))
-
-
-def prepare() -> None:
-    """Makes the CPU back end fit for work; called by the command line before jax is imported.
-
-    With several CPU devices in one process, collectives wait for each other in a thread pool of
-    NPROC threads, which must be at least twice the devices. And glibc is told to keep freed memory:
-    XLA allocates its buffers anew every step, and giving the pages back each time costs more than
-    some of the layers computed in them.
-    """
-    found = re.search(
-        r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
-    )
-    devices = int(found[1]) if found else int(os.environ.get("JAX_NUM_CPU_DEVICES", "1"))
-    if devices > 1:
-        os.environ.setdefault("NPROC", str(2 * devices))
-    if sys.platform == "linux":
-        try:
-            mallopt = ctypes.CDLL(None).mallopt
-        except (OSError, AttributeError):  # another C library: nothing to tune
-            return
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_M_TOP_PAD, 64 * 2**20)
-
-
-def use_huge_pages() -> None:
-    """Starts this program once more, with glibc asking for huge pages, where it can have them.
-
-    For `python -m hsvit_jax...` on Linux, before anything heavy is imported: glibc reads its
-    tunables only at the start of a process. XLA's buffers are hundreds of megabytes and new in
-    every step; in pages of 4 KiB a sixth of a step's time goes to the kernel handing them out. The
-    process keeps its number. GLIBC_TUNABLES with a glibc.malloc.hugetlb of its own is left as is.
-    """
-    tunables, ours = os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb"
-    arguments = getattr(sys, "orig_argv", [])[1:]
-    started = arguments[:1] == ["-m"] and arguments[1:2] == [f"{__package__}.{_program()}"]
-    try:
-        on_request = "[madvise]" in Path(_HUGE_PAGES).read_text("ascii")
-    except OSError:  # not Linux, or a kernel without them
-        return
-    if not started or not on_request or ours in tunables or not sys.executable:
-        return
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{ours}=1")))
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until `signals.prepare_process`
-    os.execv(sys.executable, [sys.executable, *arguments])
-
-
-def _program() -> str:
-    """The module that runs as the program, without its package."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    name = spec.name.removesuffix(".__main__") if spec else ""
-    return name.removeprefix(f"{__package__}.")
 
 
 def remember_compilations() -> None:

@@ -8,7 +8,8 @@ import types
 
 import pytest
 
-from hsvit_jax import distributed, loop, together
+from hsvit_jax import loop
+from hsvit_jax.runtime import cluster, coordination
 
 SLURM = {
     "SLURM_JOB_ID": "4097",
@@ -44,19 +45,19 @@ def around(monkeypatch):
 
 
 def test_a_laptop_stays_alone(around):
-    assert distributed.find("auto") is None
-    assert distributed.find("off") is None
+    assert cluster.find("auto") is None
+    assert cluster.find("off") is None
 
 
 def test_slurm(around):
     around(SLURM)
     # Port: 61440 + the job's number modulo 4096, as jax has it.
-    assert distributed.find("auto") == ("node007:61441", 6, 3, [1])
+    assert cluster.find("auto") == ("node007:61441", 6, 3, [1])
     around(SLURM | {"SLURM_NODEID": "2"})  # alone on its host: all devices are its own
-    assert distributed.find("auto").local_devices is None
+    assert cluster.find("auto").local_devices is None
     around(SLURM | {"JAX_COORDINATOR_PORT": "1234"})
-    assert distributed.find("auto").address == "node007:1234"
-    assert distributed.find("off") is None
+    assert cluster.find("auto").address == "node007:1234"
+    assert cluster.find("off") is None
 
 
 @pytest.mark.parametrize(
@@ -70,25 +71,25 @@ def test_slurm(around):
 )
 def test_one_task_is_alone(around, variables):
     around(variables)
-    assert distributed.find("auto") is None
+    assert cluster.find("auto") is None
 
 
 def test_open_mpi(around):
     around(OPEN_MPI)
-    job = distributed.find("auto")
+    job = cluster.find("auto")
     assert (job.address.split(":")[0], job.count, job.index) == ("10.96.0.1", 2, 1)
     assert job.local_devices is None
     around(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
-    assert distributed.find("auto").local_devices == [0]
+    assert cluster.find("auto").local_devices == [0]
 
 
 def test_open_mpi_that_names_no_address(around):
     around({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"})
     with pytest.raises(ValueError, match=r"--distributed=host:port,\$OMPI_COMM_WORLD_SIZE"):
-        distributed.find("auto")
+        cluster.find("auto")
 
 
-def cluster(name, **answers):
+def scheduler(name, **answers):
     """One of jax's cluster classes, found by its name."""
     methods = {key: staticmethod(lambda *a, _v=value, **k: _v) for key, value in answers.items()}
     return type(name, (), methods)
@@ -103,29 +104,29 @@ def test_pods(around, monkeypatch, name, count):
         "get_process_id": 2,
         "get_coordinator_address": "worker-0:8476",
     }
-    others = [c for c in distributed.clusters.ClusterEnv._cluster_types if c.__name__ != name]
+    others = [c for c in cluster.clusters.ClusterEnv._cluster_types if c.__name__ != name]
     monkeypatch.setattr(
-        distributed.clusters.ClusterEnv, "_cluster_types", [*others, cluster(name, **answers)]
+        cluster.clusters.ClusterEnv, "_cluster_types", [*others, scheduler(name, **answers)]
     )
     if name == "K8sCluster":
         around(PODS)
         monkeypatch.setitem(sys.modules, "kubernetes", types.ModuleType("kubernetes"))
-        monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: name)
+        monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: name)
     expected = None if count == 1 else ("worker-0:8476", 4, 2, None)
-    assert distributed.find("auto") == expected
+    assert cluster.find("auto") == expected
 
 
 def test_pods_that_cannot_be_counted(around, monkeypatch):
     around(PODS)
-    monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"install jax\[k8s\]"):
-        distributed.find("auto")
+        cluster.find("auto")
 
 
 def test_explicit_places():
-    assert distributed.find("10.0.0.1:8476,4,3") == ("10.0.0.1:8476", 4, 3, None)
-    assert distributed.find("[fe80::1]:99,2,0").address == "[fe80::1]:99"
-    assert distributed.find("host:8476,1,0") is None
+    assert cluster.find("10.0.0.1:8476,4,3") == ("10.0.0.1:8476", 4, 3, None)
+    assert cluster.find("[fe80::1]:99,2,0").address == "[fe80::1]:99"
+    assert cluster.find("host:8476,1,0") is None
 
 
 @pytest.mark.parametrize(
@@ -143,14 +144,14 @@ def test_explicit_places():
 )
 def test_malformed_places(setting, words):
     with pytest.raises(ValueError, match=f"--distributed={setting}.*{words}"):
-        distributed.find(setting)
+        cluster.find(setting)
 
 
 @pytest.fixture
 def untouched(monkeypatch):
     """jax must not be told to wait for anybody."""
-    monkeypatch.setattr(distributed.jax.config, "update", lambda *_: None)
-    monkeypatch.setattr(distributed.jax.distributed, "initialize", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(cluster.jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(cluster.jax.distributed, "initialize", lambda *_, **__: 1 / 0)
 
 
 def test_a_process_0_that_does_not_answer(untouched):
@@ -158,36 +159,36 @@ def test_a_process_0_that_does_not_answer(untouched):
         free.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"does not answer at {address} after 0 s"):
-            distributed.start(distributed.Job(address, 2, 1), timeout=0.0)
+            cluster.start(cluster.Job(address, 2, 1), timeout=0.0)
 
 
 def test_a_port_that_is_taken(untouched, monkeypatch, capfd):
     """By a stranger, who answers: process 0 tells process 1, which would wait for five minutes."""
     ended, codes = threading.Event(), []
-    monkeypatch.setattr(distributed.os, "_exit", lambda code: (codes.append(code), ended.set()))
+    monkeypatch.setattr(cluster.os, "_exit", lambda code: (codes.append(code), ended.set()))
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         address = f"127.0.0.1:{port}"
-        other = threading.Thread(target=distributed._hear_refusal, args=(address, ended))
+        other = threading.Thread(target=cluster._hear_refusal, args=(address, ended))
         other.start()
         with pytest.raises(ValueError, match=f"process 0 cannot listen on port {port}"):
-            distributed.start(distributed.Job(address, 2, 0))
+            cluster.start(cluster.Job(address, 2, 0))
         other.join(60)
     assert codes == [1]
     assert capfd.readouterr().err == f"process 0 cannot listen at {address}, as it says itself\n"
 
 
 def test_alone_everything_is_plain():
-    assert together.is_lead()
-    assert together.attempt(lambda: 3) == 3
+    assert coordination.is_lead()
+    assert coordination.agree(lambda: 3) == 3
     with pytest.raises(ValueError, match="no"):
-        together.attempt(lambda: (_ for _ in ()).throw(ValueError("no")))
-    together.check_same("thing", "a")
-    assert together.from_lead("a") == "a"
-    assert together.leave(42) == 42
+        coordination.agree(lambda: (_ for _ in ()).throw(ValueError("no")))
+    coordination.check_same("thing", "a")
+    assert coordination.from_lead("a") == "a"
+    assert coordination.leave(42) == 42
 
 
 def test_nobody_is_past_the_step_at_which_all_stop():
-    assert loop._WINDOW + 2 < together.LEAD
+    assert loop._WINDOW + 2 < coordination.LEAD

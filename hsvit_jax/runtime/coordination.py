@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import jax
 from jax._src import distributed
 
-from hsvit_jax import signals, watchdog
+from hsvit_jax.runtime import signals, watchdog
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def is_lead() -> bool:
     return distributed.global_state.process_id == 0
 
 
-def attempt(what: Callable[[], T]) -> T:
+def agree(what: Callable[[], T]) -> T:
     """`what()` on every process; a ValueError on any of them is raised on all.
 
     The processes call this in the same order, and wait for each other.
@@ -129,7 +129,7 @@ class StopTogether(signals.StopRequests):
         return signum if self._calls >= at else None
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     """One message on stderr: process 0's, and from the others what it does not say within 5 s."""
     client = _client()
     if client is not None:
