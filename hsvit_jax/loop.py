@@ -26,17 +26,18 @@ from hsvit_jax.runtime.signals import Diverged
 _WINDOW = 4
 
 
-def _start_together(step: Any) -> Callable:
+def _start_together(step: Any, seconds: float) -> Callable:
     """A jitted step, compiled for its first arguments; no process runs it before all are there.
 
-    Gloo gives up when the first collective of some processes is 30 s ahead of the others'.
+    Gloo gives up when the first collective of some processes is 30 s ahead of the others'. seconds:
+    how long the others are waited for.
     """
     compiled: list[Callable] = []
 
     def run(*args: Any) -> Any:
         if not compiled:
             compiled.append(step.lower(*args).compile())
-            coordination.barrier("compiled")
+            coordination.barrier("compiled", seconds)
         return compiled[0](*args)
 
     return run
@@ -74,6 +75,8 @@ def _shapes(tree: dict) -> dict[str, list[int]]:
 
 class Loop:
     """The loop over steps: data in, metrics out, evaluation and checkpoints at epoch ends."""
+
+    wait_for_others = 3600.0  # seconds, once a process has compiled the step
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class Loop:
             gradients=config.mesh.gradients,
         )
         jitted = step_lib.jit_step(pure, state, run.mesh, run.model, donate=donate)
-        train_step = _start_together(jitted)
+        train_step = _start_together(jitted, self.wait_for_others)
         batch_of = self._resident() if run.dataset.resident else self._streamed(int(state["step"]))
         return lambda state, number: train_step(state, batch_of(number))
 

@@ -38,6 +38,8 @@ def check(run: Run) -> None:
 class RecoverableLoop(Loop):
     """The loop over steps, each taken by all processes that are left, or by none of them."""
 
+    wait_for_others = 60.0  # jax's barrier waits for a lost process too, as it might come back
+
     def run(self, state: dict) -> dict:
         """Takes the remaining steps."""
         run = self.r

@@ -175,7 +175,7 @@ def go_on_with(processes: set[int]) -> None:
     _left = sorted(processes)
 
 
-def barrier(what: str, seconds: float = 3600.0) -> bool:
+def barrier(what: str, seconds: float) -> bool:
     """Waits at most `seconds` for every process to call this; whether they did.
 
     With one process it does nothing. All processes call it equally often for the same `what`.
