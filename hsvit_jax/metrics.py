@@ -21,6 +21,7 @@ from typing import IO, Any, Self
 from hsvit_jax import report
 
 _MOST_EVENTS = 10_000  # lines of metrics that may wait for TensorBoard's file
+_PATIENCE = 5.0  # seconds in which it takes what is left at the end
 
 
 class MetricLog:
@@ -121,9 +122,9 @@ class _Events(threading.Thread):
             raise TimeoutError(f"{self._folder} is too slow") from None
 
     def close(self) -> None:
-        """Writes what is left, in at most 5 s; raises as `put` does."""
+        """Writes what is left, in at most `_PATIENCE`; raises as `put` does."""
         self.put(0, None)
-        self.join(5)
+        self.join(_PATIENCE)
         if self.is_alive() or self._error is not None:
             raise self._error or TimeoutError(f"{self._folder} is too slow")
 

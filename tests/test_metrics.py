@@ -5,6 +5,7 @@ import os
 import pty
 import struct
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -105,6 +106,59 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
         (2, "test/accuracy", 0.75),
         (2, "test/top5", 1.0),
     ]
+
+
+@pytest.mark.parametrize("end", ["dead", "slow", "slow at the end"])
+def test_a_writer_of_events_that_fails_is_dropped_with_one_warning(tmp_path, monkeypatch, end):
+    """Training is never blocked by it, and metrics.jsonl has every line."""
+    released = threading.Event()
+
+    def write(*args, **more):
+        if end == "dead":
+            raise OSError(28, "No space left on device")
+        released.wait(60)
+
+    monkeypatch.setattr(metrics, "_write_event", write)
+    monkeypatch.setattr(metrics, "_MOST_EVENTS", 100 if end == "slow at the end" else 2)
+    monkeypatch.setattr(metrics, "_PATIENCE", 0.1)
+    warned = pytest.warns(UserWarning, match="no more events for TensorBoard .*goes on")
+    with warned as told, metrics.MetricLog(tmp_path) as log:
+        if end == "dead":
+            log._events.join(60)
+        for step in range(1, 21):
+            log.write(step, TRAIN)
+    released.set()
+    assert len(told) == 1
+    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 21))
+
+
+def test_lines_wait_for_space_on_a_full_disk(tmp_path, monkeypatch):
+    """Half a line is written, then nothing, then all that is missing."""
+    with metrics.MetricLog(tmp_path) as log:
+        log.write(1, TRAIN)
+        file, full = log._file, [True]
+
+        class Disk:
+            name = file.name
+            close = staticmethod(file.close)
+
+            def write(self, data):
+                if not full:
+                    return file.write(data)
+                if full.pop():
+                    full.append(False)
+                    return file.write(data[:10])
+                full.append(False)
+                raise OSError(28, "No space left on device")
+
+        log._file = Disk()
+        with pytest.warns(UserWarning, match="waits for space on its disk") as told:
+            log.write(2, TRAIN)
+            log.write(3, TRAIN)
+        full.clear()
+        log.write(4, TRAIN)
+    assert len(told) == 1
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
 
 
 VALUES = {"loss": 1.25, "accuracy": 0.5, "images_per_second": 1234.0, "seconds_left": 90_061.0}
