@@ -57,7 +57,7 @@ class Run:
 
     @property
     def meta(self) -> dict:
-        """What a checkpoint must agree with, and what eval and predict need to know."""
+        """Metadata of a checkpoint, for a resumed run to agree with and for eval and predict."""
         shapes = jax.eval_shape(self.make_state)
         return {
             "config": self.config.to_dict(),

@@ -1,4 +1,4 @@
-"""What a run says: JSON lines, TensorBoard events, a bar or plain lines, curves (process 0)."""
+"""Metrics of a run, from process 0: JSON lines, TensorBoard events, progress, curves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MetricLog:
         self._tell_events(lambda events: events.put(int(step), scalars))
 
     def _append(self, line: bytes) -> None:
-        """What a full disk refuses is kept, and written before the next line."""
+        """Appends to the file; bytes that a full disk refuses are written before the next line."""
         self._unwritten += line
         try:
             while self._unwritten:

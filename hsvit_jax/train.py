@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a finished run leaves: its folder, last step, and the test split's evaluation."""
+    """A finished run: its folder, its last step, and the evaluation on the test split."""
 
     workdir: Path
     step: int
@@ -112,14 +112,14 @@ def prepare(
 
 
 def _parts(config: ml_collections.ConfigDict) -> str:
-    """What the group axis spreads, in the configuration's words."""
+    """Names the parts that lie on the group axis, in the configuration's words."""
     if config.model.get("towers", 1) > 1:
         return "towers"
     return "groups and kernels" if config.model.get("trunk") == "sharded" else "groups"
 
 
 def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """What the end of a run needs is better missed at its start."""
+    """Refuses, before the first step, a data set without the splits that the last one needs."""
     if not len(dataset.test):
         raise ValueError(
             f"{config.data.name} has no test images: the run could not be evaluated; add some"
@@ -270,7 +270,7 @@ def train(
 
 
 def _check_start(config: ml_collections.ConfigDict, workdir: Path) -> None:
-    """What `initial.load` would refuse, before a large data set is read for nothing."""
+    """Refuses what `initial.load` would, before a large data set is read for nothing."""
     if not (workdir / "checkpoints").is_dir():
         initial.refuse_random(config)
 
@@ -295,7 +295,7 @@ def _warmup_text(run: Run) -> str:
 
 
 def _opening(run: Run, first: int) -> str:
-    """What is about to happen, in a few figures."""
+    """The opening line: sizes of the splits, mesh, steps and the point of departure."""
     sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
     shape = dict(run.mesh.shape)
     source = run.config.init["from"]

@@ -1,4 +1,4 @@
-"""Several processes, one run: which job this process belongs to, and how it joins it.
+"""Multi-process jobs: the job that this process belongs to, and how it joins it.
 
 `auto` asks jax's own cluster classes (SLURM, Open MPI, TPU pods, Kubernetes); only where they count
 more than one process is anything started, so a laptop, a notebook, a job of one task and a single
@@ -25,7 +25,7 @@ _FORM = "expected auto, off or host:port,n,i (the address of process 0, how many
 
 
 class Job(NamedTuple):
-    """The place of this process: where process 0 listens, how many there are, and which this is."""
+    """A process's place in its job: address of process 0, number of processes, own index."""
 
     address: str
     count: int
@@ -34,9 +34,16 @@ class Job(NamedTuple):
 
 
 def find(setting: str) -> Job | None:
-    """The job that `--distributed` names or, for auto, the one around us; None for one process.
+    """Finds the job that `--distributed` names or, for auto, the scheduler's.
 
-    Raises ValueError for a setting of another form, or a Kubernetes job that cannot be asked.
+    Args:
+        setting: auto, off or host:port,n,i.
+
+    Returns:
+        the job; None for a single process.
+
+    Raises:
+        ValueError: a setting of another form, or a Kubernetes job that cannot be counted.
     """
     if setting == "off":
         return None
@@ -57,7 +64,7 @@ def find(setting: str) -> Job | None:
 
 
 def _around() -> Job | None:
-    """What a scheduler has started several of."""
+    """The job of several processes that a scheduler has started, if it has."""
     for name, local_count in _SCHEDULERS.items():
         kind = next(k for k in clusters.ClusterEnv._cluster_types if k.__name__ == name)
         if name == "K8sCluster" and not _is_indexed_pod():
@@ -116,11 +123,16 @@ def _is_indexed_pod() -> bool:
 def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> None:
     """Joins the job: afterwards `jax.devices()` are those of all processes.
 
-    Must come before anything that touches jax's devices. From here on an exception that nobody
-    catches ends all processes within seconds, with its traceback: see `coordination.fall_together`.
-    timeout: seconds to wait for the others. recoverable: let the others live on when one dies.
+    To be called before anything that touches jax's devices. From here on an uncaught exception in
+    one process ends all of them: see `coordination.install_excepthook`.
 
-    Raises ValueError when process 0 does not answer, or its port is taken.
+    Args:
+        job: this process's place.
+        timeout: seconds to wait for the other processes.
+        recoverable: let the other processes live on when one dies.
+
+    Raises:
+        ValueError: process 0 does not answer, or its port is taken.
     """
     # With jax's service only jax notices a SIGTERM; `coordination.StopTogether` asks for it.
     jax.config.update("jax_enable_preemption_service", False)
@@ -147,7 +159,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     finally:
         patience.cancel()
         joined.set()
-    coordination.fall_together()
+    coordination.install_excepthook()
 
 
 def _say_waiting(job: Job) -> None:

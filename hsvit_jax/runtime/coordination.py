@@ -1,8 +1,8 @@
-"""What the processes of a job do together: check, stop, complain and end.
+"""Coordination of a job's processes: agreement, barriers, stopping, and ending with one message.
 
-All of it goes through jax's coordination service, a small key-value store in process 0, and never
-through the devices, so that it also works before the first compilation and beside a step that
-hangs. With one process every function here is the plain thing.
+It goes through jax's coordination service, a key-value store in process 0, and never through the
+devices: so it also works before the first compilation and beside a step that hangs. With one
+process no function here waits for anything.
 """
 
 import collections
@@ -42,14 +42,24 @@ def _client() -> Any:
 
 
 def is_lead() -> bool:
-    """Whether this process is the one that writes and speaks: process 0."""
+    """Whether this is process 0, which writes the files and prints for all."""
     return distributed.global_state.process_id == 0
 
 
 def agree(what: Callable[[], T]) -> T:
-    """`what()` on every process; a ValueError on any of them is raised on all.
+    """Calls `what` on every process; a ValueError on any of them is raised on all.
 
-    The processes call this in the same order, and wait for each other.
+    A barrier: the processes call this in the same order and wait for each other.
+
+    Args:
+        what: called once on each process.
+
+    Returns:
+        this process's result.
+
+    Raises:
+        ValueError: the message of the first process that failed, with its number unless all failed
+            alike.
     """
     client = _client()
     if client is None:
@@ -81,12 +91,12 @@ def check_same(what: str, text: str) -> None:
 
 
 def from_lead(text: str) -> str:
-    """Process 0's text, on every process."""
+    """Broadcasts process 0's text to every process."""
     return text if _client() is None else _gather(text)[0]
 
 
 def _gather(text: str) -> list[str]:
-    """What every process has to say, in their order."""
+    """The texts of all processes, by their number."""
     client, place = _client(), f"hsvit/{next(_numbers)}"
     mine = distributed.global_state.process_id
     client.key_value_set(f"{place}/{mine}", text or " ")  # an empty value counts as none
@@ -130,7 +140,8 @@ class StopTogether(signals.StopRequests):
 
 
 def print_once(text: str) -> None:
-    """One message on stderr: process 0's, and from the others what it does not say within 5 s."""
+    """Prints a message on stderr once for the job: process 0 prints it, and another process only
+    what process 0 has not printed within 5 s."""
     client = _client()
     if client is not None:
         first = text.partition("\n")[0]  # the rest may be a command line, each its own
@@ -147,9 +158,10 @@ def print_once(text: str) -> None:
 
 
 def leave(code: int) -> int:
-    """Ends this process with `code`, not waiting long for processes that do not come along.
+    """Ends this process with `code`; processes that do not arrive here are not waited for long.
 
-    With one process, or for code 0 (all of them are done, and jax waits for the last), returns it.
+    With one process, or for code 0 (every process is done, and jax waits for the last), the code is
+    returned instead.
     """
     client = _client()
     if client is None or (code == 0 and _left is None):
@@ -162,7 +174,7 @@ def leave(code: int) -> int:
 
 
 def _part(what: str, seconds: float) -> bool:
-    """As `barrier`, and process 0 lingers: the store ends with it and takes the others down."""
+    """As `barrier`; process 0 then waits a little, since the store ends with it."""
     met = barrier(what, seconds)
     if is_lead():
         time.sleep(0.5)
@@ -170,15 +182,20 @@ def _part(what: str, seconds: float) -> bool:
 
 
 def go_on_with(processes: set[int]) -> None:
-    """Waits no longer for any process but these."""
+    """Restricts barriers to these processes, the survivors of a loss."""
     global _left
     _left = sorted(processes)
 
 
 def barrier(what: str, seconds: float) -> bool:
-    """Waits at most `seconds` for every process to call this; whether they did.
+    """Waits until every process has called this.
 
-    With one process it does nothing. All processes call it equally often for the same `what`.
+    Args:
+        what: the barrier's name; all processes use it equally often.
+        seconds: the longest wait.
+
+    Returns:
+        whether all came in time; with one process True at once.
     """
     client = _client()
     if client is None:
@@ -191,14 +208,14 @@ def barrier(what: str, seconds: float) -> bool:
         return False
 
 
-def fall_together() -> None:
-    """From here on an exception that nobody catches in this process ends all of them with code 1.
+def install_excepthook() -> None:
+    """Installs an excepthook: an uncaught exception in one process ends the whole job with code 1.
 
-    Python would end as usual: wait for the others, which wait for this one in a collective that may
-    or may not notice.
+    Python alone would wait at exit for the other processes, which wait for this one in a collective
+    that may not notice.
     """
     sys.excepthook = _die
-    threading.Thread(target=_listen, name="fall-together", daemon=True).start()
+    threading.Thread(target=_listen, name="listener", daemon=True).start()
 
 
 def _die(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -212,22 +229,22 @@ def _die(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 
 def leave_stalled() -> None:
-    """Before the watchdog ends this process: lets the others get there too, or ends them alike."""
+    """Waits a little for the other processes' watchdogs, and ends those that have not fired."""
     if _client() is not None and not _part("stalled", 5.0):
         _pull_down(watchdog.EXIT_CODE, "a stall")
 
 
 def _pull_down(code: int, why: str) -> None:
-    """Lets the others know that this process ends and will not be there any more."""
+    """Writes into the store that this process ends, for the listeners of the others."""
     me = distributed.global_state.process_id
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # somebody fell before
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process ended before
         _client().key_value_set("hsvit/down", f"{code} process {me} ended with {why}")
     if is_lead():
         time.sleep(2 * _PAUSE)  # the store is gone afterwards
 
 
 def _listen() -> None:
-    """Ends this process a little after another one fell, if it has not noticed by itself."""
+    """Ends this process soon after another one has ended, unless a collective noticed first."""
     while (client := _client()) is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             code, _, why = client.key_value_try_get("hsvit/down").partition(" ")

@@ -39,8 +39,11 @@ class Diverged(Exception):
 class StopRequests:
     """Within this context SIGTERM, SIGHUP and Ctrl-C set `signum` instead of ending the process.
 
-    SIGHUP stays ignored where it is, as under nohup. A thread hears the signals too, as Python's
-    handlers wait for a main thread that hangs. on_request: called there at the first signal.
+    SIGHUP stays ignored where it is, as under nohup. A second signal ends the process at once. A
+    thread reads the signals, since Python's handlers wait for a main thread that may hang.
+
+    Args:
+        on_request: called in that thread at the first signal.
     """
 
     def __init__(self, on_request: Callable[[], object] = lambda: None) -> None:

@@ -1,4 +1,4 @@
-"""Ends a run that has stopped moving: a process alive but stuck is noticed by nobody else."""
+"""Watchdog: ends a process that is alive but makes no progress, which nothing else notices."""
 
 import faulthandler
 import math
@@ -27,10 +27,13 @@ def dump_stacks() -> None:
 
 
 class Watchdog:
-    """Within this context the process ends with code 75 when `heartbeat` stays away for too long.
+    """Within this context the process ends with code 75 when no `heartbeat` comes for too long.
 
-    Before that the stacks of all threads go to stderr. timeout: seconds, 0 for never.
-    before_exit: called last, to let other processes that are stuck get there too.
+    Before that the stacks of all threads go to stderr.
+
+    Args:
+        timeout: seconds without a heartbeat; 0 for never.
+        before_exit: called last, to let other processes that are stuck get there too.
     """
 
     def __init__(self, timeout: float, before_exit: Callable[[], object] = lambda: None) -> None:
@@ -52,12 +55,12 @@ class Watchdog:
         self._last, self._what = time.monotonic(), what
 
     def hurry(self) -> None:
-        """From here on `GRACE` seconds without a heartbeat are too many, whatever is under way."""
+        """Limits every wait to `GRACE` seconds from here on, compiling and saving included."""
         self._timeout, self._hurried = min(self._timeout, GRACE), True
         self._last = time.monotonic()
 
     def overdue(self) -> float | None:
-        """The limit in seconds, if it has passed since the last heartbeat."""
+        """The limit in seconds, if more have passed since the last heartbeat; else None."""
         limit = self._timeout + (0.0 if self._hurried else self._extra)
         return limit if time.monotonic() - self._last > limit else None
 
