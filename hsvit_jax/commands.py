@@ -54,7 +54,8 @@ def _load(request: Request) -> Any:
 
 
 def _eval(request: Request) -> int:
-    from hsvit_jax import evaluate, metrics, train
+    from hsvit_jax import train
+    from hsvit_jax.train import evaluate, metrics
 
     classifier = _load(request)
     config, split = classifier.config, request.flags.split
@@ -112,7 +113,8 @@ def _curve(
     split: str,
 ) -> int:
     """Accuracy against the number of lost groups, as a PNG, a CSV and lines of JSON."""
-    from hsvit_jax import metrics, votes
+    from hsvit_jax import votes
+    from hsvit_jax.train import metrics
 
     if request.flags.drop_groups:
         raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")

@@ -24,7 +24,8 @@ import ml_collections  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hsvit_jax import config as config_lib  # noqa: E402
-from hsvit_jax import configfile, metrics, report, subcommand  # noqa: E402
+from hsvit_jax import configfile, report, subcommand  # noqa: E402
+from hsvit_jax.train import metrics  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.compare SPEC SPEC ... [--seeds=0,1] [--config.KEY=VALUE]
 

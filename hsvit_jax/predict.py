@@ -13,11 +13,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, configfile, data, evaluate, models, train
+from hsvit_jax import checkpoint, configfile, data, models, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import step as step_lib
 from hsvit_jax.data.images import is_image_name
+from hsvit_jax.train import evaluate
+from hsvit_jax.train import step as step_lib
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import augment, evaluate, report
+from hsvit_jax import augment, report
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.train import evaluate
 
 Array = jax.Array
 

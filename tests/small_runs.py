@@ -9,8 +9,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import checkpoint, data, evaluate
+from hsvit_jax import checkpoint, data
 from hsvit_jax import config as config_lib
+from hsvit_jax.train import evaluate
 
 CLASSES, SIDE = 7, 8
 

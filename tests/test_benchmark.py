@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from hsvit_jax import config as configs
-from hsvit_jax import data, step, summary, train
+from hsvit_jax import data, summary, train
 from hsvit_jax.benchmark import __main__ as benchmark
 from hsvit_jax.benchmark import jobs, machine, step_parts, versus
+from hsvit_jax.train import step
 
 SMALL = {
     "variant": "c2a2",

@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from hsvit_jax import loop
 from hsvit_jax.runtime import cluster, coordination
+from hsvit_jax.train import loop
 
 SLURM = {
     "SLURM_JOB_ID": "4097",

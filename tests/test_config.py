@@ -7,7 +7,8 @@ import pytest
 
 import hsvit_jax
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, data, optim
+from hsvit_jax import configfile, data
+from hsvit_jax.train import optim
 
 PACKAGE = Path(hsvit_jax.__file__).resolve().parent
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax import data, evaluate
+from hsvit_jax import data
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.train import evaluate
 
 
 class Linear:

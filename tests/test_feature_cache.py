@@ -6,9 +6,10 @@ import pytest
 import small_runs
 from test_frozen import DATASET, PLAIN
 
-from hsvit_jax import checkpoint, feature_cache, train
+from hsvit_jax import checkpoint, train
 from hsvit_jax.models import feature_extractor
 from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.train import feature_cache
 
 
 def config_for(source, cache, **settings):

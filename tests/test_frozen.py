@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import small_runs
 
-from hsvit_jax import checkpoint, initial, optim, train
+from hsvit_jax import checkpoint, train
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import step as step_lib
+from hsvit_jax.train import init_from, optim
+from hsvit_jax.train import step as step_lib
 
 DATASET = small_runs.small_dataset()
 PLAIN = {
@@ -125,8 +126,8 @@ def test_random_weights_are_not_frozen(monkeypatch, tmp_path):
     config = config_for("", "trunk")
     run = train.prepare(config, dataset=DATASET)  # as a plan or a benchmark needs it
     with pytest.raises(ValueError, match=message):
-        initial.load(run.config, run.model)
-    monkeypatch.setattr(train, "prepare", None)
+        init_from.load(run.config, run.model)
+    monkeypatch.setattr("hsvit_jax.train.run.prepare", None)
     with pytest.raises(ValueError, match=message):
         train.train(config, tmp_path / "run", verbose=False)
     assert not (tmp_path / "run").exists()

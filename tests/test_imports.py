@@ -40,7 +40,6 @@ FAMILIES = {"hsvit": "convnets", "vix": "", "vit": "", "convnets": "", "conv_tra
 UNMOVED = {
     "config": "configfile recipes systems config_keys",
     "checkpoint": "checkpoint_arrays checkpoint_folder checkpoint_record checksum",
-    "train": "evaluate feature_cache initial loop metrics optim recover restore step workdir",
     "weights": "growth layouts pretrained refit weight_files convert",
     "classifier": "predict",
     "cli": "subcommand",

@@ -1,14 +1,12 @@
 """What a run starts from: a trained network as it is or grown, and never instead of its own."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
 import small_runs
 
-from hsvit_jax import checkpoint, initial, train
-from hsvit_jax import config as config_lib
+from hsvit_jax import checkpoint, train
+from hsvit_jax.train import init_from
 
 
 def prepared(**settings):
@@ -26,13 +24,11 @@ def save(folder, run, values, meta=None):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """The folder of a small network, whose configuration was stored before some keys existed."""
+    """The folder of a small network."""
     folder = tmp_path_factory.mktemp("source")
     _, run = prepared(train__ema_decay=0.0)
     values = small_runs.made_up_values(run.model)
-    stored = json.loads(config_lib.to_json(run.config))
-    del stored["init"], stored["model"]["votes"], stored["model"]["tiles"], stored["model"]["trunk"]
-    save(folder, run, values, {**run.meta, "config": stored})
+    save(folder, run, values)
     return folder, values
 
 
@@ -45,7 +41,7 @@ def from_source(folder, **settings):
 
 def test_nothing_named_is_a_fresh_start():
     _, run = prepared()
-    assert initial.load(run.config, run.model) is None
+    assert init_from.load(run.config, run.model) is None
 
 
 @pytest.mark.slow
@@ -72,7 +68,7 @@ def test_a_run_starts_from_it(source, tmp_path, settings):
 
 
 def test_a_run_s_own_checkpoint_wins(source, tmp_path, capsys):
-    """What it started from may be gone; keys it was stored without are no changed settings."""
+    """What it started from may be gone."""
     folder, _ = source
     config, run = from_source(folder)
     train.train(config, tmp_path, dataset=run.dataset, verbose=False)
@@ -94,14 +90,14 @@ def test_other_classes_and_another_image_size(source):
     settings = {**strides, "data__num_classes": 9, "data__image_size": (16, 16)}
     _, run = from_source(folder, **settings)
     with pytest.raises(ValueError, match=r"it has 8×8, this .* 16×16; init\.positions=resize"):
-        initial.load(run.config, run.model)
+        init_from.load(run.config, run.model)
     with run.config.unlocked():
         run.config.init.positions = "resize"
     with pytest.raises(ValueError, match=r"it has 7, this configuration 9; init\.classifier=new"):
-        initial.load(run.config, run.model)
+        init_from.load(run.config, run.model)
     with run.config.unlocked():
         run.config.init.classifier = "new"
-    start = initial.load(run.config, run.model)
+    start = init_from.load(run.config, run.model)
     assert start.params["head"]["linear"]["kernel"].shape == (8, 9)
     assert start.params["trunk"]["embed"]["kernel"].shape == (16, 8)
     jax.tree.map(np.testing.assert_array_equal, start.stats, stats)
@@ -113,7 +109,7 @@ def test_mistakes_are_told(source, tmp_path):
     folder, _ = source
     _, run = from_source(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"init\.from=.*nowhere.*is not a directory"):
-        initial.load(run.config, run.model)
+        init_from.load(run.config, run.model)
     _, run = from_source(folder, model__depth=2, model__heads=4)
     with pytest.raises(ValueError, match=r"(?s)depth: checkpoint 1, config 2.*heads: checkpoint 2"):
-        initial.load(run.config, run.model)
+        init_from.load(run.config, run.model)

@@ -17,8 +17,9 @@ import small_runs
 from PIL import Image
 
 import hsvit_jax
-from hsvit_jax import checkpoint, cli, commands, configfile, main, metrics, train
+from hsvit_jax import checkpoint, cli, commands, configfile, main, train
 from hsvit_jax.runtime import compile_cache, signals
+from hsvit_jax.train import metrics
 
 # The smallest network and run that go through everything.
 SMALL = ("--config.train.steps=2", "--config.model.depth=1", "--config.mesh.data=1")

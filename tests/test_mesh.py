@@ -9,9 +9,10 @@ import optax
 import pytest
 from small_runs import small_config, small_dataset
 
-from hsvit_jax import augment, evaluate, step, train
+from hsvit_jax import augment, train
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.models.hsvit.hsvit import HSViT, HSViTConfig
+from hsvit_jax.train import evaluate, step
 
 BATCH, CLASSES, EMBED = 16, 7, 12
 SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1), (1, 1)]  # group × data

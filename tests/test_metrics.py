@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from hsvit_jax import metrics
+from hsvit_jax.train import metrics
 
 TRAIN = {"loss": 1.5, "accuracy": 0.25, "epoch": 0}
 TEST = {"split": "test", "loss": 0.5, "accuracy": 0.75, "top5": 1.0, "examples": 7}

@@ -9,7 +9,8 @@ import optax
 import pytest
 from small_runs import small_config
 
-from hsvit_jax import models, optim
+from hsvit_jax import models
+from hsvit_jax.train import optim
 
 
 def settings(**values):

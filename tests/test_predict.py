@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import checkpoint, configfile, data, evaluate, predict, train
+from hsvit_jax import checkpoint, configfile, data, predict, train
 from hsvit_jax import config as config_lib
+from hsvit_jax.train import evaluate
 
 NAMES = tuple(f"class {i}" for i in range(10))
 

@@ -12,17 +12,9 @@ import pytest
 import safetensors.numpy
 import small_runs
 
-from hsvit_jax import (
-    checkpoint,
-    convert,
-    convert_tensors,
-    initial,
-    layouts,
-    models,
-    pretrained,
-    train,
-)
+from hsvit_jax import checkpoint, convert, convert_tensors, layouts, models, pretrained, train
 from hsvit_jax.models.hsvit import backbone
+from hsvit_jax.train import init_from
 
 MODEL = {
     "family": "deit",
@@ -74,7 +66,7 @@ def prepared(place, changes=None, **init):
 
 
 def load(place, changes=None, **init):
-    return initial.load(*prepared(place, changes, **init))
+    return init_from.load(*prepared(place, changes, **init))
 
 
 def write(path, tensors):
@@ -193,7 +185,7 @@ def test_a_run_of_no_steps_evaluates_the_file(tmp_path):
     config, _ = prepared(place)
     train.train(config, tmp_path / "run", dataset=small_runs.small_dataset(), verbose=False)
     _, state, _ = checkpoint.load_tree(tmp_path / "run")
-    expected = initial.load(*prepared(place)).params
+    expected = init_from.load(*prepared(place)).params
     jax.tree.map(np.testing.assert_array_equal, state["params"], expected)
 
 
@@ -274,14 +266,14 @@ def test_a_backbone_s_file_fills_the_backbone_alone(golden_dir, tmp_path, before
         own = {k.removeprefix("resnet."): v for k, v in own.items()}
     place = write(tmp_path / "w.safetensors", own)
     config, network = on_backbone(base, **{"from": str(place)})
-    start = initial.load(config, network)
+    start = init_from.load(config, network)
     jax.tree.map(np.testing.assert_array_equal, start.params["backbone"], params["backbone"])
     jax.tree.map(np.testing.assert_array_equal, start.stats["backbone"], stats["backbone"])
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     assert jax.tree.map(lambda x: x.shape, start[:2]) == jax.tree.map(lambda x: x.shape, shapes)
     assert start.said[-1] == "fresh: groups, head, trunk"
     with pytest.raises(ValueError, match="freeze=groups would keep fresh random weights"):
-        initial.load(config, network.with_frozen({"groups"}))
+        init_from.load(config, network.with_frozen({"groups"}))
 
 
 def test_a_whole_network_s_file_fills_it_all(golden_dir, tmp_path):
@@ -293,7 +285,7 @@ def test_a_whole_network_s_file_fills_it_all(golden_dir, tmp_path):
     with config.unlocked():
         config.model.family = "hsvit_backbone"
         config.init["from"] = str(place)
-    start = initial.load(config, network)
+    start = init_from.load(config, network)
     jax.tree.map(np.testing.assert_array_equal, start[:2], (params, stats))
 
 
@@ -301,5 +293,5 @@ def test_our_own_checkpoint_of_the_backbone(golden_dir, tmp_path):
     convert.convert_file(golden_dir / GOLDENS["resnet"], tmp_path / "ours")
     _, base, params, *_ = convnet_files.read(golden_dir / GOLDENS["resnet"])
     config, network = on_backbone(base, **{"from": str(tmp_path / "ours")})
-    start = initial.load(config, network)
+    start = init_from.load(config, network)
     jax.tree.map(np.testing.assert_array_equal, start.params["backbone"], params["backbone"])

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from small_runs import metric_lines, small_config, small_dataset
 
-from hsvit_jax import checkpoint, recover, train
+from hsvit_jax import checkpoint, train
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import step as step_lib
 from hsvit_jax.runtime import coordination
+from hsvit_jax.train import elastic
+from hsvit_jax.train import step as step_lib
 
 SETTINGS = {"mesh__group": 4, "train__steps": 6, "model__group_dropout": 0.2}
 
@@ -21,14 +22,14 @@ def test_what_cannot_go_on_says_so():
         config = small_config(**{"mesh__group": 4, **settings})
         return train.prepare(config, dataset=small_dataset())
 
-    recover.check(run())
-    recover.check(run(model__towers=4))
+    elastic.check(run())
+    elastic.check(run(model__towers=4))
     with pytest.raises(ValueError, match=r"mesh\.data is 2: set mesh\.data=1"):
-        recover.check(run(mesh__data=2))
+        elastic.check(run(mesh__data=2))
     with pytest.raises(ValueError, match="whole trunk"):
-        recover.check(run(model__trunk="sharded"))
+        elastic.check(run(model__trunk="sharded"))
     with pytest.raises(ValueError, match="at least two"):
-        recover.check(run(mesh__group=1, model__ablation="conv_only"))
+        elastic.check(run(mesh__group=1, model__ablation="conv_only"))
 
 
 def lose(monkeypatch, at, gone):
@@ -40,10 +41,10 @@ def lose(monkeypatch, at, gone):
         tries.append(len(tries))
         yield devices
         if len(tries) == at:
-            raise recover.multihost_utils.ProcessFailureError({devices[i] for i in gone})
+            raise elastic.multihost_utils.ProcessFailureError({devices[i] for i in gone})
 
-    monkeypatch.setattr(recover.multihost_utils, "live_devices", live_devices)
-    monkeypatch.setattr(train, "Loop", recover.RecoverableLoop)
+    monkeypatch.setattr(elastic.multihost_utils, "live_devices", live_devices)
+    monkeypatch.setattr("hsvit_jax.train.run.Loop", elastic.RecoverableLoop)
     monkeypatch.setattr(coordination, "_left", None)
 
 
@@ -90,14 +91,14 @@ def test_a_run_goes_on_with_what_is_left(tmp_path, monkeypatch, towers):
     states = []
     with monkeypatch.context() as patch:
         lose(patch, 3, [1])
-        without = recover.RecoverableLoop._without
+        without = elastic.RecoverableLoop._without
 
         def noted(self, state, gone):
             after = without(self, state, gone)
             states.append((jax.device_get(state), jax.device_get(after), self.r))
             return after
 
-        patch.setattr(recover.RecoverableLoop, "_without", noted)
+        patch.setattr(elastic.RecoverableLoop, "_without", noted)
         result = train.train(config, tmp_path, dataset=small_dataset(), verbose=False)
     (before, after, smaller), *more = states
     assert not more and result.step == 6

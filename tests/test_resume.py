@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from small_runs import digest, metric_lines, small_config, small_dataset
 
-from hsvit_jax import loop, train
+from hsvit_jax import train
+from hsvit_jax.train import loop
 
 
 def run(workdir, dataset=None, **settings):
@@ -38,8 +39,8 @@ def test_a_run_goes_on_on_other_devices(tmp_path, shape):
 
 def interrupt_after(workdir, step, **settings):
     """Runs until SIGTERM comes during a step."""
-    from hsvit_jax import metrics
     from hsvit_jax.runtime import signals
+    from hsvit_jax.train import metrics
 
     write = metrics.MetricLog.write
 

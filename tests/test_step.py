@@ -9,8 +9,9 @@ import optax
 import pytest
 from small_runs import CLASSES, small_config, small_dataset
 
-from hsvit_jax import augment, optim, step, train
+from hsvit_jax import augment, train
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.train import optim, step
 
 DATASET = small_dataset()
 IMAGES, LABELS = DATASET.train.images, DATASET.train.labels

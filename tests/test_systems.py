@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 from small_runs import CLASSES, digest, metric_lines, small_dataset
 
-from hsvit_jax import commands, configfile, loop, main, models, predict, systems, train
+from hsvit_jax import commands, configfile, main, models, predict, systems, train
 from hsvit_jax.runtime import signals
+from hsvit_jax.train import loop
 
 FAMILIES = tuple(systems.DEFAULT_VARIANT)
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from small_runs import metric_lines, small_config, small_dataset, spy_on_batches
 
-from hsvit_jax import checkpoint, evaluate, train
+from hsvit_jax import checkpoint, train
 from hsvit_jax.runtime import signals
+from hsvit_jax.train import evaluate, loop
 
 
 def run(workdir, *, dataset=None, **settings):
@@ -249,14 +250,14 @@ def test_a_stop_during_evaluation_leaves_the_same_metrics(tmp_path, monkeypatch,
 
 def test_a_stop_before_the_first_step_saves_the_start(tmp_path, monkeypatch):
     """As when the signal comes while the step is prepared."""
-    loop = train.Loop.__init__
+    init = loop.Loop.__init__
 
     def signalled(self, *args):
-        loop(self, *args)
+        init(self, *args)
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Loop, "__init__", signalled)
+        patch.setattr(loop.Loop, "__init__", signalled)
         with pytest.raises(signals.Interrupted) as caught:
             run(tmp_path / "cut", train__steps=4)
     assert (caught.value.step, caught.value.exit_code) == (0, 130)

@@ -73,7 +73,8 @@ def _compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
 
 
 def _augmentation(run: Any, augmented: bool) -> Any:
-    from hsvit_jax import augment, step
+    from hsvit_jax import augment
+    from hsvit_jax.train import step
 
     full = step.augment_settings(run.config)
     return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
@@ -83,7 +84,8 @@ def batches(run: Any) -> Callable[[], Any]:
     """Gives the next batch of a data set that lies on the devices, as the trainer does."""
     import numpy as np
 
-    from hsvit_jax import mesh, step
+    from hsvit_jax import mesh
+    from hsvit_jax.train import step
 
     split = run.dataset.train
     order = np.asarray(step.make_epoch_order(len(split), run.config.seed)(0))
@@ -95,7 +97,7 @@ def batches(run: Any) -> Callable[[], Any]:
 
 def train_job(run: Any, augmented: bool) -> Job:
     """The trainer's step, its batch taken from a data set on the devices."""
-    from hsvit_jax import optim, step
+    from hsvit_jax.train import optim, step
 
     config = run.config
     pure = step.make_train_step(
@@ -127,7 +129,8 @@ def input_job(run: Any, augmented: bool) -> Job:
     """A step's batch alone: gathered from the data on the devices, and augmented."""
     import jax
 
-    from hsvit_jax import augment, step
+    from hsvit_jax import augment
+    from hsvit_jax.train import step
 
     settings, key = _augmentation(run, augmented), step.run_key(run.config.seed, 0)
 
@@ -143,7 +146,8 @@ def input_job(run: Any, augmented: bool) -> Job:
 
 def infer_job(run: Any, _: bool) -> Job:
     """The evaluation forward, on a batch that lies on the devices."""
-    from hsvit_jax import evaluate, mesh, step
+    from hsvit_jax import mesh
+    from hsvit_jax.train import evaluate, step
 
     data, batch = run.config.data, run.config.train.batch
     forward = evaluate.make_forward(run.model, run.mesh, tuple(data.mean), tuple(data.std))
@@ -155,7 +159,7 @@ def infer_job(run: Any, _: bool) -> Job:
 
 def eval_job(run: Any, _: bool) -> Job:
     """A whole evaluation of the test split, from host arrays to counts."""
-    from hsvit_jax import evaluate, step
+    from hsvit_jax.train import evaluate, step
 
     data = run.config.data
     evaluator = evaluate.make_evaluator(

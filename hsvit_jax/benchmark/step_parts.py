@@ -57,9 +57,9 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
     import jax.numpy as jnp
     import optax
 
-    from hsvit_jax import optim, step
     from hsvit_jax.models.network import Share
     from hsvit_jax.ops.max_pool import max_pool
+    from hsvit_jax.train import optim, step
 
     model, batch = run.model, run.config.train.batch
     state = step.place_state(run.make_state, run.mesh, run.model)

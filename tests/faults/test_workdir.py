@@ -5,7 +5,7 @@ import os
 import pytest
 from support.processes import run_main
 
-from hsvit_jax import workdir
+from hsvit_jax.train import workdir
 
 RUN = ("--config=c2a2:digits,tiny", "--config.train.steps=2", "--config.model.depth=1")
 RUN += ("--config.mesh.data=1",)

@@ -40,7 +40,7 @@ def fail_at(kind: str, process: int, step: int) -> None:
     """Arranges for the fault."""
     import jax
 
-    from hsvit_jax import loop
+    from hsvit_jax.train import loop
 
     settle = loop.Loop._settle
 
@@ -72,7 +72,7 @@ def not_finite(times: int, step: int) -> None:
     import jax
     import jax.numpy as jnp
 
-    from hsvit_jax import step as step_lib
+    from hsvit_jax.train import step as step_lib
 
     make = step_lib.make_train_step
 
@@ -96,7 +96,7 @@ def late(process: int, seconds: int) -> None:
     """The first step of a process waits."""
     import jax
 
-    from hsvit_jax import loop
+    from hsvit_jax.train import loop
 
     taker = loop.Loop.taker
 

@@ -15,13 +15,14 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import augment, checksum, data, evaluate
+from hsvit_jax import augment, checksum, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import step as step_lib
 from hsvit_jax.data import cache
-from hsvit_jax.loop import Run
 from hsvit_jax.models import feature_extractor
+from hsvit_jax.train import evaluate
+from hsvit_jax.train import step as step_lib
+from hsvit_jax.train.loop import Run
 
 # Up to here the training split's features lie on the devices, as its images would.
 _RESIDENT_BYTES = 1 << 31

@@ -13,14 +13,15 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, data, metrics, optim
+from hsvit_jax import checkpoint, data
 from hsvit_jax import config as config_lib
-from hsvit_jax import evaluate as evaluate_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import step as step_lib
 from hsvit_jax.runtime import coordination, signals
 from hsvit_jax.runtime import watchdog as watchdog_lib
 from hsvit_jax.runtime.signals import Diverged
+from hsvit_jax.train import evaluate as evaluate_lib
+from hsvit_jax.train import metrics, optim
+from hsvit_jax.train import step as step_lib
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, growth, models, pretrained, refit, step, weight_files
+from hsvit_jax import checkpoint, growth, models, pretrained, refit, weight_files
 from hsvit_jax import config as config_lib
+from hsvit_jax.train import step
 
 
 class Start(NamedTuple):

@@ -18,9 +18,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import step as step_lib
-from hsvit_jax.loop import Loop, Run
 from hsvit_jax.runtime import coordination, signals
+from hsvit_jax.train import step as step_lib
+from hsvit_jax.train.loop import Loop, Run
 
 
 def check(run: Run) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, initial
-from hsvit_jax import step as step_lib
-from hsvit_jax.loop import Run
+from hsvit_jax import checkpoint
+from hsvit_jax.train import init_from
+from hsvit_jax.train import step as step_lib
+from hsvit_jax.train.loop import Run
 
 
 def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
@@ -28,7 +29,7 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
             print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
     if restored is None:
-        start = initial.load(run.config, run.model)
+        start = init_from.load(run.config, run.model)
         if start is None:
             return step_lib.place_state(run.make_state, run.mesh, run.model)
         if verbose:
@@ -56,7 +57,7 @@ def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[in
 def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
     """Frozen parts have no moments in a checkpoint: a run ends as it began."""
     old, new = saved["init"]["freeze"], wanted.init.freeze
-    if initial.frozen_parts(old) != initial.frozen_parts(new):
+    if init_from.frozen_parts(old) != init_from.frozen_parts(new):
         raise ValueError(
             f"the run in this folder has init.freeze={old!r}, now it is {new!r}: what is trained "
             "is part of the training state; go on with the old setting, or start from this run "

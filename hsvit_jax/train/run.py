@@ -12,13 +12,14 @@ import jax
 import ml_collections
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, feature_cache, initial, metrics, models, optim, recover, report, restore
-from hsvit_jax import evaluate as evaluate_lib
+from hsvit_jax import data, models, report
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import step as step_lib
-from hsvit_jax import workdir as workdir_lib
-from hsvit_jax.loop import Diverged, Loop, Run
 from hsvit_jax.runtime import coordination, watchdog
+from hsvit_jax.train import elastic, feature_cache, init_from, metrics, optim, resume
+from hsvit_jax.train import evaluate as evaluate_lib
+from hsvit_jax.train import step as step_lib
+from hsvit_jax.train import workdir as workdir_lib
+from hsvit_jax.train.loop import Diverged, Loop, Run
 
 __all__ = [
     "Diverged",
@@ -60,7 +61,7 @@ def prepare(
         dataset = load_data(config, progress=progress)
     config = config_lib.resolve(config, dataset.info)
     model = build_model(config)
-    frozen = initial.frozen_parts(config.init.freeze)
+    frozen = init_from.frozen_parts(config.init.freeze)
     model = model.with_frozen(frozen) if frozen else model
     batch, examples = config.train.batch, len(dataset.train)
     _check_held_out(config, dataset)
@@ -184,7 +185,7 @@ def train(
     config.data.name. devices: all of jax's when left out. stall_timeout: seconds without a step
     after which the process ends with code 75 (compiling may take half an hour more, saving three
     times as long again), 0 for never; when left out 600 with several processes and 3600 with one.
-    recoverable: go on with fewer groups when a process is lost; see `recover` for what it asks.
+    recoverable: go on with fewer groups when a process is lost; see `elastic` for what it asks.
 
     With several processes (see `cluster.start`) all of them call this with the same arguments
     and a work folder that they all see. Process 0 writes and speaks.
@@ -215,7 +216,7 @@ def train(
         lambda: prepare(config, dataset=dataset, devices=devices, progress=progress)
     )
     if recoverable:
-        recover.check(run)
+        elastic.check(run)
     config = run.config
     coordination.check_same("configuration", config_lib.to_json(config))
     coordination.check_same("data set", run.dataset.fingerprint)
@@ -231,7 +232,7 @@ def train(
         coordination.agree(lambda: workdir_lib.check_shared(workdir))
         # The order of restoring: 1. this folder's latest good checkpoint; 2. the network that
         # init.from names; 3. a fresh start.
-        state = restore.latest(run, checkpoints, verbose and lead)
+        state = resume.latest(run, checkpoints, verbose and lead)
         first = int(state["step"])
         if lead:
             report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
@@ -243,14 +244,14 @@ def train(
                 run = feature_cache.attach(
                     run, state, bar.say, lambda: dog.heartbeat("a batch of features", slow=True)
                 )
-            kind = recover.RecoverableLoop if recoverable and several else Loop
+            kind = elastic.RecoverableLoop if recoverable and several else Loop
             loop = kind(run, checkpoints, log, bar, stop, dog)
             bar.say(_opening(run, first))
             state = loop.run(state)
             last = int(state["step"])
             best_step = last
             if not loop.r.model.lost:  # else the best checkpoint is of another network
-                best_step, state = restore.best(run, checkpoints, state)
+                best_step, state = resume.best(run, checkpoints, state)
             validation = None
             if len(run.dataset.val):
                 validation = loop.evaluate(state, "val", loop.give_up)
@@ -270,9 +271,9 @@ def train(
 
 
 def _check_start(config: ml_collections.ConfigDict, workdir: Path) -> None:
-    """Refuses what `initial.load` would, before a large data set is read for nothing."""
+    """Refuses what `init_from.load` would, before a large data set is read for nothing."""
     if not (workdir / "checkpoints").is_dir():
-        initial.refuse_random(config)
+        init_from.refuse_random(config)
 
 
 def _data_progress(what: str, done: int, total: int) -> None:
