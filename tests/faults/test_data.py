@@ -93,12 +93,13 @@ def test_files_that_are_no_images_are_left_out_when_told_so(tmp_path, train):
     assert code == 0, err
     assert "warning: 8 of 48 images cannot be used and are left out" in err
     assert "32/4/4 images" in out + err
-    for bad in ("set/cat/b5-pipe.jpg", "set/cat/b6-device.jpg"):
-        words = ("--mode=predict", f"--checkpoint={tmp_path / 'run'}", bad, "set/cat/000.png")
+    bad = [f"set/cat/{name}.jpg" for name in ("b5-pipe", "b6-device")]
+    for mode, written in (("predict", "set/cat/000.png  "), ("visualize", "views/")):
+        words = (f"--mode={mode}", f"--checkpoint={tmp_path / 'run'}", *bad, "set/cat/000.png")
         done = run_main(*words, cwd=tmp_path)
         assert done.returncode == 1
-        assert done.stderr == f"{bad}: cannot be read: not a regular file\n"
-        assert done.stdout.startswith("set/cat/000.png  ")
+        assert done.stderr == "".join(f"{x}: cannot be read: not a regular file\n" for x in bad)
+        assert done.stdout.startswith(written)
 
 
 def odd(image: Image.Image, kind: str) -> tuple[bytes, str, Image.Image]:
@@ -139,12 +140,12 @@ def test_images_of_rare_kinds(tmp_path, train):
             (tmp_path / f"odd/{label}/{i:03d}.{suffix}").write_bytes(content)
             image.save(tmp_path / f"plain/{label}/{i:03d}.png")
     logs = []
-    for root, run in (("odd", "one"), ("plain", "two"), ("plain", "three")):
+    for root, run in (("odd", "one"), ("plain", "two")):
         code, _, err = train(tmp_path / root, workdir=run)
         assert code == 0, err
         lines = map(json.loads, (tmp_path / run / "metrics.jsonl").read_text().splitlines())
         logs.append([{k: v for k, v in line.items() if "second" not in k} for line in lines])
-    assert logs[0] == logs[1] == logs[2]
+    assert logs[0] == logs[1]
 
 
 @pytest.mark.slow
@@ -285,6 +286,7 @@ def test_a_killed_decode_leaves_nothing_for_long(tmp_path, train):
             time.sleep(0.001)
         process.send_signal(signal.SIGSTOP)
         live = scratch()
+        assert live
         other = make(tmp_path / "other")
         code, _, err = train(other, workdir="other")
         assert code == 0, err
