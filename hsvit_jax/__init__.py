@@ -24,11 +24,11 @@ __version__ = "0.1.0"
 
 # Name offered here → (module, name there).
 _LAZY = {
-    "Classifier": ("predict", "Classifier"),
-    "build_model": ("predict", "build_model"),
+    "Classifier": ("classifier", "Classifier"),
+    "build_model": ("classifier", "build_model"),
     "fit": ("train", "train"),
     "get_config": ("configfile", "get_config"),
-    "load": ("predict", "load"),
+    "load": ("classifier", "load"),
 }
 
 

@@ -42,12 +42,14 @@ class Mode:
     """One row of the table of modes: what a mode reads. All else that is given is refused.
 
     Attributes:
+      module: of `hsvit_jax.commands`, whose `run(request)` returns the exit code.
       flags: names of flags, beside --mode and --config, separated by blanks.
       config: sections and keys of the configuration, separated by blanks. A mode with the flag
         `checkpoint` may be given a configuration in its place, which then names the run.
       files: whether words that are no flags are taken, as names of files.
     """
 
+    module: str
     flags: str
     config: str = ""
     files: bool = False
@@ -65,49 +67,89 @@ class Mode:
 
 @dataclass(frozen=True)
 class Request:
-    """A parsed command line; `spec` is the text of --config, `settings` its KEY=VALUE overrides."""
+    """A parsed command line.
+
+    Attributes:
+      flags: the flags' values.
+      spec: the text of --config.
+      settings: its KEY=VALUE overrides.
+      config: the configuration of both; None where only the texts are wanted.
+      words: all that is no flag, such as names of files.
+      again: the command, to be given once more.
+    """
 
     flags: flags.FlagValues
     spec: str
     settings: list[str]
     config: ml_collections.ConfigDict | None
     words: list[str]
+    again: list[str]
 
     @property
     def workdir(self) -> str:
         """The folder given, or the one that this configuration has by default."""
-        return self.flags.workdir or config_lib.default_workdir(
-            self.config, self.spec, self.settings
-        )
+        settings = self.config, self.spec, self.settings
+        return self.flags.workdir or config_lib.default_workdir(*settings)
+
+
+def run(
+    argv: list[str],
+    usage: str,
+    values: flags.FlagValues,
+    work: Callable[[Request], int | None],
+) -> int:
+    """Parses `argv` into `values`, does the work, and returns the exit code.
+
+    Args:
+      argv: the command line, the program's name first.
+      usage: help's first lines; the first is 'usage: python -m MODULE ...'.
+      values: the flags besides --config.
+      work: returns the exit code, None for 0. A user's mistake that it raises is one line and never
+        a traceback; a bug still is one.
+    """
+    return _run(argv, usage, values, {}, lambda request: lambda: work(request))
 
 
 def run_mode(
     argv: list[str], usage: str, values: flags.FlagValues, modes: Mapping[str, Mode]
 ) -> int:
-    """Parses `argv` into `values`, refuses what the mode does not read, and runs the mode.
+    """As `run`, for the mode that --mode names: refuses what it does not read, then runs it."""
 
-    Returns:
-      The exit code. A user's mistake is one line and never a traceback; a bug still is one.
-    """
-    if len(argv) == 1:
-        return _guarded(argv, lambda: print(usage)) or _USAGE
+    def prepared(request: Request) -> Callable[[], int | None]:
+        refuse_unused(request, modes)
+        module = importlib.import_module(f"hsvit_jax.commands.{modes[values.mode].module}")
+        return lambda: module.run(request)
+
+    return _run(argv, usage, values, modes, prepared)
+
+
+def _run(
+    argv: list[str],
+    usage: str,
+    values: flags.FlagValues,
+    modes: Mapping[str, Mode],
+    prepare: Callable[[Request], Callable[[], int | None]],
+) -> int:
+    """The way of every command line; `prepare` may refuse, and imports what the work needs."""
+    again = [*usage.split()[1:4], *argv[1:]]
+    if len(argv) == 1 and modes:
+        return _guarded(again, lambda: print(usage), note) or _USAGE
     spec, settings, rest, wants_help = _separate(argv[1:])
     try:
         words = values([argv[0], *rest])[1:]
-        config = configfile.get_config(spec, *settings) if spec is not None else None
-        request = Request(values, spec or "", settings, config, words)
+        named = spec is not None and (modes or wants_help)
+        config = configfile.get_config(spec, *settings) if named else None
         if wants_help:
-            return _guarded(argv, lambda: print(_help(usage, values, modes, config)))
-        refuse_unused(request, modes)
+            return _guarded(again, lambda: print(_help(usage, values, modes, config)), note)
+        work = prepare(Request(values, spec or "", settings, config, words, again))
     except (flags.Error, ValueError) as error:
-        return _say(f"{error}\n(see: python -m hsvit_jax.main --help)", _USAGE)
-    # Late: it imports jax, which help and mistakes above do not need.
+        return _misused(error, again)
+    # Late: it imports jax, which the ends above need not wait for.
     from hsvit_jax.runtime import coordination
 
-    commands = importlib.import_module("hsvit_jax.commands")
     signals.raise_on_ctrl_c()
-    with _plain_warnings():
-        return coordination.leave(_guarded(argv, lambda: commands.MODES[values.mode](request)))
+    with _plain_warnings(coordination.is_lead):
+        return coordination.leave(_guarded(again, work, coordination.print_once))
 
 
 def refuse_unused(request: Request, modes: Mapping[str, Mode]) -> None:
@@ -179,7 +221,7 @@ def _help(
     config: ml_collections.ConfigDict | None,
 ) -> str:
     """The usage, every flag with the modes that read it, and every key of the configuration."""
-    lines = [usage, "", "Flags, and the modes that use them:"]
+    lines = [usage, "", "Flags, and the modes that use them:" if modes else "Flags:"]
     for flag in (values[name] for name in values):
         given = f"={flag.default}" if flag.default is not None else "=..."
         users = [name for name in modes if flag.name in modes[name].flags.split()]
@@ -190,46 +232,54 @@ def _help(
     return "\n".join(lines)
 
 
-def _guarded(argv: list[str], work: Callable[[], int | None]) -> int:
+def _guarded(again: list[str], work: Callable[[], int | None], tell: Callable[[str], None]) -> int:
     """Does the work, and turns every end that is no bug into a line and an exit code."""
     try:
         code = work() or 0
         sys.stdout.flush()
         return code
     except signals.Interrupted as stop:
-        again = shlex.join(["python", "-m", "hsvit_jax.main", *argv[1:]])
-        return _end(
-            f"{stop}; saved. To go on, give the same command again:\n  {again}", stop.exit_code
-        )
+        command = shlex.join(again)
+        tell(f"{stop}; saved. To go on, give the same command again:\n  {command}")
+        return stop.exit_code
     except KeyboardInterrupt:
-        return _end(signals.NOTHING_SAVED, _CTRL_C)
+        tell(signals.NOTHING_SAVED)
+        return _CTRL_C
     except signals.Diverged as error:
-        return _end(str(error), _DIVERGED)
+        tell(str(error))
+        return _DIVERGED
+    except Misuse as error:
+        return _misused(error, again)
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()
         return _PIPE
     except ValueError as error:
-        if _is_ours(error):
-            return _end(str(error), _MISTAKE)
-        raise
+        if not _is_ours(error):
+            raise
+        tell(str(error))
+        return _MISTAKE
     except OSError as error:
-        if error.errno in _REFUSED:
-            _drop_output()
-            return _end(f"{error.strerror}: {error.filename or 'writing'}", _MISTAKE)
-        raise
+        if error.errno not in _REFUSED:
+            raise
+        _drop_output()
+        tell(f"{error.strerror}: {error.filename or 'writing'}")
+        return _MISTAKE
 
 
-def _end(text: str, code: int) -> int:
-    """As `_say`, once for all processes of a job."""
-    from hsvit_jax.runtime import coordination  # late: it imports jax
-
-    coordination.print_once(text)
-    return code
+def _misused(error: Exception, again: list[str]) -> int:
+    note(f"{error}\n(see: {shlex.join(again[:3])} --help)")
+    return _USAGE
 
 
-def _say(text: str, code: int) -> int:
+def note(text: str) -> None:
+    """A remark beside the results, which alone go to standard output."""
     print(text, file=sys.stderr, flush=True)
-    return code
+
+
+def refuse_words(request: Request) -> None:
+    """Raises `Misuse` where a program that takes flags only is given other words."""
+    if request.words:
+        raise Misuse(f"unexpected words: {' '.join(request.words)} (flags are --name=value)")
 
 
 def _drop_output() -> None:
@@ -240,16 +290,15 @@ def _drop_output() -> None:
 
 
 @contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
+def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
     """This package's warnings are for the user: one line, without a place in the source."""
-    from hsvit_jax.runtime import coordination  # late: it imports jax
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
     ) -> None:
         if category.__module__.startswith("hsvit_jax") or "hsvit_jax" in Path(filename).parts:
-            if coordination.is_lead():
-                print(f"warning: {message}", file=sys.stderr, flush=True)
+            if is_lead():
+                note(f"warning: {message}")
         else:
             before(message, category, filename, *rest, **more)
 

@@ -2,15 +2,12 @@
 
 import sys
 
-from hsvit_jax.runtime import signals
+from hsvit_jax.runtime import compile_cache, cpu, signals
 
 if __name__ == "__main__":
     signals.prepare_process()
-
-from hsvit_jax.runtime import compile_cache, cpu
-
-if __name__ == "__main__":
     cpu.use_huge_pages("hsvit_jax.main")
+    compile_cache.remember_compilations()
 cpu.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
@@ -42,15 +39,16 @@ _PLAN = "devices group batch bandwidth flops latency verify json out"
 
 #: What each mode reads: flags, and sections or keys of the configuration. The rest is refused.
 MODES = {
-    "train": cli.Mode("workdir distributed stall_timeout recoverable", cli.EVERYTHING),
+    "train": cli.Mode("train", "workdir distributed stall_timeout recoverable", cli.EVERYTHING),
     "eval": cli.Mode(
+        "evaluate",
         f"{_RUN} split drop_groups curve",
         f"{_DATA} data.val_fraction data.on_bad_image eval.batch",
     ),
-    "predict": cli.Mode(f"{_RUN} top_k format", files=True),
-    "visualize": cli.Mode(f"{_RUN} out", files=True),
-    "summary": cli.Mode("", f"{_COSTS} eval.batch"),
-    "plan": cli.Mode(_PLAN, f"{_COSTS} mesh.aggregate mesh.gradients"),
+    "predict": cli.Mode("predict", f"{_RUN} top_k format", files=True),
+    "visualize": cli.Mode("visualize", f"{_RUN} out", files=True),
+    "summary": cli.Mode("summary", "", f"{_COSTS} eval.batch"),
+    "plan": cli.Mode("plan", _PLAN, f"{_COSTS} mesh.aggregate mesh.gradients"),
 }
 
 
@@ -93,5 +91,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    compile_cache.remember_compilations()
     sys.exit(main())

@@ -130,3 +130,23 @@ def double_log(axes: Any, guide: tuple[Sequence[float], Sequence[float]], label:
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)
+
+
+def aligned(table: list[tuple[str, ...]]) -> list[str]:
+    """Columns of equal width: the first to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    rule = "-" * (sum(widths) + 2 * len(widths) - 2)
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in table
+    ]
+    return [lines[0], rule, *lines[1:]]
+
+
+def byte_text(count: int) -> str:
+    """Binary units, four figures."""
+    power = max(p for p in range(5) if p == 0 or count >= 1024**p)
+    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

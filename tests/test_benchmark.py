@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from hsvit_jax import config as configs
-from hsvit_jax import data, summary, train
+from hsvit_jax import data, train
 from hsvit_jax.benchmark import __main__ as benchmark
 from hsvit_jax.benchmark import jobs, machine, step_parts, versus
+from hsvit_jax.models import costs
 from hsvit_jax.train import step
 
 SMALL = {
@@ -105,7 +106,7 @@ def test_training_flops_count_every_turn_of_the_loops():
     # from the step of a large batch, the ratio would be 2.3 here instead of 3.4.
     config = configs.resolve(small(conv_channels=(16, 32)), data.describe("digits"))
     model = train.build_model(config)
-    ratio = jobs.training_flops(model) / summary.compiled_flops(model)
+    ratio = jobs.training_flops(model) / costs.compiled_flops(model)
     assert 2.8 < ratio < 4
 
 
@@ -210,7 +211,7 @@ def test_mistakes_name_the_way_out(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ([], 2, "usage: python -m hsvit_jax.benchmark"),
+        ([], 2, "(see: python -m hsvit_jax.benchmark --help)"),
         (["--config=nowhere.py"], 1, "cannot read the config file nowhere.py"),
         ([f"--config={CONFIG_FILE}", "--config.train.bacth=3"], 1, "did you mean train.batch"),
         ([f"--config={CONFIG_FILE}", "--work=sleep"], 2, "train|infer|input|eval"),

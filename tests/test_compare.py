@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from hsvit_jax import compare
+from hsvit_jax.commands import compare
 
 ROWS = [
     compare.Row("a b", "x:a,b", 2.0, 1000, 5_000_000, 64, 2**20, 2**22, 1234.5, (0.5, 0.7)),
@@ -98,7 +98,7 @@ def test_names(spec, name):
 
 def test_mistakes_on_the_command_line(capsys):
     assert compare.main(["compare"]) == 2
-    assert "usage:" in capsys.readouterr().err
+    assert "compare --help" in capsys.readouterr().err
     assert compare.main(["compare", "c2a2:digits", "--seeds=x"]) == 2
     assert "whole numbers; got x" in capsys.readouterr().err
     assert compare.main(["compare", "c2a2:digits", "--sedes=1"]) == 2

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hsvit_jax import models, summary
+from hsvit_jax import models
+from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import hsvit
 
 #: Parameters of 1, 2, 4, 8 and 16 towers, dense and separable; 32 px, 3 channels, 10 classes.
@@ -72,16 +73,16 @@ def test_towers_have_the_parameters_and_flops_of_the_formula(case):
     for towers, published in zip(TOWERS, PARAMETERS[case], strict=True):
         network = build(variant, towers, convolution)
         parameters, macs = by_hand(variant, towers, convolution == "separable")
-        assert summary.parameters(network) == parameters == published
+        assert costs.parameters(network) == parameters == published
         assert sum(row[2] for row in network.layer_table()) == parameters
-        assert summary.flops(network) == 2 * macs
+        assert costs.flops(network) == 2 * macs
 
 
 def test_learned_votes_are_one_more_each():
     for towers in (1, 4):
         equal, learned = (build("c2a2", towers, "dense", votes=v) for v in ("equal", "learned"))
-        assert summary.parameters(learned) == summary.parameters(equal) + 16
-        assert sum(row[2] for row in learned.layer_table()) == summary.parameters(learned)
+        assert costs.parameters(learned) == costs.parameters(equal) + 16
+        assert sum(row[2] for row in learned.layer_table()) == costs.parameters(learned)
 
 
 def test_unknown_words():

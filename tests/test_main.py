@@ -17,7 +17,8 @@ import small_runs
 from PIL import Image
 
 import hsvit_jax
-from hsvit_jax import checkpoint, cli, commands, configfile, main, train
+from hsvit_jax import checkpoint, cli, configfile, main, train
+from hsvit_jax.commands import evaluate
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.train import metrics
 
@@ -165,7 +166,7 @@ def test_a_bug_is_not_taken_for_a_mistake(capfd, monkeypatch):
         np.zeros(2).reshape(3)
 
     for bug in (broken, jax_raises):
-        monkeypatch.setitem(commands.MODES, "summary", bug)
+        monkeypatch.setattr("hsvit_jax.commands.summary.run", bug)
         with pytest.raises(ValueError):
             call(capfd, CONFIG, "--mode=summary")
 
@@ -183,7 +184,7 @@ def test_other_ends(capfd, monkeypatch):
         def mode(_, error=error):
             raise error
 
-        monkeypatch.setitem(commands.MODES, "train", mode)
+        monkeypatch.setattr("hsvit_jax.commands.train.run", mode)
         found, out, err = call(capfd, CONFIG, "--config.data.dir=a b")
         assert (found, out) == (code, "") and message in err and "Traceback" not in err
         if isinstance(error, signals.Interrupted):
@@ -199,7 +200,7 @@ def test_warnings_are_one_line(capfd, monkeypatch):
             warnings.warn("step 5 is damaged", checkpoint.CheckpointWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setitem(commands.MODES, "train", mode)
+    monkeypatch.setattr("hsvit_jax.commands.train.run", mode)
     before = warnings.showwarning
     assert call(capfd, CONFIG) == (0, "", "warning: step 5 is damaged\n")
     assert warnings.showwarning is before
@@ -371,7 +372,7 @@ def test_predict(capfd, run, tmp_path):
 def test_confusions_of_many_classes():
     confusion_KK = np.zeros((30, 30), int)
     confusion_KK[3, 4], confusion_KK[5, 5], confusion_KK[7, 0] = 2, 99, 9
-    text = commands.confusion_table(confusion_KK, tuple(f"k{i}" for i in range(30)))
+    text = evaluate.confusion_table(confusion_KK, tuple(f"k{i}" for i in range(30)))
     assert text.splitlines() == [
         "most frequent confusions:",
         "     9 × k7 taken for k0",
@@ -382,11 +383,11 @@ def test_confusions_of_many_classes():
 @pytest.mark.parametrize("data_set", ["tiny_imagenet", "digits", "cifar100,tiny"])
 def test_summary(capfd, monkeypatch, data_set):
     """Without the network, and here without the seconds that XLA's own figures take."""
-    from hsvit_jax import summary
+    from hsvit_jax.models import costs
 
-    monkeypatch.setattr(summary, "compiled_flops", lambda model: 0.0)
+    monkeypatch.setattr(costs, "compiled_flops", lambda model: 0.0)
     for name in ("forward_bytes", "training_bytes"):
-        monkeypatch.setattr(summary, name, lambda model, batch: 0)
+        monkeypatch.setattr(costs, name, lambda model, batch: 0)
     config = CONFIG.replace("c2a2.py:digits,tiny", "c4a8.py:" + data_set)
     code, out, err = call(capfd, "--mode=summary", config)
     assert (code, err) == (0, "")

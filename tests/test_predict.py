@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import checkpoint, configfile, data, predict, train
+from hsvit_jax import checkpoint, configfile, data, train
+from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import config as config_lib
+from hsvit_jax.commands import predict
 from hsvit_jax.train import evaluate
 
 NAMES = tuple(f"class {i}" for i in range(10))
@@ -39,7 +41,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def classifier(run):
-    return predict.load(run, devices=jax.devices()[:1])
+    return classifier_lib.load(run, devices=jax.devices()[:1])
 
 
 @pytest.fixture
@@ -48,13 +50,13 @@ def images():
 
 
 def test_load_chooses_the_step(run, tmp_path):
-    assert predict.load(run).step == 1  # the best: its metric is higher
-    assert predict.load(run, "latest").step == 2
-    assert predict.load(run / "checkpoints", 2).step == 2
+    assert classifier_lib.load(run).step == 1  # the best: its metric is higher
+    assert classifier_lib.load(run, "latest").step == 2
+    assert classifier_lib.load(run / "checkpoints", 2).step == 2
     with pytest.raises(ValueError, match="no step 7"):
-        predict.load(run, 7)
+        classifier_lib.load(run, 7)
     with pytest.raises(ValueError, match="holds no checkpoint"):
-        predict.load(tmp_path)
+        classifier_lib.load(tmp_path)
 
 
 def test_a_classifier_says_what_it_takes(classifier):
@@ -85,7 +87,7 @@ def test_parts_of_a_batch_and_devices_change_nothing(run, classifier, images):
     np.testing.assert_allclose(
         classifier.logits(images, batch=2), classifier.logits(images), atol=1e-6
     )
-    many = predict.load(run)
+    many = classifier_lib.load(run)
     assert many.mesh.size == 8
     np.testing.assert_allclose(many.logits(images), classifier.logits(images), atol=1e-5)
 
@@ -116,7 +118,7 @@ def test_the_moving_average_is_what_predicts(run, tmp_path):
     }
     with checkpoint.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(5, state, meta, metric=0.0, wait=True)
-    found, expected = predict.load(tmp_path).params, state["ema"]["params"]
+    found, expected = classifier_lib.load(tmp_path).params, state["ema"]["params"]
     for got, averaged in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(got, averaged)
 
@@ -205,11 +207,14 @@ def test_rows_as_text():
 
 
 def test_a_named_network():
-    model = predict.build_model("c4a8", image_size=64, num_classes=200)
+    model = classifier_lib.build_model("c4a8", image_size=64, num_classes=200)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(params)) == 6_885_704
-    assert predict.build_model("c2a2", image_size=(28, 28), channels=1).config.image_channels == 1
+    assert (
+        classifier_lib.build_model("c2a2", image_size=(28, 28), channels=1).config.image_channels
+        == 1
+    )
     with pytest.raises(ValueError, match=r"unknown network 'c2a3'. Did you mean c2a2\?"):
-        predict.build_model("c2a3")
+        classifier_lib.build_model("c2a3")
     with pytest.raises(ValueError, match="30×30"):
-        predict.build_model("c2a2", image_size=30)
+        classifier_lib.build_model("c2a2", image_size=30)

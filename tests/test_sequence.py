@@ -17,7 +17,7 @@ def rows():
     """Every mixer at 512 and 1,024 tokens, eight images."""
     return {
         (mixer, tokens): sequence_length.measure(mixer, tokens, 8, **SMALL)
-        for mixer in sequence_length.mixing.NAMES
+        for mixer in sequence_length.mixer_config.NAMES
         for tokens in (512, 1024)
     }
 

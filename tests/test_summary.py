@@ -7,7 +7,9 @@ import pytest
 
 from configs import c2a2, c3a4, c4a8
 from hsvit_jax import config as configs
-from hsvit_jax import models, summary
+from hsvit_jax import models, report
+from hsvit_jax.commands import summary
+from hsvit_jax.models import costs
 from hsvit_jax.models.vit import dhvt
 
 CONFIGS = {"c2a2": c2a2, "c3a4": c3a4, "c4a8": c4a8}
@@ -70,15 +72,15 @@ def network(variant, pixels, channels, classes, argument=None):
 def test_parameters_and_flops_of_the_paper(case):
     _, model = network(*case)
     parameters, giga = KNOWN[case]
-    assert summary.parameters(model) == parameters
+    assert costs.parameters(model) == parameters
     assert sum(row[2] for row in model.layer_table()) == parameters
-    assert f"{summary.flops(model) / 1e9:.4f}" == giga
+    assert f"{costs.flops(model) / 1e9:.4f}" == giga
 
 
 @pytest.mark.parametrize("argument", [None, "conv_only", "attention_only"])
 def test_the_table_holds_every_parameter(argument):
     _, model = network("c3a4", 32, 3, 7, argument)
-    assert sum(row[2] for row in model.layer_table()) == summary.parameters(model)
+    assert sum(row[2] for row in model.layer_table()) == costs.parameters(model)
 
 
 def test_the_text():
@@ -91,7 +93,7 @@ def test_the_text():
     assert len(table) == len(model.layer_table())
     assert len({len(line) for line in lines[2 : 4 + len(table)]}) == 1
     printed = [int(line.split()[-2].replace(",", "")) for line in table]
-    assert sum(printed) == summary.parameters(model)
+    assert sum(printed) == costs.parameters(model)
     assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
     memory = r"^memory [\d.]+ MiB training step of 128 images .*, [\d.]+ MiB evaluation of 128 \("
     assert re.search(memory, text, re.M)
@@ -102,29 +104,29 @@ def test_an_evaluation_by_default_needs_no_more_memory_than_the_training_step():
     config = config.copy_and_resolve_references()
     config.train.batch = 8
     assert configs.eval_batch(config) == 8
-    trains = summary.training_bytes(model, 8)
-    assert summary.forward_bytes(model, configs.eval_batch(config)) < trains
-    assert summary.forward_bytes(model, 256) > 2 * trains  # what it was before there was the key
+    trains = costs.training_bytes(model, 8)
+    assert costs.forward_bytes(model, configs.eval_batch(config)) < trains
+    assert costs.forward_bytes(model, 256) > 2 * trains  # what it was before there was the key
     config.eval.batch = 3
     assert configs.eval_batch(config) == 3
 
 
 def test_what_xla_counts():
     _, model = network("small", 32, 3, 10)
-    counted = summary.compiled_flops(model)
-    assert 0.5 * summary.flops(model) < counted < 2 * summary.flops(model)
-    small, large = (summary.training_bytes(model, batch) for batch in (8, 32))
+    counted = costs.compiled_flops(model)
+    assert 0.5 * costs.flops(model) < counted < 2 * costs.flops(model)
+    small, large = (costs.training_bytes(model, batch) for batch in (8, 32))
     assert 2 * small < large < 5 * small
-    assert summary.forward_bytes(model, 32) < large
+    assert costs.forward_bytes(model, 32) < large
     images = 4 * 32 * 32 * 32 * 3
-    assert summary.forward_bytes(model, 32) > 4 * summary.parameters(model) + images
+    assert costs.forward_bytes(model, 32) > 4 * costs.parameters(model) + images
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (5 * 2**40, "5 TiB")]
 )
 def test_bytes(count, text):
-    assert summary.byte_text(count) == text
+    assert report.byte_text(count) == text
 
 
 def test_a_paper_s_own_count_stands_beside_ours(monkeypatch):
@@ -132,7 +134,7 @@ def test_a_paper_s_own_count_stands_beside_ours(monkeypatch):
     config = configs.base("cifar10", sizes)
     model = models.build(config.model, image_size=(8, 8), channels=3, num_classes=10)
     for name in ("compiled_flops", "forward_bytes", "training_bytes"):
-        monkeypatch.setattr(summary, name, lambda *_: 0)
+        monkeypatch.setattr(costs, name, lambda *_: 0)
     text = summary.summarise(config, model)
     flops, how = model.paper_flops()
     assert f"FLOPs as the paper counts {flops / 1e9:.4f} G ({how})" in text

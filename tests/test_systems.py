@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 from small_runs import CLASSES, digest, metric_lines, small_dataset
 
-from hsvit_jax import commands, configfile, main, models, predict, systems, train
+from hsvit_jax import classifier as classifier_lib
+from hsvit_jax import configfile, main, models, systems, train
+from hsvit_jax.commands import evaluate
 from hsvit_jax.runtime import signals
 from hsvit_jax.train import loop
 
@@ -119,15 +121,17 @@ def test_a_patch_can_be_set():
 
 
 def test_a_fresh_network_from_python():
-    model = predict.build_model("vix:vit,rope,tiny", image_size=(16, 24), channels=1, num_classes=7)
+    model = classifier_lib.build_model(
+        "vix:vit,rope,tiny", image_size=(16, 24), channels=1, num_classes=7
+    )
     assert model.config.map_size == (2, 3) and model.config.num_classes == 7
 
 
 def test_no_groups_can_be_lost_where_there_are_none():
-    model = predict.build_model("dhvt:tiny", image_size=8)
+    model = classifier_lib.build_model("dhvt:tiny", image_size=8)
     with pytest.raises(ValueError, match="--drop_groups=0: this network has no attention groups"):
-        commands._votes(["0"], model)
-    assert commands._votes([], model) is None
+        evaluate._votes(["0"], model)
+    assert evaluate._votes([], model) is None
 
 
 def interrupt_after_first_evaluation(monkeypatch):
@@ -158,7 +162,7 @@ def test_a_sibling_from_training_to_prediction(tmp_path, monkeypatch):
     train.train(config, cut, dataset=dataset, verbose=False)
     assert result.step == 6 and result.test.examples == 23
     assert digest(cut) == digest(whole) and metric_lines(cut) == metric_lines(whole)
-    classifier = predict.load(cut)
+    classifier = classifier_lib.load(cut)
     probabilities = classifier.predict(dataset.test.images)
     assert probabilities.shape == (23, CLASSES)
     hits = (probabilities.argmax(1) == dataset.test.labels).mean()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hsvit_jax import classifier, main, mesh, models
 from hsvit_jax import config as config_lib
-from hsvit_jax import main, mesh, models, predict, visualize
-from hsvit_jax.models import network
+from hsvit_jax.commands import visualize
+from hsvit_jax.models import layers, network
 from hsvit_jax.models.vit import dhvt, hvt
 from hsvit_jax.models.vix import levix, vix
 
@@ -60,7 +61,7 @@ def make(name):
     params, stats = tree.unflatten(rng.normal(0, 0.5, x.shape).astype(x.dtype) for x in leaves)
     stats = jax.tree.map(np.abs, stats)  # variances are positive
     one = mesh.make(1, 1, groups=0, devices=jax.devices()[:1])
-    return predict.Classifier(config, NAMES, model, params, stats, 1, one)
+    return classifier.Classifier(config, NAMES, model, params, stats, 1, one)
 
 
 @functools.cache
@@ -146,8 +147,8 @@ def test_attention_is_what_the_block_used():
 
     def first(x):
         encoder = bound["encoder"]
-        x_BTD = models.blocks.prepend(encoder.cls[...], bound["patches"](x))
-        x_BTD = models.blocks.add_positions(x_BTD, encoder.position[...])
+        x_BTD = layers.prepend(encoder.cls[...], bound["patches"](x))
+        x_BTD = layers.add_positions(x_BTD, encoder.position[...])
         block = encoder.blocks[0]
         y_BTD = block.norm1(x_BTD)
         return block.mixer.project(y_BTD)[2], block.mixer(y_BTD, call, 0)
@@ -224,7 +225,7 @@ def command(*words):
 
 
 def test_the_command_writes_pictures(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(predict, "load", lambda *_: make("hsvit"))
+    monkeypatch.setattr(classifier, "load", lambda *_: make("hsvit"))
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")
     out = tmp_path / "new" / "views"
@@ -249,14 +250,14 @@ def test_the_command_writes_pictures(photos, tmp_path, monkeypatch, capsys):
     ],
 )
 def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path):
-    written, errors = visualize.run(make(name), photos[:1], tmp_path / "out")
+    written, errors = visualize.write_views(make(name), photos[:1], tmp_path / "out")
     assert not errors
     assert {path.stem.removeprefix("cat-") for path in written} == kinds
     assert all(path.stat().st_size > 5000 for path in written)
 
 
 def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(predict, "load", lambda *_: make("levin"))
+    monkeypatch.setattr(classifier, "load", lambda *_: make("levin"))
     for words, message in (
         (["--checkpoint=x"], "no images given"),
         (["--checkpoint=x", tmp_path / "none.png"], "no such file"),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import small_runs
 
-from hsvit_jax import data, votes
+from hsvit_jax import data
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.commands import lost_groups as votes
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.planner import hlo
 

@@ -22,8 +22,9 @@ cpu.prepare()  # before anything imports jax
 import ml_collections  # noqa: E402
 from absl import flags  # noqa: E402
 
-from hsvit_jax import configfile, subcommand  # noqa: E402
+from hsvit_jax import cli, configfile  # noqa: E402
 from hsvit_jax.benchmark import jobs, machine, step_parts, versus  # noqa: E402
+from hsvit_jax.models import costs  # noqa: E402
 
 WORKS = tuple(jobs.JOBS)
 
@@ -39,31 +40,28 @@ All flags: python -m hsvit_jax.benchmark --help"""
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    argv = list(sys.argv if argv is None else argv)
     values = _flags()
 
-    def work(words: list[str], settings: list[str]) -> int:
-        subcommand.refuse_words(words)
+    def work(request: cli.Request) -> None:
+        cli.refuse_words(request)
         modes = [name for name in ("vs", "parts", "peak") if values[name].value]
-        if values.config is None and modes != ["peak"]:
-            raise subcommand.Misuse("--config is missing")
+        if not request.spec and modes != ["peak"]:
+            raise cli.Misuse("--config is missing")
         if len(modes) > 1:
-            raise subcommand.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
+            raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
         if values.trace and modes not in ([], ["vs"]):
-            raise subcommand.Misuse(f"--trace follows the steps of --work; leave out --{modes[0]}")
+            raise cli.Misuse(f"--trace follows the steps of --work; leave out --{modes[0]}")
         if values.work == "decode" and (values.trace or values.parts):
-            raise subcommand.Misuse("--work=decode runs no program: leave out --trace and --parts")
-        print(json.dumps(_record(values, settings, argv, modes)), flush=True)
-        return 0
+            raise cli.Misuse("--work=decode runs no program: leave out --trace and --parts")
+        print(json.dumps(_record(request, modes)))
 
-    return subcommand.run(USAGE, values, work, argv)
+    return cli.run(sys.argv if argv is None else argv, USAGE, values, work)
 
 
 def _flags() -> flags.FlagValues:
     """Flags of their own, so that importing this module beside the command line is harmless."""
     values = flags.FlagValues()
     own = {"flag_values": values}
-    flags.DEFINE_string("config", None, "Configuration, FILE[:DATA,...]; also --config.KEY.", **own)
     flags.DEFINE_enum("work", "train", (*WORKS, "decode"), "What to time.", **own)
     flags.DEFINE_integer("batch", None, "Images per step.", lower_bound=1, **own)
     flags.DEFINE_integer("steps", 10, "Steps that are timed.", lower_bound=1, **own)
@@ -78,11 +76,10 @@ def _flags() -> flags.FlagValues:
     return values
 
 
-def _record(
-    values: flags.FlagValues, settings: list[str], argv: list[str], modes: list[str]
-) -> dict:
+def _record(request: cli.Request, modes: list[str]) -> dict:
+    values, settings = request.flags, request.settings
     if modes == ["vs"]:  # an empty --vs after the first one makes the command an ordinary run
-        ours = [sys.executable, "-m", "hsvit_jax.benchmark", *argv[1:], "--vs="]
+        ours = [sys.executable, *request.again[1:], "--vs="]
         return versus.compare(ours, values.vs, values.rounds)
     if modes == ["peak"]:
         return {
@@ -92,7 +89,7 @@ def _record(
     if values.batch:
         settings = [*settings, f"train.batch={values.batch}"]
     try:
-        config = configfile.get_config(values.config, *settings)
+        config = configfile.get_config(request.spec, *settings)
     except ValueError as error:
         raise jobs.Mistake(str(error)) from error
     timing = {"steps": values.steps, "warmup": values.warmup}
@@ -110,7 +107,7 @@ def _record(
             trace=values.trace,
             **timing,
         )
-    return {"config": values.config, **record}
+    return {"config": request.spec or None, **record}
 
 
 def measure(
@@ -206,8 +203,6 @@ def _performance(run: Any, work: str, rate: float) -> dict:
     """FLOPs of one image, and the share of the machine's peak that the rate amounts to."""
     import jax
 
-    from hsvit_jax import summary
-
     names = ("flops_per_image", "flops_counted_on", "flops_per_second", "share_of_peak", "peak")
     if work == "input":
         return dict.fromkeys(names)
@@ -215,7 +210,7 @@ def _performance(run: Any, work: str, rate: float) -> dict:
         flops = jobs.training_flops(run.model)
         program = "forward and backward of one image, compiled for one device"
     else:
-        flops = summary.compiled_flops(run.model)
+        flops = costs.compiled_flops(run.model)
         program = "forward of one image, compiled for one device"
     peak = machine.measure_peak(run.config.model.dtype)
     # Several CPU devices are slices of the same cores; accelerators add up.

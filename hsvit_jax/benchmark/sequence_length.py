@@ -20,7 +20,8 @@ cpu.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
-from hsvit_jax import report, subcommand, summary  # noqa: E402
+from hsvit_jax import cli, report  # noqa: E402
+from hsvit_jax.models import costs  # noqa: E402
 from hsvit_jax.models.vix import mixer_config, vix  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.benchmark.sequence_length [--tokens=256,...] [--mixers=...]
@@ -72,17 +73,17 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
         channels=3,
         num_classes=10,
     )
-    forward = summary.forward_program(model, batch)
-    training = summary.training_program(model, batch)
+    forward = costs.forward_program(model, batch)
+    training = costs.training_program(model, batch)
     return Row(
         mixer=mixer,
         tokens=tokens,
         batch=batch,
-        parameters=summary.parameters(model),
+        parameters=costs.parameters(model),
         forward_flops=float(forward.cost_analysis()["flops"]) / batch,
         training_flops=float(training.cost_analysis()["flops"]) / batch,
-        forward_bytes=summary.peak_bytes(forward),
-        training_bytes=summary.peak_bytes(training),
+        forward_bytes=costs.peak_bytes(forward),
+        training_bytes=costs.peak_bytes(training),
     )
 
 
@@ -156,15 +157,15 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
     values = _flags()
 
-    def work(words: list[str], settings: list[str]) -> int:
-        subcommand.refuse_words(words + settings)
+    def work(request: cli.Request) -> None:
+        cli.refuse_words(request)
+        if request.spec or request.settings:
+            raise cli.Misuse("--config is not read here: the networks are a ViX with each mixer")
         if unknown := set(values.mixers) - set(mixer_config.NAMES):
-            raise subcommand.Misuse(
-                f"unknown --mixers {sorted(unknown)}; choose of {mixer_config.NAMES}"
-            )
+            raise cli.Misuse(f"unknown --mixers {sorted(unknown)}; choose of {mixer_config.NAMES}")
         if not all(word.isdecimal() for word in values.tokens) or not values.tokens:
             given = ",".join(values.tokens)
-            raise subcommand.Misuse(f"--tokens needs whole numbers; got {given!r}")
+            raise cli.Misuse(f"--tokens needs whole numbers; got {given!r}")
         rows = []
         for mixer in values.mixers:
             for tokens in map(int, values.tokens):
@@ -172,9 +173,8 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{mixer}, {tokens:,} tokens", file=sys.stderr, flush=True)
         print(markdown(rows))
         print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
-        return 0
 
-    return subcommand.run(USAGE, values, work, argv)
+    return cli.run(sys.argv if argv is None else argv, USAGE, values, work)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ cpu.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
 
-from hsvit_jax import configfile, report, subcommand  # noqa: E402
+from hsvit_jax import cli, configfile, report  # noqa: E402
 from hsvit_jax.benchmark import jobs  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.benchmark.step_growth --config=FILE[:DATA,RECIPE,SWITCHES]
@@ -158,7 +158,6 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
 def _flags() -> flags.FlagValues:
     values = flags.FlagValues()
     own = {"flag_values": values}
-    flags.DEFINE_string("config", None, "Configuration, FILE[:DATA,...]; also --config.KEY.", **own)
     flags.DEFINE_integer("batch", 64, "Images per step.", lower_bound=1, **own)
     flags.DEFINE_integer("rounds", 5, "Steps of each that are timed.", lower_bound=1, **own)
     flags.DEFINE_list("series", list(SERIES), "What is changed.", **own)
@@ -170,24 +169,23 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
     values = _flags()
 
-    def work(words: list[str], settings: list[str]) -> int:
-        subcommand.refuse_words(words)
-        if values.config is None:
-            raise subcommand.Misuse("--config is missing")
+    def work(request: cli.Request) -> None:
+        cli.refuse_words(request)
+        if not request.spec:
+            raise cli.Misuse("--config is missing")
         if unknown := set(values.series) - set(SERIES):
-            raise subcommand.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
+            raise cli.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
         rows = measure(
-            values.config,
+            request.spec,
             values.batch,
             rounds=values.rounds,
-            settings=settings,
+            settings=request.settings,
             series=values.series,
         )
         print(markdown(rows))
         print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
-        return 0
 
-    return subcommand.run(USAGE, values, work, argv)
+    return cli.run(sys.argv if argv is None else argv, USAGE, values, work)
 
 
 if __name__ == "__main__":

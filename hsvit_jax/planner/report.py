@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hsvit_jax import summary
+from hsvit_jax import report
 from hsvit_jax.planner import costs
 
 
@@ -54,9 +54,9 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
             f"{row['data']}×{row['group']}",
             f"{row['forward_flops'] / 1e9:.4g}",
             f"{row['step_flops'] / 1e9:.4g}",
-            summary.byte_text(row["memory_bytes"]),
-            summary.byte_text(row["activation_bytes"]),
-            *(summary.byte_text(found[key]) if key in found else "–" for key in keys),
+            report.byte_text(row["memory_bytes"]),
+            report.byte_text(row["activation_bytes"]),
+            *(report.byte_text(found[key]) if key in found else "–" for key in keys),
             f"{1e3 * row['step_seconds']:.4g}",
             f"{row['efficiency']:.1%}",
             row["limit"],
@@ -64,7 +64,7 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
         )
         for row, found in zip(rows, sums, strict=True)
     ]
-    return summary.aligned([head, *body])
+    return report.aligned([head, *body])
 
 
 def _limits(rows: list[dict[str, Any]]) -> list[str]:
@@ -96,7 +96,7 @@ def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
         "the smallest aggregate, one device's CLS sum in a forward pass: images × embedding × bytes"
         " of a number, whatever the network's size.",
         "Above the crossover a device computes longer than it takes, and the links are no limit:",
-        *summary.aligned(table),
+        *report.aligned(table),
     ]
 
 
@@ -117,7 +117,7 @@ def _idle_text(rows: list[dict[str, Any]], stages: int) -> list[str]:
         "of this network on each, one device adds up all CLS tokens).",
         "Equation 3 divides by all devices' time, 1 and 2 by the time that passes; last column: "
         "HSViT by theirs.",
-        *summary.aligned(table),
+        *report.aligned(table),
     ]
 
 
@@ -140,5 +140,5 @@ def _verify_text(rows: list[dict[str, Any]], batch: int) -> list[str]:
         f"verification: compiled for fake CPU devices, float32, {batch} images in all; FLOPs "
         "of matrix products and convolutions, loops unrolled, bytes of collectives;",
         "activations against all the program's temporary memory, its workspace included",
-        *summary.aligned(table),
+        *report.aligned(table),
     ]

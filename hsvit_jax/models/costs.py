@@ -1,4 +1,4 @@
-"""What a network is made of, and what it costs: `--mode=summary`.
+"""Costs of a network: its layers, parameters, FLOPs, and the memory of compiled programs.
 
 The table counts as the literature does; what a compiled program really computes and holds is asked
 of XLA, for the back end at hand. Nothing is computed or allocated: shapes alone are enough.
@@ -8,9 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
-
-from hsvit_jax import config as config_lib
 
 
 def rows(model: Any) -> list[tuple[str, str, str, str]]:
@@ -84,59 +81,3 @@ def _shapes(model: Any, batch: int) -> tuple[dict, dict, jax.ShapeDtypeStruct]:
     params, stats = jax.eval_shape(model.init, jax.random.key(0))
     size = (batch, *model.config.image_size, model.config.image_channels)
     return params, stats, jax.ShapeDtypeStruct(size, jnp.float32)
-
-
-def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
-    """The layer table and the totals of `model` as text, for the training that `config` describes.
-
-    config: resolved (`hsvit_jax.config.resolve`); of it, the batches, `train.ema_decay` and the
-    names in `model` are read. Compiles three programs, which takes seconds for a large network.
-    """
-    count, batch, at_once = parameters(model), config.train.batch, config_lib.eval_batch(config)
-    state = 8 * count + (4 * count if config.train.ema_decay else 0)
-    image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
-    paper = model.paper_flops()
-    every, cls_only = "", ""
-    if model.groups:  # HSViT's last block is computed for less than the literature counts
-        every, cls_only = ", every token of the last block", ", the last block for its CLS only"
-    ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
-    lines = [
-        f"{config.model.variant} ({config.model.family}), images {image}, "
-        f"{model.config.num_classes} classes",
-        "",
-        *aligned([("layer", "output shape", "parameters", "FLOPs"), *rows(model)]),
-        "",
-        f"parameters {count:,}",
-        f"FLOPs {flops(model) / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and matrix "
-        f"products{every})",
-        *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
-        f"compiled FLOPs {compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's count on "
-        f"{jax.default_backend()}{cls_only})",
-        f"bytes {byte_text(4 * count)} parameters + {byte_text(8 * count)} AdamW moments{ema}, "
-        "float32",
-        f"memory {byte_text(training_bytes(model, batch) + state)} training step of {batch} images "
-        f"(forward, backward, optimizer's state), {byte_text(forward_bytes(model, at_once))} "
-        f"evaluation of {at_once} (peaks of the compiled programs, {model.dtype}, "
-        f"{jax.default_backend()}, one device)",
-    ]
-    return "\n".join(lines)
-
-
-def aligned(table: list[tuple[str, ...]]) -> list[str]:
-    """Columns of equal width: the first to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    rule = "-" * (sum(widths) + 2 * len(widths) - 2)
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in table
-    ]
-    return [lines[0], rule, *lines[1:]]
-
-
-def byte_text(count: int) -> str:
-    """Binary units, four figures."""
-    power = max(p for p in range(5) if p == 0 or count >= 1024**p)
-    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -1,11 +1,8 @@
-"""A trained network at hand: load a checkpoint, classify arrays or image files."""
+"""A trained network at hand: load a checkpoint, classify arrays of images."""
 
-import csv
 import dataclasses
-import io
 import json
 import os
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from jax.sharding import Mesh
 from hsvit_jax import checkpoint, configfile, data, models, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.data.images import is_image_name
 from hsvit_jax.train import evaluate
 from hsvit_jax.train import step as step_lib
 
@@ -136,79 +132,3 @@ def build_model(
     return models.build(
         config.model.to_dict(), image_size=size, channels=channels, num_classes=num_classes
     )
-
-
-# Decoded images of a large folder need not all lie in memory at once.
-_FILES_AT_ONCE = 256
-
-
-def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:
-    """The files named, and the images below the folders named, in order.
-
-    Raises ValueError for a path that is not there, or when there is no image at all; mode: of the
-    command line, to say how it is done.
-    """
-
-    def below(folder: Path) -> Iterator[Path]:
-        for path in sorted(folder.rglob("*")):
-            if is_image_name(path.name) and not path.is_dir():
-                yield path
-
-    found: list[Path] = []
-    for name in paths:
-        path = Path(name)
-        if not path.exists():
-            raise ValueError(f"no such file or folder: {name}")
-        found += below(path) if path.is_dir() else [path]
-    if not found:
-        raise ValueError(
-            (f"no images in {', '.join(paths)}" if paths else "no images given")
-            + f": name image files or folders of them, as in --mode={mode} "
-            "--checkpoint=runs/my-run cat.jpg photos/"
-        )
-    return found
-
-
-def predict_files(
-    classifier: Classifier, paths: Sequence[Path], top_k: int = 5
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Top classes of every image file, and the errors of those that could not be read.
-
-    Each row: file, rank (from 1), label, probability.
-    """
-    rows, errors = [], []
-    for first in range(0, len(paths), _FILES_AT_ONCE):
-        images, names = [], []
-        for path in paths[first : first + _FILES_AT_ONCE]:
-            try:
-                images.append(classifier.read(path))
-                names.append(str(path))
-            except data.BadImage as error:
-                errors.append(str(error))
-        probabilities_BK = classifier.predict(np.stack(images)) if images else ()
-        for name, p_K in zip(names, probabilities_BK, strict=True):
-            for rank, k in enumerate(np.argsort(-p_K, kind="stable")[:top_k], 1):
-                label = classifier.class_names[k]
-                rows.append(
-                    {"file": name, "rank": rank, "label": label, "probability": float(p_K[k])}
-                )
-    return rows, errors
-
-
-def render(rows: list[dict[str, Any]], form: str) -> str:
-    """Rows as 'table', 'csv' or 'json' text. Raises ValueError for another form."""
-    if form == "json":
-        return json.dumps(rows, indent=2)
-    if form == "csv":
-        out = io.StringIO()
-        writer = csv.DictWriter(out, ("file", "rank", "label", "probability"), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**r, "probability": f"{r['probability']:.6f}"} for r in rows)
-        return out.getvalue().rstrip("\n")
-    if form != "table":
-        raise ValueError(f"unknown --format {form!r}; choose table, csv or json")
-    by_file: dict[str, list[str]] = {}
-    for row in rows:
-        by_file.setdefault(row["file"], []).append(f"{row['label']} {row['probability']:.1%}")
-    width = max((len(name) for name in by_file), default=0)
-    return "\n".join(f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())

@@ -7,7 +7,6 @@ Source: DHVT supplement, figures 3 to 5 and 7 (attention); HVT paper, figure 3 (
 HSViT paper, section 3.1 (one token per kernel, averaged votes).
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,50 +14,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from hsvit_jax import augment, data, report
-from hsvit_jax.predict import Classifier
+from hsvit_jax import augment, cli, data, report
+from hsvit_jax.classifier import Classifier
+from hsvit_jax.cli import Request
+from hsvit_jax.commands import visualize_figures
+from hsvit_jax.commands.predict import image_files, load_classifier
+from hsvit_jax.commands.views import Groups, Look, Sequences
 
 
-@dataclasses.dataclass(frozen=True)
-class Groups:
-    """What the attention groups of an HSViT see and say of one image.
-
-    maps: (G, C/G, H, W), the trunk's feature maps that are each group's tokens. shares: (G, C/G),
-    the attention that the last CLS pays to each of them, mean over heads; the rest is CLS's own.
-    """
-
-    maps_GCHW: np.ndarray
-    shares_GC: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Sequences:
-    """What the tokens of a vision transformer look at, for some of its blocks, in one image.
-
-    blocks: their numbers, from 1. queries: of whom `looks` tells, 'CLS' or 'mean of all tokens'.
-    Each list has an element per block: looks (N, rows, columns), attention to patches by head;
-    matrices (T, T), the mean over heads; head_tokens (N, rows, columns), of the token of head n in
-    head n (empty where there are none); features (rows, columns, D), what the tokens hold.
-    """
-
-    blocks: list[int]
-    queries: str
-    before: int
-    looks: list[np.ndarray]
-    matrices: list[np.ndarray]
-    head_tokens: list[np.ndarray]
-    feature_blocks: list[int]
-    features: list[np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """All there is to show of one image: logits (K,), votes (G, K) and the rest where it exists."""
-
-    logits_K: np.ndarray
-    votes_GK: np.ndarray | None = None
-    groups: Groups | None = None
-    sequences: Sequences | None = None
+def run(request: Request) -> int:
+    """Writes PNGs and prints their names; 1 where a file is no image."""
+    files = image_files(request.words, request.flags.mode)
+    out = Path(request.flags.out or "views")
+    written, errors = write_views(load_classifier(request), files, out)
+    for path in written:
+        print(path)
+    for error in errors:
+        cli.note(error)
+    return 1 if errors else 0
 
 
 class Looker:
@@ -174,15 +147,15 @@ def spread_out(items: list[int], most: int = 4) -> list[int]:
     return [items[round(i)] for i in np.linspace(*ends, most)]
 
 
-def run(classifier: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[Path], list[str]]:
+def write_views(
+    classifier: Classifier, paths: Sequence[Path], out: Path
+) -> tuple[list[Path], list[str]]:
     """Writes the PNGs of every image file into `out`; returns them and the errors of bad images.
 
     The files are called after the image: NAME-votes.png, -maps, -looks, -matrices, -heads,
     -features, those that the network has. Raises ValueError for a network with nothing to show, or
     when `out` is a file.
     """
-    from hsvit_jax import visualize_figure
-
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out={out} is a file; --mode=visualize writes a folder of PNGs")
     look, written, errors = Looker(classifier), [], []
@@ -195,7 +168,7 @@ def run(classifier: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[
             continue
         seen = look(image_HWC)
         out.mkdir(parents=True, exist_ok=True)
-        for kind, figure in visualize_figure.figures(
+        for kind, figure in visualize_figures.figures(
             seen, image_HWC, names, str(Path(*path.parts[-2:]))
         ):
             written.append(out / f"{stem}-{kind}.png")

@@ -1,0 +1,274 @@
+"""Several systems on the same data by the same loop: `python -m hsvit_jax.compare SPEC SPEC ...`.
+
+Each system is trained once for every seed (or found trained in its folder, and only evaluated) and
+becomes a row of one table: parameters, FLOPs, memory, speed, accuracy. Written as Markdown, CSV and
+a plot, in the manner of figure 2 of the HSViT paper and figure 4 of the ViX paper.
+"""
+
+import dataclasses
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+from absl import flags
+
+from hsvit_jax import cli, configfile, report, train
+from hsvit_jax import config as config_lib
+from hsvit_jax.models import costs
+from hsvit_jax.train import metrics
+
+USAGE = """usage: python -m hsvit_jax.compare SPEC SPEC ... [--seeds=0,1] [--config.KEY=VALUE]
+
+  python -m hsvit_jax.compare configs/c2a2.py:digits configs/c3a4.py:digits --seeds=0,1,2
+SPEC is what --config takes; a --config.KEY=VALUE holds for all of them. The same command again goes
+on where the last one stopped. All flags: python -m hsvit_jax.compare --help"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One system: sizes of its network, cost of its programs, and what its runs reached.
+
+    flops: of one image forward, 2·MAC. forward_bytes, training_bytes: peaks of the compiled
+    programs at `batch` images. images_per_second: median of the training log of all seeds.
+    accuracies: of the test split, one for each seed.
+    """
+
+    name: str
+    spec: str
+    epochs: float
+    parameters: int
+    flops: int
+    batch: int
+    forward_bytes: int
+    training_bytes: int
+    images_per_second: float
+    accuracies: tuple[float, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over seeds; 0 for a single one."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+
+
+def compare(
+    specs: Sequence[str],
+    out: Path,
+    *,
+    settings: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    batch: int = 64,
+    verbose: bool = True,
+) -> list[Row]:
+    """Trains what is not trained yet and returns a row for each of `specs`, best accuracy first.
+
+    out: the folder of all runs. settings: KEY=VALUE texts for every configuration. batch: images
+    of the programs whose memory is stated. Everything that can be checked is checked before the
+    first run starts. Raises ValueError for configurations that are wrong, equal or of different
+    data, and what `hsvit_jax.train.train` raises.
+    """
+    configs = {spec: configfile.get_config(spec, *settings) for spec in specs}
+    _check(configs, specs, seeds)
+    first = next(iter(configs.values()))
+    dataset = train.load_data(first)
+    models = {}
+    for spec, config in configs.items():
+        try:
+            models[spec] = train.prepare(config, dataset=_at_size(dataset, config)).model
+        except ValueError as error:
+            raise ValueError(f"{spec}: {error}") from error
+    rows = []
+    for spec, config in configs.items():
+        results, rates = [], []
+        for seed in seeds:
+            config = configfile.override(config, [f"seed={seed}"])
+            folder = out / Path(config_lib.default_workdir(config, spec, settings)).name
+            if verbose:
+                print(f"{name_of(spec)}, seed {seed}: {folder}", file=sys.stderr, flush=True)
+            results.append(
+                train.train(config, folder, dataset=_at_size(dataset, config), verbose=verbose)
+            )
+            lines = metrics.read_metrics(folder / "metrics.jsonl")
+            rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
+        model = models[spec]
+        rows.append(
+            Row(
+                name=name_of(spec),
+                spec=spec,
+                epochs=config.train.epochs,
+                parameters=costs.parameters(model),
+                flops=costs.flops(model),
+                batch=batch,
+                forward_bytes=costs.forward_bytes(model, batch),
+                training_bytes=costs.training_bytes(model, batch),
+                images_per_second=statistics.median(rates) if rates else 0.0,
+                accuracies=tuple(result.test.accuracy for result in results),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.accuracy)
+
+
+def _check(
+    configs: dict[str, ml_collections.ConfigDict], specs: Sequence[str], seeds: Sequence[int]
+) -> None:
+    """Only what was trained on the same data for the same time can be compared."""
+    if len(configs) < len(specs):
+        raise ValueError(f"a system is named twice in {' '.join(specs)}")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds needs different whole numbers; got {','.join(map(str, seeds))}")
+    for key in ("name", "val_fraction"):
+        values = {spec: config.data[key] for spec, config in configs.items()}
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{spec} has {value}" for spec, value in values.items())
+            raise ValueError(f"systems are compared on the same data, but of data.{key} {told}")
+    lengths = {spec: (c.train.epochs, c.train.steps, c.train.batch) for spec, c in configs.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{spec} {e:g}/{s}/{b}" for spec, (e, s, b) in lengths.items())
+        raise ValueError(
+            f"systems are compared after equal training, but train.epochs/steps/batch are: {told}; "
+            "set them for all with --config.train.epochs=... and --config.train.batch=..."
+        )
+
+
+def _at_size(dataset: Any, config: ml_collections.ConfigDict) -> Any:
+    """The data set loaded once, or again for a system that reads another image size."""
+    size = tuple(config.data.image_size)
+    size = size * 2 if len(size) == 1 else size
+    if size and size != tuple(dataset.info.image_size):
+        return train.load_data(config)
+    return dataset
+
+
+def name_of(spec: str) -> str:
+    """What a system is called in the table: its file, and the words that are no data or recipe."""
+    place, _, argument = spec.partition(":")
+    words = [Path(place).stem]
+    for word in filter(None, (w.strip() for w in argument.split(","))):
+        if not config_lib.is_word(word) or word in config_lib.SWITCHES:
+            words.append(word)
+    return " ".join(words)
+
+
+COLUMNS = (
+    "system",
+    "parameters",
+    "FLOPs",
+    "memory forward",
+    "memory training",
+    "images/s",
+    "test accuracy",
+)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as Markdown."""
+    seeds = len(rows[0].accuracies)
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
+    for row in rows:
+        cells = (
+            row.name,
+            f"{row.parameters:,}",
+            f"{row.flops / 1e9:.3f} G",
+            report.byte_text(row.forward_bytes),
+            report.byte_text(row.training_bytes),
+            f"{row.images_per_second:,.0f}",
+            f"{row.accuracy:.2%}" + (f" ± {100 * row.deviation:.2f}" if seeds > 1 else ""),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
+    """Writes comparison.md, comparison.csv and comparison.png in `out`; returns their paths."""
+    paths = [out / f"comparison.{kind}" for kind in ("md", "csv", "png")]
+    seeds, batch = len(rows[0].accuracies), rows[0].batch
+    notes = (
+        f"{rows[0].epochs:g} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
+        f"{', ± one standard deviation over them' if seeds > 1 else ''}. FLOPs: one image forward, "
+        f"2·MAC. Memory: peak of the compiled program, batch {batch}. images/s: median of the "
+        f"training log, {jax.default_backend()}, {jax.device_count()} device(s).\n\n    {command}\n"
+    )
+    report.write_file(paths[0], f"{table(rows)}\n{notes}")
+    names = [field.name for field in dataclasses.fields(Row)]
+    cells = [[*names[:-1], "accuracy", "deviation", names[-1]]]
+    for row in rows:
+        values = [getattr(row, name) for name in names]
+        every = " ".join(map(str, row.accuracies))
+        cells.append([*values[:-1], row.accuracy, row.deviation, every])
+    report.save_csv(paths[1], cells)
+    _draw(rows, paths[2])
+    return paths
+
+
+def _draw(rows: Sequence[Row], path: Path) -> None:
+    """Accuracy against each of the three costs, one colour and letter for each system."""
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    figure = Figure(figsize=(13, 4.6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    costs = (
+        ("parameters", "parameters"),
+        ("flops", "FLOPs of one image forward"),
+        ("training_bytes", f"bytes of a training program, batch {rows[0].batch}"),
+    )
+    panels = figure.subplots(1, len(costs), sharey=True)
+    colours = colormaps["tab20"].colors
+    markers = "os^Dv"
+    for panel, (field, label) in zip(panels, costs, strict=True):
+        for i, row in enumerate(rows):
+            panel.errorbar(
+                getattr(row, field),
+                100 * row.accuracy,
+                yerr=100 * row.deviation or None,
+                marker=markers[i // len(colours) % len(markers)],
+                color=colours[i % len(colours)],
+                linestyle="none",
+                capsize=3,
+                label=f"{row.name}: {row.accuracy:.2%}",
+            )
+        spread = [getattr(row, field) for row in rows]
+        wide = max(spread) > 5 * min(spread)  # else a logarithmic axis may have no tick to show
+        panel.set(xlabel=label, xscale="log" if wide else "linear")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)) if wide else MaxNLocator(4))
+        panel.xaxis.set_major_formatter(EngFormatter())
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.grid(alpha=0.3)
+    panels[0].set(ylabel="test accuracy (%)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    report.save_figure(figure, path)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    argv = sys.argv if argv is None else argv
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)
+    own = {"flag_values": values}
+    flags.DEFINE_list("seeds", ["0"], "A run of every system for each of these.", **own)
+    flags.DEFINE_string("out", "runs/comparison", "Folder of the runs and the table.", **own)
+    flags.DEFINE_integer("batch", 64, "Images of the memory columns.", lower_bound=1, **own)
+
+    def work(request: cli.Request) -> None:
+        if not request.words:
+            raise cli.Misuse("no system is named")
+        if not all(seed.strip().isdecimal() for seed in values.seeds):
+            raise cli.Misuse(f"--seeds needs whole numbers; got {','.join(values.seeds)}")
+        out, seeds = Path(values.out), [int(seed) for seed in values.seeds]
+        settings = request.settings
+        rows = compare(request.words, out, settings=settings, seeds=seeds, batch=values.batch)
+        print(table(rows), *write(rows, out, shlex.join(request.again)), sep="\n")
+
+    return cli.run(argv, USAGE, values, work)

@@ -1,0 +1,61 @@
+"""--mode=summary: what a network is made of, and what it costs.
+
+The table counts as the literature does; what a compiled program really computes and holds is asked
+of XLA, for the back end at hand. Nothing is computed or allocated: shapes alone are enough.
+"""
+
+from typing import Any
+
+import jax
+import ml_collections
+
+from hsvit_jax import config as config_lib
+from hsvit_jax import data, train
+from hsvit_jax.cli import Request
+from hsvit_jax.models import costs
+from hsvit_jax.report import aligned, byte_text
+
+
+def run(request: Request) -> int:
+    """Prints the network's layers and costs."""
+    info = data.describe(request.config.data.name, request.config.data.dir or None)
+    config = config_lib.resolve(request.config, info)
+    print(summarise(config, train.build_model(config)))
+    return 0
+
+
+def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
+    """The layer table and the totals of `model` as text, for the training that `config` describes.
+
+    config: resolved (`hsvit_jax.config.resolve`); of it, the batches, `train.ema_decay` and the
+    names in `model` are read. Compiles three programs, which takes seconds for a large network.
+    """
+    count, batch = costs.parameters(model), config.train.batch
+    at_once = config_lib.eval_batch(config)
+    state = 8 * count + (4 * count if config.train.ema_decay else 0)
+    image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
+    paper = model.paper_flops()
+    every, cls_only = "", ""
+    if model.groups:  # HSViT's last block is computed for less than the literature counts
+        every, cls_only = ", every token of the last block", ", the last block for its CLS only"
+    ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
+    lines = [
+        f"{config.model.variant} ({config.model.family}), images {image}, "
+        f"{model.config.num_classes} classes",
+        "",
+        *aligned([("layer", "output shape", "parameters", "FLOPs"), *costs.rows(model)]),
+        "",
+        f"parameters {count:,}",
+        f"FLOPs {costs.flops(model) / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and "
+        f"matrix products{every})",
+        *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
+        f"compiled FLOPs {costs.compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's "
+        f"count on {jax.default_backend()}{cls_only})",
+        f"bytes {byte_text(4 * count)} parameters + {byte_text(8 * count)} AdamW moments{ema}, "
+        "float32",
+        f"memory {byte_text(costs.training_bytes(model, batch) + state)} training step of {batch} "
+        "images (forward, backward, optimizer's state), "
+        f"{byte_text(costs.forward_bytes(model, at_once))} evaluation of {at_once} (peaks of the "
+        f"compiled programs, {model.dtype}, {jax.default_backend()}, one device)",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,32 @@
+"""--mode=train: trains to the end, or goes on where the last run stopped."""
+
+import shlex
+
+from hsvit_jax import train
+from hsvit_jax.cli import Request
+from hsvit_jax.runtime import cluster, coordination
+
+
+def run(request: Request) -> int:
+    """Trains, and says how to go on; the exit code."""
+    job = cluster.find(request.flags.distributed)
+    if job is not None:
+        cluster.start(job, recoverable=request.flags.recoverable)
+    result = train.train(
+        request.config,
+        request.workdir,
+        stall_timeout=request.flags.stall_timeout,
+        recoverable=request.flags.recoverable,
+    )
+    if not coordination.is_lead():
+        return 0
+    test, folder = result.test, shlex.quote(request.workdir)
+    print(
+        f"done: test accuracy {test.accuracy:.2%} (top-5 {test.top5:.2%}, {test.examples:,} "
+        f"images), checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
+        f"{result.seconds:.0f} s\n"
+        f"  curves    {result.curves}\n"
+        f"  evaluate  python -m hsvit_jax.main --mode=eval --checkpoint={folder}\n"
+        f"  predict   python -m hsvit_jax.main --mode=predict --checkpoint={folder} IMAGE ..."
+    )
+    return 0
