@@ -259,11 +259,14 @@ def test_bad_layouts_are_explained(tmp_path, load):
         build(tmp_path / name)
         with pytest.raises(ValueError, match=f"(?s){message}"):
             load(tmp_path / name)
-    with pytest.raises(ValueError, match=r"(?s)no such folder or archive.*PATH/train/CLASS"):
-        load(tmp_path / "nowhere")
+    for name in ("nowhere", "x" * 300, "a\0b"):
+        with pytest.raises(ValueError, match=r"no such folder or archive.*PATH/train/CLASS"):
+            load(tmp_path / name)
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(ValueError, match="neither a folder nor an archive"):
-        load(tmp_path / "notes.txt")
+    os.mkfifo(tmp_path / "pipe.zip")
+    for name in ("notes.txt", "pipe.zip"):
+        with pytest.raises(ValueError, match="neither a folder nor an archive"):
+            load(tmp_path / name)
 
 
 def test_bad_options_are_explained(tmp_path, load):

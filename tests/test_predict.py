@@ -163,8 +163,9 @@ def test_image_files(pictures, tmp_path):
         predict.image_files([str(tmp_path / "empty")])
     with pytest.raises(ValueError, match="no images given"):
         predict.image_files([])
-    with pytest.raises(ValueError, match=r"no such file or folder: .*x.png"):
-        predict.image_files([str(pictures), str(tmp_path / "x.png")])
+    for name in ("x.png", "x" * 300 + ".png"):
+        with pytest.raises(ValueError, match=r"no such file or folder: .*x.png"):
+            predict.image_files([str(pictures), str(tmp_path / name)])
 
 
 @pytest.mark.parametrize("at_once", [1, 256])

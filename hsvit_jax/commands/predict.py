@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:
     found: list[Path] = []
     for name in paths:
         path = Path(name)
-        if not path.exists():
+        if not os.path.exists(name):  # false for a name too long, which Path refuses to look up
             raise ValueError(f"no such file or folder: {name}")
         found += below(path) if path.is_dir() else [path]
     if not found:

@@ -16,7 +16,7 @@ from hsvit_jax.data import archives
 from hsvit_jax.data.cache import cache_folder, publish, scratch_folder
 from hsvit_jax.data.dataset import DataInfo
 from hsvit_jax.data.decode import Items, Progress, Source, decode_items
-from hsvit_jax.data.images import is_image_name, peek, read_file
+from hsvit_jax.data.images import is_image_name, peek, printable, read_file
 from hsvit_jax.data.listing import LAYOUT, Listing, Tree, arrange, unpacked_tree, walk
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,11 +53,13 @@ def find_listing(path: str, data_dir: Path, progress: Progress | None = None) ->
       ValueError: nothing there, or a layout that `listing.arrange` refuses.
     """
     found = Path(os.path.expanduser(path))
-    if not path or not found.exists():
-        raise ValueError(f"folder={path}: there is no such folder or archive. {LAYOUT}")
-    if found.is_dir():
+    # os.path's functions are false for names that the system refuses; Path's may raise.
+    if not path or not os.path.exists(found):
+        what = printable(path)
+        raise ValueError(f"folder={what}: there is no such folder or archive. {LAYOUT}")
+    if os.path.isdir(found):
         return arrange(walk(found))
-    if not archives.is_archive(found):
+    if not os.path.isfile(found) or not archives.is_archive(found):
         raise ValueError(f"folder={path} is neither a folder nor an archive. {LAYOUT}")
     info = found.stat()
     key = {"archive": os.path.realpath(found), "size": info.st_size, "time": info.st_mtime_ns}
