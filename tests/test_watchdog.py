@@ -38,13 +38,8 @@ def test_slow_work_is_given_time(ended, monkeypatch):
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
     dog = watchdog.Watchdog(10.0)
     assert dog.overdue() is None
-    for what, kind, limit in (
-        ("the start", {"slow": True}, 1810.0),
-        ("a", {}, 10),
-        ("b", {"slow": True}, 1810),
-        ("c", {"saving": True}, 40),
-    ):
-        dog.heartbeat(what, **kind)
+    for what, slow, limit in (("the start", True, 1810.0), ("a", False, 10), ("b", True, 1810)):
+        dog.heartbeat(what, slow=slow)
         now[0] += limit
         assert dog.overdue() is None
         now[0] += 0.5
@@ -58,7 +53,7 @@ def test_zero_is_never_until_the_run_is_asked_to_stop(ended, monkeypatch):
     now[0] = 1e9
     assert dog.overdue() is None
     dog.hurry()
-    dog.heartbeat("the start of saving", saving=True)
+    dog.heartbeat("the first batch", slow=True)
     now[0] += watchdog.GRACE
     assert dog.overdue() is None
     now[0] += 0.5

@@ -15,8 +15,7 @@ EXIT_CODE = 75
 #: Seconds without progress that a run is granted once it was asked to stop; schedulers kill at 180.
 GRACE = 150.0
 
-# Seconds more for what may take long and tells nothing on the way: compiling; saving has three
-# times the timeout more, and no more than this.
+# Seconds more for work that may compile, which takes long and tells nothing on the way.
 _SLOW = 1800.0
 
 
@@ -43,15 +42,14 @@ class Watchdog:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def heartbeat(self, what: str, *, slow: bool = False, saving: bool = False) -> None:
+    def heartbeat(self, what: str, *, slow: bool = False) -> None:
         """Notes progress, told as `what` if it remains the last.
 
         Args:
             what: what was done.
             slow: what follows may compile; it has half an hour more.
-            saving: what follows writes a checkpoint; it has three timeouts more.
         """
-        self._extra = _SLOW if slow else min(_SLOW, 3 * self._timeout) if saving else 0.0
+        self._extra = _SLOW if slow else 0.0
         self._last, self._what = time.monotonic(), what
 
     def hurry(self) -> None:

@@ -102,7 +102,7 @@ class RecoverableLoop(Loop):
         """As `Loop.save`, on disk when it returns; after a loss process 0 saves for all."""
         if not self.r.model.lost:
             return super().save(state, number, metric, wait=True)
-        self.watchdog.heartbeat(f"the start of saving step {number}", saving=True)
+        self.watchdog.heartbeat(f"the start of saving step {number}")
         whole = self._with_fresh_groups(step_lib.to_plain(state))
         if coordination.is_lead():
             meta = self.meta | self.remarks

@@ -287,7 +287,7 @@ class Loop:
 
     def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
         """Saves the state as step `number`."""
-        self.watchdog.heartbeat(f"the start of saving step {number}", saving=True)
+        self.watchdog.heartbeat(f"the start of saving step {number}")
         plain = step_lib.to_plain(state)
         self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
         self.watchdog.heartbeat(f"saving step {number}")

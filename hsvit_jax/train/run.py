@@ -183,8 +183,8 @@ def train(
 
     config: as a config file's `get_config` returns it. dataset: to use instead of loading
     config.data.name. devices: all of jax's when left out. stall_timeout: seconds without a step
-    after which the process ends with code 75 (compiling may take half an hour more, saving three
-    times as long again), 0 for never; when left out 600 with several processes and 3600 with one.
+    or a finished save after which the process ends with code 75 (compiling may take half an hour
+    more), 0 for never; when left out 600 with several processes and 3600 with one.
     recoverable: go on with fewer groups when a process is lost; see `elastic` for what it asks.
 
     With several processes (see `cluster.start`) all of them call this with the same arguments

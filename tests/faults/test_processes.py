@@ -192,8 +192,8 @@ def test_a_stall_is_told_with_stacks(tmp_path, job):
 
 @pytest.mark.slow
 def test_a_stall_while_saving_is_told_with_stacks(tmp_path, job):
-    """Process 1 hangs in the checkpoint of the last step; saving has four times as long."""
-    twist, flags = ("hang_saving", 1, 26), ("--stall_timeout=15",)
+    """Process 1 hangs in the checkpoint of the last step, and process 0 waits for it there."""
+    twist, flags = ("hang_saving", 1, 26), ("--stall_timeout=30",)
     ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=twist, flags=flags)
     assert [code for code, _ in ends] == [75, 75], ends
     for _, errors in ends:
