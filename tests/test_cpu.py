@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from hsvit_jax.runtime import cpu, signals
+from hsvit_jax.runtime import compile_cache, cpu, signals
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def test_every_program_names_itself(program, monkeypatch, module):
     """A wrong name would only show in a step that takes 1.4 times as long."""
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", f"hsvit_jax.{module}", "a"])
     monkeypatch.setattr(cpu, "prepare", lambda: sys.exit("prepared"))
+    monkeypatch.setattr(compile_cache, "remember_compilations", lambda: None)
     for name in ("prepare_process", "raise_on_ctrl_c"):
         monkeypatch.setattr(signals, name, lambda: None)
     with pytest.raises(SystemExit, match="prepared"):

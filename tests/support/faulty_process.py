@@ -113,7 +113,7 @@ def stream() -> None:
     import jax
     from small_runs import small_dataset
 
-    from hsvit_jax import train
+    from hsvit_jax.train import run
 
     dataset = small_dataset(streamed=True)
     read = dataset.train.reader.read
@@ -124,7 +124,7 @@ def stream() -> None:
         return read(index)
 
     dataset.train.reader.read = noted
-    train.load_data = lambda *_, **__: dataset
+    run.load_data = lambda *_, **__: dataset
 
 
 if __name__ == "__main__":
