@@ -169,7 +169,9 @@ KEYS: Mapping[str, Key] = {
     "data.num_classes": _whole("classes; 0: the data set's own", 0, 2**16),
     "data.mean": _each(_number("mean of each channel, of pixels scaled to [0, 1]", 0.0, 1.0)),
     "data.std": _each(_positive("deviation of each channel, of pixels scaled to [0, 1]", 1.0)),
-    "data.val_fraction": _rate("share of the training images that is held out for validation"),
+    "data.val_fraction": _number(
+        "share of the training images that is held out for validation", 0.0, 0.8
+    ),
     "data.on_bad_image": _choice("what an unreadable image does", "error", "skip"),
     "augment.crop_padding": _whole("black pixels around an image before it is cropped", 0, 4096),
     "augment.random_resized_crop": _each(

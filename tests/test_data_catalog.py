@@ -278,6 +278,15 @@ def test_digits(tmp_path):
     assert digest.hexdigest()[:16] == "f5a750252083fbd0"
 
 
+def test_digits_that_are_too_large_for_memory_are_made_as_they_are_read():
+    shape = {"image_size": (16, 24), "channels": 3}
+    whole = data.load("digits", **shape)
+    read = data.load("digits", **shape, resident_limit_bytes=0)
+    assert whole.resident and not read.resident
+    assert read.fingerprint == whole.fingerprint
+    np.testing.assert_array_equal(read.val.gather([7, 3]), whole.val.images[[7, 3]])
+
+
 def test_digits_at_their_own_size_are_the_originals():
     dataset = data.load("digits", image_size=(8, 8))
     images = np.concatenate([s.images for s in (dataset.train, dataset.val, dataset.test)])

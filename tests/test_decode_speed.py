@@ -57,4 +57,4 @@ def test_the_command_prints_one_line(config, capsys):
 
 def test_a_set_without_files_is_a_mistake(capsys):
     assert benchmark.main(["benchmark", "--config=c2a2:digits", "--work=decode"]) == 1
-    assert "digits is in memory" in capsys.readouterr().err
+    assert "digits are a part of the package" in capsys.readouterr().err

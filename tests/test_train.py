@@ -134,7 +134,7 @@ def test_selecting_on_the_test_split_is_said(tmp_path, capsys, spy):
 def test_the_opening_line_says_the_warm_up(by_hand, said):
     config = small_config(train__steps=0, train__epochs=10.0, **by_hand)
     run = train.prepare(config, dataset=small_dataset())
-    assert said in train._opening(run, 0)
+    assert said in train.run._opening(run, 0)
 
 
 def test_no_steps_leave_the_fresh_network(tmp_path, spy):

@@ -32,12 +32,12 @@ def measure(config: ml_collections.ConfigDict, *, steps: int, warmup: int) -> Sp
     """
     from hsvit_jax.data import stream
 
-    dataset = train.load_data(config, resident=False)
-    if dataset.resident:
+    if config.data.name == "digits":
         raise ValueError(
-            f"{config.data.name} is in memory whatever its size: there are no files to decode; "
-            "name a folder of images, as in --config=configs/backbone.py:folder=PATH"
+            "digits are a part of the package: there are no files to decode; name a folder of "
+            "images, as in --config=configs/backbone.py:folder=PATH"
         )
+    dataset = train.load_data(config, resident=False)
     batch = config.train.batch
     batches = stream.stream_batches(dataset.train, _indices(len(dataset.train), batch))
     try:

@@ -151,10 +151,16 @@ def load_digits(request: Request) -> Source:
 
     packed = (files("hsvit_jax.data") / "digits.npz").read_bytes()
     small, labels = formats.read_digits(packed)
-    images = np.stack([upsample(image, request.image_size, request.channels) for image in small])
     parts = np.full(len(labels), UNSPLIT, np.int8)
     names = REGISTRY["digits"].info.class_names
-    return Source(labels, parts, names, "digits, 8×8, scikit-learn", images=images)
+    source = Source(labels, parts, names, "digits, 8×8, scikit-learn")
+
+    def read(index: int) -> np.ndarray:
+        return upsample(small[index], request.image_size, request.channels)
+
+    if not request.resident(len(small)):
+        return dataclasses.replace(source, read=read)
+    return dataclasses.replace(source, images=np.stack([read(i) for i in range(len(small))]))
 
 
 def load_imagenet_folders(request: Request) -> Source | None:

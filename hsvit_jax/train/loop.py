@@ -20,15 +20,16 @@ from hsvit_jax.runtime import coordination, signals
 from hsvit_jax.runtime import watchdog as watchdog_lib
 from hsvit_jax.runtime.signals import Diverged
 from hsvit_jax.train import evaluate as evaluate_lib
-from hsvit_jax.train import metrics, optim
+from hsvit_jax.train import memory, metrics, optim
 from hsvit_jax.train import step as step_lib
 
 # Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
 _WINDOW = 4
 
 
-def _start_together(step: Any, seconds: float) -> Callable:
-    """A jitted step, compiled for its first arguments; no process runs it before all are there.
+def _start_together(step: Any, config: ml_collections.ConfigDict, seconds: float) -> Callable:
+    """A jitted step, compiled for its first arguments and refused where its memory is not there;
+    no process runs it before all are there.
 
     Gloo gives up when the first collective of some processes is 30 s ahead of the others'. seconds:
     how long the others are waited for.
@@ -37,7 +38,9 @@ def _start_together(step: Any, seconds: float) -> Callable:
 
     def run(*args: Any) -> Any:
         if not compiled:
-            compiled.append(step.lower(*args).compile())
+            program = step.lower(*args).compile()
+            memory.check_step(program, config)
+            compiled.append(program)
             coordination.barrier("compiled", seconds)
         return compiled[0](*args)
 
@@ -155,7 +158,7 @@ class Loop:
             gradients=config.mesh.gradients,
         )
         jitted = step_lib.jit_step(pure, state, run.mesh, run.model, donate=donate)
-        train_step = _start_together(jitted, self.wait_for_others)
+        train_step = _start_together(jitted, config, self.wait_for_others)
         batch_of = self._resident() if run.dataset.resident else self._streamed(int(state["step"]))
         return lambda state, number: train_step(state, batch_of(number))
 

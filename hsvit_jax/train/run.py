@@ -15,7 +15,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax import data, models, report
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, watchdog
-from hsvit_jax.train import elastic, feature_cache, init_from, metrics, optim, resume
+from hsvit_jax.train import elastic, feature_cache, init_from, memory, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
@@ -58,11 +58,11 @@ def prepare(
     Raises ValueError for a configuration, data set and devices that do not fit together.
     """
     if dataset is None:
+        if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
+            _network(config_lib.resolve(config, data.describe(config.data.name)))
         dataset = load_data(config, progress=progress)
     config = config_lib.resolve(config, dataset.info)
-    model = build_model(config)
-    frozen = init_from.frozen_parts(config.init.freeze)
-    model = model.with_frozen(frozen) if frozen else model
+    model = _network(config)
     batch, examples = config.train.batch, len(dataset.train)
     _check_held_out(config, dataset)
     if batch > examples:
@@ -110,6 +110,15 @@ def prepare(
             start=start,
         ),
     )
+
+
+def _network(config: ml_collections.ConfigDict) -> Any:
+    """The network of a resolved configuration with its frozen parts, one that fits in memory."""
+    model = build_model(config)
+    frozen = init_from.frozen_parts(config.init.freeze)
+    model = model.with_frozen(frozen) if frozen else model
+    memory.check_network(config, model)
+    return model
 
 
 def _parts(config: ml_collections.ConfigDict) -> str:

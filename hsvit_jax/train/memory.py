@@ -1,0 +1,99 @@
+"""The memory that a training run takes, refused in one line where it is more than there is."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+#: The kernel's account of a host's memory.
+_MEMINFO = Path("/proc/meminfo")
+#: More values than a network keeps for a pixel of an image, but for the largest.
+_VALUES_PER_PIXEL = 1000
+#: Programs need less than their shapes say where operations are fused, hardly by this factor.
+_MARGIN = 2
+
+
+def available() -> float:
+    """Bytes of one host's memory and swap, or of one accelerator; infinite where nobody says."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        return float((device.memory_stats() or {}).get("bytes_limit", math.inf))
+    try:
+        text = _MEMINFO.read_text("ascii")
+    except OSError:  # not Linux
+        return math.inf
+    return sum(1024 * int(n) for n in re.findall(r"^(?:MemTotal|SwapTotal): +(\d+)", text, re.M))
+
+
+def check_network(config: ml_collections.ConfigDict, model: Any) -> None:
+    """Raises ValueError for a network, or a batch for it, far beyond what there is.
+
+    Shapes alone are looked at, before data is read. A device may hold a share of them only, so that
+    all devices of the job count together.
+    """
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(p)) for name, p in params.items()}
+    trained = sum(size for name, size in sizes.items() if name not in model.frozen)
+    copies = sum(sizes.values()) * (2 if config.train.ema_decay else 1) + 3 * trained
+    places = jax.process_count() if jax.default_backend() == "cpu" else jax.device_count()
+    has = places * available()
+    _refuse(
+        4 * copies,
+        has,
+        f"training {config.model.variant} with its {sum(sizes.values()):,} parameters",
+        "make the network smaller",
+    )
+    pixels = config.train.batch * math.prod(config.data.image_size) * config.data.channels
+    if 4 * pixels * _VALUES_PER_PIXEL > has:  # else tracing is not worth its seconds
+        _refuse(_saved_bytes(config, model) / _MARGIN, has, *_step_text(config))
+
+
+def _saved_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
+    """Bytes that a training step keeps from the forward for the backward pass, by their shapes."""
+    params, stats = jax.eval_shape(model.init, jax.random.key(0))
+    size = (config.train.batch, *config.data.image_size, config.data.channels)
+
+    def saved(params: dict, stats: dict, images: jax.Array, key: jax.Array) -> Any:
+        def logits(params: dict) -> jax.Array:
+            return model.apply(params, stats, images, train=True, dropout_key=key)[0]
+
+        return jax.vjp(logits, params)[1]
+
+    images = jax.ShapeDtypeStruct(size, np.float32)
+    kept = jax.eval_shape(saved, params, stats, images, jax.eval_shape(jax.random.key, 0))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+
+
+def _step_text(config: ml_collections.ConfigDict) -> tuple[str, str]:
+    """A training step as the subject of a sentence, and what makes it smaller."""
+    size = "×".join(map(str, config.data.image_size))
+    return (
+        f"a training step of {config.train.batch} images of {size} pixels",
+        "lower train.batch or data.image_size, make the network smaller or add devices",
+    )
+
+
+def check_step(program: Any, config: ml_collections.ConfigDict) -> None:
+    """Raises ValueError for a compiled training step that needs more memory than its device has.
+
+    program: of one device; on CPUs the devices of a process share its memory.
+    """
+    memory = program.memory_analysis()
+    if memory is None:  # a back end that does not say
+        return
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    need = held + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    sharing = jax.local_device_count() if jax.default_backend() == "cpu" else 1
+    _refuse(sharing * need, available(), *_step_text(config))
+
+
+def _refuse(need: float, has: float, what: str, instead: str) -> None:
+    if need > has:
+        need, has = np.array([need, has]) / 2**30
+        raise ValueError(
+            f"{what} needs at least {need:,.4g} GiB of memory, and there are {has:,.4g}: {instead}"
+        )
