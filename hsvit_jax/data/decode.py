@@ -95,7 +95,8 @@ def decode_items(
         try:
             raw, _ = items.fetch(item)
         except OSError as error:
-            raise BadImage(f"{printable(items.names[item])}: cannot be read: {error}") from error
+            why = error.strerror or error
+            raise BadImage(f"{printable(items.names[item])}: cannot be read: {why}") from error
         return read_image(raw, image_size, channels, name=items.names[item])
 
     return Source(labels, items.parts[good], class_names, notes["content"], read=read)

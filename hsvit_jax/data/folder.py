@@ -1,6 +1,5 @@
 """``folder=<path>``: class folders, or an archive of them, as a data set."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -91,9 +90,12 @@ def unpack_once(
       ValueError: the folder cannot be written.
     """
     folder = cache_folder(data_dir, f"unpacked-{name}", key)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    try:
         return unpacked_tree(os.fspath(path), folder)
-    shutil.rmtree(folder, ignore_errors=True)  # not there, or its index is damaged
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError, TypeError):  # its index is damaged
+        shutil.rmtree(folder, ignore_errors=True)
     if progress is not None:
         progress(f"unpacking {path.name}", 0, 1)
     with scratch_folder(folder) as scratch:
