@@ -164,7 +164,7 @@ while ((${#running[@]})); do
     ended=0
     wait "${pids[i]}" || ended=$?
     if ((ended != 0)); then echo "local.sh: process $i ended with code $ended" >&2; fi
-    # A process that was killed is what --recoverable is for, unless it was the one that the others need.
+    # --recoverable is for a process that is killed, unless it is process 0.
     if ((recoverable && i && ended > 128)); then continue; fi
     if (($(rank "$ended") > $(rank "$first"))); then first=$ended; fi
   done

@@ -226,3 +226,13 @@ def test_curves_are_a_picture_with_something_on_it(tmp_path):
 def test_curves_of_a_run_without_figures(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **line}) + "\n")
     assert metrics.draw_curves(tmp_path, "x").stat().st_size
+
+
+def test_curves_that_a_full_disk_refuses_are_a_warning(tmp_path, monkeypatch):
+    def refuse(figure, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(metrics.report, "save_figure", refuse)
+    write(tmp_path, (1, TRAIN))
+    with pytest.warns(UserWarning, match=r"no curves: .*curves\.png .*No space left"):
+        assert metrics.draw_curves(tmp_path, "run") is None

@@ -287,7 +287,9 @@ class Progress:
 
 
 def draw_curves(workdir: Path, title: str) -> Path | None:
-    """Loss and accuracy by step from `metrics.jsonl`, as `curves.png`; None without any line.
+    """Loss and accuracy by step from `metrics.jsonl`, as `curves.png`.
+
+    None without any line, or with a warning on a full disk: the run is done by then.
 
     A `$` in the title is only a dollar sign.
     """
@@ -323,5 +325,9 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
         if axes.lines:
             axes.legend(title="last value")
     path = workdir / "curves.png"
-    report.save_figure(figure, path)
+    try:
+        report.save_figure(figure, path)
+    except OSError as error:
+        warnings.warn(f"no curves: {path} cannot be written ({error.strerror})", stacklevel=2)
+        return None
     return path

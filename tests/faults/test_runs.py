@@ -185,6 +185,21 @@ def test_a_full_disk_ends_the_run_in_a_line(tmp_path, whole, command):
     assert digest(full) == digest(whole)
 
 
+def test_a_disk_that_is_full_from_the_start(tmp_path):
+    words = ("--config=c2a2:digits,tiny", f"--workdir={tmp_path}/run")
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *COMMAND, *words],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    told = f"cannot write to the work folder {tmp_path}/run: File too large; choose another with"
+    assert done.stderr == f"{told} --workdir\n"
+
+
 def test_a_clock_set_back_changes_nothing(tmp_path, whole, command):
     code, errors = finish(command(tmp_path / "run", *SHORT, twist=("clock", 0, 3)))
     assert code == 0, errors
