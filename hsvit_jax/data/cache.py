@@ -15,7 +15,7 @@ import secrets
 import shutil
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,28 @@ def read_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
         )
         shutil.rmtree(folder, ignore_errors=True)
         return None
+
+
+def read_or_build(
+    folder: Path, build: Callable[[Path], dict[str, Any]]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Reads the arrays and notes of a folder, which are made first where they are not to be had.
+
+    Args:
+      folder: from `cache_folder`.
+      build: writes ``.npy`` files to the folder that it is given and returns the notes.
+
+    Raises:
+      ValueError: the folder cannot be written.
+    """
+    found = read_cache(folder)
+    if found is None:
+        with building(folder) as (scratch, notes):
+            notes.update(build(scratch))
+        found = read_cache(folder)
+    if found is None:
+        raise ValueError(f"the arrays just written to {folder} cannot be read back: bad disk?")
+    return found
 
 
 @contextlib.contextmanager

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hsvit_jax.data import formats
-from hsvit_jax.data.cache import building, cache_folder, read_cache
+from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import UNSPLIT, DataInfo
 from hsvit_jax.data.decode import Source
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
@@ -207,20 +208,17 @@ def load_published(name: str, request: Request) -> Source:
     if not resident:
         shape = (*entry.info.image_size, entry.info.channels)  # fitted image by image, later
     folder = cache_folder(request.data_dir, name, {**key, "shape": shape})
-    cached = read_cache(folder)
-    if cached is None:
+
+    def build(scratch: Path) -> dict[str, Any]:
         paths = [fetch(file, request.data_dir, name, request.progress) for file in entry.files]
         arrays, class_names = entry.parse(paths)
         images, labels, parts = arrays.join()
-        with building(folder) as (scratch, notes):
-            np.save(scratch / "images.npy", _fit_all(images, shape))
-            np.save(scratch / "labels.npy", labels)
-            np.save(scratch / "parts.npy", parts)
-            notes.update(class_names=class_names)
-        cached = read_cache(folder)
-        if cached is None:
-            raise ValueError(f"the arrays just written to {folder} cannot be read back: bad disk?")
-    found, notes = cached
+        np.save(scratch / "images.npy", _fit_all(images, shape))
+        np.save(scratch / "labels.npy", labels)
+        np.save(scratch / "parts.npy", parts)
+        return {"class_names": class_names}
+
+    found, notes = read_or_build(folder, build)
     source = Source(
         np.asarray(found["labels"]),
         np.asarray(found["parts"]),

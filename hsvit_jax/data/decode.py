@@ -13,10 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data.cache import building, new_array, read_cache
+from hsvit_jax.data.cache import new_array, read_or_build
+from hsvit_jax.data.dataset import TEST
 from hsvit_jax.data.images import BadImage, few, printable, read_image
 
 Progress = Callable[[str, int, int], None]
@@ -65,13 +67,11 @@ def decode_items(
       ValueError: with ``on_bad_image='error'``, when images cannot be used; it names the first
         five. With 'skip' they are left out with a warning, unless a class loses all its images.
     """
-    cached = read_cache(folder)
-    if cached is None:
-        _build(items, folder, image_size, channels, resident, on_bad_image, progress)
-        cached = read_cache(folder)
-        if cached is None:
-            raise ValueError(f"the arrays just written to {folder} cannot be read back: bad disk?")
-    arrays, notes = cached
+
+    def build(scratch: Path) -> dict[str, Any]:
+        return _build(items, scratch, image_size, channels, resident, on_bad_image, progress)
+
+    arrays, notes = read_or_build(folder, build)
     bad = notes["bad"]
     if bad:
         report_bad(bad, len(items.names), on_bad_image)
@@ -82,7 +82,7 @@ def decode_items(
             f"labels run from {labels.min()} to {labels.max()}, but there are {len(class_names)} "
             "classes; examples without a label cannot be used"
         )
-    trained = np.bincount(labels[items.parts[good] != 2], minlength=len(class_names))
+    trained = np.bincount(labels[items.parts[good] != TEST], minlength=len(class_names))
     lost = [name for name, count in zip(class_names, trained, strict=True) if not count]
     if bad and lost:
         raise ValueError(f"after leaving out bad images nothing is left of: {few(lost)}")
@@ -120,58 +120,58 @@ def report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:
 
 def _build(
     items: Items,
-    folder: Path,
+    scratch: Path,
     image_size: tuple[int, int],
     channels: int,
     resident: bool,
     on_bad_image: str,
     progress: Progress | None,
-) -> None:
+) -> dict[str, Any]:
+    """Writes labels, which images are good and, if resident, their pixels; returns the notes."""
     total = len(items.names)
-    with building(folder) as (scratch, notes):
-        out = None
-        if resident:
-            shape = (total, *image_size, channels)
-            out = new_array(scratch / "images.npy", np.uint8, shape)
-        labels = np.zeros(total, np.int32)
-        digests: list[bytes] = [b""] * total
-        reasons: dict[int, str] = {}
+    out = None
+    if resident:
+        shape = (total, *image_size, channels)
+        out = new_array(scratch / "images.npy", np.uint8, shape)
+    labels = np.zeros(total, np.int32)
+    digests: list[bytes] = [b""] * total
+    reasons: dict[int, str] = {}
 
-        def work(indices: range) -> int:
-            for i in indices:
-                try:
-                    raw, labels[i] = items.fetch(i)
-                    image = read_image(raw, image_size, channels, name=items.names[i])
-                except OSError as error:
-                    why = error.strerror or str(error)
-                    reasons[i] = f"{printable(items.names[i])}: cannot be read: {why}"
-                except BadImage as error:
-                    reasons[i] = str(error)
-                else:
-                    digests[i] = hashlib.sha256(raw).digest()
-                    if out is not None:
-                        out[i] = image
-            return len(indices)
+    def work(indices: range) -> int:
+        for i in indices:
+            try:
+                raw, labels[i] = items.fetch(i)
+                image = read_image(raw, image_size, channels, name=items.names[i])
+            except OSError as error:
+                why = error.strerror or str(error)
+                reasons[i] = f"{printable(items.names[i])}: cannot be read: {why}"
+            except BadImage as error:
+                reasons[i] = str(error)
+            else:
+                digests[i] = hashlib.sha256(raw).digest()
+                if out is not None:
+                    out[i] = image
+        return len(indices)
 
-        chunks = (range(at, min(at + _CHUNK, total)) for at in range(0, total, _CHUNK))
-        done = 0
-        for count in in_threads(work, chunks, threads=os.cpu_count() or 1):
-            done += count
-            if progress is not None:
-                progress("decoding images", done, total)
-        bad = [reasons[i] for i in sorted(reasons)]
-        if bad and on_bad_image == "error":
-            report_bad(bad, total, on_bad_image)
-        if out is not None:
-            out.flush()
-        content = hashlib.sha256()
-        for i in range(total):
-            if digests[i]:
-                content.update(b"%d %d " % (items.parts[i], labels[i]) + digests[i])
-        good = np.array([bool(d) for d in digests])
-        np.save(scratch / "labels.npy", labels)
-        np.save(scratch / "good.npy", good)
-        notes.update(bad=bad, content=content.hexdigest())
+    chunks = (range(at, min(at + _CHUNK, total)) for at in range(0, total, _CHUNK))
+    done = 0
+    for count in in_threads(work, chunks, threads=os.cpu_count() or 1):
+        done += count
+        if progress is not None:
+            progress("decoding images", done, total)
+    bad = [reasons[i] for i in sorted(reasons)]
+    if bad and on_bad_image == "error":
+        report_bad(bad, total, on_bad_image)
+    if out is not None:
+        out.flush()
+    content = hashlib.sha256()
+    for i in range(total):
+        if digests[i]:
+            content.update(b"%d %d " % (items.parts[i], labels[i]) + digests[i])
+    good = np.array([bool(d) for d in digests])
+    np.save(scratch / "labels.npy", labels)
+    np.save(scratch / "good.npy", good)
+    return {"bad": bad, "content": content.hexdigest()}
 
 
 def in_threads(work: Callable[[range], int], tasks: Iterator[range], threads: int) -> Iterator[int]:

@@ -61,8 +61,22 @@ def is_prepared(builder: Any) -> bool:
 
 
 def describe_tfds(name: str, label: str, data_dir: Path) -> DataInfo:
-    """The description from the builder's features; nothing is read or downloaded."""
-    return _describe(label, name, open_builder(name, data_dir))
+    """Describes a set by its builder's features; nothing is read or downloaded."""
+    builder = open_builder(name, data_dir)
+    image_key, label_key = _keys(name, builder)
+    features = builder.info.features
+    height, width, channels = features[image_key].shape
+    grey = channels == 1
+    flip = name.startswith("fashion_mnist") or not any(word in name for word in _MIRROR_CHANGES)
+    return DataInfo(
+        name=label,
+        image_size=(height, width) if height and width else (128, 128),
+        channels=1 if grey else 3,
+        class_names=tuple(features[label_key].names),
+        mean=(0.5,) if grey else IMAGENET_MEAN,
+        std=(0.25,) if grey else IMAGENET_STD,
+        flip=flip,
+    )
 
 
 def load_tfds(name: str, request: Request) -> Source:
@@ -163,23 +177,6 @@ def _keys(name: str, builder: Any) -> tuple[str, str]:
             f"{few(sorted(features))}"
         )
     return keys
-
-
-def _describe(label: str, name: str, builder: Any) -> DataInfo:
-    image_key, label_key = _keys(name, builder)
-    features = builder.info.features
-    height, width, channels = features[image_key].shape
-    grey = channels == 1
-    flip = name.startswith("fashion_mnist") or not any(word in name for word in _MIRROR_CHANGES)
-    return DataInfo(
-        name=label,
-        image_size=(height, width) if height and width else (128, 128),
-        channels=1 if grey else 3,
-        class_names=tuple(features[label_key].names),
-        mean=(0.5,) if grey else IMAGENET_MEAN,
-        std=(0.25,) if grey else IMAGENET_STD,
-        flip=flip,
-    )
 
 
 def _stamp(folder: Path) -> str:
