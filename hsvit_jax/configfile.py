@@ -194,7 +194,7 @@ def override(
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    """What to write instead: the same last word elsewhere, or the closest spelling."""
+    """Names the key that was meant: the same last word elsewhere, or the closest spelling."""
     section = [k for k in known if k.startswith(f"{key}.")]
     if section:
         return f"{key} is a section; its keys are {', '.join(section)}"

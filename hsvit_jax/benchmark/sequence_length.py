@@ -1,4 +1,4 @@
-"""What mixing tokens costs as the sequence grows: `python -m hsvit_jax.benchmark.sequence_length`.
+"""Costs of mixing tokens as the sequence grows: `python -m hsvit_jax.benchmark.sequence_length`.
 
 FLOPs and peak memory of compiled programs, forward and training, for ViX with each mixer. Nothing
 is executed: shapes alone are compiled, for the back end at hand, so a machine can state the memory
@@ -14,8 +14,11 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.runtime import compile_cache, cpu
+from hsvit_jax.runtime import compile_cache, cpu, signals
 
+if __name__ == "__main__":
+    signals.prepare_process()
+    compile_cache.remember_compilations()
 cpu.prepare()  # before anything imports jax
 
 from absl import flags  # noqa: E402
@@ -178,5 +181,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    compile_cache.remember_compilations()
     sys.exit(main())

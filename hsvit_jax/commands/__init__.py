@@ -1,1 +1,1 @@
-"""What each mode of the command line does: a module for each, with `run(request)`."""
+"""The modes of the command line: a module for each, with `run(request)`."""

@@ -149,7 +149,7 @@ def _at_size(dataset: Any, config: ml_collections.ConfigDict) -> Any:
 
 
 def name_of(spec: str) -> str:
-    """What a system is called in the table: its file, and the words that are no data or recipe."""
+    """A system's name in the table: its file, and the words that are no data or recipe."""
     place, _, argument = spec.partition(":")
     words = [Path(place).stem]
     for word in filter(None, (w.strip() for w in argument.split(","))):

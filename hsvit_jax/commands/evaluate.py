@@ -6,8 +6,9 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from hsvit_jax import cli, train
+from hsvit_jax import cli, data, train
 from hsvit_jax import config as config_lib
+from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
 from hsvit_jax.commands import lost_groups
 from hsvit_jax.commands.predict import load_classifier
@@ -17,29 +18,7 @@ from hsvit_jax.train import evaluate, metrics
 def run(request: Request) -> int:
     """Prints a line of JSON, and the confusions on standard error."""
     classifier = load_classifier(request)
-    config, split = classifier.config, request.flags.split
-    if request.config is not None:  # other data for the same network
-        config = config.copy_and_resolve_references().unlock()
-        for key in ("name", "dir", "val_fraction", "on_bad_image"):
-            config.data[key] = request.config.data[key]
-        config.eval.batch = request.config.eval.batch
-        if (request.flags.checkpoint or request.flags.workdir) and split is None:
-            split = "all" if config.data.name.startswith("folder=") else None
-    split = split or "test"
-    dataset = train.load_data(config, whole=split == "all")
-    _check_classes(classifier.class_names, dataset.info.class_names, config.data.name)
-    if request.config is None and classifier.fingerprint not in (None, dataset.fingerprint):
-        cli.note(f"note: {config.data.name} is not what it was when this network was trained")
-    if split == "all" and classifier.fingerprint == dataset.fingerprint:
-        cli.note(
-            "note: the network was trained on most of these images; --split=test evaluates those "
-            "that it has not seen"
-        )
-    part = dataset.test if split == "all" else getattr(dataset, split)
-    if not len(part):
-        raise ValueError(f"{config.data.name} has no {split} split here")
-    images = sum(map(len, (dataset.train, dataset.val, dataset.test)))
-    cli.note(f"{config.data.name}, split {split}: {len(part):,} of {images:,} images")
+    config, split, part = _images(request, classifier)
     if request.flags.curve is not None:
         return _curve(request, classifier, config, part, split)
     evaluator = evaluate.make_evaluator(
@@ -59,11 +38,46 @@ def run(request: Request) -> int:
     return 0
 
 
+def _images(
+    request: Request, classifier: Classifier
+) -> tuple[ml_collections.ConfigDict, str, data.Split]:
+    """The configuration, the split's name and its images, after the notes on them.
+
+    A folder given for a run that is named is evaluated whole: it is other data than the run's.
+    """
+    config, split = classifier.config, request.flags.split
+    if request.config is not None:
+        config = config.copy_and_resolve_references().unlock()
+        for key in ("name", "dir", "val_fraction", "on_bad_image"):
+            config.data[key] = request.config.data[key]
+        config.eval.batch = request.config.eval.batch
+    name, named = config.data.name, request.flags.checkpoint or request.flags.workdir
+    if split is None:
+        given = request.config is not None and named and name.startswith("folder=")
+        split = "all" if given else "test"
+    dataset = train.load_data(config, whole=split == "all")
+    _check_classes(classifier.class_names, dataset.info.class_names, name)
+    if request.config is None and classifier.fingerprint not in (None, dataset.fingerprint):
+        cli.note(f"note: {name} is not what it was when this network was trained")
+    if split == "all" and classifier.fingerprint == dataset.fingerprint:
+        cli.note(
+            "note: the network was trained on most of these images; --split=test evaluates those "
+            "that it has not seen"
+        )
+    part = dataset.test if split == "all" else getattr(dataset, split)
+    if not len(part):
+        raise ValueError(f"{name} has no {split} split here")
+    images = sum(map(len, (dataset.train, dataset.val, dataset.test)))
+    other = "" if request.flags.split or split == "all" else " (--split=all takes all of them)"
+    cli.note(f"{name}, split {split}: {len(part):,} of {images:,} images{other}")
+    return config, split, part
+
+
 def _curve(
     request: Request,
-    classifier: Any,
+    classifier: Classifier,
     config: ml_collections.ConfigDict,
-    part: Any,
+    part: data.Split,
     split: str,
 ) -> int:
     """Accuracy against the number of lost groups, as a PNG, a CSV and lines of JSON."""

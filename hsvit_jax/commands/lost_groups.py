@@ -40,7 +40,7 @@ class Point:
 
 
 def units(model: Any) -> np.ndarray:
-    """What is lost as one: groups, or a tower's groups together; float32 (U, G), 1 for its groups.
+    """Units that are lost whole, a group or a tower's groups: float32 (U, G), 1 for its groups.
 
     Raises ValueError for a network without attention groups.
     """

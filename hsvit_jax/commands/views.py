@@ -1,4 +1,4 @@
-"""What a network shows of one image: records of arrays.
+"""Records of the arrays that a network shows of one image.
 
 G groups, N heads, T tokens, K classes, D channels.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """What the attention groups of an HSViT see and say of one image.
+    """Feature maps and attention of an HSViT's groups for one image.
 
     maps: (G, C/G, H, W), the trunk's feature maps that are each group's tokens. shares: (G, C/G),
     the attention that the last CLS pays to each of them, mean over heads; the rest is CLS's own.
@@ -22,7 +22,7 @@ class Groups:
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """What the tokens of a vision transformer look at, for some of its blocks, in one image.
+    """Attention and features of a vision transformer's tokens, in some blocks, for one image.
 
     blocks: their numbers, from 1. queries: of whom `looks` tells, 'CLS' or 'mean of all tokens'.
     Each list has an element per block: looks (N, rows, columns), attention to patches by head;

@@ -48,7 +48,7 @@ class Looker:
         self._views = jax.jit(views)
 
     def __call__(self, image_HWC: np.ndarray) -> Look:
-        """What the network shows of one uint8 image of its size.
+        """Runs the network on one uint8 image of its size and keeps what it shows.
 
         Raises ValueError for a network that has nothing to show.
         """
@@ -66,7 +66,7 @@ class Looker:
 
 
 def look(model: Any, seen: dict[str, list[np.ndarray]], example: int) -> Look:
-    """What there is to show of one example, from `model.views` as NumPy arrays."""
+    """Cuts one example out of a batch's views, from `model.views` as NumPy arrays."""
     groups = {"votes", "group attention"}  # stand before the batch
     one = {
         kind: [x[:, example] if kind in groups else x[example] for x in arrays]

@@ -1,4 +1,4 @@
-"""What a network shows of an image, as pictures: `figures` makes one for each kind of view."""
+"""Figures of what a network shows of an image: `figures` makes one for each kind of view."""
 
 from collections.abc import Iterator
 from typing import Any
