@@ -35,7 +35,9 @@ from hsvit_jax.checkpoint_record import (
     brief,
     diff,
     empties,
+    few,
     flatten,
+    misfits,
     nest,
     read_record,
     restorable,
@@ -49,8 +51,11 @@ __all__ = [
     "CheckpointWarning",
     "Checkpoints",
     "Which",
+    "brief",
     "diff",
+    "few",
     "load_tree",
+    "misfits",
 ]
 
 Which = Literal["latest", "best"] | int

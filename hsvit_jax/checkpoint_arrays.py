@@ -18,8 +18,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from hsvit_jax import checkpoint_folder as folder
 from hsvit_jax import checksum
-from hsvit_jax.checkpoint_record import Damage, Record, TreePath, brief, check_fits, dotted, nest
+from hsvit_jax.checkpoint_record import (
+    CheckpointError,
+    Damage,
+    Record,
+    TreePath,
+    brief,
+    check_fits,
+    dotted,
+    nest,
+)
+
+# Bytes of arrays that any step may hold, and how many times its files' size beyond that: the
+# compressed zeros of a fresh optimizer's moments lie beside parameters that do not compress.
+_PLAUSIBLE, _DENSEST = 1 << 31, 100
 
 
 def read(
@@ -27,13 +41,34 @@ def read(
 ) -> dict[TreePath, Any]:
     """One step's leaves, placed as `wanted` says (None: NumPy), once their checksums agree.
 
-    Raises Damage where they do not, on all processes.
+    Raises:
+        Damage: they do not agree, on all processes; or the record describes far more than the
+            step's files can hold.
+        CheckpointError: `wanted` is another tree, or there is too little memory.
     """
-    if wanted is None:
-        wanted = {path: np.empty(shape, dtype) for path, (dtype, shape, _) in record.leaves.items()}
-    check_fits(directory, record, wanted)
+    total = sum(
+        math.prod(shape) * np.dtype(kind).itemsize for kind, shape, _ in record.leaves.values()
+    )
     path = directory / "state"
-    leaves = together(functools.partial(_load, path, wanted))
+
+    def look() -> None:
+        if total > max(_PLAUSIBLE, _DENSEST * folder.size(path)):
+            raise Damage(
+                f"its record describes {total:,} bytes of arrays, far more than {path} holds"
+            )
+
+    together(look)
+    try:
+        if wanted is None:
+            wanted = {
+                path: np.empty(shape, kind) for path, (kind, shape, _) in record.leaves.items()
+            }
+        check_fits(directory, record, wanted)
+        leaves = together(functools.partial(_load, path, wanted))
+    except MemoryError as error:
+        raise CheckpointError(
+            f"{directory} holds {total:,} bytes of arrays, more than there is memory for"
+        ) from error
 
     def check() -> None:
         sums = checksum.of(list(leaves.values()))
@@ -61,6 +96,12 @@ def _load(path: Path, wanted: dict[TreePath, Any]) -> dict[TreePath, Any]:
     }
     handler = ocp.PyTreeCheckpointHandler()
     try:
+        if any(isinstance(leaf, np.ndarray) for leaf in wanted.values()):
+            # Orbax reads these as they are stored, whatever their size; the others it checks.
+            stored = handler.metadata(epath.Path(path)).tree
+            for name in args:
+                if tuple(_at(stored, name).shape) != wanted[name].shape:
+                    raise Damage(f"{dotted(name)} has another shape than its record says")
         tree = handler.restore(
             epath.Path(path),
             args=ocp.args.PyTreeRestore(item=orbax_tree(wanted), restore_args=_strings(args)),

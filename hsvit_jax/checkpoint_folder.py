@@ -1,14 +1,16 @@
 """What lies in a directory of checkpoints, and whether more can be written there."""
 
+import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
 
 import jax
 
-from hsvit_jax.checkpoint_record import CheckpointError
+from hsvit_jax.checkpoint_record import CheckpointError, Damage
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
@@ -42,6 +44,18 @@ def clear_cut_short(directory: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
             if not path.exists():
                 break
+
+
+def size(directory: Path) -> int:
+    """Bytes of all files below; raises Damage where something is neither a file nor a folder."""
+    total = 0
+    for folder, folders, files in os.walk(directory):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise Damage(f"{path} is neither a file nor a folder")
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
 
 
 def entries(directory: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from hsvit_jax import checksum
 
 FORMAT = 1
+_LONGEST = 1 << 28  # bytes of metadata, which 100,000 arrays and class names do not reach
 
 TreePath = tuple[str | int, ...]
 
@@ -68,31 +70,61 @@ def seal(
 
 
 def unseal(document: dict, step: int) -> Record:
-    """The record in a document; KeyError, TypeError or Damage where it is not one."""
+    """The record in a document, which may be anybody's.
+
+    Raises:
+        Damage: a digest or number that does not agree, or entries that describe no tree of arrays.
+        CheckpointError: another version of the format.
+        KeyError, TypeError, ValueError: entries of another kind than they should be.
+    """
     content = document["content"]
     if _digest(content) != document["sha256"]:
         raise Damage("its contents do not agree with their SHA-256")
     if content["format"] != FORMAT:
         raise CheckpointError(
-            f"step {step} was written in format {content['format']}, this version reads format "
-            f"{FORMAT}; use the version that wrote it"
+            f"step {step} was written in format {content['format']!r:.20}, this version reads "
+            f"format {FORMAT}; use the version that wrote it"
         )
     if content["step"] != step:
         raise Damage(f"it describes step {content['step']}")
-    leaves = {
-        tuple(path): (dtype, tuple(shape), checksum)
-        for path, dtype, shape, checksum in content["leaves"]
-    }
-    return Record(content["metric"], leaves, [tuple(p) for p in content["empty"]], content["meta"])
+    metric, meta = content["metric"], content["meta"]
+    if not isinstance(meta, dict) or not (metric is None or math.isfinite(metric)):
+        raise Damage("its metric or metadata are of another kind")
+    leaves = {}
+    for path, dtype, shape, found in content["leaves"]:
+        whole = len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
+        if dtype not in checksum.DTYPES or not whole:
+            raise Damage(f"it describes an array of dtype {dtype!r:.20} and shape {shape!r:.80}")
+        leaves[_path(path)] = (dtype, tuple(shape), found)
+    empty = [_path(path) for path in content["empty"]]
+    ends = [tuple(map(str, path)) for path in (*leaves, *empty)]
+    inner = {path[:n] for path in ends for n in range(1, len(path))}
+    if not leaves or len(set(ends)) < len(content["leaves"] + empty) or inner & set(ends):
+        raise Damage("its arrays' names do not make a tree")
+    return Record(metric, leaves, empty, meta)
+
+
+def _path(keys: list) -> TreePath:
+    """A leaf's keys as `flatten` writes them."""
+    good = all(type(key) is int or (type(key) is str and key) for key in keys)
+    if not 1 <= len(keys) <= 64 or not good:
+        raise Damage(f"it describes an array named {keys!r:.80}")
+    return tuple(keys)
 
 
 def read_record(directory: Path, step: int) -> Record:
+    """The record of a step on disk; raises Damage or CheckpointError as `unseal` does."""
     path = directory / str(step) / "meta" / "metadata"
     try:
+        if not path.is_file() or path.stat().st_size > _LONGEST:
+            raise Damage("no file, or one too long for metadata")
         return unseal(json.loads(path.read_bytes()), step)
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, Damage) as error:
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
+        *(OverflowError, Damage),
+    ) as error:
         raise Damage(f"{path}: {brief(error)}") from error
 
 
@@ -103,20 +135,40 @@ def _digest(content: dict) -> str:
 def check_fits(directory: Path, record: Record, wanted: dict[TreePath, Any]) -> None:
     """A healthy step that is not what was asked for is the caller's to solve, not to skip."""
     saved = {path: f"{dtype}{list(shape)}" for path, (dtype, shape, _) in record.leaves.items()}
-    asked = {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in wanted.items()}
+    lines = _misfits(saved, _figures(wanted))
+    if lines:
+        raise CheckpointError(
+            f"{directory} holds another model or training state; restore it with the "
+            f"configuration it was saved with, or start in another directory: {few(lines)}"
+        )
+
+
+def misfits(saved: dict, wanted: dict) -> list[str]:
+    """One line for each leaf that is missing, extra or of another shape or dtype in `saved`.
+
+    Args:
+        saved: nested dict of arrays.
+        wanted: nested dict of arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+        ValueError: one of them is another kind of tree.
+    """
+    trees = (flatten(tree, restorable) for tree in (saved, wanted))
+    return _misfits(*(_figures(leaves) for leaves in trees))
+
+
+def _figures(leaves: dict[TreePath, Any]) -> dict[TreePath, str]:
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
+
+
+def _misfits(saved: dict[TreePath, str], asked: dict[TreePath, str]) -> list[str]:
     lines = [f"missing: {dotted(path)} {asked[path]}" for path in asked if path not in saved]
     lines += [f"extra: {dotted(path)} {saved[path]}" for path in saved if path not in asked]
-    lines += [
+    return lines + [
         f"different: {dotted(path)} checkpoint {saved[path]}, wanted {asked[path]}"
         for path in asked
         if saved.get(path, asked[path]) != asked[path]
     ]
-    if lines:
-        raise CheckpointError(
-            f"{directory} holds another model or training state; restore it with the "
-            "configuration it was saved with, or start in another directory:\n  "
-            + "\n  ".join(lines)
-        )
 
 
 def flatten(
@@ -196,6 +248,12 @@ def brief(error: BaseException) -> str:
         return os.strerror(errno.ENOSPC)
     text = next(iter(str(error).splitlines()), "")[:300]
     return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
+
+
+def few(items: Sequence[str], most: int = 5) -> str:
+    """The first items in one line, and how many more there are."""
+    more = [f"and {len(items) - most} more"] if len(items) > most else []
+    return "; ".join([*items[:most], *more])
 
 
 def diff(saved: dict, wanted: dict) -> list[str]:

@@ -1,7 +1,6 @@
 """A trained network at hand: load a checkpoint, classify arrays of images."""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import checkpoint, configfile, data, models, train
 from hsvit_jax import config as config_lib
+from hsvit_jax import configfile, data, models
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.train import evaluate
-from hsvit_jax.train import step as step_lib
+from hsvit_jax.train import evaluate, init_from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +97,18 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
         raise ValueError(
             f"load needs the folder of a run, such as 'runs/c2a2-digits-strong-seed0'; got {path!r}"
         )
-    step, state, meta = checkpoint.load_tree(path, which)
-    config = config_lib.from_json(json.dumps(meta["config"]))
-    model = train.build_model(config)
-    mesh = mesh_lib.make(1, -1, groups=model.groups, devices=devices)
-    params, stats = jax.device_put(step_lib.averaged(state), mesh_lib.replicated(mesh))
-    names, fingerprint = tuple(meta["class_names"]), meta.get("fingerprint")
-    return Classifier(config, names, model, params, stats, step, mesh, fingerprint)
+    stored = init_from.stored_network(path, which)
+    mesh = mesh_lib.make(1, -1, groups=stored.model.groups, devices=devices)
+    placed = jax.device_put((stored.params, stored.stats), mesh_lib.replicated(mesh))
+    return Classifier(
+        stored.config,
+        stored.class_names,
+        stored.model,
+        *placed,
+        stored.step,
+        mesh,
+        stored.fingerprint,
+    )
 
 
 def build_model(

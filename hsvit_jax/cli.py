@@ -21,7 +21,7 @@ import ml_collections
 from absl import flags
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile
+from hsvit_jax import configfile, report
 from hsvit_jax.runtime import signals
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
@@ -256,13 +256,13 @@ def _guarded(again: list[str], work: Callable[[], int | None], tell: Callable[[s
     except ValueError as error:
         if not _is_ours(error):
             raise
-        tell(str(error))
+        tell(report.printable(str(error)))
         return _MISTAKE
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
         _drop_output()
-        tell(f"{error.strerror}: {error.filename or 'writing'}")
+        tell(report.printable(f"{error.strerror}: {error.filename or 'writing'}"))
         return _MISTAKE
 
 
@@ -273,7 +273,7 @@ def _misused(error: Exception, again: list[str]) -> int:
 
 def note(text: str) -> None:
     """A remark beside the results, which alone go to standard output."""
-    print(text, file=sys.stderr, flush=True)
+    print(report.printable(text), file=sys.stderr, flush=True)
 
 
 def refuse_words(request: Request) -> None:

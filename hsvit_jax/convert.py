@@ -42,11 +42,11 @@ from hsvit_jax import (
     convert_vit,
     convert_vix,
     models,
-    report,
     weight_files,
 )
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.convert_tensors import Tensors
+from hsvit_jax.report import printable, write_file
 
 
 class Disagreement(ValueError):
@@ -179,6 +179,11 @@ def convert_file(
         params, stats = FAMILIES[family].params(tensors, model.config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    except (TypeError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
+        raise ValueError(
+            f"{path}: its `config` and tensors do not describe a network of the family {family!r} "
+            f"({type(error).__name__}: {error})"
+        ) from error
     report = {"parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(params))}
     if "input" in tensors and {"logits", "logits_f64"} & set(tensors):
         if tolerance is None:
@@ -204,6 +209,7 @@ def _configuration(
             raise ValueError(f"{name} needs finite values (std: positive); got {tuple(values)}")
         shapes = {**shapes, name: full}
     config.data.update(shapes)
+    configs.validate(config)
     return config
 
 
@@ -249,7 +255,7 @@ def _write(out: Path, config: Any, params: dict, stats: dict) -> None:
         if not same:
             raise ValueError(f"{out} already holds something else: remove it or name another OUT")
     out.mkdir(parents=True, exist_ok=True)
-    report.write_file(file, text)
+    write_file(file, text)
     names = [str(i) for i in range(config.data.num_classes)]
     meta = {"config": config.to_dict(), "class_names": names}
     with Checkpoints(out / "checkpoints") as checkpoints:
@@ -288,10 +294,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = convert_file(options.pop("file"), options.pop("out"), **options)
     except Disagreement as error:
         print(json.dumps(error.report))
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 1
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 1
     print(json.dumps(report))
     if report.get("tolerance", 0) >= 1e-6:

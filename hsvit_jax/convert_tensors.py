@@ -23,6 +23,12 @@ def same(tensor: np.ndarray) -> np.ndarray:
     return tensor
 
 
+def few(problems: Sequence[tuple[str, str, str]]) -> str:
+    """The first five of `Misfits.problems` in one line, and how many more there are."""
+    told = [f"{kind} {key}{figures}" for kind, key, figures in problems[:5]]
+    return "; ".join(told) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+
+
 class Misfits(ValueError):
     """Tensors that are not those of a network: `problems`, each (what is wrong, key, figures), and
     the `expected` shape of every key."""
@@ -31,8 +37,7 @@ class Misfits(ValueError):
         self, problems: Sequence[tuple[str, str, str]], expected: Mapping[str, tuple[int, ...]]
     ) -> None:
         self.problems, self.expected = tuple(problems), dict(expected)
-        lines = "\n  ".join(f"{kind} {key}{figures}" for kind, key, figures in problems)
-        super().__init__(f"{len(problems)} tensors do not fit these sizes:\n  {lines}")
+        super().__init__(f"{len(problems)} tensors do not fit these sizes: {few(problems)}")
 
 
 class Entry(NamedTuple):

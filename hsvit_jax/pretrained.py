@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hsvit_jax import convert, layouts, weight_files
-from hsvit_jax.convert_tensors import Misfits, Tensors
+from hsvit_jax.convert_tensors import Misfits, Tensors, few
 from hsvit_jax.models.network import resized_config
 
 _LARGEST_SIDE = 1024
@@ -167,19 +167,17 @@ class _Reading:
         try:
             return self.convert(self.tensors, config)
         except Misfits as misfits:
-            lines = [
-                f"{kind} {self.names.get(key, key)}{figures}"
-                for kind, key, figures in misfits.problems
+            problems = [
+                (kind, self.names.get(key, key), figures) for kind, key, figures in misfits.problems
             ]
             missing = {key for kind, key, _ in misfits.problems if kind == "missing"}
             hint = ""
             if missing and missing <= classifier:
-                hint = "\nIt has no classifier: init.classifier=new starts with a fresh one."
+                hint = ". It has no classifier: init.classifier=new starts with a fresh one"
             raise ValueError(
-                f"{len(lines)} tensors, named as in {self.layout.library}, do not fit the "
-                f"{self.family} network of this configuration; nothing was loaded:\n  "
-                + "\n  ".join(lines)
-                + hint
+                f"{len(problems)} tensors, named as in {self.layout.library}, do not fit the "
+                f"{self.family} network of this configuration; nothing was loaded: "
+                f"{few(problems)}{hint}"
             ) from None
 
 

@@ -14,6 +14,11 @@ from typing import Any
 import numpy as np
 
 _SUFFIXES = (".npz", ".safetensors", ".ckpt", ".pt", ".pth")
+#: The safetensors types that are read; floats of 8 bits mean nothing without a scale.
+_NUMBERS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
+_NUMBERS |= {"F16", "BF16", "F32", "F64"}
+# Bytes that any archive may unpack to, and how many times its own size beyond that.
+_PLAUSIBLE, _DENSEST = 1 << 31, 100
 #: How PyTorch's files start, which are pickles or zip archives of one.
 _OF_PICKLES = {b"PK": "a zip archive (as PyTorch writes them)"} | {
     bytes([0x80, n]): "a Python pickle" for n in range(2, 6)
@@ -45,7 +50,7 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     tensors, text = readers.get(suffix, _read_torch)(path)
     try:
         description = json.loads(text) if text else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: its `config` is not JSON: {error}") from None
     if not isinstance(description, dict):
         raise ValueError(f"{path}: its `config` is not a JSON object")
@@ -72,6 +77,9 @@ def _unreadable(path: Path, kind: str, error: Exception) -> ValueError:
 def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            size = sum(info.file_size for info in archive.zip.infolist())
+            if size > max(_PLAUSIBLE, _DENSEST * path.stat().st_size):
+                raise ValueError(f"it would unpack to {size:,} bytes")
             wanted = [k for k in archive.files if not k.startswith(("grad/", "after/"))]
             tensors = {k: archive[k] for k in wanted}
             if not all(isinstance(v, np.ndarray) for v in tensors.values()):
@@ -87,10 +95,18 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
 
     try:
         with safetensors.safe_open(path, "numpy") as file:
-            tensors = {k: np.array(file.get_tensor(k)) for k in file.keys()}  # noqa: SIM118
-            return tensors, (file.metadata() or {}).get("config", "")
+            names = list(file.keys())
+            strange = sorted({file.get_slice(name).get_dtype() for name in names} - _NUMBERS)
+            tensors = {} if strange else {name: np.array(file.get_tensor(name)) for name in names}
+            text = (file.metadata() or {}).get("config", "")
     except (*_UNREADABLE, safetensors.SafetensorError) as error:
         raise _unreadable(path, ".safetensors", error) from None
+    if strange:
+        raise ValueError(
+            f"{path} holds tensors of type {', '.join(strange)}, which cannot be read here: save "
+            "its weights as F32, F16 or BF16"
+        )
+    return tensors, text
 
 
 def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "weights": "models",
     "train": "augment checkpoint config data mesh models report runtime weights",
     "planner": "config mesh models ops report",
-    "cli": "config runtime",
+    "cli": "config report runtime",
     "classifier": "checkpoint config data mesh models train",
     "commands": f"{_ENGINE} cli classifier",
     "benchmark": f"{_ENGINE} cli classifier",

@@ -99,7 +99,7 @@ def renamed(names):
         (
             None,
             {"model__embed_dim": 4},
-            ["params.head.linear.kernel", "8×7", "4×7", "model.embed_dim"],
+            ["model.embed_dim: checkpoint 8, config 4; params.", "×", "more"],
         ),
         (renamed([*NAMES[:-1], "a stranger"]), {}, ["class_names", "row 6", "a stranger"]),
         (renamed(NAMES[::-1]), {}, ["class_names", "another order"]),

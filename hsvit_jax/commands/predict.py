@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import classifier, cli, data
+from hsvit_jax import classifier, cli, data, report
 from hsvit_jax.cli import Request
 from hsvit_jax.data.images import is_image_name
 
@@ -95,7 +95,10 @@ def predict_files(
 
 
 def render(rows: list[dict[str, Any]], form: str) -> str:
-    """Rows as 'table', 'csv' or 'json' text. Raises ValueError for another form."""
+    """Rows as 'table', 'csv' or 'json' text, control characters in names escaped.
+
+    Raises ValueError for another form.
+    """
     if form == "json":
         return json.dumps(rows, indent=2)
     if form == "csv":
@@ -103,11 +106,12 @@ def render(rows: list[dict[str, Any]], form: str) -> str:
         writer = csv.DictWriter(out, ("file", "rank", "label", "probability"), lineterminator="\n")
         writer.writeheader()
         writer.writerows({**r, "probability": f"{r['probability']:.6f}"} for r in rows)
-        return out.getvalue().rstrip("\n")
+        return report.printable(out.getvalue().rstrip("\n"))
     if form != "table":
         raise ValueError(f"unknown --format {form!r}; choose table, csv or json")
     by_file: dict[str, list[str]] = {}
     for row in rows:
         by_file.setdefault(row["file"], []).append(f"{row['label']} {row['probability']:.1%}")
     width = max((len(name) for name in by_file), default=0)
-    return "\n".join(f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())
+    lines = (f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())
+    return report.printable("\n".join(lines))

@@ -28,7 +28,7 @@ def run(request: Request) -> int:
     out = Path(request.flags.out or "views")
     written, errors = write_views(load_classifier(request), files, out)
     for path in written:
-        print(path)
+        print(report.printable(str(path)))
     for error in errors:
         cli.note(error)
     return 1 if errors else 0

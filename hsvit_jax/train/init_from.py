@@ -11,6 +11,12 @@ from hsvit_jax import checkpoint, growth, models, pretrained, refit, weight_file
 from hsvit_jax import config as config_lib
 from hsvit_jax.train import step
 
+# What reading metadata raises where they are not as this program writes them.
+_NOT_OURS = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+    *(MemoryError, RecursionError),
+)
+
 
 class Start(NamedTuple):
     """The weights a run starts from, NumPy arrays, and what was done to make them fit."""
@@ -76,27 +82,73 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     return Start(params, stats, (loaded, *made.said))
 
 
+class Stored(NamedTuple):
+    """A network from a checkpoint of ours: NumPy arrays that fit `model`, averaged if they were."""
+
+    step: int
+    config: ml_collections.ConfigDict
+    model: Any
+    params: dict
+    stats: dict
+    class_names: tuple[str, ...]
+    fingerprint: str | None
+
+
+def stored_network(path: str | Path, which: str | int = "best") -> Stored:
+    """Reads a network of ours, which anybody may have stored.
+
+    Args:
+        path: a run's folder, or a folder of checkpoints.
+        which: 'best', 'latest' or a step.
+
+    Raises:
+        ValueError: there is no good checkpoint, or its metadata and arrays do not describe one
+            network and its classes.
+    """
+    number, state, meta = checkpoint.load_tree(path, which)
+    where = f"step {number} of {path}"
+    try:
+        config = config_lib.from_json(json.dumps(meta["config"]))
+        config_lib.validate(config)
+        model = models.build(
+            config.model.to_dict(),
+            image_size=tuple(config.data.image_size),
+            channels=config.data.channels,
+            num_classes=config.data.num_classes,
+        )
+        names, count = meta["class_names"], config.data.num_classes
+        if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{len(names)} class names for {count} classes")
+        names = [*names, *(f"unnamed {i}" for i in range(len(names), count))]
+        params, stats = step.averaged(state)
+        wanted = jax.eval_shape(model.init, jax.random.key(0))
+        trees = ({"params": tree[0], "stats": tree[1]} for tree in ((params, stats), wanted))
+        wrong = checkpoint.misfits(*trees)
+        if wrong:
+            raise ValueError(checkpoint.few(wrong))
+    except _NOT_OURS as error:
+        raise ValueError(
+            f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
+            "by this version, or changed since"
+        ) from error
+    return Stored(number, config, model, params, stats, tuple(names), meta.get("fingerprint"))
+
+
 def _own(
     path: Path, config: ml_collections.ConfigDict, model: Any
 ) -> tuple[dict, dict, Any, bool, str]:
     """(params, stats) of a checkpoint of ours, its network, whether that is of the configured
     family rather than of its backbone's, and where it is from."""
-    number, state, meta = checkpoint.load_tree(path, "best")
-    stored = config_lib.from_json(json.dumps(meta["config"]))
-    base = model.feature_network()
-    whole = stored.model.family == config.model.family
-    if not whole and (base is None or base[0] != stored.model.family):
+    stored = stored_network(path)
+    base, family = model.feature_network(), stored.config.model.family
+    whole = family == config.model.family
+    if not whole and (base is None or base[0] != family):
         raise ValueError(
-            f"it holds a network of the family {stored.model.family!r}; this configuration's is "
+            f"it holds a network of the family {family!r}; this configuration's is "
             f"{config.model.family!r}"
         )
-    old = models.build(
-        stored.model.to_dict(),
-        image_size=tuple(stored.data.image_size),
-        channels=stored.data.channels,
-        num_classes=stored.data.num_classes,
-    )
-    return *step.averaged(state), old, whole, f"step {number} of {path}"
+    where = f"step {stored.step} of {path}"
+    return stored.params, stored.stats, stored.model, whole, where
 
 
 def _refitted(

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint
+from hsvit_jax import checkpoint, report
 from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.loop import Run
@@ -19,14 +19,21 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
     """
     meta = checkpoints.meta()
     if meta is not None:
-        _refuse_mismatch(meta, run.meta)
-        _refuse_other_state(meta["config"], run.config)
-        changed = checkpoint.diff(meta["config"], _comparable(run.config.to_dict()))
+        try:
+            _refuse_mismatch(meta, run.meta)
+            _refuse_other_state(meta["config"], run.config)
+            changed = checkpoint.diff(meta["config"], _comparable(run.config.to_dict()))
+        except (TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"the metadata of the checkpoint in {checkpoints.directory} are not those of a run "
+                f"({checkpoint.brief(error)}): start afresh in another --workdir"
+            ) from error
         if meta.get("lost_groups") and verbose:
-            lost = ", ".join(map(str, meta["lost_groups"]))
-            print(f"groups or towers {lost} were lost before this checkpoint: they start anew")
+            text = f"groups or towers {meta['lost_groups']} were lost before this checkpoint: they "
+            print(report.printable(text + "start anew"))
         if changed and verbose:
-            print("resuming with changed settings:\n  " + "\n  ".join(changed), flush=True)
+            text = "resuming with changed settings:\n  " + "\n  ".join(changed)
+            print(report.printable(text), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
     if restored is None:
         start = init_from.load(run.config, run.model)
@@ -84,9 +91,9 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
         ]
         lines = checkpoint.diff(*settings) + lines
         raise ValueError(
-            "the checkpoint in this folder is of another network or other data:\n  "
-            + "\n  ".join(lines)
-            + "\nGo on with the old settings and data, or start afresh in another --workdir."
+            "the checkpoint in this folder is of another network or other data: "
+            f"{checkpoint.few(lines)}. Go on with the old settings and data, or start afresh in "
+            "another --workdir"
         )
 
 
@@ -98,7 +105,9 @@ def _differences(name: str, old: Any, new: Any) -> list[str]:
         gone = [c for c in old if c not in new]
         come = [c for c in new if c not in old]
         if not gone and not come:
-            return [f"{name}: the same, in another order: checkpoint {old}, data {new}"]
+            moved = checkpoint.few(checkpoint.diff({name: old}, {name: new}))
+            return [f"the same {name} in another order: {moved}"]
+        gone, come = (checkpoint.few(list(map(str, some))) or "none" for some in (gone, come))
         return [f"{name}: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {come}"]
     return [f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"]
 

@@ -1,0 +1,333 @@
+"""Checkpoints and files of weights that are damaged, foreign or somebody else's: refused in a line.
+
+The damage of single files and bits is in `test_checkpoint`, by the functions; here a user's own
+commands meet it.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import random
+import shutil
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support.processes import run_main
+
+from hsvit_jax import checkpoint, checkpoint_record, convert, weight_files
+from hsvit_jax.train import init_from
+
+RUN = ("--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1")
+RUN += ("--config.train.steps=2",)
+ODD = (None, True, -1, 0, 3, 10**400, float("nan"), "x", "\x1b[2J", "", [], [0], {}, {"a": 1}, 0.5)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two steps by the command line, and its one checkpoint as two of them."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_main(*RUN, f"--workdir={folder}/run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def reseal(step: Path, change) -> None:
+    """Changes a step's record and makes its digest right again, as its author could."""
+    path = step / "meta" / "metadata"
+    content = json.loads(path.read_text())["content"]
+    change(content)
+    text = json.dumps({"sha256": checkpoint_record._digest(content), "content": content})
+    path.write_text(text)
+
+
+def earlier(run: Path) -> None:
+    """Step 2's state as step 1 too: what a run falls back to."""
+    shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / "1")
+    reseal(run / "checkpoints" / "1", lambda content: content.update(step=1))
+
+
+def flip(step: Path) -> None:
+    """One bit of the largest file of arrays."""
+    path = max((p for p in step.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(step: Path) -> None:
+    """Half of every file of arrays."""
+    for path in (p for p in step.rglob("d/*") if p.is_file()):
+        os.truncate(path, path.stat().st_size // 2)
+
+
+# --- damage, by a user's own commands -----------------------------------------------------------
+
+
+def empty(step: Path) -> None:
+    """No arrays at all."""
+    shutil.rmtree(step / "state")
+
+
+@pytest.mark.parametrize(
+    "harm", [flip, *(pytest.param(harm, marks=pytest.mark.slow) for harm in (truncate, empty))]
+)
+def test_a_damaged_step_is_named_and_the_one_before_is_used(run, harm):
+    """Faults 6 and 7."""
+    earlier(run)
+    harm(run / "checkpoints" / "2")
+    done = run_main(*RUN, f"--workdir={run}", cwd=run)
+    assert done.returncode == 0, done.stderr
+    (warning,) = (line for line in done.stderr.splitlines() if line.startswith("warning: "))
+    assert f"step 2 in {run}/checkpoints is damaged, passed over: " in warning
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["1", "2.damaged"]
+
+
+@pytest.mark.slow
+def test_nothing_but_damage_is_an_error(run):
+    flip(run / "checkpoints" / "2")
+    for words in ((*RUN, f"--workdir={run}"), ("--mode=eval", f"--checkpoint={run}")):
+        done = run_main(*words, cwd=run)
+        assert done.returncode == 1
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(f"no good checkpoint in {run}/checkpoints, step 2: ")
+    assert os.listdir(run / "checkpoints") == ["2"]
+
+
+@pytest.mark.slow
+def test_strangers_are_passed_over_with_a_warning(run):
+    """Fault 8: an empty step, stray files and folders; names that would move the cursor."""
+    names = ["9", "notes", "a\x1b[2Jb", "7.5"]
+    for name in names:
+        (run / "checkpoints" / name).mkdir()
+    (run / "checkpoints" / "8").write_text("a file")
+    done = run_main("--mode=eval", f"--checkpoint={run}", "--which=latest", cwd=run)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
+    assert "ignored: ['7.5', '8', 'a\\x1b[2Jb', 'notes']" in done.stderr
+    assert "step 9 " in done.stderr and json.loads(done.stdout)["step"] == 2
+
+
+@pytest.mark.slow
+def test_a_step_whose_metric_is_no_number_is_never_the_best(run):
+    """Fault 10, where somebody wrote NaN into the record itself."""
+    earlier(run)
+    reseal(run / "checkpoints" / "1", lambda content: content.update(metric=0.01))
+    reseal(run / "checkpoints" / "2", lambda content: content.update(metric=float("nan")))
+    done = run_main("--mode=eval", f"--checkpoint={run}", cwd=run)
+    assert done.returncode == 0 and json.loads(done.stdout)["step"] == 1
+
+
+@pytest.mark.slow
+def test_another_configuration_is_refused_with_the_differences(run):
+    """Fault 12: another network, and other data."""
+    for setting, told in (("model.embed_dim=8", "model.embed_dim"), ("data.val_fraction=0.2", "")):
+        done = run_main(*RUN, f"--config.{setting}", f"--workdir={run}", cwd=run)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert f"is of another network or other data: {told}" in done.stderr
+        assert "Go on with the old settings and data, or start afresh" in done.stderr
+
+
+# --- somebody else's ----------------------------------------------------------------------------
+
+
+def one_line(read, quiet: bool = True) -> bool:
+    """Whether `read` came out well; nothing but a ValueError of one line may come of it else."""
+    with warnings.catch_warnings():
+        if quiet:
+            warnings.simplefilter("ignore")
+        try:
+            read()
+        except ValueError as error:
+            assert "\n" not in str(error) and len(str(error)) < 2000
+            return False
+    return True
+
+
+def mutate(draw: random.Random, tree, below: tuple):
+    """A copy of a tree of dicts and lists in which one item below is gone, or is another."""
+    tree = copy.deepcopy(tree)
+    paths = []
+
+    def walk(node, path):
+        paths.append(path)
+        items = node.items() if isinstance(node, dict) else ()
+        for key, value in enumerate(node) if isinstance(node, list) else items:
+            walk(value, (*path, key))
+
+    walk(tree, ())
+    inner = [path for path in paths if len(path) > len(below) and path[: len(below)] == below]
+    *parents, last = draw.choice(inner)
+    node = tree
+    for key in parents:
+        node = node[key]
+    if draw.random() < 0.25:
+        del node[last]
+    else:
+        node[last] = copy.deepcopy(draw.choice(ODD))
+    return tree
+
+
+def test_a_strangers_record_is_a_network_or_one_line(run):
+    """Every part of the record, changed by somebody who knows to make the digest right."""
+    draw = random.Random(0)
+    path = run / "checkpoints" / "2" / "meta" / "metadata"
+    content = json.loads(path.read_text())["content"]
+    parts = ((), ("leaves",), ("meta",), ("meta", "config"), ("meta", "config", "model"))
+    parts += (("meta", "config", "data"), ("meta", "class_names"))
+    outcomes = set()
+    for _ in range(25):
+        changed = mutate(draw, content, draw.choice(parts))
+        with contextlib.suppress(ValueError):  # 10**400 is too long a number for a checksum
+            digest = checkpoint_record._digest(changed)
+        path.write_text(json.dumps({"sha256": digest, "content": changed}))
+        outcomes.add(one_line(lambda: init_from.stored_network(run)))
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: c["leaves"][0].__setitem__(2, [2**44]), "far more than"),
+        (lambda c: c["leaves"][0].__setitem__(2, [2**28]), "another shape than its record"),
+        (lambda c: c["leaves"].append(c["leaves"][0]), "do not make a tree"),
+        (lambda c: c["leaves"].append([["params"], "float32", [], ""]), "do not make a tree"),
+        (lambda c: c["leaves"][0].__setitem__(1, "O"), "dtype 'O'"),
+        (lambda c: c.pop("leaves"), "KeyError: 'leaves'"),
+        (lambda c: c["meta"].pop("config"), "(KeyError: 'config')"),
+        (lambda c: c["meta"]["config"].pop("data"), "does not describe a network"),
+        (lambda c: c["meta"]["config"]["model"].update(embed_dim=8), "different: params."),
+        (lambda c: c["meta"].update(class_names=["cat"] * 11), "11 class names for 10 classes"),
+        (lambda c: c["meta"].update(class_names=[]), "0 class names for 10 classes"),
+        (lambda c: c["meta"].update(class_names=3), "has no len"),
+    ],
+)
+def test_a_strangers_record_by_name(run, change, told):
+    reseal(run / "checkpoints" / "2", change)
+    with warnings.catch_warnings(), pytest.raises(ValueError) as caught:
+        warnings.simplefilter("ignore")
+        init_from.stored_network(run)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_strangers_class_names_do_not_reach_the_terminal(run, trained):
+    """Escaped, and those that are missing are numbered."""
+    reseal(
+        run / "checkpoints" / "2",
+        lambda content: content["meta"].update(class_names=["\x1b]0;owned\x07\x9b31m"]),
+    )
+    image = trained / "curves.png"
+    for form in ("table", "json"):
+        words = ("--mode=predict", f"--checkpoint={run}", str(image), f"--format={form}")
+        done = run_main(*words, "--top_k=10", cwd=run)
+        assert done.returncode == 0, done.stderr
+        assert not set(done.stdout + done.stderr) & set("\x1b\x07\x9b")
+        assert "owned" in done.stdout and "unnamed 9" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_resumed_strangers_metadata_is_one_line(run):
+    reseal(run / "checkpoints" / "2", lambda content: content["meta"].update(config=[], shapes=3))
+    done = run_main(*RUN, f"--workdir={run}", cwd=run)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"the metadata of the checkpoint in {run}/checkpoints are not ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_step_with_a_device_in_it_is_damaged(run):
+    (run / "checkpoints" / "2" / "state" / "more").symlink_to("/dev/zero")
+    with pytest.warns(checkpoint.CheckpointWarning, match="neither a file nor a folder"):
+        assert not one_line(lambda: init_from.stored_network(run), quiet=False)
+
+
+# --- files of weights ---------------------------------------------------------------------------
+
+
+def safetensors(path: Path, header: dict, data: bytes) -> Path:
+    """A file with this header, whatever it says."""
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "F8_E8M0"])
+def test_floats_of_eight_bits_are_refused(tmp_path, capsys, kind):
+    header = {"\x1b[2J": {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}}
+    path = safetensors(tmp_path / "w.safetensors", header, bytes(4))
+    assert convert.main([str(path)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {path} holds tensors of type {kind}, which cannot be read here: save its weights "
+        "as F32, F16 or BF16\n"
+    )
+
+
+def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    """Zeros, of which a thousand take up the place of one."""
+    monkeypatch.setattr(weight_files, "_PLAUSIBLE", 2**20)
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, a=np.zeros(2**24, np.uint8))
+    with pytest.raises(ValueError, match="it would unpack to 16,777,344 bytes"):
+        weight_files.read(path)
+
+
+def test_a_strangers_file_of_weights_is_a_network_or_one_line(tmp_path, golden_dir, monkeypatch):
+    """Headers, constructor, tensors and bytes, one or two of them changed at a time."""
+    monkeypatch.setattr(convert, "_write", lambda *_: None)
+    draw, outcomes, path = random.Random(0), set(), tmp_path / "w.npz"
+    for name in ("vix-fnet", "hsvit-convonly", "hf-vit-p4"):
+        tensors, description = weight_files.read(golden_dir / f"{name}.npz")
+        tensors = {k: v for k, v in tensors.items() if not k.startswith(("input", "logits"))}
+        for _ in range(20):
+            changed = dict(tensors)
+            key = draw.choice(sorted(changed))
+            array, how = changed.pop(key), draw.randrange(7)
+            other = (
+                lambda a: a.astype("i8" if np.isfinite(a).all() else "c8"),
+                lambda a: a.reshape(-1),
+                lambda a: a[:0],
+                lambda a: np.full(a.shape, np.nan, np.float32),
+                lambda a: np.array("\x1b[2J"),
+            )
+            if how < len(other):
+                changed[key] = other[how](np.atleast_1d(array))
+            changed |= {"\x1b[2J": array} if how == 5 else {}
+            described = mutate(draw, description, ()) if draw.random() < 0.6 else description
+            np.savez(path, config=json.dumps(described), **changed)
+            outcomes.add(one_line(lambda: convert.convert_file(path)))
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_damaged_bytes_of_a_file_of_weights_are_one_line(tmp_path, golden_dir, suffix):
+    """Cut off, flipped, or with another header. What is still a file of weights may be one."""
+    path, draw = tmp_path / f"w{suffix}", random.Random(0)
+    tensors, description = weight_files.read(golden_dir / "vix-fnet.npz")
+    if suffix == ".npz":
+        np.savez(path, config=json.dumps(description), **tensors)
+    else:
+        floats = {k: np.ascontiguousarray(v, np.float32) for k, v in tensors.items()}
+        save_file(floats, path, metadata={"config": json.dumps(description)})
+    whole = path.read_bytes()
+    (length,) = struct.unpack("<Q", whole[:8])
+    for _ in range(200):
+        data = bytearray(whole)
+        if suffix == ".safetensors" and draw.random() < 0.5:
+            header = mutate(draw, json.loads(whole[8 : 8 + length]), ())
+            with contextlib.suppress(ValueError):
+                safetensors(path, header, whole[8 + length :])
+        else:
+            for _ in range(draw.choice((0, 1, 1, 8))):
+                place = draw.randrange(draw.choice((300, len(data))))
+                data[place] ^= 1 << draw.randrange(8)
+            path.write_bytes(data[: draw.choice((len(data), len(data), draw.randrange(len(data))))])
+        one_line(lambda: weight_files.read(path))
