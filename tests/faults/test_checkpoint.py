@@ -24,7 +24,24 @@ from hsvit_jax.train import init_from
 
 RUN = ("--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1")
 RUN += ("--config.train.steps=2",)
-ODD = (None, True, -1, 0, 3, 10**400, float("nan"), "x", "\x1b[2J", "", [], [0], {}, {"a": 1}, 0.5)
+ODD = (
+    None,
+    True,
+    -1,
+    0,
+    3,
+    10**9,
+    10**400,
+    float("nan"),
+    "x",
+    "\x1b[2J",
+    "",
+    [],
+    [0],
+    {},
+    {"a": 1},
+    0.5,
+)
 
 
 @pytest.fixture(scope="module")
