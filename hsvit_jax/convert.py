@@ -157,7 +157,7 @@ def convert_file(
     tensors, description = weight_files.read(path)
     try:
         family = family or convert_hf.family_of(description)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     family = (family or str(description.get("family", "hsvit"))).lower()
     if family not in FAMILIES:
