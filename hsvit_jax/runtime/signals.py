@@ -59,16 +59,18 @@ class StopRequests:
         self.signum = self.signum or signum
 
     def _listen(self, pipe: int) -> None:
-        asked = False
+        # In a thread: nobody may be reading standard error, and the next signal must be heard.
+        notice = threading.Thread(target=_write, args=[_NOTICE], daemon=True)
         while byte := os.read(pipe, 1):
             if byte[0] not in self._previous:
                 continue
-            if asked:
+            if notice.ident is not None:  # the second one
                 os._exit(128 + byte[0])
-            asked = True
-            _write(_NOTICE)
             self._on_request()
+            notice.start()
         os.close(pipe)
+        if notice.ident is not None:
+            notice.join(1)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():

@@ -15,6 +15,9 @@ EXIT_CODE = 75
 #: Seconds without progress that a run is granted once it was asked to stop; schedulers kill at 180.
 GRACE = 150.0
 
+# Seconds for the stacks and `before_exit`; nobody may be reading standard error.
+_LAST_WORDS = 30.0
+
 # Seconds more for work that may compile, which takes long and tells nothing on the way.
 _SLOW = 1800.0
 
@@ -66,6 +69,9 @@ class Watchdog:
         while (limit := self.overdue()) is None:
             if self._ended.wait(min(1.0, self._timeout / 4)):
                 return
+        last = threading.Timer(_LAST_WORDS, os._exit, [EXIT_CODE])
+        last.daemon = True
+        last.start()
         print(
             f"\nnothing has moved for {limit:.0f} s, the last was {self._what}; the stacks of all "
             f"threads follow, then exit code {EXIT_CODE}",

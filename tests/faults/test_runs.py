@@ -243,6 +243,26 @@ def test_a_request_to_stop_is_heard_in_a_call_that_hangs():
     assert "most recent call first" in errors
 
 
+def test_the_watchdog_needs_no_reader_of_standard_error():
+    """The main thread is stuck in a full pipe, and so is the watchdog's message."""
+    script = """
+        import os
+        from hsvit_jax.runtime import watchdog
+        watchdog._SLOW, watchdog._LAST_WORDS = 0.0, 1.0
+        with watchdog.Watchdog(1.0):
+            while True:
+                os.write(2, bytes(4096))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.wait(timeout=60) == 75
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_second_signal_ends_at_once():
     script = (
         "import time\nfrom hsvit_jax.runtime import signals\n"
