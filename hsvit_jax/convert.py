@@ -42,11 +42,11 @@ from hsvit_jax import (
     convert_vit,
     convert_vix,
     models,
-    weight_files,
 )
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.convert_tensors import Tensors
 from hsvit_jax.report import printable, write_file
+from hsvit_jax.weights import files
 
 
 class Disagreement(ValueError):
@@ -154,7 +154,7 @@ def convert_file(
     something else, and `Disagreement` for other logits (then nothing is written).
     """
     path = Path(path)
-    tensors, description = weight_files.read(path)
+    tensors, description = files.read(path)
     try:
         family = family or convert_hf.family_of(description)
     except (ValueError, TypeError) as error:

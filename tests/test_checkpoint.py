@@ -17,8 +17,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from hsvit_jax import checksum
-from hsvit_jax.checkpoint import CheckpointError, Checkpoints, CheckpointWarning, diff, load_tree
+from hsvit_jax.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointWarning,
+    checksum,
+    diff,
+    load_tree,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 META = {"config": {"depth": 2, "lr": 1e-3}, "classes": ["cat", "dog"]}
@@ -484,10 +490,10 @@ def test_a_step_under_another_number_is_not_believed(tmp_path):
 
 
 def test_a_newer_format_is_neither_read_nor_moved(tmp_path, monkeypatch):
-    monkeypatch.setattr("hsvit_jax.checkpoint_record.FORMAT", 2)
+    monkeypatch.setattr("hsvit_jax.checkpoint.record.FORMAT", 2)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(0), {}, wait=True)
-        monkeypatch.setattr("hsvit_jax.checkpoint_record.FORMAT", 1)
+        monkeypatch.setattr("hsvit_jax.checkpoint.record.FORMAT", 1)
         with pytest.raises(CheckpointError, match="format 2, this version reads format 1"):
             checkpoints.restore(make_state(0))
     assert os.listdir(tmp_path) == ["1"]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import small_runs
 
-from hsvit_jax import growth
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.weights import grow
 
 SMALL = hsvit.HSViTConfig(
     image_size=(4, 8),
@@ -48,7 +48,7 @@ def pair(name):
     new = dataclasses.replace(old, **then, votes="learned")
     small, large = network(old), network(new)
     values = small_runs.made_up_values(small)
-    return small, values, large, growth.grow(*values, small, large, jax.random.key(1))
+    return small, values, large, grow.grow(*values, small, large, jax.random.key(1))
 
 
 def images():
@@ -99,7 +99,7 @@ def test_growing_again_keeps_the_learned_votes():
     params["groups"]["vote"] = np.array([0.5, 0.2, 0.1, -0.1], np.float32)
     config = dataclasses.replace(large.config, conv_channels=(2, 12), groups=6)
     larger = network(config)
-    grown = growth.grow(params, stats, large, larger, jax.random.key(4))
+    grown = grow.grow(params, stats, large, larger, jax.random.key(4))
     votes = grown[0]["groups"]["vote"]
     np.testing.assert_array_equal(votes, np.float32([0.5, 0.2, 0.1, -0.1, 0, 0]))
     a, b = answers(large, (params, stats)), answers(larger, grown)
@@ -110,7 +110,7 @@ def test_equal_sizes_are_taken_over_as_they_are():
     small = network(SMALL)
     values = small_runs.made_up_values(small)
     other = network(dataclasses.replace(SMALL, dropout=0.0, group_dropout=0.1, trunk="sharded"))
-    same = growth.grow(*values, small, other, jax.random.key(1))
+    same = grow.grow(*values, small, other, jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, same, values)
 
 
@@ -132,12 +132,12 @@ def test_equal_sizes_are_taken_over_as_they_are():
 def test_what_cannot_be_grown_says_why(changes, message):
     new = network(dataclasses.replace(SMALL, **{"votes": "learned", **changes}))
     with pytest.raises(ValueError, match=message):
-        growth.grow({}, {}, network(SMALL), new, jax.random.key(0))
+        grow.grow({}, {}, network(SMALL), new, jax.random.key(0))
 
 
 def test_towers_do_not_become_fewer():
     config = dataclasses.replace(SMALL, towers=2)
-    assert "which are fewer" in growth.misfits(config, SMALL)[0]
+    assert "which are fewer" in grow.misfits(config, SMALL)[0]
 
 
 # --- Learned votes -------------------------------------------------------------------------------

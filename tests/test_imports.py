@@ -39,8 +39,7 @@ FAMILIES = {"hsvit": "convnets", "vix": "", "vit": "", "convnets": "", "conv_tra
 #: Modules that still wait to be moved into their room.
 UNMOVED = {
     "config": "configfile recipes systems config_keys",
-    "checkpoint": "checkpoint_arrays checkpoint_folder checkpoint_record checksum",
-    "weights": "growth layouts pretrained refit weight_files convert",
+    "weights": "convert",
 }
 ROOM = {module: room for room, modules in UNMOVED.items() for module in modules.split()}
 
@@ -144,7 +143,7 @@ def test_heavy_libraries_wait_until_needed():
 
 def test_one_module_imports_orbax():
     users = [m for m, tree in trees().items() if any(n.startswith("orbax") for n in imports(tree))]
-    assert users in (["checkpoint_arrays"], ["checkpoint.orbax_arrays"])
+    assert users == ["checkpoint.orbax_arrays"]
 
 
 def test_mesh_alone_names_axes_and_collectives():
@@ -154,7 +153,7 @@ def test_mesh_alone_names_axes_and_collectives():
     """
     wrong = []
     for module, tree in trees().items():
-        if module in ("mesh", "checksum", "checkpoint.checksum"):
+        if module in ("mesh", "checkpoint.checksum"):
             continue
         names = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         names |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}

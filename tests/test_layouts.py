@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from hsvit_jax import layouts
+from hsvit_jax.weights import layouts
 
 #: EfficientNet-B1's sizes, of which published lists of parameters exist.
 B1 = types.SimpleNamespace(

@@ -12,9 +12,10 @@ import pytest
 import safetensors.numpy
 import small_runs
 
-from hsvit_jax import checkpoint, convert, convert_tensors, layouts, models, pretrained, train
+from hsvit_jax import checkpoint, convert, convert_tensors, models, train
 from hsvit_jax.models.hsvit import backbone
 from hsvit_jax.train import init_from
+from hsvit_jax.weights import layouts, pretrained
 
 MODEL = {
     "family": "deit",

@@ -15,9 +15,10 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import augment, checksum, data
+from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.checkpoint import checksum
 from hsvit_jax.data import cache
 from hsvit_jax.models import feature_extractor
 from hsvit_jax.train import evaluate

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, growth, models, pretrained, refit, weight_files
+from hsvit_jax import checkpoint, models
 from hsvit_jax import config as config_lib
 from hsvit_jax.train import step
+from hsvit_jax.weights import adapt, files, grow, pretrained
 
 # What reading metadata raises where they are not as this program writes them.
 _NOT_OURS = (
@@ -63,7 +64,7 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     if (path / "model.safetensors").is_file():
         path = path / "model.safetensors"
     try:
-        if weight_files.is_weights(path):
+        if files.is_weights(path):
             fresh = how["classifier"] == "new"
             found = pretrained.load(path, config.model.family, model, fresh_classifier=fresh)
             params, stats, old, whole, source = found
@@ -153,33 +154,33 @@ def _own(
 
 def _refitted(
     params: dict, stats: dict, old: Any, new: Any, how: dict[str, str], key: jax.Array
-) -> refit.Refitted:
+) -> adapt.Refitted:
     """To the new classes, channels and image size first, then grown."""
     sizes = ("num_classes", "image_channels", "image_size")
     if old.config == new.config and how["classifier"] != "new":
-        return refit.Refitted(params, stats, (), ())
+        return adapt.Refitted(params, stats, (), ())
     between = old.resized(**{name: getattr(new.config, name) for name in sizes})
-    growth.check(between.config, new.config)
-    made = refit.refit(params, stats, old, between, how, key)
+    grow.check(between.config, new.config)
+    made = adapt.refit(params, stats, old, between, how, key)
     if between.config == new.config:
         return made
-    params, stats = growth.grow(made.params, made.stats, between, new, key)
+    params, stats = grow.grow(made.params, made.stats, between, new, key)
     return made._replace(params=params, stats=stats)
 
 
 def _backbone(
     params: dict, stats: dict, old: Any, model: Any, how: dict[str, str], key: jax.Array
-) -> refit.Refitted:
+) -> adapt.Refitted:
     """`old` is a classifier of the backbone's family: its backbone, and the rest fresh."""
     base = model.feature_network()[1].resized(num_classes=old.config.num_classes)
     made = _refitted(params, stats, old, base, {**how, "classifier": "keep"}, key)
-    fresh = refit.drawn(model, lambda path: path[1] != "backbone", key)
+    fresh = adapt.drawn(model, lambda path: path[1] != "backbone", key)
     trees = {kind: {"backbone": getattr(made, kind)["backbone"]} for kind in ("params", "stats")}
-    for kind, tree in refit.nested(fresh).items():
+    for kind, tree in adapt.nested(fresh).items():
         trees[kind] |= tree
     parts = sorted({path[1] for path in fresh})
     said = (*made.said, f"fresh: {', '.join(parts)}")
-    return refit.Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), said)
+    return adapt.Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), said)
 
 
 def _check_frozen(fresh: tuple[str, ...], model: Any) -> None:

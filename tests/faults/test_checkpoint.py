@@ -19,8 +19,10 @@ import pytest
 from safetensors.numpy import save_file
 from support.processes import run_main
 
-from hsvit_jax import checkpoint, checkpoint_record, convert, weight_files
+from hsvit_jax import checkpoint, convert
+from hsvit_jax.checkpoint import record
 from hsvit_jax.train import init_from
+from hsvit_jax.weights import files
 
 RUN = ("--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1")
 RUN += ("--config.train.steps=2",)
@@ -63,7 +65,7 @@ def reseal(step: Path, change) -> None:
     path = step / "meta" / "metadata"
     content = json.loads(path.read_text())["content"]
     change(content)
-    text = json.dumps({"sha256": checkpoint_record._digest(content), "content": content})
+    text = json.dumps({"sha256": record._digest(content), "content": content})
     path.write_text(text)
 
 
@@ -206,7 +208,7 @@ def test_a_strangers_record_is_a_network_or_one_line(run):
     for _ in range(25):
         changed = mutate(draw, content, draw.choice(parts))
         with contextlib.suppress(ValueError):  # 10**400 is too long a number for a checksum
-            digest = checkpoint_record._digest(changed)
+            digest = record._digest(changed)
         path.write_text(json.dumps({"sha256": digest, "content": changed}))
         outcomes.add(one_line(lambda: init_from.stored_network(run)))
     assert outcomes == {True, False}
@@ -290,11 +292,11 @@ def test_floats_of_eight_bits_are_refused(tmp_path, capsys, kind):
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     """Zeros, of which a thousand take up the place of one."""
-    monkeypatch.setattr(weight_files, "_PLAUSIBLE", 2**20)
+    monkeypatch.setattr(files, "_PLAUSIBLE", 2**20)
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, a=np.zeros(2**24, np.uint8))
     with pytest.raises(ValueError, match="it would unpack to 16,777,344 bytes"):
-        weight_files.read(path)
+        files.read(path)
 
 
 def test_a_strangers_file_of_weights_is_a_network_or_one_line(tmp_path, golden_dir, monkeypatch):
@@ -302,7 +304,7 @@ def test_a_strangers_file_of_weights_is_a_network_or_one_line(tmp_path, golden_d
     monkeypatch.setattr(convert, "_write", lambda *_: None)
     draw, outcomes, path = random.Random(0), set(), tmp_path / "w.npz"
     for name in ("vix-fnet", "hsvit-convonly", "hf-vit-p4"):
-        tensors, description = weight_files.read(golden_dir / f"{name}.npz")
+        tensors, description = files.read(golden_dir / f"{name}.npz")
         tensors = {k: v for k, v in tensors.items() if not k.startswith(("input", "logits"))}
         for _ in range(20):
             changed = dict(tensors)
@@ -328,7 +330,7 @@ def test_a_strangers_file_of_weights_is_a_network_or_one_line(tmp_path, golden_d
 def test_damaged_bytes_of_a_file_of_weights_are_one_line(tmp_path, golden_dir, suffix):
     """Cut off, flipped, or with another header. What is still a file of weights may be one."""
     path, draw = tmp_path / f"w{suffix}", random.Random(0)
-    tensors, description = weight_files.read(golden_dir / "vix-fnet.npz")
+    tensors, description = files.read(golden_dir / "vix-fnet.npz")
     if suffix == ".npz":
         np.savez(path, config=json.dumps(description), **tensors)
     else:
@@ -347,4 +349,4 @@ def test_damaged_bytes_of_a_file_of_weights_are_one_line(tmp_path, golden_dir, s
                 place = draw.randrange(draw.choice((300, len(data))))
                 data[place] ^= 1 << draw.randrange(8)
             path.write_bytes(data[: draw.choice((len(data), len(data), draw.randrange(len(data))))])
-        one_line(lambda: weight_files.read(path))
+        one_line(lambda: files.read(path))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from hsvit_jax.checkpoint_record import CheckpointError, Damage
+from hsvit_jax.checkpoint.record import CheckpointError, Damage
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hsvit_jax import checksum
+from hsvit_jax.checkpoint import checksum
 
 FORMAT = 1
 _LONGEST = 1 << 28  # bytes of metadata, which 100,000 arrays and class names do not reach

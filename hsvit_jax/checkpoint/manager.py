@@ -25,10 +25,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from hsvit_jax import checkpoint_arrays as arrays
-from hsvit_jax import checkpoint_folder as folder
-from hsvit_jax import checksum
-from hsvit_jax.checkpoint_record import (
+from hsvit_jax.checkpoint import checksum
+from hsvit_jax.checkpoint import directory as disk
+from hsvit_jax.checkpoint import orbax_arrays as arrays
+from hsvit_jax.checkpoint.record import (
     CheckpointError,
     Damage,
     Record,
@@ -120,7 +120,7 @@ class Checkpoints:
         self._manager: Any = None
         self._alone = False
         if not read_only:
-            folder.probe(self.directory)
+            disk.probe(self.directory)
 
     def save(
         self,
@@ -169,7 +169,7 @@ class Checkpoints:
         self._keep.metrics = known | {step: metric}
         with self._reports(f"step {step} was not saved in {self.directory}"):
             orbax = arrays.orbax()
-            folder.clear_cut_short(self.directory)
+            disk.clear_cut_short(self.directory)
             self._manager = self._manager or self._open(orbax)
             arguments = orbax.args.Composite(
                 state=orbax.args.StandardSave(arrays.orbax_tree(leaves)),
@@ -268,7 +268,7 @@ class Checkpoints:
         except Exception as error:
             if self._manager is not None:
                 self._manager.reload()  # it forgets steps it meant to delete after the save
-            folder.clear_cut_short(self.directory)
+            disk.clear_cut_short(self.directory)
             raise CheckpointError(
                 f"{what}: {brief(error)}. Earlier steps are untouched; free some space or check "
                 "the disk, then save again."
@@ -293,7 +293,7 @@ class Checkpoints:
 
     def _numbered(self) -> list[int]:
         """Directories named as steps are, whole or not, oldest first."""
-        return sorted(int(p.name) for p in folder.entries(self.directory) if folder.is_step(p))
+        return sorted(int(p.name) for p in disk.entries(self.directory) if disk.is_step(p))
 
     def _records(self) -> dict[int, Record]:
         """The metadata of each step that has it whole."""
@@ -337,7 +337,7 @@ class Checkpoints:
             raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
         if not isinstance(which, str) and which not in numbered:
             raise CheckpointError(f"no step {which} in {self.directory}, only {numbered}")
-        strangers = sorted(p.name for p in folder.entries(self.directory) if not folder.is_ours(p))
+        strangers = sorted(p.name for p in disk.entries(self.directory) if not disk.is_ours(p))
         if strangers and numbered:
             _warn(f"{self.directory} also holds what is no checkpoint, ignored: {strangers}")
         newest = list(reversed(numbered))

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hsvit_jax import convert, layouts, weight_files
+from hsvit_jax import convert
 from hsvit_jax.convert_tensors import Misfits, Tensors, few
 from hsvit_jax.models.network import resized_config
+from hsvit_jax.weights import files, layouts
 
 _LARGEST_SIDE = 1024
 
@@ -39,7 +40,7 @@ def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Fo
     zeros). Raises ValueError for a file that cannot be read, whose tensors are those of another
     architecture, or with a line for every tensor that is missing, extra or misshapen.
     """
-    tensors, _ = weight_files.read(path)
+    tensors, _ = files.read(path)
     base, whole = network.feature_network(), True
     if base is not None and not _has_marker(tensors, family):
         (family, network), whole, fresh_classifier = base, False, True

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from hsvit_jax import checkpoint_folder as folder
-from hsvit_jax import checksum
-from hsvit_jax.checkpoint_record import (
+from hsvit_jax.checkpoint import checksum
+from hsvit_jax.checkpoint import directory as disk
+from hsvit_jax.checkpoint.record import (
     CheckpointError,
     Damage,
     Record,
@@ -52,7 +52,7 @@ def read(
     path = directory / "state"
 
     def look() -> None:
-        if total > max(_PLAUSIBLE, _DENSEST * folder.size(path)):
+        if total > max(_PLAUSIBLE, _DENSEST * disk.size(path)):
             raise Damage(
                 f"its record describes {total:,} bytes of arrays, far more than {path} holds"
             )

@@ -1,0 +1,16 @@
+"""Training states on disk, checked on the way back in."""
+
+from hsvit_jax.checkpoint.manager import Checkpoints, CheckpointWarning, Which, load_tree
+from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, few, misfits
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpoints",
+    "Which",
+    "brief",
+    "diff",
+    "few",
+    "load_tree",
+    "misfits",
+]
