@@ -1,4 +1,4 @@
-"""What the program writes: Markdown tables, CSV files and figures, without following a link."""
+"""Results as Markdown tables, CSV files and figures, written whole and through no link."""
 
 import contextlib
 import csv

@@ -1,4 +1,4 @@
-"""What lies in a directory of checkpoints, and whether more can be written there."""
+"""The directory of checkpoints: its entries, their size, a probe write and the clean-up."""
 
 import os
 import re
@@ -16,9 +16,10 @@ _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def probe(directory: Path) -> None:
-    """Finds out at the start, not after the first epoch, that nothing can be written.
+    """Writes a file and removes it, so that a read-only directory shows before the first epoch.
 
-    Raises CheckpointError then.
+    Raises:
+        CheckpointError: the directory cannot be made or written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -32,7 +33,7 @@ def probe(directory: Path) -> None:
 
 
 def clear_cut_short(directory: Path) -> None:
-    """Removes what a save cut short has left.
+    """Removes the temporary directories of interrupted saves.
 
     Orbax's own clean-up stops at a directory into which the threads of a save that has just failed
     still write, so this one comes back.
@@ -59,16 +60,16 @@ def size(directory: Path) -> int:
 
 
 def entries(directory: Path) -> list[Path]:
-    """All that is in a directory, nothing where there is none."""
+    """The entries of a directory; none where there is no directory."""
     return list(directory.iterdir()) if directory.is_dir() else []
 
 
 def is_step(path: Path) -> bool:
-    """Whether this is the directory of a step that was saved to its end."""
+    """Whether the path is the directory of a step that was saved to its end."""
     return re.fullmatch("0|[1-9][0-9]*", path.name) is not None and path.is_dir()
 
 
 def is_ours(path: Path) -> bool:
-    """Steps, saves cut short, steps set aside; hidden files are somebody's, but no mistake."""
+    """Whether an entry needs no warning: steps, interrupted saves, damaged steps, hidden files."""
     known = _TEMPORARY in path.name or ".damaged" in path.name
     return known or path.name.startswith(".") or is_step(path)

@@ -349,7 +349,7 @@ class Checkpoints:
         failures: dict[int, str] = {}
         for step in order:
             try:
-                record = arrays.together(functools.partial(read_record, self.directory, step))
+                record = arrays.agree(functools.partial(read_record, self.directory, step))
                 result = read(self.directory / str(step), record)
             except Damage as damage:
                 failures[step] = str(damage)
@@ -374,7 +374,7 @@ class Checkpoints:
                 target, count = self.directory / f"{step}.damaged-{count + 1}", count + 1
             (self.directory / str(step)).rename(target)
         if steps:
-            arrays.together(lambda: None)  # a barrier: nobody lists the directory before
+            arrays.agree(lambda: None)  # a barrier: nobody lists the directory before
             if self._manager is not None:
                 self._manager.reload()
 

@@ -57,14 +57,14 @@ def read(
                 f"its record describes {total:,} bytes of arrays, far more than {path} holds"
             )
 
-    together(look)
+    agree(look)
     try:
         if wanted is None:
             wanted = {
                 path: np.empty(shape, kind) for path, (kind, shape, _) in record.leaves.items()
             }
         check_fits(directory, record, wanted)
-        leaves = together(functools.partial(_load, path, wanted))
+        leaves = agree(functools.partial(_load, path, wanted))
     except MemoryError as error:
         raise CheckpointError(
             f"{directory} holds {total:,} bytes of arrays, more than there is memory for"
@@ -76,7 +76,7 @@ def read(
             if (str(leaf.dtype), leaf.shape, found) != record.leaves[name]:
                 raise Damage(f"{path}: the data of {dotted(name)} do not agree with its checksum")
 
-    together(check)
+    agree(check)
     return leaves
 
 
@@ -141,11 +141,8 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding:
     return leaf.sharding or SingleDeviceSharding(jax.local_devices()[0])
 
 
-def together(attempt: Callable[[], Any]) -> Any:
-    """What `attempt` gives; Damage that one process meets is raised on all of them.
-
-    So that none goes on and waits alone.
-    """
+def agree(attempt: Callable[[], Any]) -> Any:
+    """Returns `attempt()`; Damage on one process is raised on all, so that none waits alone."""
     result, damage = None, None
     try:
         result = attempt()

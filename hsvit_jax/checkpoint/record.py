@@ -1,4 +1,4 @@
-"""What is written down about a step: its leaves, their checksums and the caller's metadata.
+"""The record of a step: its leaves, their checksums and the caller's metadata.
 
 JSON of the form {"sha256": digest of content, "content": {"format", "step", "metric", "leaves",
 "empty", "meta"}}, where "leaves" is a list of [path, dtype, shape, checksum].
@@ -35,7 +35,7 @@ class Damage(Exception):
 
 
 class Record(NamedTuple):
-    """What `meta/metadata` says of one step; `leaves` maps a path to (dtype, shape, checksum)."""
+    """The contents of `meta/metadata`; `leaves` maps a path to (dtype, shape, checksum)."""
 
     metric: float | None
     leaves: dict[TreePath, tuple[str, tuple[int, ...], str]]

@@ -1,4 +1,4 @@
-"""What a run's network starts from, when `init.from` names something."""
+"""Loads the weights that `init.from` names, and any stored network of ours."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which state a run begins or ends with, and what it refuses to go on from."""
+"""Restores the state that a run resumes from or is evaluated with, and refuses a foreign one."""
 
 import json
 from typing import Any

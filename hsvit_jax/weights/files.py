@@ -32,7 +32,7 @@ _UNREADABLE = (
 
 
 def is_weights(path: Path) -> bool:
-    """Whether a name ends as files of weights do."""
+    """Whether the suffix is one of a file of weights."""
     return path.suffix.lower() in _SUFFIXES
 
 

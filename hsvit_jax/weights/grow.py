@@ -71,7 +71,7 @@ def misfits(old: Any, new: Any) -> list[str]:
 
 
 def _other_settings(old: Any, new: Any) -> list[str]:
-    """What differs in networks that cannot grow; rates of dropping are training's affair."""
+    """Differences for which a network cannot grow into another; rates of dropping may differ."""
     if type(old) is not type(new):
         return [f"sizes: checkpoint {old}, config {new}"]
     return [
