@@ -216,7 +216,7 @@ def test_mistakes_name_the_way_out(monkeypatch):
         ([f"--config={CONFIG_FILE}", "--config.train.bacth=3"], 1, "did you mean train.batch"),
         ([f"--config={CONFIG_FILE}", "--work=sleep"], 2, "train|infer|input|eval"),
         ([f"--config={CONFIG_FILE}", "--batch=0"], 2, "--batch=0"),
-        ([f"--config={CONFIG_FILE}", "train"], 2, "unexpected words ['train']"),
+        ([f"--config={CONFIG_FILE}", "train"], 2, "unexpected words: train"),
         ([f"--config={CONFIG_FILE}", "--peak", "--parts"], 2, "choose one of --parts, --peak"),
         ([f"--config={CONFIG_FILE}", "--parts", "--trace=x"], 2, "leave out --parts"),
         ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),
@@ -261,7 +261,7 @@ def test_peak_alone_needs_no_configuration(capsys):
 def test_help_lists_the_flags(capsys):
     assert benchmark.main(["benchmark", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"{name}:" in out for name in ("--work", "--batch", "]no_augment", "--vs"))
+    assert all(f"  --{name}=" in out for name in ("work", "batch", "no_augment", "vs"))
 
 
 # --- Against another program ---------------------------------------------------------------------

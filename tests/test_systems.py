@@ -136,13 +136,13 @@ def test_no_groups_can_be_lost_where_there_are_none():
 
 def interrupt_after_first_evaluation(monkeypatch):
     """SIGTERM as the first epoch's evaluation is told."""
-    tell = loop.Loop.tell
+    log_eval = loop.Loop.log_eval
 
-    def told(self, *rest):
-        tell(self, *rest)
+    def interrupted(self, *rest):
+        log_eval(self, *rest)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(loop.Loop, "tell", told)
+    monkeypatch.setattr(loop.Loop, "log_eval", interrupted)
 
 
 def test_a_sibling_from_training_to_prediction(tmp_path, monkeypatch):
