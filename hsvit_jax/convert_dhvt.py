@@ -91,10 +91,10 @@ def _from_shapes(shapes: dict[str, tuple[int, ...]], given: dict[str, Any]) -> d
 
 def params_from_torch(tensors: Tensors, config: dhvt.DHVTConfig) -> tuple[dict, dict]:
     """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
-    return assemble(tensors, _entries(config))
+    return assemble(tensors, listing(config))
 
 
-def _entries(c: dhvt.DHVTConfig) -> Iterator[Entry]:
+def listing(c: dhvt.DHVTConfig) -> Iterator[Entry]:
     """Every tensor the reference saves; it knows SOPE, DAFF and BatchNorm only."""
     d, hidden, c_in = c.embed_dim, c.hidden, c.image_channels
     sope = ("embedding", "sope")

@@ -5,7 +5,8 @@ DeiT's keys are timm's; HVT's are the same, and `pos_embed` in every block that 
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, ints, linear, norm, pair
@@ -133,7 +134,7 @@ def _variant(model: dict, image_size: tuple[int, int]) -> str:
 def params_from_torch(tensors: Tensors, config: hvt.HVTConfig) -> tuple[dict, dict]:
     """The reference's state dict as (params, stats); see `convert_tensors.assemble`."""
     names = {int(m[1]): m[2] for m in map(_POOL_CONV.match, tensors) if m}
-    return assemble(tensors, _entries(config, names))
+    return assemble(tensors, listing(config, names))
 
 
 def patches(key: str, patch: int, channels: int, dim: int) -> Iterator[Entry]:
@@ -162,7 +163,9 @@ def attention_block(
     yield from linear(f"{key}.attn.proj", dim, dim, (*attention, "out"))
 
 
-def _entries(c: hvt.HVTConfig, pool_names: dict[int, str]) -> Iterator[Entry]:
+def listing(
+    c: hvt.HVTConfig, pool_names: Mapping[int, str] = MappingProxyType({})
+) -> Iterator[Entry]:
     """Every tensor the reference saves; pool_names: what it calls each block's convolution."""
     d, feed = c.dim, "feed_forward"
     yield from patches("patch_embed.proj", c.patch, c.image_channels, d)

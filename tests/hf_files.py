@@ -2,10 +2,10 @@
 
 import json
 
-import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
+import small_runs
 
 from hsvit_jax import config as configs
 from hsvit_jax import convert, mesh, models
@@ -90,7 +90,7 @@ def network(family, variant="", size=(64, 64), classes=10, **changes):
 
 def random_state(model, seed=1):
     """Parameters and statistics of a network that all matter, drawn at random."""
-    return hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(seed)))
+    return small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(seed)))
 
 
 def check_devices(model):

@@ -8,46 +8,25 @@ import sys
 import types
 import zipfile
 
-import hsvit_numpy
 import jax
 import numpy as np
 import pytest
+from support import state_dicts
 
 from hsvit_jax import config as configs
 from hsvit_jax import convert, models
 from hsvit_jax.checkpoint import load_tree
 
 GOLDENS = ("hsvit-convattn", "hsvit-convonly", "hsvit-attnonly")
-SMALL = {
-    "num_channels": 3,
-    "image_size": [4, 6],
-    "conv_kernel_nums": [5, 6],
-    "conv_kernel_sizes": [3, 3],
-    "pool_strides": [1, 2],
-    "attn_num": 2,
-    "attn_depth": 1,
-    "attn_embed_dim": 6,
-    "num_heads": 3,
-    "num_classes": 7,
-    "dropout": 0.1,
-}
+SMALL = state_dicts.CASES["hsvit"]["constructor"]
 
 
-def npz(path, tensors, constructor=None, images=None, **entries):
-    """Writes a state dict as a golden is written; with images, also the NumPy network's logits."""
-    if images is not None:
-        logits = hsvit_numpy.forward(tensors, constructor, images)
-        entries = {"input": images, "logits": logits.astype(np.float32), **entries}
+def npz(path, tensors, constructor=None, **entries):
+    """Writes a state dict as a golden is written."""
     if constructor is not None and "config" not in entries:
         entries["config"] = json.dumps({"family": "HSViT", "constructor": constructor})
     np.savez(path, **tensors, **entries)
     return path
-
-
-def pictures(constructor, batch=2):
-    size = np.broadcast_to(constructor["image_size"], 2)
-    rng = np.random.default_rng(1)
-    return rng.normal(size=(batch, constructor["num_channels"], *size)).astype(np.float32)
 
 
 def rebuild(out):
@@ -111,96 +90,63 @@ def test_logits_in_float32_show_less_and_that_is_said(golden_dir, tmp_path, caps
     assert "an error below 1e-05 of the largest logit goes unseen" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", GOLDENS)
-def test_numpy_network_agrees_with_the_goldens(name, golden_dir):
-    with np.load(golden_dir / f"{name}.npz") as golden:
-        tensors = {k: golden[k] for k in golden.files}
-    constructor = json.loads(tensors["config"].item())["constructor"]
-    logits = hsvit_numpy.forward(tensors, constructor, tensors["input"])
-    np.testing.assert_allclose(logits, tensors["logits_f64"], rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"num_channels": 1, "image_size": 4, "conv_kernel_sizes": [5, 1]},
-        {"num_channels": 2, "image_size": [12, 8], "pool_strides": [4, 1]},
-        {"num_channels": 5, "conv_kernel_sizes": [7, 5], "attn_num": 3, "attn_depth": 3},
-        {"attn_num": 0},
-        {"attn_num": 0, "num_heads": 7, "attn_depth": 0},
-        {"conv_kernel_sizes": [4, 0], "image_size": [2, 3], "num_channels": 4},
-        {"conv_kernel_nums": [11], "conv_kernel_sizes": [3], "pool_strides": [2], "attn_num": 11},
-        {"pool_strides": [1, 1], "num_classes": 2, "num_heads": 1, "attn_num": 1},
-    ],
+    "name", [name for name, case in state_dicts.CASES.items() if "model" in case]
 )
-def test_any_constructor(changes, tmp_path):
-    constructor = {**SMALL, **changes}
-    tensors = hsvit_numpy.state(constructor)
-    source = npz(tmp_path / "any.npz", tensors, constructor, pictures(constructor))
-    report = convert.convert_file(source)
-    assert report["max_abs_error"] <= 1e-5 * report["max_abs_logit"]
-    buffers = (k for k in tensors if "running" in k)
-    assert report["parameters"] == sum(t.size for t in tensors.values()) - sum(
-        tensors[k].size for k in buffers
-    )
+def test_any_constructor(name, tmp_path):
+    """Of every family: its settings, its tensors' places and, to 1e-9, its logits."""
+    case = state_dicts.CASES[name]
+    report = convert.convert_file(state_dicts.write(tmp_path / "any.npz", name))
+    assert report["max_abs_error"] <= 1e-6 * report["max_abs_logit"]
+    assert report["parameters"] == case["parameters"]
     assert report["checkpoint"] == str(tmp_path / "any-jax")
-    model, state, _ = rebuild(tmp_path / "any-jax")
+    model, state, meta = rebuild(tmp_path / "any-jax")
+    written = json.loads(json.dumps(meta["config"]))
+    assert {k: written["model"][k] for k in case["model"]} == case["model"]
+    data = written["data"]
+    assert [data["channels"], *data["image_size"]] == case["input"][1:]
     ours = jax.eval_shape(model.init, jax.random.key(0))
     assert jax.tree.map(np.shape, ours[0]) == jax.tree.map(np.shape, state["params"])
-    assert model.config.dropout == 0.1
 
 
 @pytest.mark.parametrize(
-    ("changes", "options"),
+    ("name", "options"),
     [
-        ({}, {"image_size": (4, 6), "strides": (1, 2), "heads": 3}),
-        ({"image_size": 8}, {"strides": (1, 2), "heads": 3}),
-        ({"conv_kernel_nums": [6], "conv_kernel_sizes": [5], "pool_strides": [2]}, "input"),
-        ({"pool_strides": [1, 1]}, "input"),
-        ({"conv_kernel_sizes": [3, 0], "image_size": [2, 3]}, "input"),
-        (
-            {"conv_kernel_sizes": [0], "conv_kernel_nums": [8], "pool_strides": [1]}
-            | {"attn_embed_dim": 9, "image_size": 3},
-            {"channels": 3, "heads": 3},
-        ),
-        (
-            {"conv_kernel_nums": [64, 128], "image_size": 28, "pool_strides": [2, 2]},
-            {"image_size": (28,), "heads": 3},
-        ),
+        ("options", {"image_size": (4, 6), "strides": (1, 2)}),
+        ("square", {"strides": (1, 2)}),
+        ("one block", None),
+        ("no pool", None),
+        ("attention", None),
+        ("attention, one plane a token", {"channels": 3}),
+        ("28 pixels", {"image_size": (28,)}),
     ],
 )
-def test_sizes_from_shapes_and_options(changes, options, tmp_path):
-    constructor = {**SMALL, **changes}
-    tensors = hsvit_numpy.state(constructor)
-    plain = npz(tmp_path / "plain.npz", tensors)
-    if options == "input":  # the image's shape tells what would need options
-        options = {"heads": constructor["num_heads"]}
-        logits = hsvit_numpy.forward(tensors, constructor, pictures(constructor))
-        plain = npz(
-            tmp_path / "plain.npz", tensors, input=pictures(constructor), logits=logits.astype("f4")
-        )
-    convert.convert_file(plain, **options)
+def test_sizes_from_shapes_and_options(name, options, tmp_path):
+    name = f"hsvit bare: {name}"
+    images, logits = state_dicts.images(name), np.array(state_dicts.CASES[name]["logits"])
+    if options is None:  # the image's shape tells what would need options
+        plain = state_dicts.write(tmp_path / "plain.npz", name)
+    else:
+        plain = npz(tmp_path / "plain.npz", state_dicts.tensors(name))
+    convert.convert_file(plain, heads=3, **(options or {}))
     model, state, _ = rebuild(tmp_path / "plain-jax")
-    images = pictures(constructor)
     ours, _ = jax.jit(model.apply)(
         state["params"], state.get("stats", {}), images.transpose(0, 2, 3, 1)
     )
-    theirs = hsvit_numpy.forward(tensors, constructor, images)
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * np.abs(theirs).max())
+    np.testing.assert_allclose(ours, logits, rtol=0, atol=2e-5 * np.abs(logits).max())
 
 
 def test_unknown_sizes_name_their_options(tmp_path):
-    source = npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL))
+    source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"))
     with pytest.raises(ValueError, match=r"--image_size.*--strides.*--heads"):
         convert.convert_file(source)
-    attention = hsvit_numpy.state({**SMALL, "conv_kernel_sizes": [3, 0], "image_size": [2, 3]})
+    attention = state_dicts.tensors("hsvit bare: attention")
     with pytest.raises(ValueError, match=r"--image_size.*--channels.*--heads"):
         convert.convert_file(npz(tmp_path / "b.npz", attention))
 
 
 def test_every_misfit_is_listed_in_one_error(tmp_path):
-    tensors = hsvit_numpy.state(SMALL)
+    tensors = state_dicts.tensors("hsvit")
     del tensors["model.cls_token_embeddings"]
     key = "model.attn_encoders.1.0.attn_block.self_attn"
     tensors[f"{key}.in_proj_bias"] = tensors[f"{key}.in_proj_bias"][:-1]
@@ -229,9 +175,9 @@ def test_every_misfit_is_listed_in_one_error(tmp_path):
 
 
 def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
-    tensors = hsvit_numpy.state(SMALL)
-    images = pictures(SMALL)
-    logits = hsvit_numpy.forward(tensors, SMALL, images).astype(np.float32)
+    tensors = state_dicts.tensors("hsvit")
+    images = state_dicts.images("hsvit")
+    logits = np.array(state_dicts.CASES["hsvit"]["logits"], np.float32)
     logits[1, 2] += 0.01
     source = npz(tmp_path / "a.npz", tensors, SMALL, input=images, logits=logits)
     assert convert.main([str(source)]) == 1
@@ -271,7 +217,7 @@ def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
     ],
 )
 def test_contradictions_are_clear_errors(entries, message, tmp_path, capsys):
-    source = npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL), SMALL, **entries)
+    source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL, **entries)
     assert convert.main([str(source)]) == 1
     out, err = capsys.readouterr()
     assert out == "" and str(source) in err and "Traceback" not in err
@@ -282,7 +228,7 @@ def test_contradictions_are_clear_errors(entries, message, tmp_path, capsys):
 
 def _bytes_of(name, tmp_path):
     """Contents that are no state dict."""
-    good = npz(tmp_path / "good.npz", hsvit_numpy.state(SMALL), SMALL).read_bytes()
+    good = npz(tmp_path / "good.npz", state_dicts.tensors("hsvit"), SMALL).read_bytes()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("weights.txt", "1 2 3")
@@ -333,7 +279,7 @@ def test_safetensors_with_a_wrapper_prefix_in_half_precision(tmp_path):
     from ml_dtypes import bfloat16
     from safetensors.numpy import save_file
 
-    tensors = {k: v.astype(bfloat16) for k, v in hsvit_numpy.state(SMALL).items()}
+    tensors = {k: v.astype(bfloat16) for k, v in state_dicts.tensors("hsvit").items()}
     source = tmp_path / "w.safetensors"
     wrapped = {f"_orig_mod.net.{k}": v for k, v in tensors.items()}
     save_file(wrapped, source, metadata={"config": json.dumps({"constructor": SMALL})})
@@ -346,7 +292,7 @@ def test_safetensors_with_a_wrapper_prefix_in_half_precision(tmp_path):
 
 
 def test_two_networks_in_one_file(tmp_path):
-    tensors = hsvit_numpy.state(SMALL)
+    tensors = state_dicts.tensors("hsvit")
     both = {f"{owner}.{k}": v for owner in ("ema", "net") for k, v in tensors.items()}
     with pytest.raises(ValueError, match="several networks"):
         convert.convert_file(npz(tmp_path / "two.npz", both, SMALL))
@@ -376,7 +322,7 @@ class FakeTensor:
 
 
 def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
-    tensors = {f"model.{k}": FakeTensor(v) for k, v in hsvit_numpy.state(SMALL).items()}
+    tensors = {f"model.{k}": FakeTensor(v) for k, v in state_dicts.tensors("hsvit").items()}
     asked = {}
 
     def load(path, **options):
@@ -403,10 +349,10 @@ def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
 
 
 def test_what_is_in_the_way_is_kept(tmp_path):
-    source = npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL), SMALL)
+    source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL)
     first = convert.convert_file(source)
     assert convert.convert_file(source) == first  # the same again changes nothing
-    npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL, seed=1), SMALL)
+    npz(tmp_path / "a.npz", state_dicts.tensors("hsvit", seed=1), SMALL)
     with pytest.raises(ValueError, match="step 0"):
         convert.convert_file(source)
     other = tmp_path / "other"
@@ -418,7 +364,7 @@ def test_what_is_in_the_way_is_kept(tmp_path):
 
 
 def test_mean_and_std_must_fit(tmp_path):
-    source = npz(tmp_path / "a.npz", hsvit_numpy.state(SMALL), SMALL)
+    source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL)
     with pytest.raises(ValueError, match="mean needs 1 or 3 values"):
         convert.convert_file(source, mean=(0.5, 0.5))
     with pytest.raises(ValueError, match="std: positive"):

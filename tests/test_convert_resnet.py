@@ -1,9 +1,9 @@
 """ResNet's files: a golden with its training step, any constructor, and fields that do not fit."""
 
 import convnet_files
-import hvt_numpy
 import jax
 import pytest
+from support import state_dicts
 
 from hsvit_jax import convert_resnet, models
 from hsvit_jax.models.convnets import resnet
@@ -43,7 +43,7 @@ def test_any_constructor(changes):
     network = models.build({"dtype": "float32", **settings}, **data)
     shapes = {entry.key: entry.shape for entry in convert_resnet.listing(network.config)}
     assert {"resnet.embedder.embedder.convolution.weight", "classifier.1.bias"} < set(shapes)
-    params, stats = convert_resnet.params_from_torch(hvt_numpy.random_state(shapes), network.config)
+    params, stats = convert_resnet.params_from_torch(state_dicts.drawn(shapes), network.config)
     expected = jax.eval_shape(network.init, jax.random.key(0))
     assert jax.tree.map(lambda x: x.shape, (params, stats)) == jax.tree.map(
         lambda x: x.shape, expected

@@ -1,9 +1,9 @@
 """CCX: exact sizes, dropped paths, the block's quirk, how it starts, and what is refused."""
 
-import hvt_numpy
 import jax
 import numpy as np
 import pytest
+import small_runs
 import vix_files
 
 from hsvit_jax import models
@@ -52,7 +52,7 @@ def test_multiply_adds_of_cct():
 def test_what_is_dropped_follows_the_example_and_the_key():
     settings = vix_files.small("ccx", heads=2, attention_dropout=0.2, dropout=0.2, drop_path=0.5)
     model = build(settings, (4, 5), 7)
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
+    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
     images = np.random.default_rng(1).normal(size=(8, 4, 5, 3)).astype(np.float32)
     ids, order = np.array([31, 7, 2, 19, 3, 5, 40, 8]), np.array([3, 1, 0, 2, 7, 6, 5, 4])
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 from jax import lax
 
 from hsvit_jax import mesh, models
@@ -78,7 +78,7 @@ def small():
     network = built(
         "resnet", block="basic", stem_channels=4, channels=(4, 6), depths=(1, 1), size=(17, 20)
     )
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(network.init, jax.random.key(0)))
+    params, stats = small_runs.random_tree(jax.eval_shape(network.init, jax.random.key(0)))
     images = np.random.default_rng(2).normal(size=(4, 17, 20, 3)).astype(np.float32)
     return network, params, stats, images
 

@@ -1,10 +1,10 @@
 """CvX: exact sizes, its norm, BatchNorm over devices, and what is refused."""
 
-import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 import vix_files
 
 from hsvit_jax import mesh, models
@@ -43,7 +43,7 @@ def test_every_variant_has_a_count():
 def test_training_over_devices():
     """Gradients, logits and the statistics after the batch, whole and split over devices."""
     model = build(vix_files.small("cvx", depths=(1,), stage_strides=(2,), dropout=0.2), (6, 7), 5)
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
+    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
     images = np.random.default_rng(1).normal(size=(4, 6, 7, 3)).astype(np.float32)
 
     def results(apply):

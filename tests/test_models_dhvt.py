@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 
-import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 
 from hsvit_jax import mesh, models
 from hsvit_jax.models import network
@@ -98,7 +98,7 @@ def test_every_named_variant_has_a_count():
 def small():
     """A small network, its parameters and statistics, images."""
     model = dhvt.DHVT(dataclasses.replace(SMALL, depth=1))
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
+    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
     images = np.random.default_rng(2).normal(size=(8, 8, 12, 3)).astype(np.float32)
     return model, params, stats, images
 

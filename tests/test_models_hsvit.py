@@ -3,7 +3,6 @@
 import json
 import math
 
-import hsvit_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -327,39 +326,6 @@ def test_the_last_block_for_cls_alone_equals_all_of_it(depth):
     ours = jax.jit(encode)(params, z_BGTD)
     assert ours.shape == (3, 2, d)
     np.testing.assert_allclose(ours, jax.jit(whole)(z_BGTD), rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"image_channels": 1},
-        {"image_channels": 2, "image_size": (10, 4), "conv_kernels": (5, 1)},
-        {"image_channels": 5, "pool_strides": (1, 2), "groups": 5},
-        {"groups": 0},
-        {"conv_kernels": (3, 0), "image_size": (2, 11), "image_channels": 4},
-    ],
-)
-def test_other_shapes_equal_the_numpy_network(changes):
-    model = small(**changes)
-    c = model.config
-    constructor = {
-        "num_channels": c.image_channels,
-        "image_size": c.image_size,
-        "conv_kernel_nums": c.conv_channels,
-        "conv_kernel_sizes": c.conv_kernels,
-        "pool_strides": c.pool_strides,
-        "attn_num": c.groups,
-        "attn_depth": c.depth,
-        "attn_embed_dim": c.embed_dim,
-        "num_heads": c.heads,
-        "num_classes": c.num_classes,
-    }
-    tensors, images = hsvit_numpy.state(constructor), images_for(model)
-    params, stats = convert_hsvit.params_from_torch(tensors, c)
-    with jax.default_matmul_precision("highest"):
-        ours = jax.jit(model.apply)(params, stats, images)[0]
-    theirs = hsvit_numpy.forward(tensors, constructor, images.transpose(0, 3, 1, 2))
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
 
 
 def test_dropout_follows_the_example_and_the_key():

@@ -1,10 +1,10 @@
 """HSViT on a backbone: exact sizes, the mesh, frozen and lost parts, and what is refused."""
 
-import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 
 from hsvit_jax import configfile, mesh, models
 from hsvit_jax.models.hsvit import backbone
@@ -54,7 +54,7 @@ def small(**changes):
 @pytest.fixture(scope="module")
 def state():
     """Parameters, statistics and images for what `small` builds."""
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(small().init, jax.random.key(0)))
+    params, stats = small_runs.random_tree(jax.eval_shape(small().init, jax.random.key(0)))
     images = np.random.default_rng(2).normal(size=(4, 33, 40, 3)).astype(np.float32)
     return params, stats, images
 
@@ -97,7 +97,7 @@ def test_squeezed_and_dropped_channels_can_be_spread():
     def network(trunk):
         return built("efficientnet_b0", (33, 40), 5, **changes, depth=1, trunk=trunk)
 
-    params, stats = hvt_numpy.random_tree(
+    params, stats = small_runs.random_tree(
         jax.eval_shape(network("replicated").init, jax.random.key(0))
     )
     images = np.random.default_rng(2).normal(size=(4, 33, 40, 3)).astype(np.float32)

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 
 from hsvit_jax import mesh, models
 from hsvit_jax.models.vit import hvt
@@ -112,7 +112,7 @@ def test_lengths_of_the_sequence(changes, lengths):
 def small():
     """A small network with dropped paths, its parameters, images and one jitted function."""
     model = hvt.HVT(dataclasses.replace(SMALL, drop_path=0.5, depth=2))
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
+    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
     images = np.random.default_rng(2).normal(size=(8, 12, 20, 3)).astype(np.float32)
 
     @jax.jit

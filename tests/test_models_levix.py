@@ -1,9 +1,9 @@
 """LeViX: exact sizes, BatchNorm over devices, the start as no attention, and what is refused."""
 
-import hvt_numpy
 import jax
 import numpy as np
 import pytest
+import small_runs
 import vix_files
 
 from hsvit_jax import mesh, models
@@ -54,7 +54,7 @@ def test_training_over_devices():
     """Gradients, logits and the statistics after the batch, whole and split over devices."""
     settings = vix_files.small("levix", stem_channels=(5,), stem_strides=(2, 1), dropout=0.2)
     model = build({**settings, "depth": 1}, (6, 9), 7)
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
+    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
     images = np.random.default_rng(1).normal(size=(4, 6, 9, 3)).astype(np.float32)
 
     def results(apply):

@@ -2,11 +2,11 @@
 
 import math
 
-import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 
 from hsvit_jax import mesh
 from hsvit_jax.models import network
@@ -49,7 +49,7 @@ def mixed(request):
     name, _, coupled = request.param.partition(" ")
     m = Mixing(name, dropout=0.3, batch_coupling=bool(coupled), **SMALL)
     model = Alone(m)
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
+    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
 
     @jax.jit
     def run(x, ids, key):

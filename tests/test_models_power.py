@@ -1,12 +1,13 @@
-"""PoWER: which tokens stay, and the whole network against one in NumPy."""
+"""PoWER: which tokens stay, in one step and in a network."""
 
-import hvt_numpy
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 
-from hsvit_jax import convert_hvt
 from hsvit_jax.models.vit import hvt, token_pruning
 
 
@@ -28,7 +29,8 @@ def test_a_schedule_falls_evenly_to_the_share():
 
 
 @pytest.mark.parametrize(("cls", "retained"), [(True, (9, 2)), (False, (12, 5))])
-def test_logits_equal_a_network_in_numpy(cls, retained):
+def test_a_block_keeps_the_tokens_that_are_attended_to_most(cls, retained):
+    """The tokens after it are those of a block that keeps all, but for those that were dropped."""
     config = hvt.HVTConfig(
         image_size=(12, 16),
         image_channels=3,
@@ -43,21 +45,26 @@ def test_logits_equal_a_network_in_numpy(cls, retained):
         retained=retained,
         drop_path=0.0,
     )
-    constructor = {"num_heads": 2, "head_dim": 3, "num_blocks": 2, "pool_block_width": 0}
-    constructor |= {"pool_kernel_size": 3, "mlp_ratio": 2.0, "ln_eps": 1e-6, "qkv_bias": True}
-    constructor |= {"patch_size": 4, "size": (12, 16), "num_classes": 5, "cls": cls}
-    tensors = hvt_numpy.random_state(hvt_numpy.hvt_shapes(constructor))
-    params, stats = convert_hvt.params_from_torch(tensors, config)
     images = np.random.default_rng(2).normal(size=(4, 12, 16, 3)).astype(np.float32)
-    model = hvt.HVT(config)
-    with jax.default_matmul_precision("highest"):
-        ours = jax.jit(model.apply)(params, stats, images)[0]
-    nchw = images.transpose(0, 3, 1, 2)
-    theirs = hvt_numpy.hvt(tensors, {**constructor, "retained": retained}, nchw)
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
-    whole = hvt_numpy.hvt(tensors, constructor, nchw)
-    assert np.abs(whole - theirs).max() > 1e-3 * np.abs(theirs).max()
-    lengths = [row[1][0] for row in model.layer_table() if "feed-forward down" in row[0]]
+    params, stats = small_runs.made_up_values(hvt.HVT(config))
+
+    def views(retained):
+        model = hvt.HVT(dataclasses.replace(config, retained=retained))
+        return jax.jit(model.views)(params, stats, images)
+
+    pruned = views(retained)
+    for block, (before, after) in enumerate(
+        zip((config.tokens, retained[0]), retained, strict=True)
+    ):
+        significance_BT = np.array(pruned["attention"][block].sum((1, 2)))
+        assert significance_BT.shape == (4, before)
+        if cls:
+            significance_BT[:, 0] = np.inf
+        whole = views((before, before))["tokens"][block]
+        kept = [np.sort(np.argsort(-row)[:after]) for row in significance_BT]
+        expected = np.stack([x[places] for x, places in zip(whole, kept, strict=True)])
+        np.testing.assert_allclose(pruned["tokens"][block], expected, rtol=1e-4, atol=1e-5)
+    lengths = [r[1][0] for r in hvt.HVT(config).layer_table() if "feed-forward down" in r[0]]
     assert tuple(lengths) == retained
 
 

@@ -1,10 +1,10 @@
 """ViX: exact sizes, what positions and dropout do, the batch over devices, and what is refused."""
 
-import hvt_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_runs
 import vix_files
 
 from hsvit_jax import mesh, models
@@ -73,7 +73,7 @@ def network():
     """A small ViT with dropout everywhere, its parameters, images and a compiled pass."""
     settings = vix_files.small("vix", patch=3, dropout=0.2, embed_dropout=0.2, depth=1)
     model = build(settings, (6, 9))
-    params, stats = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
+    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
     images = np.random.default_rng(1).normal(size=(4, 6, 9, 3)).astype(np.float32)
 
     @jax.jit
@@ -113,7 +113,7 @@ def test_gradients_of_a_batch_over_devices(network):
 def test_rope_uses_no_learned_positions():
     settings = vix_files.small("vix", patch=3, positions="rope", depth=1)
     model = build(settings, (6, 9))
-    params, _ = hvt_numpy.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
+    params, _ = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
     images = np.random.default_rng(1).normal(size=(1, 6, 9, 3)).astype(np.float32)
     grads = jax.jit(jax.grad(lambda p: model.apply(p, {}, images)[0].sum()))(params)
     assert not np.any(grads["encoder"].pop("position"))  # the reference keeps it, too

@@ -5,12 +5,12 @@ import pickle
 import zipfile
 
 import convnet_files
-import hvt_numpy
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 import small_runs
+from support import state_dicts
 
 from hsvit_jax import checkpoint, convert, convert_tensors, models, train
 from hsvit_jax.models.hsvit import backbone
@@ -33,26 +33,11 @@ MODEL = {
     "retained": (),
     "flops_share": 1.0,
 }
-CONSTRUCTOR = {
-    "size": (8, 8),
-    "num_heads": 2,
-    "head_dim": 3,
-    "num_blocks": 1,
-    "patch_size": 2,
-    "num_classes": small_runs.CLASSES,
-    "mlp_ratio": 2,
-    "qkv_bias": True,
-    "ln_eps": 1e-6,
-    "in_chans": 1,
-    "pool_block_width": None,
-    "pool_kernel_size": 3,
-    "cls": True,
-}
 
 
-def tensors_of(**sizes):
+def tensors_of(name="pretrained"):
     """A DeiT's state dict, as timm names it."""
-    return hvt_numpy.random_state(hvt_numpy.hvt_shapes({**CONSTRUCTOR, **sizes}))
+    return state_dicts.tensors(name)
 
 
 def prepared(place, changes=None, **init):
@@ -85,16 +70,16 @@ def test_a_file_s_logits_are_the_network_s(tmp_path, name, before):
     tensors = tensors_of()
     start = load(write(tmp_path / name, {before + k: v for k, v in tensors.items()}))
     network = models.build(MODEL, image_size=(8, 8), channels=1, num_classes=7)
-    x = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32)
+    x = state_dicts.images("pretrained").transpose(0, 2, 3, 1)
     found = jax.jit(network.apply)(start.params, start.stats, x)[0]
-    expected = hvt_numpy.hvt(tensors, CONSTRUCTOR, x.transpose(0, 3, 1, 2))
+    expected = state_dicts.CASES["pretrained"]["logits"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert start.said[0].startswith(f"20 of 20 tensors are from {name}")
 
 
 def test_other_sizes_are_found_and_refitted_when_asked(tmp_path):
     """A folder of the hub's kind, of 11 classes, RGB, 12×12 pixels."""
-    tensors = tensors_of(num_classes=11, in_chans=3, size=(12, 12))
+    tensors = tensors_of("pretrained, other sizes")
     write(tmp_path / "model.safetensors", tensors)
     asked = {"classifier": "new", "stem": "refit", "positions": "resize"}
     start = load(tmp_path, **asked)
