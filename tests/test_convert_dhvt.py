@@ -14,7 +14,7 @@ SMALL = state_dicts.CASES["dhvt"]["constructor"]
 
 
 def test_what_the_tensors_do_not_tell(tmp_path):
-    tensors = state_dicts.tensors("dhvt")
+    tensors = state_dicts.tensors("dhvt no affine, no head tokens")
     np.savez(tmp_path / "a.npz", **tensors, config=json.dumps({"family": "DHVT"}))
     with pytest.raises(ValueError, match=r"--image_size\), num_heads \(say --heads"):
         convert.convert_file(tmp_path / "a.npz")

@@ -12,7 +12,7 @@ GOLDEN = "hf-efficientnet-train.npz"
 def test_logits_of_a_golden(golden_dir, tmp_path):
     """By the command line's function, which finds family and sizes in the file."""
     report = convert.convert_file(golden_dir / GOLDEN, tmp_path / "out")
-    assert 0 < report["max_abs_error"] <= 1e-5 * report["max_abs_logit"]
+    assert report["max_abs_error"] <= 1e-5 * report["max_abs_logit"]
     assert report["parameters"] == 16_837
 
 
