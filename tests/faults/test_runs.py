@@ -130,6 +130,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_kill_while_a_checkpoint_is_written(tmp_path, whole, command):
     """The one before it is used, and what was written of it is removed."""
     cut = tmp_path / "cut"
@@ -144,6 +145,7 @@ def test_kill_while_a_checkpoint_is_written(tmp_path, whole, command):
     assert all(name.isdigit() for name in os.listdir(cut / "checkpoints"))
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_left_out(tmp_path, command):
     process = command(tmp_path / "run", *SHORT, twist=("nan", 2, 4))
     assert finish(process)[0] == 0
