@@ -585,6 +585,11 @@ def test_a_failed_save_is_reported_and_does_not_hide_another_error(tmp_path, mon
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, make_state(1), {}, wait=True)
     monkeypatch.setattr(JsonCheckpointHandler, "_save_fn", fail)
+    first = Checkpoints(tmp_path / "first")
+    with pytest.raises(
+        CheckpointError, match=r"No space left on device\. No step was saved before"
+    ):
+        first.save(1, make_state(1), {}, wait=True)
     checkpoints.save(2, make_state(2), {})
     with pytest.raises(CheckpointError, match=r"No space left on device\. Earlier steps are"):
         checkpoints.wait()

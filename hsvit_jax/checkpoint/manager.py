@@ -269,9 +269,10 @@ class Checkpoints:
             if self._manager is not None:
                 self._manager.reload()  # it forgets steps it meant to delete after the save
             disk.clear_cut_short(self.directory)
+            kept = "Earlier steps are untouched" if self.steps() else "No step was saved before"
             raise CheckpointError(
-                f"{what}: {brief(error)}. Earlier steps are untouched; free some space or check "
-                "the disk, then save again."
+                f"{what}: {brief(error)}. {kept}; free some space or check the disk, then save "
+                "again."
             ) from error
 
     def _open(self, orbax: Any) -> Any:
