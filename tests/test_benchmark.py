@@ -16,7 +16,7 @@ from hsvit_jax import data, train
 from hsvit_jax.benchmark import __main__ as benchmark
 from hsvit_jax.benchmark import jobs, machine, step_parts, versus
 from hsvit_jax.models import costs
-from hsvit_jax.train import step
+from hsvit_jax.train import batches, step
 
 SMALL = {
     "variant": "c2a2",
@@ -131,13 +131,13 @@ def test_real_data_without_augmentation_and_a_trace(records, tmp_path):
 def parts_alone(monkeypatch):
     """Leaves out of the parts what the other tests compile: the whole step, its batch, `init`."""
 
-    def zeros(make, *_):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
+    def zeros(run):
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.state_shape)
 
-    monkeypatch.setattr(step, "place_state", zeros)
+    monkeypatch.setattr(step, "first_state", zeros)
     for name in ("train_job", "input_job"):
         monkeypatch.setattr(jobs, name, lambda *_: jobs.Job(lambda: None, 16))
-    monkeypatch.setattr(jobs, "batches", lambda _: tuple)
+    monkeypatch.setattr(batches, "resident", lambda *_: iter([()]))
 
 
 def part_functions(argument):

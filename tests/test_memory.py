@@ -8,7 +8,8 @@ from small_runs import small_config, small_dataset
 
 from hsvit_jax import main, train
 from hsvit_jax.models import costs
-from hsvit_jax.train import memory, run
+from hsvit_jax.runtime import memory
+from hsvit_jax.train import run
 
 
 @pytest.mark.parametrize(

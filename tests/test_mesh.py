@@ -220,7 +220,7 @@ def test_groups_live_on_their_own_devices():
     """Parameters, optimizer moments and the moving average: each device holds G/g groups."""
     config = small_config(mesh__group=4, mesh__data=2)
     run = train.prepare(config, dataset=small_dataset())
-    state = step.place_state(run.make_state, run.mesh)
+    state = step.first_state(run)
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     split = [path for path, _ in leaves if "groups" in [getattr(k, "key", None) for k in path]]
     assert len(split) == 4 * len(jax.tree.leaves(state["params"]["groups"]))

@@ -86,7 +86,7 @@ def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
 
 def stepped(chosen, params, grads):
     """Parameters after one step of the optimizer."""
-    tx = optim.build(chosen, 10, 5)
+    tx = optim.build(chosen, optim.schedule(chosen, 10, 5))
     updates, _ = tx.update(grads, tx.init(params), params)
     return optax.apply_updates(params, updates)
 
@@ -113,7 +113,7 @@ def test_adam_steps_by_the_learning_rate_at_first():
 def test_clip_by_global_norm_comes_before_adam(clip, expected):
     """What Adam has seen, from its first moment: (1 − β₁) of the clipped gradient."""
     chosen = settings(clip_norm=clip, beta1=0.75)
-    tx = optim.build(chosen, 10, 5)
+    tx = optim.build(chosen, optim.schedule(chosen, 10, 5))
     params = {"a": {"kernel": jnp.zeros(1)}, "b": {"bias": jnp.zeros(1)}}
     grads = {"a": {"kernel": jnp.array([30.0])}, "b": {"bias": jnp.array([-40.0])}}
     _, state = tx.update(grads, tx.init(params), params)
@@ -125,7 +125,7 @@ def test_the_clip_can_be_changed_on_a_checkpoint():
     """With and without a clip the state has one shape."""
     params = {"kernel": jnp.zeros((2, 2))}
     shapes = [
-        jax.tree.structure(optim.build(settings(clip_norm=clip), 10, 5).init(params))
+        jax.tree.structure(optim.build(settings(clip_norm=clip), lambda step: 0.1).init(params))
         for clip in (0.0, 1.0)
     ]
     assert shapes[0] == shapes[1]
@@ -133,7 +133,7 @@ def test_the_clip_can_be_changed_on_a_checkpoint():
 
 def test_a_clip_believes_the_norm_it_is_told():
     chosen = settings(clip_norm=2.0)
-    tx, params = optim.build(chosen, 10, 5), {"kernel": jnp.zeros(2)}
+    tx, params = optim.build(chosen, optim.schedule(chosen, 10, 5)), {"kernel": jnp.zeros(2)}
     grads = {"kernel": jnp.array([3.0, 4.0])}
     for norm, factor in ((None, 0.4), (5.0, 0.4), (8.0, 0.25), (1.0, 1.0)):
         _, (_, moments) = tx.update(grads, tx.init(params), params, norm=norm)

@@ -1,5 +1,6 @@
 """The compiled step: one program, no copies, the same result in every form and on every mesh."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,7 +12,7 @@ from small_runs import CLASSES, small_config, small_dataset
 
 from hsvit_jax import augment, train
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.train import optim, step
+from hsvit_jax.train import batches, step
 
 DATASET = small_dataset()
 IMAGES, LABELS = DATASET.train.images, DATASET.train.labels
@@ -19,32 +20,20 @@ BATCH = 16
 
 
 class Trainer:
-    """A prepared run with its compiled step in both forms."""
+    """A prepared run with its jitted step, and its batches from the devices or the host."""
 
     def __init__(self, *, dataset=DATASET, sgd=False, **settings):
-        self.run = run = train.prepare(small_config(**settings), dataset=dataset)
-        config = run.config
+        run = train.prepare(small_config(**settings), dataset=dataset)
         if sgd:  # Adam divides by the size of a gradient, which may be rounding alone
             tx = optax.sgd(0.05)
-            run.make_state = lambda: step.init_state(run.model, tx, 0, ema=True)
-        else:
-            tx = optim.build(config.optim, run.total_steps, run.steps_per_epoch)
-        pure = step.make_train_step(
-            run.model,
-            tx,
-            step.augment_settings(config),
-            run.mesh,
-            seed=config.seed,
-            steps_per_epoch=run.steps_per_epoch,
-            log_every=config.train.log_every,
-            ema_decay=config.train.ema_decay,
-        )
-        self.fresh = step.place_state(run.make_state, run.mesh)
-        self.step = step.jit_step(pure, self.fresh, run.mesh)
-        self.gather = step.make_gather(run.mesh, BATCH)
+            shape = jax.eval_shape(lambda: step.init_state(run.model, tx, run.config))
+            run = dataclasses.replace(run, tx=tx, state_shape=shape)
+        self.run, self.fresh = run, step.first_state(run)
+        self.step = step.jit_step(run, step.make_train_step(run))
+        self.gather = batches.make_gather(run)
         self.images = mesh_lib.put_replicated(run.mesh, dataset.train.images)
         self.labels = mesh_lib.put_replicated(run.mesh, dataset.train.labels)
-        self.order_of = step.make_epoch_order(len(dataset.train), config.seed)
+        self.order_of = batches.make_epoch_order(len(dataset.train), run.config.seed)
 
     def state(self):
         """A fresh state that may be donated."""
@@ -53,7 +42,7 @@ class Trainer:
     def batch(self, number, streamed=False):
         """The batch of a step, gathered on the devices or put there from the host."""
         epoch, place = divmod(number, self.run.steps_per_epoch)
-        order = np.asarray(self.order_of(epoch))
+        order = self.order_of(epoch)
         if not streamed:
             order = mesh_lib.put_replicated(self.run.mesh, order)
             return self.gather(self.images, self.labels, order, place * BATCH)
@@ -137,19 +126,19 @@ def test_a_run_does_not_depend_on_the_mesh(shape):
 
 def test_augmented_batch_does_not_depend_on_the_mesh():
     settings = step.augment_settings(one_device().run.config)
-    ids = np.asarray(one_device().order_of(0))[:BATCH]
+    ids = one_device().order_of(0)[:BATCH]
     keys = (step.run_key(0, 2), step.run_key(0, 3))
 
     @jax.jit
     def make(images, labels, ids):
         return augment.train_batch(settings, *keys, images, labels, ids)
 
-    batches = []
+    made = []
     for data in (1, 8):
         mesh = mesh_lib.make(1, data, groups=8)
         arrays = (mesh_lib.put_batch(mesh, a) for a in (IMAGES[ids], LABELS[ids], ids))
-        batches.append(make(*arrays))
-    assert_same_bits(*batches)
+        made.append(make(*arrays))
+    assert_same_bits(*made)
 
 
 # --- Steps that must not be taken ----------------------------------------------------------------
@@ -248,16 +237,16 @@ def test_metrics_are_means_since_the_last_log_line():
 
 
 def test_epoch_orders_are_permutations_that_differ():
-    order_of = step.make_epoch_order(70, 0)
-    orders = [np.asarray(order_of(epoch)) for epoch in range(3)]
+    order_of = batches.make_epoch_order(70, 0)
+    orders = [order_of(epoch) for epoch in range(3)]
     for order in orders:
         assert order.dtype == np.int32
         np.testing.assert_array_equal(np.sort(order), np.arange(70))
     assert not np.array_equal(orders[0], orders[1])
     assert not np.array_equal(orders[1], orders[2])
     assert not np.array_equal(orders[0], np.arange(70))
-    np.testing.assert_array_equal(orders[1], step.make_epoch_order(70, 0)(1))
-    assert not np.array_equal(orders[0], step.make_epoch_order(70, 1)(0))
+    np.testing.assert_array_equal(orders[1], batches.make_epoch_order(70, 0)(1))
+    assert not np.array_equal(orders[0], batches.make_epoch_order(70, 1)(0))
 
 
 def test_plain_state_goes_there_and_back():
@@ -266,7 +255,7 @@ def test_plain_state_goes_there_and_back():
     kinds = {type(x) for x in jax.tree.leaves(plain, is_leaf=lambda x: not isinstance(x, dict))}
     assert all(issubclass(kind, jax.Array) for kind in kinds)
     assert_same_bits(step.from_plain(plain, trainer.fresh), trainer.fresh)
-    template = step.state_template(trainer.run.make_state, trainer.run.mesh)
+    template = step.state_template(trainer.run)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), template) == jax.tree.map(
         lambda x: (x.shape, x.dtype), plain
     )

@@ -19,11 +19,12 @@ if __name__ == "__main__":
     cpu.use_huge_pages("hsvit_jax.benchmark")
 cpu.prepare()  # before anything imports jax
 
+import jax  # noqa: E402
 import ml_collections  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hsvit_jax import cli, configfile  # noqa: E402
-from hsvit_jax.benchmark import jobs, machine, step_parts, versus  # noqa: E402
+from hsvit_jax.benchmark import decode, jobs, machine, step_parts, versus  # noqa: E402
 from hsvit_jax.models import costs  # noqa: E402
 
 WORKS = tuple(jobs.JOBS)
@@ -129,8 +130,6 @@ def measure(
 
     Raises `Mistake` (a ValueError) for a configuration, data and devices that do not fit together.
     """
-    import jax
-
     if work not in WORKS:
         raise jobs.Mistake(f"unknown work {work!r}; choose one of {', '.join(WORKS)}")
     run = jobs.prepare(config, real_data, devices)
@@ -179,8 +178,6 @@ def measure_decoding(
 
     Raises `Mistake` for a data set that has no files to decode.
     """
-    from hsvit_jax.benchmark import decode
-
     try:
         speed = decode.measure(config, steps=steps, warmup=warmup)
     except ValueError as error:
@@ -201,8 +198,6 @@ def measure_decoding(
 
 def _performance(run: Any, work: str, rate: float) -> dict:
     """FLOPs of one image, and the share of the machine's peak that the rate amounts to."""
-    import jax
-
     names = ("flops_per_image", "flops_counted_on", "flops_per_second", "share_of_peak", "peak")
     if work == "input":
         return dict.fromkeys(names)

@@ -9,6 +9,7 @@ import ml_collections
 import numpy as np
 
 from hsvit_jax import train
+from hsvit_jax.data import stream
 
 
 class Speed(NamedTuple):
@@ -30,8 +31,6 @@ def measure(config: ml_collections.ConfigDict, *, steps: int, warmup: int) -> Sp
     however small the data set; nothing is augmented, which is the device's work. Raises ValueError
     for a data set that cannot be read, or that has no files to read.
     """
-    from hsvit_jax.data import stream
-
     if config.data.name == "digits":
         raise ValueError(
             "digits are a part of the package: there are no files to decode; name a folder of "

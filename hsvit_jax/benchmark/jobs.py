@@ -1,13 +1,20 @@
 """What the benchmark times: a step of some work, as the trainer makes it."""
 
 import dataclasses
-import itertools
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_collections
+import numpy as np
+
+from hsvit_jax import augment, data, train
+from hsvit_jax import config as config_lib
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.train import batches, evaluate, step
 
 
 class Mistake(ValueError):
@@ -30,8 +37,6 @@ def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | 
     real_data: the configuration's, rather than random images of its shape. Raises `Mistake` for
     what cannot be trained, or does not fit in memory.
     """
-    from hsvit_jax import train
-
     try:
         dataset = train.load_data(config) if real_data else _random_dataset(config)
         run = train.prepare(config, dataset=dataset, devices=devices)
@@ -47,11 +52,6 @@ def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | 
 
 def _random_dataset(config: ml_collections.ConfigDict) -> Any:
     """Eight batches of random images with the shape and classes of the configuration's data."""
-    import numpy as np
-
-    from hsvit_jax import config as config_lib
-    from hsvit_jax import data
-
     info = data.describe(config.data.name, config.data.dir or None)
     resolved = config_lib.resolve(config, info)
     shape = (8 * resolved.train.batch, *resolved.data.image_size, resolved.data.channels)
@@ -73,65 +73,26 @@ def _compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
 
 
 def _augmentation(run: Any, augmented: bool) -> Any:
-    from hsvit_jax import augment
-    from hsvit_jax.train import step
-
     full = step.augment_settings(run.config)
     return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
 
 
-def batches(run: Any) -> Callable[[], Any]:
-    """Gives the next batch of a data set that lies on the devices, as the trainer does."""
-    import numpy as np
-
-    from hsvit_jax import mesh
-    from hsvit_jax.train import step
-
-    split = run.dataset.train
-    order = np.asarray(step.make_epoch_order(len(split), run.config.seed)(0))
-    resident = tuple(mesh.put_replicated(run.mesh, a) for a in (split.images, split.labels, order))
-    gather = step.make_gather(run.mesh, run.config.train.batch)
-    places = itertools.cycle(range(run.steps_per_epoch))
-    return lambda: gather(*resident, next(places) * run.config.train.batch)
-
-
 def train_job(run: Any, augmented: bool) -> Job:
     """The trainer's step, its batch taken from a data set on the devices."""
-    from hsvit_jax.train import optim, step
-
-    config = run.config
-    pure = step.make_train_step(
-        run.model,
-        optim.build(config.optim, run.total_steps, run.steps_per_epoch),
-        _augmentation(run, augmented),
-        run.mesh,
-        seed=config.seed,
-        steps_per_epoch=run.steps_per_epoch,
-        log_every=config.train.log_every,
-        ema_decay=config.train.ema_decay,
-        aggregate=config.mesh.aggregate,
-        gradients=config.mesh.gradients,
-    )
-    state = step.place_state(run.make_state, run.mesh, run.model)
-    next_batch = batches(run)
-    jitted = step.jit_step(pure, state, run.mesh, run.model)
-    compiled, seconds = _compile(jitted, state, next_batch())
+    state, source = step.first_state(run), batches.resident(run, 0)
+    train_step = step.make_train_step(run, _augmentation(run, augmented))
+    compiled, seconds = _compile(step.jit_step(run, train_step), state, next(source))
 
     def take() -> Any:
         nonlocal state
-        state, values = compiled(state, next_batch())
+        state, values = compiled(state, next(source))
         return state, values
 
-    return Job(take, config.train.batch, compiled, seconds)
+    return Job(take, run.config.train.batch, compiled, seconds)
 
 
 def input_job(run: Any, augmented: bool) -> Job:
     """A step's batch alone: gathered from the data on the devices, and augmented."""
-    import jax
-
-    from hsvit_jax import augment
-    from hsvit_jax.train import step
-
     settings, key = _augmentation(run, augmented), step.run_key(run.config.seed, 0)
 
     @jax.jit
@@ -139,37 +100,33 @@ def input_job(run: Any, augmented: bool) -> Job:
         keys = jax.random.split(jax.random.fold_in(key, batch[2][0]))
         return augment.train_batch(settings, *keys, *batch)
 
-    next_batch = batches(run)
-    compiled, seconds = _compile(draw, next_batch(), key)
-    return Job(lambda: compiled(next_batch(), key), run.config.train.batch, compiled, seconds)
+    source = batches.resident(run, 0)
+    compiled, seconds = _compile(draw, next(source), key)
+    return Job(lambda: compiled(next(source), key), run.config.train.batch, compiled, seconds)
 
 
 def infer_job(run: Any, _: bool) -> Job:
     """The evaluation forward, on a batch that lies on the devices."""
-    from hsvit_jax import mesh
-    from hsvit_jax.train import evaluate, step
-
-    data, batch = run.config.data, run.config.train.batch
-    forward = evaluate.make_forward(run.model, run.mesh, tuple(data.mean), tuple(data.std))
-    params, stats = step.averaged(step.place_state(run.make_state, run.mesh, run.model))
-    images = mesh.put_batch(run.mesh, run.dataset.train.images[:batch])
+    settings, batch = run.config.data, run.config.train.batch
+    mean, std = tuple(settings.mean), tuple(settings.std)
+    forward = evaluate.make_forward(run.model, run.mesh, mean, std)
+    params, stats = step.averaged(step.first_state(run))
+    images = mesh_lib.put_batch(run.mesh, run.dataset.train.images[:batch])
     compiled, seconds = _compile(forward, params, stats, images)
     return Job(lambda: compiled(params, stats, images), batch, compiled, seconds)
 
 
 def eval_job(run: Any, _: bool) -> Job:
     """A whole evaluation of the test split, from host arrays to counts."""
-    from hsvit_jax.train import evaluate, step
-
-    data = run.config.data
+    settings = run.config.data
     evaluator = evaluate.make_evaluator(
         run.model,
         run.mesh,
-        mean=tuple(data.mean),
-        std=tuple(data.std),
-        num_classes=data.num_classes,
+        mean=tuple(settings.mean),
+        std=tuple(settings.std),
+        num_classes=settings.num_classes,
     )
-    params, stats = step.averaged(step.place_state(run.make_state, run.mesh, run.model))
+    params, stats = step.averaged(step.first_state(run))
     split, batch = run.dataset.test, run.config.train.batch
     return Job(lambda: evaluator(params, stats, split, batch).loss, len(split))
 
@@ -184,10 +141,6 @@ def training_flops(model: Any) -> float:
     Counted on a program for one image: XLA counts the body of a loop once however often it runs,
     and with one image the loop of the kernels' gradient runs once. No augmentation or optimizer.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from hsvit_jax import mesh as mesh_lib
 
     def loss(params: dict, stats: dict, images: Any, key: Any) -> tuple[Any, dict]:
         logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
@@ -204,8 +157,6 @@ def training_flops(model: Any) -> float:
 
 def timed(take: Callable[[], Any], steps: int) -> list[float]:
     """Wall-clock seconds of each step, waited for."""
-    import jax
-
     times = []
     for _ in range(steps):
         started = time.perf_counter()

@@ -8,7 +8,11 @@ import resource
 import sys
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from hsvit_jax.benchmark import jobs
+from hsvit_jax.ops import conv_direct
 
 # Sides of the square product and batches of the convolution that show a machine's peak.
 _PEAK_SIZES = {"cpu": (2048, 32)}
@@ -23,11 +27,6 @@ def measure_peak(dtype: str, repeats: int = 5) -> dict:
 
     dtype: 'float32' or 'bfloat16'; the best of `repeats` runs of each, at jax's default precision.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from hsvit_jax.ops import conv_direct
-
     side, batch = _PEAK_SIZES.get(jax.default_backend(), _PEAK_SIZES_ACCELERATOR)
     square = jnp.ones((side, side), dtype)
     maps, kernel = jnp.ones((batch, 32, 32, 128), dtype), jnp.ones((3, 3, 128, 128), dtype)
@@ -70,8 +69,6 @@ def device_memory(devices: Any) -> int | None:
 
 def description() -> dict:
     """Devices, cores, load and versions, as the JSON line has them."""
-    import jax
-
     version = importlib.metadata.version
     return {
         "devices": [d.device_kind for d in jax.devices()],

@@ -19,6 +19,7 @@ if __name__ == "__main__":
     cpu.use_huge_pages("hsvit_jax.benchmark.step_growth")
 cpu.prepare()  # before anything imports jax
 
+import jax  # noqa: E402
 from absl import flags  # noqa: E402
 
 from hsvit_jax import cli, configfile, report  # noqa: E402
@@ -68,8 +69,6 @@ def measure(
     rounds: steps of each, in turn, after one that is not counted. Raises `Mistake` for what the
     configuration does not take.
     """
-    import jax
-
     changes = [("as it is", ("train.batch", str(batch)))]
     changes += [(name, change) for name in series or SERIES for change in SERIES[name]]
     timed, flops = [], []

@@ -5,9 +5,16 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_collections
+import numpy as np
+import optax
 
 from hsvit_jax.benchmark import jobs, machine
+from hsvit_jax.models.network import Share
+from hsvit_jax.ops.max_pool import max_pool
+from hsvit_jax.train import batches, step
 
 
 def measure_parts(
@@ -18,8 +25,6 @@ def measure_parts(
     They do not add up exactly: alone, a part is not fused with its neighbours, and it reads from
     memory what the step would have had in cache. Raises `Mistake` as `benchmark.measure` does.
     """
-    import jax
-
     config = config.copy_and_resolve_references()
     config.mesh.group = config.mesh.data = 1
     if config.model.family != "hsvit":
@@ -53,16 +58,8 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
     not need is dead code to the compiler. A part's own arguments, the ones that its gradient is
     taken for, are the first: its parameters, and the activations it is given.
     """
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    from hsvit_jax.models.network import Share
-    from hsvit_jax.ops.max_pool import max_pool
-    from hsvit_jax.train import optim, step
-
     model, batch = run.model, run.config.train.batch
-    state = step.place_state(run.make_state, run.mesh, run.model)
+    state = step.first_state(run)
     params, key = state["params"], jax.random.key(0)
     size = (batch, *model.config.image_size, model.config.image_channels)
     images, ids = _normal(size), jnp.arange(batch)
@@ -131,34 +128,26 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
         parts[f"{name}, forward and backward"] = functools.partial(both, own, *rest)
     parts["augmentation"] = jobs.input_job(run, True).take
 
-    tx = optim.build(run.config.optim, run.total_steps, run.steps_per_epoch)
-
     def update(trained: tuple[Any, Any], gradient: Any) -> tuple[Any, Any]:
-        updates, moments = tx.update(gradient, trained[1], trained[0])
+        updates, moments = run.tx.update(gradient, trained[1], trained[0])
         return optax.apply_updates(trained[0], updates), moments
 
     def nothing(state: dict, *_: Any) -> dict:
         return jax.lax.optimization_barrier(state)  # or jax would not even call the program
 
     parts["optimizer"] = _carrying(update, (params, state["opt"]), params)
-    parts["dispatch of an empty step"] = _carrying(nothing, state, jobs.batches(run)())
+    parts["dispatch of an empty step"] = _carrying(nothing, state, next(batches.resident(run, 0)))
     return parts
 
 
 def _mean_square(function: Callable[..., Any], *args: Any) -> Any:
     """A number to take the gradient of, that depends on everything a part computes."""
-    import jax
-    import jax.numpy as jnp
-
     outputs = jax.tree.leaves(function(*args))
     return sum(jnp.square(x.astype(jnp.float32)).mean() for x in outputs)
 
 
 def _normal(shape: tuple[int, ...], dtype: Any = "float32") -> Any:
     """Random values that no program had to be compiled for."""
-    import jax.numpy as jnp
-    import numpy as np
-
     return jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32), dtype)
 
 
@@ -179,8 +168,6 @@ def _pooled_maps(model: Any, batch: int) -> tuple[list, list[tuple[int, int]]]:
 
 def _carrying(function: Callable[..., Any], carried: Any, *args: Any) -> Callable[[], Any]:
     """Runs function(carried, *args) → carried again and again, its own copy of it donated."""
-    import jax
-
     jitted = jax.jit(function, donate_argnums=0, keep_unused=True)
     carried = jax.tree.map(lambda x: x.copy(), carried)
 

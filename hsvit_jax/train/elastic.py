@@ -19,8 +19,10 @@ from jax.experimental import multihost_utils
 
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, signals
+from hsvit_jax.train import batches
 from hsvit_jax.train import step as step_lib
-from hsvit_jax.train.loop import Loop, Run
+from hsvit_jax.train.loop import Loop
+from hsvit_jax.train.run_spec import Run
 
 
 def check(run: Run) -> None:
@@ -38,14 +40,14 @@ def check(run: Run) -> None:
 class RecoverableLoop(Loop):
     """The loop over steps, each taken by all processes that are left, or by none of them."""
 
+    donate = False
     wait_for_others = 60.0  # jax's barrier waits for a lost process too, as it might come back
 
-    def run(self, state: dict) -> dict:
+    def take_steps(self, state: dict) -> dict:
         """Takes the remaining steps."""
-        run = self.r
-        number = int(state["step"])
-        self.everybody = list(run.mesh.devices.flat)
-        take = self.taker(state, donate=False)
+        self.whole = run = self.run
+        number, train_step = int(state["step"]), None
+        source, everybody = batches.source(run, number), list(run.mesh.devices.flat)
         ended = number  # the last step whose epoch end, if it is one, is behind us
         while True:
             signum = self.stop.due()
@@ -55,15 +57,18 @@ class RecoverableLoop(Loop):
             if number >= run.total_steps and ended == number:
                 return state
             try:
-                with multihost_utils.live_devices(self.everybody):
+                with multihost_utils.live_devices(everybody):
                     if ended < number:
                         self.end_epoch(state, number)
                         ended = number
                         continue
-                    new, values = jax.block_until_ready(take(state, number))
+                    batch = next(source)
+                    if train_step is None:
+                        train_step = self.compile(state, batch)
+                    new, values = jax.block_until_ready(train_step(state, batch))
             except multihost_utils.ProcessFailureError as failure:
                 state = self._without(state, failure.failed_devices)
-                take = self.taker(state, donate=False)
+                source, train_step = batches.source(self.run, number), None
                 continue
             state, number = new, number + 1
             self.pending.append((number, values))
@@ -73,7 +78,7 @@ class RecoverableLoop(Loop):
 
     def _without(self, state: dict, gone: set[jax.Device]) -> dict:
         """Makes the run smaller, and its state: what the devices `gone` held is no more."""
-        model, devices = self.r.model, list(self.r.mesh.devices.flat)
+        model, devices = self.run.model, list(self.run.mesh.devices.flat)
         numbers, each = np.asarray(model.left()), model.groups // len(devices)
         lost = [
             int(number)
@@ -84,7 +89,7 @@ class RecoverableLoop(Loop):
         devices = [device for device in devices if device not in gone]
         model = model.without(lost)
         mesh = mesh_lib.make(len(devices), 1, groups=model.groups, devices=devices)
-        self.r = dataclasses.replace(self.r, model=model, mesh=mesh)
+        self.run = dataclasses.replace(self.run, model=model, mesh=mesh)
         self.evaluator = self.make_evaluator()
         self.checkpoints.alone()
         coordination.go_on_with({device.process_index for device in devices})
@@ -100,7 +105,7 @@ class RecoverableLoop(Loop):
 
     def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
         """As `Loop.save`, on disk when it returns; after a loss process 0 saves for all."""
-        if not self.r.model.lost:
+        if not self.run.model.lost:
             return super().save(state, number, metric, wait=True)
         self.watchdog.heartbeat(f"the start of saving step {number}")
         whole = self._with_fresh_groups(step_lib.to_plain(state))
@@ -111,12 +116,13 @@ class RecoverableLoop(Loop):
 
     def _with_fresh_groups(self, plain: dict) -> dict:
         """The state of the whole network as NumPy arrays: lost groups as they were at the start."""
-        here = mesh_lib.fetch(self.r.mesh, plain)
-        fresh = jax.jit(lambda: step_lib.to_plain(self.r.make_state()))()
-        left = np.asarray(self.r.model.left())
+        here = mesh_lib.fetch(self.run.mesh, plain)
+        model, tx, config = self.whole.model, self.whole.tx, self.whole.config
+        fresh = jax.jit(lambda: step_lib.to_plain(step_lib.init_state(model, tx, config)))()
+        left = np.asarray(self.run.model.left())
 
         def fill(path: tuple, fresh: jax.Array, kept: np.ndarray) -> np.ndarray:
-            if not mesh_lib.is_spread(path, self.r.model):
+            if not mesh_lib.is_spread(path, self.run.model):
                 return kept
             whole = np.array(fresh)
             whole[left] = kept  # groups and towers lie along the first axis

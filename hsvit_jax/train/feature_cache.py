@@ -23,7 +23,7 @@ from hsvit_jax.data import cache
 from hsvit_jax.models import feature_extractor
 from hsvit_jax.train import evaluate
 from hsvit_jax.train import step as step_lib
-from hsvit_jax.train.loop import Run
+from hsvit_jax.train.run_spec import Run
 
 # Up to here the training split's features lie on the devices, as its images would.
 _RESIDENT_BYTES = 1 << 31

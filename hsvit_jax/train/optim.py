@@ -67,12 +67,10 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), clip)
 
 
-def build(
-    optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int
-) -> optax.GradientTransformation:
+def build(optim: ml_collections.ConfigDict, rate: optax.Schedule) -> optax.GradientTransformation:
     """Clip by global norm (0: none), then AdamW; decay on kernels, or on all with `decay_all`."""
     adamw = optax.adamw(
-        schedule(optim, total_steps, steps_per_epoch),
+        rate,
         b1=optim.beta1,
         b2=optim.beta2,
         weight_decay=optim.weight_decay,

@@ -3,13 +3,12 @@
 import json
 from typing import Any
 
-import jax
 import ml_collections
 
 from hsvit_jax import checkpoint, report
 from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
-from hsvit_jax.train.loop import Run
+from hsvit_jax.train.run_spec import Run
 
 
 def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
@@ -34,17 +33,16 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
         if changed and verbose:
             text = "resuming with changed settings:\n  " + "\n  ".join(changed)
             print(report.printable(text), flush=True)
-    restored = checkpoints.restore(step_lib.state_template(run.make_state, run.mesh, run.model))
+    restored = checkpoints.restore(step_lib.state_template(run))
     if restored is None:
         start = init_from.load(run.config, run.model)
         if start is None:
-            return step_lib.place_state(run.make_state, run.mesh, run.model)
+            return step_lib.first_state(run)
         if verbose:
             print("; ".join(start.said), flush=True)
-        values = (start.params, start.stats)
-        return step_lib.place_state(run.make_state, run.mesh, run.model, values)
+        return step_lib.first_state(run, (start.params, start.stats))
     _, plain, _ = restored
-    return step_lib.from_plain(plain, jax.eval_shape(run.make_state))
+    return step_lib.from_plain(plain, run.state_shape)
 
 
 def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:
@@ -52,13 +50,11 @@ def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[in
     checkpoints.wait()
     if checkpoints.best_step() is None:
         return int(state["step"]), state
-    restored = checkpoints.restore(
-        step_lib.state_template(run.make_state, run.mesh, run.model), "best"
-    )
+    restored = checkpoints.restore(step_lib.state_template(run), "best")
     if restored is None:
         return int(state["step"]), state
     number, plain, _ = restored
-    return number, step_lib.from_plain(plain, jax.eval_shape(run.make_state))
+    return number, step_lib.from_plain(plain, run.state_shape)
 
 
 def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:

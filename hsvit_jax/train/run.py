@@ -11,25 +11,16 @@ from typing import Any
 import jax
 import ml_collections
 
+from hsvit_jax import checkpoint, data, models, report
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, models, report
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.runtime import coordination, watchdog
-from hsvit_jax.train import elastic, feature_cache, init_from, memory, metrics, optim, resume
+from hsvit_jax.runtime import coordination, memory, watchdog
+from hsvit_jax.train import elastic, feature_cache, init_from, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
-from hsvit_jax.train.loop import Diverged, Loop, Run
-
-__all__ = [
-    "Diverged",
-    "Result",
-    "Run",
-    "build_model",
-    "load_data",
-    "prepare",
-    "train",
-]
+from hsvit_jax.train.loop import Loop
+from hsvit_jax.train.run_spec import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +85,8 @@ def prepare(
             "images: raise it, or set train.epochs=0 and train.steps"
         )
     config = config_lib.with_warmup(config, total_steps, steps_per_epoch)
-    tx = optim.build(config.optim, total_steps, steps_per_epoch)
+    schedule = optim.schedule(config.optim, total_steps, steps_per_epoch)
+    tx = optim.build(config.optim, schedule)
     return Run(
         config=config,
         dataset=dataset,
@@ -102,13 +94,9 @@ def prepare(
         mesh=mesh,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        make_state=lambda start=None: step_lib.init_state(
-            model,
-            tx,
-            config.seed,
-            ema=config.train.ema_decay > 0,
-            start=start,
-        ),
+        schedule=schedule,
+        tx=tx,
+        state_shape=jax.eval_shape(lambda: step_lib.init_state(model, tx, config)),
     )
 
 
@@ -213,60 +201,48 @@ def train(
         )
     if not isinstance(workdir, str | os.PathLike):
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
-    started = time.monotonic()
-    workdir = Path(workdir)
-    lead = coordination.is_lead()
-    several = jax.process_count() > 1
+    started, workdir = time.monotonic(), Path(workdir)
+    lead, several = coordination.is_lead(), jax.process_count() > 1
+    progress = _data_progress if verbose and lead else None
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
-    progress = _data_progress if verbose and lead else None
-    coordination.agree(lambda: _check_start(config, workdir))
-    run = coordination.agree(
-        lambda: prepare(config, dataset=dataset, devices=devices, progress=progress)
-    )
-    if recoverable:
-        elastic.check(run)
-    config = run.config
-    coordination.check_same("configuration", config_lib.to_json(config))
-    coordination.check_same("data set", run.dataset.fingerprint)
-    coordination.agree(lambda: workdir_lib.make(workdir))
-    with (
-        contextlib.ExitStack() as stack,
-        watchdog.Watchdog(stall_timeout, coordination.leave_stalled) as dog,
-        coordination.StopTogether(dog.hurry) as stop,
-    ):
-        checkpoints = coordination.agree(
-            lambda: workdir_lib.open_checkpoints(workdir, config, stack)
-        )
+    with contextlib.ExitStack() as stack:
+
+        def open_run() -> tuple[Run, checkpoint.Checkpoints]:
+            _check_start(config, workdir)
+            run = prepare(config, dataset=dataset, devices=devices, progress=progress)
+            if recoverable:
+                elastic.check(run)
+            return run, stack.enter_context(workdir_lib.opened(workdir, run.config))
+
+        run, checkpoints = coordination.agree(open_run)
+        coordination.check_same("configuration", config_lib.to_json(run.config))
+        coordination.check_same("data set", run.dataset.fingerprint)
         coordination.agree(lambda: workdir_lib.check_shared(workdir))
-        # The order of restoring: 1. this folder's latest good checkpoint; 2. the network that
-        # init.from names; 3. a fresh start.
+        dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))
+        stop = stack.enter_context(coordination.StopTogether(dog.hurry))
+
         state = resume.latest(run, checkpoints, verbose and lead)
         first = int(state["step"])
         if lead:
-            report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
-        with (
-            metrics.MetricLog(workdir, start_step=first, enabled=lead) as log,
-            metrics.Progress(run.total_steps, first, enabled=verbose and lead) as bar,
-        ):
-            if config.init.cache:
-                run = feature_cache.attach(
-                    run, state, bar.say, lambda: dog.heartbeat("a batch of features", slow=True)
-                )
-            kind = elastic.RecoverableLoop if recoverable and several else Loop
-            loop = kind(run, checkpoints, log, bar, stop, dog)
-            bar.say(_opening(run, first))
-            state = loop.run(state)
-            last = int(state["step"])
-            best_step = last
-            if not loop.r.model.lost:  # else the best checkpoint is of another network
-                best_step, state = resume.best(run, checkpoints, state)
-            validation = None
-            if len(run.dataset.val):
-                validation = loop.evaluate(state, "val", loop.give_up)
-            test = loop.evaluate(state, "test", loop.give_up)
-            loop.log_eval(best_step, "test", test)
-    curves = metrics.draw_curves(workdir, workdir.name) if lead else None
+            report.write_file(workdir / "config.json", config_lib.to_json(run.config) + "\n")
+        log = stack.enter_context(metrics.MetricLog(workdir, start_step=first, enabled=lead))
+        bar = stack.enter_context(
+            metrics.Progress(run.total_steps, first, enabled=verbose and lead)
+        )
+        if run.config.init.cache:
+            run = feature_cache.attach(
+                run, state, bar.say, lambda: dog.heartbeat("a batch of features", slow=True)
+            )
+        bar.say(_opening(run, first))
+
+        kind = elastic.RecoverableLoop if recoverable and several else Loop
+        loop = kind(run, checkpoints, log, bar, stop, dog)
+        state = loop.take_steps(state)
+        last, best_step = int(state["step"]), int(state["step"])
+        if not loop.run.model.lost:  # else the best checkpoint is of another network
+            best_step, state = resume.best(run, checkpoints, state)
+        validation, test = loop.evaluate_best(state, best_step)
     return Result(
         workdir=workdir,
         step=last,
@@ -275,7 +251,7 @@ def train(
         test=test,
         validation=validation,
         seconds=time.monotonic() - started,
-        curves=curves,
+        curves=metrics.draw_curves(workdir, workdir.name) if lead else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The training state and the pure, compiled step.
+"""The training state, and the step from one state to the next.
 
 Everything random in a step is a function of (seed, epoch or step, example index, group index), so a
 run does not depend on the number of devices or on where it was interrupted.
@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 from flax import serialization
-from jax.sharding import Mesh
 
 from hsvit_jax import augment
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.train.run_spec import Run
 
 Array = jax.Array
 
 # What a key is for: folded into the run's key, so that no two uses share a stream.
-_INIT, _ORDER, _AUGMENT, _MIX, _DROPOUT = range(5)
+INIT, ORDER, AUGMENT, MIX, DROPOUT = range(5)
 
 
 def run_key(seed: int, use: int) -> Array:
@@ -30,15 +30,13 @@ def run_key(seed: int, use: int) -> Array:
 
 def initial_key(seed: int) -> Array:
     """The key that a run's network is drawn by."""
-    return run_key(seed, _INIT)
+    return run_key(seed, INIT)
 
 
 def init_state(
     model: Any,
     tx: optax.GradientTransformation,
-    seed: int,
-    *,
-    ema: bool,
+    config: ml_collections.ConfigDict,
     start: tuple[dict, dict] | None = None,
 ) -> dict:
     """A training state at step 0, a nested dict of arrays; start: (params, stats) not drawn afresh.
@@ -47,7 +45,7 @@ def init_state(
     ema hold only what is trained, nothing of the network's frozen parts); bad: non-finite steps in
     a row; skipped: in all; meter: sums since the last log line.
     """
-    params, stats = start or model.init(initial_key(seed))
+    params, stats = start or model.init(initial_key(config.seed))
     state = {
         "step": jnp.zeros((), jnp.int32),
         "params": params,
@@ -57,7 +55,7 @@ def init_state(
         "skipped": jnp.zeros((), jnp.int32),
         "meter": {name: jnp.zeros(()) for name in ("loss", "accuracy", "steps")},
     }
-    if ema:
+    if config.train.ema_decay > 0:
         moving = {"params": params, "stats": stats}
         moving = {name: trained(tree, model.frozen) for name, tree in moving.items()}
         state["ema"] = jax.tree.map(jnp.array, moving)
@@ -89,44 +87,26 @@ def averaged(state: dict) -> tuple[dict, dict]:
     return params, stats
 
 
-def make_epoch_order(examples: int, seed: int) -> Callable[[int], Array]:
-    """A compiled epoch → the order of that epoch's examples, int32 (N,)."""
-    key = run_key(seed, _ORDER)
-
-    @jax.jit
-    def order(epoch: Array) -> Array:
-        return jax.random.permutation(jax.random.fold_in(key, epoch), examples).astype(jnp.int32)
-
-    return lambda epoch: order(jnp.int32(epoch))
-
-
 #: Images uint8 (B, H, W, C), or features (B, …) made of them; labels (B,); ids (B,), each example's
 #: index in the training split.
 Batch = tuple[Array, Array, Array]
 
 
 def make_train_step(
-    model: Any,
-    tx: optax.GradientTransformation,
-    settings: augment.Augment,
-    mesh: Mesh,
-    *,
-    seed: int,
-    steps_per_epoch: int,
-    log_every: int,
-    ema_decay: float,
-    aggregate: str = "psum",
-    gradients: str = "float32",
+    run: Run, settings: augment.Augment | None = None
 ) -> Callable[[dict, Batch], tuple[dict, dict]]:
     """The pure step: (state, batch) → (state, metrics).
 
     Floating-point features in place of images go into the network as they are. A step whose loss,
     gradient or outcome is not finite changes nothing but the counters. metrics: scalars, means
-    since the last log line. aggregate, gradients: see `mesh.spread`.
+    since the last log line. settings: of augmentation, the configuration's when left out.
     """
-    apply = mesh_lib.spread(model, mesh, aggregate, gradients)
-    tx = optax.with_extra_args_support(tx)
-    augment_key, mix_key, dropout_key = (run_key(seed, u) for u in (_AUGMENT, _MIX, _DROPOUT))
+    config, model, mesh = run.config, run.model, run.mesh
+    settings = augment_settings(config) if settings is None else settings
+    aggregate, ema_decay = config.mesh.aggregate, config.train.ema_decay
+    apply = mesh_lib.spread(model, mesh, aggregate, config.mesh.gradients)
+    tx = optax.with_extra_args_support(run.tx)
+    augment_key, mix_key, dropout_key = (run_key(config.seed, u) for u in (AUGMENT, MIX, DROPOUT))
 
     def loss_fn(
         own: dict,
@@ -158,7 +138,7 @@ def make_train_step(
         else:
             images, targets_BK = augment.train_batch(
                 settings,
-                jax.random.fold_in(augment_key, number // steps_per_epoch),
+                jax.random.fold_in(augment_key, number // run.steps_per_epoch),
                 jax.random.fold_in(mix_key, number),
                 images_BHWC,
                 labels_B,
@@ -194,7 +174,7 @@ def make_train_step(
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
         one = good.astype(jnp.float32)
-        fresh = number % log_every == 0
+        fresh = number % config.train.log_every == 0
         sums = {
             "loss": jnp.where(good, loss, 0.0),
             "accuracy": accuracy * one,
@@ -226,55 +206,37 @@ def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
 
 
 def jit_step(
-    train_step: Callable[[dict, Batch], tuple[dict, dict]],
-    state: dict,
-    mesh: Mesh,
-    network: Any = None,
-    *,
-    donate: bool = True,
-) -> Callable[[dict, Batch], tuple[dict, dict]]:
-    """`train_step`, jitted for the mesh; it donates the state unless told not to."""
+    run: Run, train_step: Callable[[dict, Batch], tuple[dict, dict]], *, donate: bool = True
+) -> jax.stages.Wrapped:
+    """`train_step`, jitted for the run's mesh; it donates the state unless told not to."""
     return jax.jit(
         train_step,
         donate_argnums=(0,) if donate else (),
         out_shardings=(
-            mesh_lib.state_shardings(mesh, state, network),
-            mesh_lib.replicated(mesh),
+            mesh_lib.state_shardings(run.mesh, run.state_shape, run.model),
+            mesh_lib.replicated(run.mesh),
         ),
         compiler_options=mesh_lib.compiler_options(),
     )
 
 
-def make_gather(mesh: Mesh, batch: int) -> Callable[[Array, Array, Array, Array], Batch]:
-    """A jitted (images (N, H, W, C), labels (N,), order (N,), first) → the batch of the examples
-    order[first : first + batch], split over `data`, of a training split whole on every device."""
-    over_data = mesh_lib.batch_sharding(mesh)
+def first_state(run: Run, start: tuple[dict, dict] | None = None) -> dict:
+    """`init_state`, each of its arrays where it lives: a group's parameters on their own devices.
 
-    def gather(images: Array, labels: Array, order: Array, first: Array) -> Batch:
-        ids_B = jax.lax.dynamic_slice(order, (first,), (batch,))
-        ids_B = jax.lax.with_sharding_constraint(ids_B, over_data)
-        return images[ids_B], labels[ids_B], ids_B
-
-    return jax.jit(gather, out_shardings=over_data)
-
-
-def place_state(
-    state_fn: Callable[..., dict],
-    mesh: Mesh,
-    network: Any = None,
-    *arguments: Any,
-) -> dict:
-    """Makes a state of the arguments where it lives: each group's parameters on its own devices."""
-    shapes = jax.eval_shape(state_fn, *arguments)
-    shardings = mesh_lib.state_shardings(mesh, shapes, network)
-    options = mesh_lib.compiler_options(runs=False)
-    return jax.jit(state_fn, out_shardings=shardings, compiler_options=options)(*arguments)
+    start: (params, stats), or None for fresh ones.
+    """
+    make = jax.jit(
+        lambda start: init_state(run.model, run.tx, run.config, start),
+        out_shardings=mesh_lib.state_shardings(run.mesh, run.state_shape, run.model),
+        compiler_options=mesh_lib.compiler_options(runs=False),
+    )
+    return make(start)
 
 
-def state_template(state_fn: Callable[[], dict], mesh: Mesh, network: Any = None) -> dict:
+def state_template(run: Run) -> dict:
     """Shapes, dtypes and shardings of a plain state, for a checkpoint to be restored into."""
-    plain = jax.eval_shape(lambda: to_plain(state_fn()))
-    shardings = mesh_lib.state_shardings(mesh, plain, network)
+    plain = to_plain(run.state_shape)
+    shardings = mesh_lib.state_shardings(run.mesh, plain, run.model)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), plain, shardings
     )

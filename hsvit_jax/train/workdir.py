@@ -37,21 +37,21 @@ def make(workdir: Path) -> None:
         ) from error
 
 
-def open_checkpoints(
-    workdir: Path, config: ml_collections.ConfigDict, stack: contextlib.ExitStack
-) -> checkpoint.Checkpoints:
-    """Takes the folder for this run, and its checkpoints; `stack` gives both back.
+@contextlib.contextmanager
+def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpoint.Checkpoints]:
+    """Makes the folder, and holds it for this run; gives its checkpoints.
 
-    Raises ValueError while another run has it.
+    Raises ValueError where it cannot be written, and while another run has it.
     """
-    stack.enter_context(_only_run_in(workdir, coordination.is_lead()))
-    return stack.enter_context(
+    make(workdir)
+    keep = config.checkpoint
+    with (
+        _only_run_in(workdir, coordination.is_lead()),
         checkpoint.Checkpoints(
-            workdir / "checkpoints",
-            keep_latest=config.checkpoint.keep_latest,
-            keep_best=config.checkpoint.keep_best,
-        )
-    )
+            workdir / "checkpoints", keep_latest=keep.keep_latest, keep_best=keep.keep_best
+        ) as checkpoints,
+    ):
+        yield checkpoints
 
 
 def check_shared(workdir: Path) -> None:

@@ -42,14 +42,14 @@ def fail_at(kind: str, process: int, step: int) -> None:
 
     from hsvit_jax.train import loop
 
-    settle = loop.Loop._settle
+    settle = loop.Loop.process_oldest_step
 
     def faulty(self: loop.Loop) -> None:
         if self.pending[0][0] == step and jax.process_index() == process:
             fault(kind)
         settle(self)
 
-    loop.Loop._settle = faulty
+    loop.Loop.process_oldest_step = faulty
 
 
 def fail_saving(kind: str, process: int, step: int) -> None:
@@ -98,14 +98,14 @@ def late(process: int, seconds: int) -> None:
 
     from hsvit_jax.train import loop
 
-    taker = loop.Loop.taker
+    compiled = loop.Loop.compile
 
     def faulty(self: loop.Loop, *args: object, **settings: object) -> object:
         if jax.process_index() == process:
             time.sleep(seconds)
-        return taker(self, *args, **settings)
+        return compiled(self, *args, **settings)
 
-    loop.Loop.taker = faulty
+    loop.Loop.compile = faulty
 
 
 def stream() -> None:
