@@ -187,7 +187,7 @@ def test_a_stall_is_told_with_stacks(tmp_path, job):
     for _, errors in ends:
         assert "nothing has moved for 25 s" in errors
     assert "in fault" in ends[1][1]  # where it sleeps
-    assert "in _settle" in ends[0][1]  # where the other one waits for it
+    assert "in process_oldest_step" in ends[0][1]  # where the other one waits for it
 
 
 @pytest.mark.slow
