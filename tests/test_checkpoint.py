@@ -474,7 +474,7 @@ def test_strangers_in_the_directory_are_named_and_left_alone(tmp_path):
     (tmp_path / ".hidden").write_text("")
     (tmp_path / "9.orbax-checkpoint-tmp").mkdir()
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.warns(CheckpointWarning, match=r"no checkpoint, ignored: \['-3', '07', '1.5'"):
+        with pytest.warns(CheckpointWarning, match=r"no checkpoint, ignored: '-3'; '07'; '1.5'"):
             step, tree, _ = checkpoints.restore(template_of(states[1]))
         assert step == 1 and same(states[1], tree)
         checkpoints.save(9, states[1], {})

@@ -337,10 +337,13 @@ class Checkpoints:
         if isinstance(which, str) and which not in ("latest", "best"):
             raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
         if not isinstance(which, str) and which not in numbered:
-            raise CheckpointError(f"no step {which} in {self.directory}, only {numbered}")
-        strangers = sorted(p.name for p in disk.entries(self.directory) if not disk.is_ours(p))
+            there = few([str(step) for step in numbered]) or "none"
+            raise CheckpointError(f"no step {which!r} in {self.directory}, only {there}")
+        strangers = sorted(
+            repr(p.name) for p in disk.entries(self.directory) if not disk.is_ours(p)
+        )
         if strangers and numbered:
-            _warn(f"{self.directory} also holds what is no checkpoint, ignored: {strangers}")
+            _warn(f"{self.directory} also holds what is no checkpoint, ignored: {few(strangers)}")
         newest = list(reversed(numbered))
         ranked = _ranked({step: record.metric for step, record in records.items()})
         order = {
@@ -363,7 +366,7 @@ class Checkpoints:
             return None
         raise CheckpointError(
             f"no good checkpoint in {self.directory}, "
-            + "; ".join(f"step {step}: {why}" for step, why in failures.items())
+            + few([f"step {step}: {why}" for step, why in failures.items()])
             + ". Move these steps away to start afresh."
         )
 

@@ -132,7 +132,7 @@ def test_strangers_are_passed_over_with_a_warning(run):
     done = run_main("--mode=eval", f"--checkpoint={run}", "--which=latest", cwd=run)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stderr + done.stdout
-    assert "ignored: ['7.5', '8', 'a\\x1b[2Jb', 'notes']" in done.stderr
+    assert "ignored: '7.5'; '8'; 'a\\x1b[2Jb'; 'notes'" in done.stderr
     assert "step 9 " in done.stderr and json.loads(done.stdout)["step"] == 2
 
 
