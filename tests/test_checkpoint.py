@@ -585,11 +585,6 @@ def test_a_failed_save_is_reported_and_does_not_hide_another_error(tmp_path, mon
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, make_state(1), {}, wait=True)
     monkeypatch.setattr(JsonCheckpointHandler, "_save_fn", fail)
-    first = Checkpoints(tmp_path / "first")
-    with pytest.raises(
-        CheckpointError, match=r"No space left on device\. No step was saved before"
-    ):
-        first.save(1, make_state(1), {}, wait=True)
     checkpoints.save(2, make_state(2), {})
     with pytest.raises(CheckpointError, match=r"No space left on device\. Earlier steps are"):
         checkpoints.wait()
@@ -602,6 +597,19 @@ def test_a_failed_save_is_reported_and_does_not_hide_another_error(tmp_path, mon
     checkpoints.save(3, make_state(3), {}, wait=True)
     checkpoints.close()
     assert same(make_state(3), load_tree(tmp_path)[1])
+
+
+def test_a_first_save_that_fails_speaks_of_no_earlier_step(tmp_path, monkeypatch):
+    from orbax.checkpoint import JsonCheckpointHandler
+
+    async def fail(self, item, directory):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(JsonCheckpointHandler, "_save_fn", fail)
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(CheckpointError, match=r"No space left on device\. No step was saved"):
+            checkpoints.save(1, make_state(1), {}, wait=True)
+        assert checkpoints.steps() == []
 
 
 def test_orbax_is_quiet(tmp_path):
