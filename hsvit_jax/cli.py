@@ -7,6 +7,7 @@ Ctrl-C, 141 the reader of a pipe went away.
 
 import contextlib
 import errno
+import functools
 import importlib
 import os
 import shlex
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_collections
@@ -96,7 +98,8 @@ def run(
     argv: list[str],
     usage: str,
     values: flags.FlagValues,
-    work: Callable[[Request], int | None],
+    work: Callable[[Request], int | None] | None = None,
+    modes: Mapping[str, Mode] = MappingProxyType({}),
 ) -> int:
     """Parses `argv` into `values`, does the work, and returns the exit code.
 
@@ -106,31 +109,8 @@ def run(
       values: the flags besides --config.
       work: returns the exit code, None for 0. A user's mistake that it raises is one line and never
         a traceback; a bug still is one.
+      modes: in place of `work`, of which --mode names one; what a mode does not read is refused.
     """
-    return _run(argv, usage, values, {}, lambda request: lambda: work(request))
-
-
-def run_mode(
-    argv: list[str], usage: str, values: flags.FlagValues, modes: Mapping[str, Mode]
-) -> int:
-    """As `run`, for the mode that --mode names: refuses what it does not read, then runs it."""
-
-    def prepared(request: Request) -> Callable[[], int | None]:
-        refuse_unused(request, modes)
-        module = importlib.import_module(f"hsvit_jax.commands.{modes[values.mode].module}")
-        return lambda: module.run(request)
-
-    return _run(argv, usage, values, modes, prepared)
-
-
-def _run(
-    argv: list[str],
-    usage: str,
-    values: flags.FlagValues,
-    modes: Mapping[str, Mode],
-    prepare: Callable[[Request], Callable[[], int | None]],
-) -> int:
-    """The way of every command line; `prepare` may refuse, and imports what the work needs."""
     again = [*usage.split()[1:4], *argv[1:]]
     if len(argv) == 1 and modes:
         return _guarded(again, lambda: print(usage), note) or _USAGE
@@ -141,7 +121,10 @@ def _run(
         config = configfile.get_config(spec, *settings) if named else None
         if wants_help:
             return _guarded(again, lambda: print(_help(usage, values, modes, config)), note)
-        work = prepare(Request(values, spec or "", settings, config, words, again))
+        request = Request(values, spec or "", settings, config, words, again)
+        if modes:
+            refuse_unused(request, modes)
+            work = importlib.import_module(f"hsvit_jax.commands.{modes[values.mode].module}").run
     except (flags.Error, ValueError) as error:
         return _misused(error, again)
     # Late: it imports jax, which the ends above need not wait for.
@@ -149,7 +132,9 @@ def _run(
 
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
-        return coordination.leave(_guarded(again, work, coordination.print_once))
+        return coordination.leave(
+            _guarded(again, functools.partial(work, request), coordination.print_once)
+        )
 
 
 def refuse_unused(request: Request, modes: Mapping[str, Mode]) -> None:

@@ -91,7 +91,7 @@ def make_flags() -> flags.FlagValues:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    return cli.run_mode(sys.argv if argv is None else argv, USAGE, make_flags(), MODES)
+    return cli.run(sys.argv if argv is None else argv, USAGE, make_flags(), modes=MODES)
 
 
 if __name__ == "__main__":

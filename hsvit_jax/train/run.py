@@ -33,8 +33,8 @@ class Result:
     parameters: int
     test: evaluate_lib.Evaluation
     validation: evaluate_lib.Evaluation | None
-    seconds: float
-    curves: Path | None
+    seconds: float = 0.0
+    curves: Path | None = None
 
 
 def prepare(
@@ -195,12 +195,7 @@ def train(
     evaluation, whose figure belongs in the checkpoint: so a run that was interrupted has the same
     metrics as one that was not. Once all steps are taken only evaluation is left to stop.
     """
-    if not isinstance(config, ml_collections.ConfigDict):
-        raise ValueError(
-            f"the configuration to train must be one that get_config returns; got {config!r}"
-        )
-    if not isinstance(workdir, str | os.PathLike):
-        raise ValueError(f"training needs a folder for the run; got {workdir!r}")
+    _check_arguments(config, workdir)
     started, workdir = time.monotonic(), Path(workdir)
     lead, several = coordination.is_lead(), jax.process_count() > 1
     progress = _data_progress if verbose and lead else None
@@ -239,10 +234,17 @@ def train(
         kind = elastic.RecoverableLoop if recoverable and several else Loop
         loop = kind(run, checkpoints, log, bar, stop, dog)
         state = loop.take_steps(state)
-        last, best_step = int(state["step"]), int(state["step"])
-        if not loop.run.model.lost:  # else the best checkpoint is of another network
-            best_step, state = resume.best(run, checkpoints, state)
-        validation, test = loop.evaluate_best(state, best_step)
+        result = _finish(loop, state, workdir)
+    curves = metrics.draw_curves(workdir, workdir.name) if lead else None
+    return dataclasses.replace(result, seconds=time.monotonic() - started, curves=curves)
+
+
+def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
+    """The evaluation of the best checkpoint after the last step."""
+    best_step = last = int(state["step"])
+    if not loop.run.model.lost:  # else the best checkpoint is of another network
+        best_step, state = resume.best(loop.run, loop.checkpoints, state)
+    validation, test = loop.evaluate_best(state, best_step)
     return Result(
         workdir=workdir,
         step=last,
@@ -250,9 +252,17 @@ def train(
         parameters=sum(x.size for x in jax.tree.leaves(state["params"])),
         test=test,
         validation=validation,
-        seconds=time.monotonic() - started,
-        curves=metrics.draw_curves(workdir, workdir.name) if lead else None,
     )
+
+
+def _check_arguments(config: object, workdir: object) -> None:
+    """Refuses what is no configuration, and what is no folder's name."""
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise ValueError(
+            f"the configuration to train must be one that get_config returns; got {config!r}"
+        )
+    if not isinstance(workdir, str | os.PathLike):
+        raise ValueError(f"training needs a folder for the run; got {workdir!r}")
 
 
 def _check_start(config: ml_collections.ConfigDict, workdir: Path) -> None:
