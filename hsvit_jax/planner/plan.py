@@ -15,7 +15,7 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax.planner import costs, report
+from hsvit_jax.planner import costs, figure, hlo, report
 from hsvit_jax.planner.costs import Cost, Machine, Transfer
 
 #: Stages of the pipeline that the Idle Time Ratio is compared with (S in the paper).
@@ -56,8 +56,6 @@ def run(
     if verify:
         result["verify"] = verification(config, devices=devices, group=group)
     if out is not None:
-        from hsvit_jax.planner import figure
-
         figure.draw(result, Path(out))
         result["figure"] = str(out)
     return json_lib.dumps(result, indent=2) if json else report.render(result)
@@ -239,8 +237,6 @@ def verification(
 ) -> list[dict[str, Any]]:
     """Predicted and compiled FLOPs and bytes of each way at 1, 2, 4, 8 devices (no more than
     `devices`), in float32, 16 images in all. Raises ValueError for too few fake devices."""
-    from hsvit_jax.planner import hlo
-
     config = config.copy_and_resolve_references().unlock()
     config.model.dtype = "float32"
     hlo.cpu_devices(max(n for n in VERIFY_DEVICES if n <= devices))
@@ -270,8 +266,6 @@ def compare(
     gradients: str = "float32",
 ) -> list[dict[str, Any]]:
     """Rows of (program, quantity, predicted, compiled) for one way on `devices` fake devices."""
-    from hsvit_jax.planner import hlo
-
     axis = costs.group_axis(way, network, devices, group)
     layout = {"data": devices // axis, "group": axis, "batch": VERIFY_BATCH}
     settings = {**layout, "aggregate": aggregate, "gradients": gradients}
