@@ -270,6 +270,8 @@ def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.Conf
     if len(data.image_size) != 2:
         raise ValueError(f"data.image_size needs rows and columns; got {data.image_size}")
     data.channels = data.channels or info.channels
+    if data.channels not in (1, 3):  # only a converted network may have others
+        raise ValueError(f"data.channels must be 1 (grey) or 3 (colour); got {data.channels}")
     data.num_classes = data.num_classes or info.num_classes
     if data.num_classes < info.num_classes:
         raise ValueError(

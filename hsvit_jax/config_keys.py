@@ -165,7 +165,7 @@ KEYS: Mapping[str, Key] = {
     "data.image_size": _each(
         _whole("rows and columns of pixels; empty: the data set's own", 1, 2**13)
     ),
-    "data.channels": _choice("colour channels; 0: the data set's own", 0, 1, 3),
+    "data.channels": _whole("colour channels; 0: the data set's own", 0, 1024),
     "data.num_classes": _whole("classes; 0: the data set's own", 0, 2**16),
     "data.mean": _each(_number("mean of each channel, of pixels scaled to [0, 1]", 0.0, 1.0)),
     "data.std": _each(_positive("deviation of each channel, of pixels scaled to [0, 1]", 1.0)),

@@ -137,7 +137,7 @@ def test_digits_are_never_mirrored():
         ({"optim__cosine_per": "batch"}, "'epoch', 'step', 'never'; got 'batch'"),
         ({"data__val_fraction": 1.0}, "data.val_fraction"),
         ({"data__val_fraction": 0.0}, "needs a held-out validation split"),
-        ({"data__channels": 2}, "data.channels must be one of 0, 1, 3; got 2"),
+        ({"data__channels": 2}, "data.channels must be 1 .grey. or 3 .colour.; got 2"),
         ({"data__image_size": (32, 32, 3)}, "data.image_size"),
         ({"data__num_classes": 9}, "data.num_classes=9, but cifar10 has 10"),
         ({"data__mean": (0.5, 0.5)}, "data.mean must hold one value per channel"),

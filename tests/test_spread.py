@@ -316,9 +316,3 @@ def test_group_dropout_is_for_training_and_leaves_someone_to_vote():
 def test_ways_that_do_not_fit_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(BASE, **changes)
-
-
-def test_unknown_aggregation():
-    mesh, _ = placed(NETWORKS["replicated"], 1, 1)
-    with pytest.raises(ValueError, match=r"mesh\.aggregate must be one of"):
-        mesh_lib.spread(NETWORKS["replicated"], mesh, "mean")

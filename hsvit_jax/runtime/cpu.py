@@ -62,4 +62,7 @@ def use_huge_pages(program: str) -> None:
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{ours}=1")))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until `signals.prepare_process`
-    os.execv(sys.executable, [sys.executable, *arguments])
+    try:
+        os.execv(sys.executable, [sys.executable, *arguments])
+    finally:  # reached only where it could not be started
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

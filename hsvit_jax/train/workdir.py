@@ -44,11 +44,12 @@ def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpo
     Raises ValueError where it cannot be written, and while another run has it.
     """
     make(workdir)
-    keep = config.checkpoint
     with (
         _only_run_in(workdir, coordination.is_lead()),
         checkpoint.Checkpoints(
-            workdir / "checkpoints", keep_latest=keep.keep_latest, keep_best=keep.keep_best
+            workdir / "checkpoints",
+            keep_latest=config.checkpoint.keep_latest,
+            keep_best=config.checkpoint.keep_best,
         ) as checkpoints,
     ):
         yield checkpoints
