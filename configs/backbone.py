@@ -32,9 +32,9 @@ size and cut to its centre (see data/images.py), not from the file's own pixels.
 
 import ml_collections
 
-from hsvit_jax import systems as _systems
+from hsvit_jax.config import variants as _variants
 
 
 def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
-    return _systems.get_config("hsvit_backbone", argument)
+    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
+    return _variants.get_config("hsvit_backbone", argument)

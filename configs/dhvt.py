@@ -32,9 +32,9 @@ epochs at batch 256: set optim.warmup_epochs and train.batch.
 
 import ml_collections
 
-from hsvit_jax import systems as _systems
+from hsvit_jax.config import variants as _variants
 
 
 def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
-    return _systems.get_config("dhvt", argument)
+    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
+    return _variants.get_config("dhvt", argument)

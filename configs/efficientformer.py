@@ -18,9 +18,9 @@ to 64 px there. At 32 px the last map is one pixel, and attention has nothing to
 
 import ml_collections
 
-from hsvit_jax import systems as _systems
+from hsvit_jax.config import variants as _variants
 
 
 def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
-    return _systems.get_config("efficientformer", argument)
+    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
+    return _variants.get_config("efficientformer", argument)

@@ -21,9 +21,9 @@ The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py)
 
 import ml_collections
 
-from hsvit_jax import systems as _systems
+from hsvit_jax.config import variants as _variants
 
 
 def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
-    return _systems.get_config("mobilenet_v2", argument)
+    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
+    return _variants.get_config("mobilenet_v2", argument)

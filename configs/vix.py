@@ -38,9 +38,9 @@ converted from the authors' weights computes as theirs does (True).
 
 import ml_collections
 
-from hsvit_jax import systems as _systems
+from hsvit_jax.config import variants as _variants
 
 
 def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe and switches, by commas (see `hsvit_jax.systems`)."""
-    return _systems.get_config("vix", argument)
+    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
+    return _variants.get_config("vix", argument)

@@ -27,7 +27,7 @@ _LAZY = {
     "Classifier": ("classifier", "Classifier"),
     "build_model": ("classifier", "build_model"),
     "fit": ("train", "train"),
-    "get_config": ("configfile", "get_config"),
+    "get_config": ("config", "get_config"),
     "load": ("classifier", "load"),
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, data, models
+from hsvit_jax import data, models
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.train import evaluate, init_from
 
@@ -123,7 +123,7 @@ def build_model(
     variant: 'c2a2', 'c3a4', 'c4a8', or a sibling family with the words that name its variant, such
     as 'vix:vin,hybrid'. Raises ValueError for another name or a size that does not fit.
     """
-    config = configfile.get_config(variant)
+    config = config_lib.get_config(variant)
     size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size,) * 2
     if len(size) != 2 or not all(isinstance(side, int) and side >= 1 for side in size):
         raise ValueError(

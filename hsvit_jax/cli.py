@@ -23,7 +23,7 @@ import ml_collections
 from absl import flags
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, report
+from hsvit_jax import report
 from hsvit_jax.runtime import signals
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
@@ -118,7 +118,7 @@ def run(
     try:
         words = values([argv[0], *rest])[1:]
         named = spec is not None and (modes or wants_help)
-        config = configfile.get_config(spec, *settings) if named else None
+        config = config_lib.get_config(spec, *settings) if named else None
         if wants_help:
             return _guarded(again, lambda: print(_help(usage, values, modes, config)), note)
         request = Request(values, spec or "", settings, config, words, again)
@@ -213,7 +213,7 @@ def _help(
         whose = f"{', '.join(users)}: " if users else ""
         lines.append(f"  {'--' + flag.name + given:<20}{whose}{flag.help}")
     if config is not None:
-        lines += ["", "Configuration (value as it stands):", configfile.describe(config)]
+        lines += ["", "Configuration (value as it stands):", config_lib.describe(config)]
     return "\n".join(lines)
 
 

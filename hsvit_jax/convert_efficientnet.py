@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hsvit_jax import recipes
+from hsvit_jax.config import recipes
 from hsvit_jax.convert_convnet import Fields, conv_norm, data_section, variant_of
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, linear, pointwise
 from hsvit_jax.models.convnets import efficientnet

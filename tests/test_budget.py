@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from hsvit_jax import configfile
+from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.planner import hlo
 
@@ -16,7 +16,7 @@ FLOPS, WORKSPACE = 4_559_597_568, 56_664_360
 @pytest.fixture(scope="module")
 def step():
     """The trainer's step as compiled for one device, at C2A2's own sizes and 32 pixels."""
-    config = configfile.get_config("c2a2").copy_and_resolve_references()
+    config = config_lib.get_config("c2a2").copy_and_resolve_references()
     config.train.batch = BATCH
     run = jobs.prepare(config, False, jax.devices()[:1])
     return jobs.train_job(run, True)

@@ -3,17 +3,18 @@
 import pytest
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import config_keys, configfile, main, models, systems
+from hsvit_jax import main, models
+from hsvit_jax.config import keys, variants
 
 
 def sections():
     """The `model` section of every variant of every registered family."""
     for family, module in models.FAMILIES.items():
         for variant in module.VARIANTS:
-            if family in systems.DEFAULT_VARIANT:
-                yield systems.model_section(family, variant)
+            if family in variants.DEFAULT_VARIANT:
+                yield variants.model_section(family, variant)
             else:
-                yield configfile.named_model(variant)
+                yield config_lib.named_model(variant)
 
 
 def test_every_key_of_every_family_has_an_entry_and_its_value_fits():
@@ -22,13 +23,13 @@ def test_every_key_of_every_family_has_an_entry_and_its_value_fits():
         for argument in ("cifar10", "digits,tiny", "cifar10,paper,bf16"):
             config = config_lib.base(argument, model)
             config_lib.validate(config)
-            used |= {id(config_keys.of(key, config.model)) for key, _ in configfile.leaves(config)}
-    tables = (config_keys.KEYS, config_keys.MODEL_KEYS)
+            used |= {id(keys.of(key, config.model)) for key, _ in config_lib.leaves(config)}
+    tables = (keys.KEYS, keys.MODEL_KEYS)
     assert [name for table in tables for name, key in table.items() if id(key) not in used] == []
 
 
 def test_an_entry_says_what_it_means_and_takes():
-    for table in (config_keys.KEYS, config_keys.MODEL_KEYS):
+    for table in (keys.KEYS, keys.MODEL_KEYS):
         for name, key in table.items():
             assert key.meaning and not key.meaning.endswith("."), name
             numeric = key.kind in (int, float) and not key.choices
@@ -90,25 +91,25 @@ def test_a_mistaken_value_is_one_line_and_exit_code_2(mistake, capfd, tmp_path):
 def test_a_mistake_in_a_file_of_one_s_own_is_the_same(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from hsvit_jax import config, configfile\n"
+        "from hsvit_jax import config\n"
         "def get_config(argument):\n"
-        "    c = config.base('digits', configfile.named_model('c2a2'))\n"
+        "    c = config.base('digits', config.named_model('c2a2'))\n"
         "    c.optim.beta1 = 5.0\n"
         "    return c\n"
     )
     with pytest.raises(ValueError, match=r"^optim.beta1 must be a number from 0, below 1; got 5.0"):
-        configfile.get_config(str(file))
+        config_lib.get_config(str(file))
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "efficientnet_b0", "mobilenet_v2_1.0"])
 def test_a_backbone_s_own_settings_are_checked(backbone):
     with pytest.raises(ValueError, match=r"backbone_settings.activation must be text"):
-        configfile.get_config(
+        config_lib.get_config(
             f"backbone:{backbone},digits", f"model.backbone_settings.activation={'x' * 5000}"
         )
 
 
 def test_more_steps_than_can_be_counted():
-    config = configfile.get_config("c2a2:digits", "train.epochs=1e6")
+    config = config_lib.get_config("c2a2:digits", "train.epochs=1e6")
     with pytest.raises(ValueError, match=r"are 3,000,000,000 steps.*2,147,483,647.*lower it"):
         config_lib.total_steps(config, 3000)

@@ -7,11 +7,12 @@ import jax
 import pytest
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, data, models, systems, train
+from hsvit_jax import data, models, train
+from hsvit_jax.config import variants
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
-FILES |= {family: FILES.pop(name) for name, family in systems.OF_FILE.items()}
+FILES |= {family: FILES.pop(name) for name, family in variants.OF_FILE.items()}
 
 # Network → parameters at 32 px, 3 channels, 10 classes, and at 64 px, 200 classes.
 COUNTS = {
@@ -19,7 +20,7 @@ COUNTS = {
     "c3a4": (2_242_826, 2_255_176),
     "c4a8": (6_873_354, 6_885_704),
 }
-SIBLINGS = tuple(systems.DEFAULT_VARIANT)
+SIBLINGS = tuple(variants.DEFAULT_VARIANT)
 
 
 def count(config, **shape):
@@ -38,8 +39,8 @@ def test_every_named_network_has_a_file():
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_file_is_its_named_network(name):
     for argument in ("digits", "cifar100,paper,bf16", "cifar10,tiny"):
-        from_file = configfile.get_config(f"{FILES[name]}:{argument}")
-        assert from_file == configfile.get_config(f"{name}:{argument}")
+        from_file = config_lib.get_config(f"{FILES[name]}:{argument}")
+        assert from_file == config_lib.get_config(f"{name}:{argument}")
     assert from_file.model.variant == name
 
 
@@ -47,8 +48,8 @@ def test_a_file_is_its_named_network(name):
 def test_a_file_is_its_family(family):
     words = ("", "digits", "imagenet,paper,bf16", "cifar10,tiny")
     for argument in (*words, *models.FAMILIES[family].VARIANTS):
-        from_file = configfile.get_config(f"{FILES[family]}:{argument}")
-        assert from_file == configfile.get_config(f"{family}:{argument}")
+        from_file = config_lib.get_config(f"{FILES[family]}:{argument}")
+        assert from_file == config_lib.get_config(f"{family}:{argument}")
     assert from_file.model.variant == argument
 
 
@@ -59,7 +60,7 @@ def test_a_family_s_docstring_claims_the_true_counts(family):
     lines = re.findall(r"^ {4}(\S+) +([\d,]+) +([\d,]+)$", FILES[family].read_text(), re.M)
     assert len(shapes) == 2 and len(lines) >= min(4, len(models.FAMILIES[family].VARIANTS))
     for variant, *claims in lines:
-        config = configfile.get_config(f"{family}:{variant}")
+        config = config_lib.get_config(f"{family}:{variant}")
         for (side, classes), claim in zip(shapes, claims, strict=True):
             true = count(config, image_size=(side, side), num_classes=classes)
             assert f"{true:,}" == claim, variant
@@ -68,7 +69,7 @@ def test_a_family_s_docstring_claims_the_true_counts(family):
 @pytest.mark.parametrize("family", SIBLINGS)
 def test_a_family_s_docstring_names_its_variants_and_default(family):
     text = FILES[family].read_text()
-    assert systems.DEFAULT_VARIANT[family] in text
+    assert variants.DEFAULT_VARIANT[family] in text
     assert ("`model.batch_coupling=False`" in text) == (
         "batch_coupling" in models.FAMILIES[family].DEFAULTS
     )
@@ -76,7 +77,7 @@ def test_a_family_s_docstring_names_its_variants_and_default(family):
     assert len(commands) == 3
     for command in commands:
         assert command.startswith(f"configs/{FILES[family].name}:")
-        assert configfile.get_config(f"{FOLDER.parent}/{command}").model.family == family
+        assert config_lib.get_config(f"{FOLDER.parent}/{command}").model.family == family
 
 
 def on_every_data_set(file):
@@ -84,7 +85,7 @@ def on_every_data_set(file):
     found = {}
     for recipe in config_lib.RECIPES:
         for data_set in config_lib.DATA_SETS:
-            config = configfile.get_config(f"{file}:{data_set},{recipe}")
+            config = config_lib.get_config(f"{file}:{data_set},{recipe}")
             config = config_lib.resolve(config, data.describe(data_set))
             shape = (*config.data.image_size, config.data.channels)
             found[config.model.to_json(), shape, config.data.num_classes] = config
@@ -113,7 +114,7 @@ class _Recorder(dict):
 
 @pytest.mark.parametrize("family", SIBLINGS)
 def test_every_setting_of_a_family_is_read(family):
-    settings = _Recorder(configfile.get_config(f"{family}:digits,tiny").model.to_dict())
+    settings = _Recorder(config_lib.get_config(f"{family}:digits,tiny").model.to_dict())
     models.build(settings, image_size=(32, 32), channels=1, num_classes=7)
     assert set(settings) - settings.read == {"variant"}  # a label; the sizes say it all
 
@@ -121,7 +122,7 @@ def test_every_setting_of_a_family_is_read(family):
 @pytest.mark.parametrize("family", SIBLINGS)
 def test_a_small_network_of_every_family_classifies(family):
     """Shapes alone: logits of the right size, in float32 though computed in bfloat16."""
-    config = configfile.get_config(f"{family}:digits,tiny,bf16")
+    config = config_lib.get_config(f"{family}:digits,tiny,bf16")
     model = train.build_model(config_lib.resolve(config, data.describe("digits")))
     params, stats = jax.eval_shape(model.init, jax.random.key(0))
     images = jax.ShapeDtypeStruct((2, 32, 32, 1), jax.numpy.float32)
@@ -132,7 +133,7 @@ def test_a_small_network_of_every_family_classifies(family):
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_docstring_claims_the_true_counts(name):
     text = FILES[name].read_text().split('"""')[1]
-    config = configfile.get_config(str(FILES[name]))
+    config = config_lib.get_config(str(FILES[name]))
     found = re.findall(r"([\d,]+)\s+(?:parameters )?at (\d+) px and (\d+)", text)
     claims = [tuple(int(n.replace(",", "")) for n in claim) for claim in found]
     assert [claim[1:] for claim in claims] == [(32, 10), (64, 200)]
@@ -156,7 +157,7 @@ def test_every_network_fits_every_data_set(name):
 @pytest.mark.parametrize("switch", config_lib.SWITCHES)
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_switch_builds(name, switch):
-    config = configfile.get_config(f"{FILES[name]}:digits,{switch}")
+    config = config_lib.get_config(f"{FILES[name]}:digits,{switch}")
     model = train.build_model(config_lib.resolve(config, data.describe("digits")))
     assert jax.eval_shape(model.init, jax.random.key(0))[0]
 
@@ -164,7 +165,7 @@ def test_every_switch_builds(name, switch):
 def test_strides_follow_the_image_size():
     at = {}
     for side in (32, 64, 128):
-        config = configfile.get_config("c4a8:digits", f"data.image_size={side}")
+        config = config_lib.get_config("c4a8:digits", f"data.image_size={side}")
         config = config_lib.resolve(config, data.describe("digits"))
         at[side] = train.build_model(config).config.pool_strides
     assert at == {32: (2, 1, 2, 1), 64: (2, 2, 2, 1), 128: (2, 2, 2, 2)}

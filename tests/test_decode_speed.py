@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import configfile
+from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import __main__ as benchmark
 from hsvit_jax.benchmark import decode as decode_benchmark
 from hsvit_jax.data import decode
@@ -26,7 +26,7 @@ def config(tmp_path):
 
 
 def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
-    loaded = configfile.get_config(config[0], *config[1])
+    loaded = config_lib.get_config(config[0], *config[1])
     seen = []
     read_image = decode.read_image
 

@@ -13,7 +13,7 @@ import pytest
 from small_runs import made_up_values
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, models
+from hsvit_jax import models
 
 BATCH, CLASSES = 3, 5
 #: What no variant has: (specification, settings).
@@ -43,7 +43,7 @@ def _cases():
         for family, variant in models.VARIANTS
     ]
     for specification, changes in (*named, *OTHERS):
-        config = configfile.get_config(specification, *changes)
+        config = config_lib.get_config(specification, *changes)
         settings, size = config.model.to_dict(), config.data.image_size or (32, 32)
         sizes = {k: v for k, v in settings.items() if k != "variant" and "drop" not in k}
         if sizes in seen:

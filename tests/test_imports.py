@@ -38,7 +38,6 @@ FAMILIES = {"hsvit": "convnets", "vix": "", "vit": "", "convnets": "", "conv_tra
 
 #: Modules that still wait to be moved into their room.
 UNMOVED = {
-    "config": "configfile recipes systems config_keys",
     "weights": "convert",
 }
 ROOM = {module: room for room, modules in UNMOVED.items() for module in modules.split()}

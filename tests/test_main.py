@@ -17,7 +17,8 @@ import small_runs
 from PIL import Image
 
 import hsvit_jax
-from hsvit_jax import checkpoint, cli, configfile, main, train
+from hsvit_jax import checkpoint, cli, main, train
+from hsvit_jax import config as config_lib
 from hsvit_jax.commands import evaluate
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.train import metrics
@@ -309,7 +310,7 @@ def test_eval_on_other_data(capfd, run, tmp_path):
 def test_each_mode_reads_flags_and_keys_that_exist():
     """And each flag, but --mode, is of some mode: else it could never be given."""
     values, used = main.make_flags(), {"mode"}
-    keys = dict(configfile.leaves(configfile.get_config("c2a2")))
+    keys = dict(config_lib.leaves(config_lib.get_config("c2a2")))
     for mode in main.MODES.values():
         used |= {*mode.flags.split()}
         for name in mode.config.split():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import small_runs
 
-from hsvit_jax import configfile, mesh, models
+from hsvit_jax import config as config_lib
+from hsvit_jax import mesh, models
 from hsvit_jax.models.hsvit import backbone
 
 #: Table 3: variant → pixels, width of a token, trained values, FLOPs in G (2·MAC).
@@ -157,16 +158,16 @@ def test_lost_groups_have_no_vote(state):
 
 
 def test_the_backbone_s_settings_from_the_command_line():
-    config = configfile.get_config(
+    config = config_lib.get_config(
         "backbone:efficientnet_b4,digits",
         *("model.backbone_settings.padding=same", "model.backbone_settings.drop_rate=0"),
     )
     own = config.model.backbone_settings
     assert (own.padding, own.drop_rate, own.width) == ("same", 0.0, 1.4)
     with pytest.raises(ValueError, match="name the network by"):
-        configfile.get_config("backbone:resnet50", "model.backbone=resnet18")
+        config_lib.get_config("backbone:resnet50", "model.backbone=resnet18")
     with pytest.raises(ValueError, match=r"did you mean model.backbone_settings.depths\?"):
-        configfile.get_config("backbone:resnet50", "model.backbone_settings.depts=1,1")
+        config_lib.get_config("backbone:resnet50", "model.backbone_settings.depts=1,1")
 
 
 @pytest.mark.parametrize(

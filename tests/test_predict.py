@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import checkpoint, configfile, data, train
+from hsvit_jax import checkpoint, data, train
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import predict
@@ -20,7 +20,7 @@ NAMES = tuple(f"class {i}" for i in range(10))
 
 def make_run(folder, steps):
     """A work folder with untrained one-channel networks, each step's weights its own."""
-    config = configfile.get_config("c2a2:digits,tiny", "model.depth=1")
+    config = config_lib.get_config("c2a2:digits,tiny", "model.depth=1")
     config = config_lib.resolve(config, data.describe("digits"))
     model = train.build_model(config)
     init = jax.jit(model.init)

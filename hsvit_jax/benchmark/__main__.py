@@ -23,7 +23,8 @@ import jax  # noqa: E402
 import ml_collections  # noqa: E402
 from absl import flags  # noqa: E402
 
-from hsvit_jax import cli, configfile  # noqa: E402
+from hsvit_jax import cli  # noqa: E402
+from hsvit_jax import config as config_lib  # noqa: E402
 from hsvit_jax.benchmark import decode, jobs, machine, step_parts, versus  # noqa: E402
 from hsvit_jax.models import costs  # noqa: E402
 
@@ -90,7 +91,7 @@ def _record(request: cli.Request, modes: list[str]) -> dict:
     if values.batch:
         settings = [*settings, f"train.batch={values.batch}"]
     try:
-        config = configfile.get_config(request.spec, *settings)
+        config = config_lib.get_config(request.spec, *settings)
     except ValueError as error:
         raise jobs.Mistake(str(error)) from error
     timing = {"steps": values.steps, "warmup": values.warmup}

@@ -22,7 +22,8 @@ cpu.prepare()  # before anything imports jax
 import jax  # noqa: E402
 from absl import flags  # noqa: E402
 
-from hsvit_jax import cli, configfile, report  # noqa: E402
+from hsvit_jax import cli, report  # noqa: E402
+from hsvit_jax import config as config_lib  # noqa: E402
 from hsvit_jax.benchmark import jobs  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.benchmark.step_growth --config=FILE[:DATA,RECIPE,SWITCHES]
@@ -74,7 +75,7 @@ def measure(
     timed, flops = [], []
     for name, (key, value) in changes:
         try:
-            config = configfile.get_config(
+            config = config_lib.get_config(
                 spec, *settings, f"train.batch={batch}", f"{key}={value}"
             )
         except ValueError as error:

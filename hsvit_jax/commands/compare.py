@@ -17,7 +17,7 @@ import jax
 import ml_collections
 from absl import flags
 
-from hsvit_jax import cli, configfile, report, train
+from hsvit_jax import cli, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import costs
 from hsvit_jax.train import metrics
@@ -76,7 +76,7 @@ def compare(
     first run starts. Raises ValueError for configurations that are wrong, equal or of different
     data, and what `hsvit_jax.train.train` raises.
     """
-    configs = {spec: configfile.get_config(spec, *settings) for spec in specs}
+    configs = {spec: config_lib.get_config(spec, *settings) for spec in specs}
     _check(configs, specs, seeds)
     first = next(iter(configs.values()))
     dataset = train.load_data(first)
@@ -90,7 +90,7 @@ def compare(
     for spec, config in configs.items():
         results, rates = [], []
         for seed in seeds:
-            config = configfile.override(config, [f"seed={seed}"])
+            config = config_lib.override(config, [f"seed={seed}"])
             folder = out / Path(config_lib.default_workdir(config, spec, settings)).name
             if verbose:
                 print(f"{name_of(spec)}, seed {seed}: {folder}", file=sys.stderr, flush=True)

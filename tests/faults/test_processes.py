@@ -16,7 +16,8 @@ from launch_programs import LAUNCH, program
 from small_runs import digest, metric_lines, small_dataset
 from support.processes import ROOT, environment
 
-from hsvit_jax import checkpoint, configfile, train
+from hsvit_jax import checkpoint, train
+from hsvit_jax import config as config_lib
 
 SPEC = "configs/c2a2.py:digits,tiny"
 # Four groups on four devices, added in their order: the same bits in any number of processes.
@@ -70,7 +71,7 @@ def job():
 
 def here(workdir, settings, dataset=None, devices=4):
     """The same run in this process, on four devices."""
-    config = configfile.get_config(SPEC, *settings)
+    config = config_lib.get_config(SPEC, *settings)
     train.train(config, workdir, dataset=dataset, devices=jax.devices()[:devices], verbose=False)
 
 
@@ -259,7 +260,7 @@ def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
     assert (step, meta["lost_groups"]) == (50, [2, 3])
     assert state["params"]["groups"]["cls"].shape[0] == 6
     longer = (*settings, "train.steps=52")
-    config = configfile.get_config(SPEC, *longer)
+    config = config_lib.get_config(SPEC, *longer)
     result = train.train(config, cut, devices=jax.devices()[:3], verbose=False)
     assert result.step == 52
 

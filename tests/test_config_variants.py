@@ -10,12 +10,14 @@ from PIL import Image
 from small_runs import CLASSES, digest, metric_lines, small_dataset
 
 from hsvit_jax import classifier as classifier_lib
-from hsvit_jax import configfile, main, models, systems, train
+from hsvit_jax import config as config_lib
+from hsvit_jax import main, models, train
 from hsvit_jax.commands import evaluate
+from hsvit_jax.config import variants
 from hsvit_jax.runtime import signals
 from hsvit_jax.train import loop
 
-FAMILIES = tuple(systems.DEFAULT_VARIANT)
+FAMILIES = tuple(variants.DEFAULT_VARIANT)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ FAMILIES = tuple(systems.DEFAULT_VARIANT)
     ],
 )
 def test_words_choose_the_variant(spec, variant, data):
-    config = configfile.get_config(spec)
+    config = config_lib.get_config(spec)
     assert (config.model.variant, config.data.name) == (variant, data)
     sizes = {**models.FAMILIES[config.model.family].VARIANTS[variant]}
     if "digits" not in spec and "tiny" not in spec.split(","):
@@ -68,16 +70,16 @@ def test_words_choose_the_variant(spec, variant, data):
 )
 def test_words_that_do_not_are_told(spec, message):
     with pytest.raises(ValueError, match=message):
-        configfile.get_config(spec)
+        config_lib.get_config(spec)
 
 
 def test_a_section_by_family_and_variant():
-    assert systems.model_section("hvt")["variant"] == "s-4"
-    assert configfile.named_model("ccx") == systems.model_section("ccx", "ccn")
+    assert variants.model_section("hvt")["variant"] == "s-4"
+    assert config_lib.named_model("ccx") == variants.model_section("ccx", "ccn")
     with pytest.raises(ValueError, match=r"unknown family 'viit'. Did you mean vit\?"):
-        systems.model_section("viit")
+        variants.model_section("viit")
     with pytest.raises(ValueError, match=r"unknown deit variant 'ti-nocl'. Did you mean ti-nocls"):
-        systems.model_section("deit", "ti-nocl")
+        variants.model_section("deit", "ti-nocl")
     assert set(FAMILIES) == set(models.FAMILIES) - {"hsvit"}
 
 
@@ -93,7 +95,7 @@ def test_a_section_by_family_and_variant():
 )
 def test_each_family_has_its_own_keys(spec, setting, message):
     with pytest.raises(ValueError, match=message):
-        configfile.get_config(spec, setting)
+        config_lib.get_config(spec, setting)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +110,14 @@ def test_each_family_has_its_own_keys(spec, setting, message):
     ],
 )
 def test_sizes_that_do_not_fit_are_told_before_the_first_step(spec, settings, message):
-    dataset = train.load_data(configfile.get_config("c2a2:digits"))
-    config = configfile.get_config(f"{spec}{',' if ':' in spec else ':'}digits", *settings)
+    dataset = train.load_data(config_lib.get_config("c2a2:digits"))
+    config = config_lib.get_config(f"{spec}{',' if ':' in spec else ':'}digits", *settings)
     with pytest.raises(ValueError, match=message):
         train.prepare(config, dataset=dataset)
 
 
 def test_a_patch_can_be_set():
-    config = configfile.get_config("hvt:ti-2,digits", "model.patch=2", "model.depth=2")
+    config = config_lib.get_config("hvt:ti-2,digits", "model.patch=2", "model.depth=2")
     run = train.prepare(config, dataset=train.load_data(config))
     assert run.model.config.tokens == 256
 
@@ -147,7 +149,7 @@ def interrupt_after_first_evaluation(monkeypatch):
 
 def test_a_sibling_from_training_to_prediction(tmp_path, monkeypatch):
     """DHVT, whose BatchNorm has statistics too: cut short and gone on with, the run is the same."""
-    config = configfile.get_config(
+    config = config_lib.get_config(
         "dhvt:digits,tiny",
         *("data.image_size=8", "train.batch=16", "train.steps=6", "mesh.data=2", "model.depth=1"),
     )

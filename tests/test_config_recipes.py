@@ -7,14 +7,15 @@ import jax
 import pytest
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import configfile, data, models, recipes, systems, train
+from hsvit_jax import data, models, train
+from hsvit_jax.config import recipes, variants
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-FAMILIES = tuple(systems.DEFAULT_VARIANT)
+FAMILIES = tuple(variants.DEFAULT_VARIANT)
 
 
 def resolved(spec):
-    config = configfile.get_config(spec)
+    config = config_lib.get_config(spec)
     return config_lib.resolve(config, data.describe(config.data.name))
 
 
@@ -31,7 +32,7 @@ def test_a_paper_s_recipe_leaves_nothing_to_another(family, data_set):
 
 
 def recipe_of(spec):
-    return configfile.get_config(f"{spec}:cifar10,paper")
+    return config_lib.get_config(f"{spec}:cifar10,paper")
 
 
 def warmup(config, epochs=300):
@@ -50,7 +51,7 @@ def test_what_the_papers_say():
         c = recipe_of(family)
         assert (c.train.batch, c.train.epochs, c.data.image_size) == (128, 300, (224, 224))
         assert (c.optim.learning_rate, c.optim.weight_decay) == (1.25e-4, 0.025)
-        large = configfile.get_config(f"{family}:imagenet,paper")
+        large = config_lib.get_config(f"{family}:imagenet,paper")
         assert (large.train.batch, large.optim.learning_rate) == (1024, 5e-4 * 1024 / 512)
         for recipe in (c, large):
             crops = (recipe.augment.random_resized_crop, recipe.augment.crop_padding)
@@ -59,7 +60,7 @@ def test_what_the_papers_say():
     assert (c.train.batch, c.train.epochs, c.optim.learning_rate) == (512, 300, 1e-3)
     assert (c.augment.random_resized_crop, c.augment.crop_padding) == ((), 4)
     assert warmup(c) == 5  # the authors' script for CIFAR
-    large = configfile.get_config("dhvt:s,patch16,imagenet,paper")
+    large = config_lib.get_config("dhvt:s,patch16,imagenet,paper")
     assert (large.train.batch, large.optim.learning_rate) == (512, 5e-4)
     assert (large.optim.weight_decay, warmup(large)) == (0.05, 10)
     assert (large.augment.random_resized_crop, large.augment.crop_padding) == ((0.08, 1.0), 0)
@@ -67,12 +68,12 @@ def test_what_the_papers_say():
         augment = c.augment
         assert (augment.mixup, augment.cutmix, augment.erasing) == (0.8, 1.0, 0.25)
         assert augment.flip and augment.label_smoothing == 0.1
-    assert not configfile.get_config("dhvt:digits,paper").augment.flip
+    assert not config_lib.get_config("dhvt:digits,paper").augment.flip
 
 
 def test_table_2_of_the_hsvit_paper_lowers_the_rate_where_its_note_says():
     rates = {
-        (words, data_set): configfile.get_config(f"{words},{data_set},paper").optim.learning_rate
+        (words, data_set): config_lib.get_config(f"{words},{data_set},paper").optim.learning_rate
         for words in ("vit:b-patch4", "cvt:13-patch4", "cvt:21-patch4", "resnet:50")
         for data_set in ("cifar10", "cifar100", "fashion_mnist", "tiny_imagenet", "food101")
     }
@@ -80,7 +81,7 @@ def test_table_2_of_the_hsvit_paper_lowers_the_rate_where_its_note_says():
     low |= {("cvt:13-patch4", "food101"), ("cvt:21-patch4", "tiny_imagenet")}
     assert rates == {key: 1e-4 if key in low else 1e-3 for key in rates}
     batches = [
-        configfile.get_config(f"vit:{data_set},paper").train.batch
+        config_lib.get_config(f"vit:{data_set},paper").train.batch
         for data_set in ("cifar10", "tiny_imagenet", "food101")
     ]
     assert batches == [512, 128, 16]
@@ -112,8 +113,8 @@ def test_table_3_of_the_hsvit_paper(words, side):
     assert (a.random_resized_crop, a.crop_padding, a.flip) == ((0.08, 1.0), 0, True)
     assert (a.trivial_augment, a.rand_augment_ops, a.erasing) == (True, 0, 0.1)
     assert (a.mixup, a.cutmix, a.mix_probability, a.label_smoothing) == (0.2, 1.0, 1.0, 0.1)
-    assert configfile.get_config("hsvit_backbone:digits,tiny,paper").init.freeze == ""
-    whole = configfile.get_config("hsvit_backbone:imagenet,paper", "init.freeze=")
+    assert config_lib.get_config("hsvit_backbone:digits,tiny,paper").init.freeze == ""
+    whole = config_lib.get_config("hsvit_backbone:imagenet,paper", "init.freeze=")
     assert whole.init.freeze == ""
 
 
@@ -122,7 +123,7 @@ def test_the_strong_recipe_is_the_same_for_all():
         sections = {
             repr([(part, dict(c[part])) for part in ("augment", "optim", "train", "data")])
             for family in ("c2a2", *FAMILIES)
-            for c in [configfile.get_config(f"{family}:{data_set}")]
+            for c in [config_lib.get_config(f"{family}:{data_set}")]
         }
         assert len(sections) == 1
 

@@ -2,7 +2,7 @@
 
 A configuration file is Python that defines `get_config(argument)`; it is run, so use only files you
 trust. The named networks (`c2a2`, `c3a4`, `c4a8`) and the sibling families (`vix:vin,hybrid`, see
-`systems`) need no file and work wherever the package is.
+`variants`) need no file and work wherever the package is.
 """
 
 import difflib
@@ -15,9 +15,9 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax import config as config_lib
-from hsvit_jax import config_keys
-from hsvit_jax.config_keys import leaves
+from hsvit_jax.config import defaults, derived, keys, variants
+from hsvit_jax.models import FAMILIES
+from hsvit_jax.models.hsvit import hsvit
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
@@ -39,18 +39,16 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     else:
         config = _from_name(place, argument or None)
     config = override(config, settings)
-    config_lib.validate(config)
+    derived.validate(config)
     return config
 
 
 def _from_name(name: str, argument: str | None) -> ml_collections.ConfigDict:
     """As the file of that name in configs/ has it."""
-    from hsvit_jax import systems  # late: it imports jax
-
-    name = systems.OF_FILE.get(name, name)
-    if name in systems.DEFAULT_VARIANT:
-        return systems.get_config(name, argument)
-    return config_lib.base(argument, named_model(name))
+    name = variants.OF_FILE.get(name, name)
+    if name in variants.DEFAULT_VARIANT:
+        return variants.get_config(name, argument)
+    return defaults.base(argument, named_model(name))
 
 
 def named_model(variant: str) -> dict[str, Any]:
@@ -58,15 +56,12 @@ def named_model(variant: str) -> dict[str, Any]:
 
     Raises ValueError for an unknown name.
     """
-    from hsvit_jax import systems  # late: they import jax
-    from hsvit_jax.models.hsvit import hsvit
-
-    if variant in systems.DEFAULT_VARIANT:
-        return systems.model_section(variant)
+    if variant in variants.DEFAULT_VARIANT:
+        return variants.model_section(variant)
     if variant not in hsvit.VARIANTS:
-        known = (*hsvit.VARIANTS, *systems.DEFAULT_VARIANT)
+        known = (*hsvit.VARIANTS, *variants.DEFAULT_VARIANT)
         raise ValueError(
-            f"unknown network {variant!r}.{config_lib.nearest(variant, known)} "
+            f"unknown network {variant!r}.{keys.nearest(variant, known)} "
             f"Known: {', '.join(known)}, or a file ending in .py ({_EXAMPLE})"
         )
     channels = hsvit.VARIANTS[variant]["channels"]
@@ -129,15 +124,15 @@ def _check_keys(config: Any, path: Path) -> None:
             f"get_config of {path} returned {type(config).__name__}; expected a ConfigDict, as "
             "hsvit_jax.config.base makes it"
         )
-    found = dict(leaves(config))
+    found = dict(keys.leaves(config))
     family = found.get("model.family", "hsvit")
     any_of = _any_of(family, found.get("model.variant", ""), path)
-    wanted = set(dict(leaves(config_lib.base(None, any_of))))
+    wanted = set(dict(keys.leaves(defaults.base(None, any_of))))
     if wanted != set(found):
         missing, unknown = sorted(wanted - set(found)), sorted(set(found) - wanted)
         parts = [f"missing {', '.join(missing)}"] if missing else []
         parts += [f"unknown {', '.join(unknown)}"] if unknown else []
-        hints = "".join(config_lib.nearest(key, sorted(wanted)) for key in unknown)
+        hints = "".join(keys.nearest(key, sorted(wanted)) for key in unknown)
         raise ValueError(f"the configuration of {path} has other keys: {'; '.join(parts)}.{hints}")
 
 
@@ -145,12 +140,9 @@ def _any_of(family: str, variant: str, path: Path) -> dict[str, Any]:
     """The settings of the variant, or of some network of this family if it is none of them."""
     if family == "hsvit":
         return named_model("c2a2")
-    from hsvit_jax import systems
-    from hsvit_jax.models import FAMILIES
-
     try:
         known = family in FAMILIES and variant in FAMILIES[family].VARIANTS
-        return systems.model_section(family, variant if known else "")
+        return variants.model_section(family, variant if known else "")
     except ValueError as error:
         raise ValueError(f"the configuration of {path}: {error}") from None
 
@@ -160,22 +152,22 @@ def override(
 ) -> ml_collections.ConfigDict:
     """A copy with 'KEY=VALUE' texts applied; the last one of a key counts.
 
-    Values are read by `config_keys`; tuples as '64' or '64,32'. Setting only one of train.epochs
+    Values are read by `keys`; tuples as '64' or '64,32'. Setting only one of train.epochs
     and train.steps makes the other 0. Raises ValueError for an unknown key (naming the nearest), a
     value that does not fit its key, and keys that only name what was chosen.
     """
     config = config.copy_and_resolve_references()
-    known = dict(leaves(config))
+    known = dict(keys.leaves(config))
     given = set()
     for setting in settings:
         key, equals, text = setting.partition("=")
         if key not in known:
             raise ValueError(_unknown(key, list(known)))
         if not equals:
-            raise ValueError(f"{key} needs a value, as in --config.{key}={_shown(known[key])}")
+            raise ValueError(f"{key} needs a value, as in --config.{key}={keys.shown(known[key])}")
         _refuse_label(key, text)
         section, _, name = key.rpartition(".")
-        entry = config_keys.of(key, config.model)
+        entry = keys.of(key, config.model)
         try:
             value = entry.parse(text)
         except (ValueError, OverflowError):
@@ -183,7 +175,7 @@ def override(
         if not entry.fits(value):
             raise ValueError(
                 f"{key} must be {entry.expected}; got {reprlib.repr(text)} "
-                f"(it was {_shown(known[key])})"
+                f"(it was {keys.shown(known[key])})"
             )
         (config[section] if section else config)[name] = value
         given.add(key)
@@ -217,19 +209,3 @@ def _refuse_label(key: str, text: str) -> None:
             f"{key} follows from --config and cannot be set to {text!r} alone: name the network by "
             f"its file, the data set and recipe after the colon ({_EXAMPLE})"
         )
-
-
-def _shown(value: Any) -> str:
-    """A value as it is written on the command line."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def describe(config: ml_collections.ConfigDict) -> str:
-    """Every setting as the flag that sets it, with its meaning and values, for --help."""
-    lines = []
-    for key, value in leaves(config):
-        entry = config_keys.of(key, config.model)
-        lines += [f"  --config.{key}={_shown(value)}", f"      {entry.meaning}; {entry.expected}"]
-    return "\n".join(lines)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from hsvit_jax import configfile
+from hsvit_jax import config as config_lib
 
-GOOD = "from hsvit_jax import config, configfile, systems\n"
+GOOD = "from hsvit_jax import config; from hsvit_jax.config import variants\n"
 
 
 def settings(*texts, spec="c2a2:digits"):
-    return configfile.get_config(spec, *texts)
+    return config_lib.get_config(spec, *texts)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_the_duration_given_replaces_the_other():
 def test_later_settings_win_and_the_rest_stays():
     config = settings("train.batch=5", "train.batch=7")
     assert config.train.batch == 7 and config.is_locked
-    assert dict(configfile.leaves(config)) == {
-        **dict(configfile.leaves(settings())),
+    assert dict(config_lib.leaves(config)) == {
+        **dict(config_lib.leaves(settings())),
         "train.batch": 7,
     }
 
@@ -95,7 +95,7 @@ def test_a_path_with_commas_can_be_set_by_its_key():
 
 def test_help_shows_what_can_be_given_back():
     config = settings("data.image_size=64,32", "optim.decay_all=true")
-    lines = [line.strip() for line in configfile.describe(config).splitlines()]
+    lines = [line.strip() for line in config_lib.describe(config).splitlines()]
     given = [line.removeprefix("--config.") for line in lines[::2]]
     again = [x for x in given if x.split("=")[0] not in ("recipe", "model.variant", "data.name")]
     assert settings(*again) == config
@@ -108,14 +108,14 @@ def test_a_file_and_a_name(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         GOOD + "def get_config(argument):\n"
-        "    c = config.base(argument, configfile.named_model('c3a4'))\n"
+        "    c = config.base(argument, config.named_model('c3a4'))\n"
         "    c.train.batch = 7\n"
         "    return c\n"
     )
-    config = configfile.get_config(f"{file}:digits,paper")
+    config = config_lib.get_config(f"{file}:digits,paper")
     assert (config.model.variant, config.train.batch, config.recipe) == ("c3a4", 7, "paper")
     assert config.is_locked
-    assert configfile.get_config("c3a4").data.name == "cifar10"
+    assert config_lib.get_config("c3a4").data.name == "cifar10"
 
 
 @pytest.mark.parametrize(
@@ -133,19 +133,19 @@ def test_a_file_and_a_name(tmp_path):
         ),
         (
             "def get_config(argument):\n"
-            "    c = config.base('digits', configfile.named_model('c2a2'))\n"
+            "    c = config.base('digits', config.named_model('c2a2'))\n"
             "    c.unlock()\n    del c.train.batch\n    c.train.bach = 5\n    return c",
             r"other keys: missing train.batch; unknown train.bach. Did you mean train.batch\?",
         ),
         (
             "def get_config(argument):\n"
-            "    c = systems.get_config('dhvt', 'digits')\n"
+            "    c = variants.get_config('dhvt', 'digits')\n"
             "    c.unlock()\n    c.model.head_token = False\n    return c",
             r"other keys: unknown model.head_token. Did you mean model.head_tokens\?",
         ),
         (
             "def get_config(argument):\n"
-            "    c = systems.get_config('dhvt', 'digits')\n"
+            "    c = variants.get_config('dhvt', 'digits')\n"
             "    c.model.family = 'dhv'\n    return c",
             r"mine.py: unknown family 'dhv'. Did you mean dhvt\?",
         ),
@@ -155,16 +155,16 @@ def test_a_file_that_fails_is_told_with_its_line(tmp_path, body, message):
     file = tmp_path / "mine.py"
     file.write_text(GOOD + body)
     with pytest.raises(ValueError, match=message):
-        configfile.get_config(str(file))
+        config_lib.get_config(str(file))
 
 
 def test_a_file_or_name_that_is_not_there(tmp_path):
     (tmp_path / "other.py").write_text("")
     with pytest.raises(ValueError, match=r"No such file.* has other.py"):
-        configfile.get_config(f"{tmp_path}/mine.py:digits")
+        config_lib.get_config(f"{tmp_path}/mine.py:digits")
     with pytest.raises(ValueError, match=r"'c2a3'. Did you mean c2a2\?"):
-        configfile.get_config("c2a3:digits")
+        config_lib.get_config("c2a3:digits")
     with pytest.raises(ValueError, match="names no file"):
-        configfile.get_config(":digits")
+        config_lib.get_config(":digits")
     with pytest.raises(ValueError, match=r"cannot read the config file .*directory"):
-        configfile.get_config(f"{tmp_path}/")
+        config_lib.get_config(f"{tmp_path}/")

@@ -1,7 +1,7 @@
 """What a family changes in a configuration: its paper's recipe, a smoke run's size, digits' tokens.
 
-Plain values, applied by `config.base` and, for digits, by `systems`. The recipe `strong` is one and
-the same for all families, and hsvit's own values are in `config`.
+Plain values, applied by `defaults.base` and, for digits, by `variants`. The recipe `strong` is the
+same for all families, and hsvit's own values are in `defaults`.
 
 Sources: HSViT paper, table 2, and its scripts for the batches of ViT; ViX paper, section 4, the
 authors' scripts where it is silent; HVT paper, section 5, and Touvron et al. (DeiT, ICML 2021),
@@ -90,7 +90,7 @@ _DHVT_IMAGENET: Mapping[str, Any] = {
     "optim.warmup_epochs": 10.0,
 }
 
-# The recipe of hsvit (`config`), with which its paper trained what it compares with.
+# The recipe of hsvit (`defaults`), with which its paper trained what it compares with.
 _COMPARED: Mapping[str, Any] = {
     "train.batch": 512,
     "train.epochs": 300.0,

@@ -6,6 +6,7 @@ other sizes is refused where these meet.
 """
 
 import dataclasses
+import difflib
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -403,3 +404,25 @@ def check(config: ml_collections.ConfigDict) -> None:
         key = of(path, config.model)
         if not key.fits(value):
             raise ValueError(f"{path} must be {key.expected}; got {reprlib.repr(value)}")
+
+
+def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """' Did you mean …?' for the closest known word, or nothing."""
+    close = difflib.get_close_matches(word, known, 1, 0.5)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe(config: ml_collections.ConfigDict) -> str:
+    """Every setting as the flag that sets it, with its meaning and values, for --help."""
+    lines = []
+    for key, value in leaves(config):
+        entry = of(key, config.model)
+        lines += [f"  --config.{key}={shown(value)}", f"      {entry.meaning}; {entry.expected}"]
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The sibling systems by name: from the words after the colon to a family's variant.
 
 `configs/vix.py:vin,hybrid,rope,cifar10` names ViX's variant `hybrid_vin_rope` by its parts, in any
-order; `configs/hvt.py:s-4` by its name. All other words are those of `config.parse_argument`.
+order; `configs/hvt.py:s-4` by its name. All other words are those of `defaults.parse_argument`.
 """
 
 import re
@@ -10,8 +10,7 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax import config as config_lib
-from hsvit_jax import recipes
+from hsvit_jax.config import defaults, keys, recipes
 from hsvit_jax.models import FAMILIES
 
 #: Families with several variants each, and the one that is meant when no word names any: the
@@ -48,10 +47,10 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
     that name no variant of this family or several, and for a family without an entry above.
     """
     variant, rest = split(family, argument)
-    model, (data, recipe, _) = model_section(family, variant), config_lib.parse_argument(rest)
+    model, (data, recipe, _) = model_section(family, variant), defaults.parse_argument(rest)
     if (data, recipe) == ("digits", "strong"):
         model |= recipes.digits(model)
-    return config_lib.base(rest, model)
+    return defaults.base(rest, model)
 
 
 def model_section(family: str, variant: str = "") -> dict[str, Any]:
@@ -60,11 +59,11 @@ def model_section(family: str, variant: str = "") -> dict[str, Any]:
     Raises ValueError for an unknown family or variant, naming the nearest.
     """
     if family not in DEFAULT_VARIANT:
-        near = config_lib.nearest(family, tuple(DEFAULT_VARIANT))
+        near = keys.nearest(family, tuple(DEFAULT_VARIANT))
         raise ValueError(f"unknown family {family!r}.{near} Known: {', '.join(DEFAULT_VARIANT)}")
     module, variant = FAMILIES[family], variant or DEFAULT_VARIANT[family]
     if variant not in module.VARIANTS:
-        near = config_lib.nearest(variant, tuple(module.VARIANTS))
+        near = keys.nearest(variant, tuple(module.VARIANTS))
         raise ValueError(f"unknown {family} variant {variant!r}.{near} {_known(family)}")
     return {
         "family": family,
@@ -83,13 +82,13 @@ def split(family: str, argument: str | None) -> tuple[str, str]:
     known = {part for name in names for part in _parts(name)}
     ours, rest = [], []
     for word in filter(None, (w.strip() for w in (argument or "").split(","))):
-        if config_lib.is_word(word):
+        if defaults.is_word(word):
             rest.append(word)
         elif known.issuperset(_parts(word)):
             ours.append(word)
         else:
-            common = (*config_lib.DATA_SETS, *config_lib.RECIPES, *config_lib.SWITCHES)
-            near = config_lib.nearest(word, (*names, *sorted(known), *common))
+            common = (*defaults.DATA_SETS, *defaults.RECIPES, *defaults.SWITCHES)
+            near = keys.nearest(word, (*names, *sorted(known), *common))
             raise ValueError(
                 f"unknown word {word!r} after the colon.{near} {_known(family)}; other words: "
                 f"{', '.join(common)}, folder=<path>, tfds=<name>"
@@ -117,7 +116,7 @@ def _variant(family: str, names: tuple[str, ...], words: list[str]) -> str:
             f"{wanted} could be {' or '.join(wider)}: name one of them after {family}.py:, whole "
             "or by its parts"
         )
-    near = config_lib.nearest("_".join(parts), names)
+    near = keys.nearest("_".join(parts), names)
     raise ValueError(f"{wanted} names no variant of {family}.{near} {_known(family)}")
 
 

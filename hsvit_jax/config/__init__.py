@@ -1,0 +1,29 @@
+"""Configurations: read by name or from a file, checked, completed by the data set, stored.
+
+    from hsvit_jax import config
+
+    settings = config.get_config("c2a2:digits,tiny", "train.batch=64")
+
+A name is imported when it is first used: networks, and jax with them, are slow to import, and the
+command line has mistakes to report that need neither.
+"""
+
+import importlib
+from typing import Any
+
+# Module of this package → the names that it gives.
+_NAMES = {
+    "defaults": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
+    "derived": "eval_batch resolve total_steps validate with_warmup",
+    "keys": "describe leaves",
+    "load": "get_config named_model override",
+    "stored": "default_workdir from_json names_run to_json",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

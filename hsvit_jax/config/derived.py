@@ -1,0 +1,96 @@
+"""Settings that follow from the data set and from the run's length, and checks across settings."""
+
+from typing import Any
+
+import ml_collections
+
+from hsvit_jax.config import defaults, keys, recipes
+
+
+def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.ConfigDict:
+    """A copy in which everything that follows from the data set is filled in, and checked.
+
+    info: the data set's `DataInfo` (image_size, channels, num_classes, mean, std). Raises
+    ValueError naming the key, what was given and what fits.
+    """
+    config = config.copy_and_resolve_references()
+    data = config.data
+    size = tuple(data.image_size) or tuple(info.image_size)
+    data.image_size = size * 2 if len(size) == 1 else size
+    if len(data.image_size) != 2:
+        raise ValueError(f"data.image_size needs rows and columns; got {data.image_size}")
+    data.channels = data.channels or info.channels
+    if data.channels not in (1, 3):  # only a converted network may have others
+        raise ValueError(f"data.channels must be 1 (grey) or 3 (colour); got {data.channels}")
+    data.num_classes = data.num_classes or info.num_classes
+    if data.num_classes < info.num_classes:
+        raise ValueError(
+            f"data.num_classes={data.num_classes}, but {data.name} has {info.num_classes} classes"
+        )
+    data.mean = _per_channel("data.mean", data.mean or info.mean, data.channels)
+    data.std = _per_channel("data.std", data.std or info.std, data.channels)
+    config.augment.flip = config.augment.flip and info.flip  # a mirrored digit is another digit
+    validate(config)
+    return config.lock()
+
+
+def _per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Colour statistics for grey images and the reverse: the mean, or the same value thrice."""
+    if len(values) == channels:
+        return tuple(float(v) for v in values)
+    if len(values) not in (1, 3):
+        raise ValueError(f"{key} must hold one value per channel ({channels}); got {values}")
+    return (float(sum(values)) / len(values),) * channels
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+    """Raises ValueError for a value outside its key's range (see `keys`), and for values
+    that cannot work together."""
+    keys.check(config)
+    train = config.train
+    if train.epochs and train.steps:
+        raise ValueError(
+            f"train.epochs={train.epochs:g} and train.steps={train.steps} both say how long to "
+            "train: set one of them to 0"
+        )
+    if train.select_on == "val" and config.data.val_fraction == 0:
+        raise ValueError(
+            "train.select_on='val' needs a held-out validation split, but data.val_fraction=0: "
+            "hold some out, or say train.select_on='test' and report it so"
+        )
+
+
+def eval_batch(config: ml_collections.ConfigDict) -> int:
+    """Images in a batch of an evaluation: eval.batch, by default the training batch, whose forward
+    pass is a part of the training step and needs less memory than it."""
+    return config.eval.batch or config.train.batch
+
+
+def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
+    """How many optimizer steps a run has: the one place where epochs become steps.
+
+    Raises ValueError for more than can be counted.
+    """
+    total = config.train.steps or round(config.train.epochs * steps_per_epoch)
+    if total > keys.MOST_STEPS:
+        raise ValueError(
+            f"train.epochs={config.train.epochs:g} are {total:,} steps, and at most "
+            f"{keys.MOST_STEPS:,} can be counted: lower it"
+        )
+    return total
+
+
+def with_warmup(
+    config: ml_collections.ConfigDict, total: int, steps_per_epoch: int
+) -> ml_collections.ConfigDict:
+    """A copy in which optim.warmup_epochs is a number: as set by hand, else the recipe's epochs,
+    but at most a tenth of the run's `total` steps."""
+    if config.optim.warmup_epochs != defaults.AUTOMATIC:
+        return config
+    own = 1.0 if config.data.name == "digits" else 5.0
+    if config.recipe == "paper":
+        recipe = recipes.paper(config.model.family, config.data.name, config.model.variant)
+        own = recipe.get("optim.warmup_epochs", 0.0)
+    config = config.copy_and_resolve_references()
+    config.optim.warmup_epochs = min(own, total // 10 / steps_per_epoch)
+    return config.lock()
