@@ -8,7 +8,9 @@ import numpy as np
 import small_runs
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert, mesh, models
+from hsvit_jax import mesh, models
+from hsvit_jax.commands import convert
+from hsvit_jax.weights import families
 
 
 def check_golden(source, out, family):
@@ -28,7 +30,7 @@ def check_golden(source, out, family):
             channels=data.channels,
             num_classes=data.num_classes,
         )
-        state = convert.FAMILIES[family].params(tensors, model.config)
+        state = families.FAMILIES[family].params(tensors, model.config)
         images = tensors["input"].transpose(0, 2, 3, 1).astype(np.float64)
         wide = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
         logits, _ = jax.jit(model.apply)(*wide, images)

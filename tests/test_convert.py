@@ -14,8 +14,9 @@ import pytest
 from support import state_dicts
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert, models
+from hsvit_jax import models
 from hsvit_jax.checkpoint import load_tree
+from hsvit_jax.commands import convert
 
 GOLDENS = ("hsvit-convattn", "hsvit-convonly", "hsvit-attnonly")
 SMALL = state_dicts.CASES["hsvit"]["constructor"]

@@ -36,19 +36,11 @@ MAY_IMPORT = {
 #: Folders of models' families → the other ones each may import.
 FAMILIES = {"hsvit": "convnets", "vix": "", "vit": "", "convnets": "", "conv_transformers": ""}
 
-#: Modules that still wait to be moved into their room.
-UNMOVED = {
-    "weights": "convert",
-}
-ROOM = {module: room for room, modules in UNMOVED.items() for module in modules.split()}
-
 
 def room_of(module: str) -> str:
     """The room of a module by its dotted name below the package."""
     top = module.split(".")[0] or "__init__"
-    if top.startswith("convert_"):
-        return "weights"
-    return ROOM.get(top, top)
+    return "weights" if top.startswith("convert_") else top
 
 
 def imports(tree: ast.AST) -> list[str]:
@@ -95,7 +87,7 @@ def upward(files: dict[str, set[str]]) -> list[str]:
     wrong = []
     for module, names in files.items():
         room = room_of(module)
-        if module.startswith("convert"):
+        if module.startswith("convert_"):
             continue
         if room not in MAY_IMPORT:
             wrong.append(f"{module} is in no room of the table")

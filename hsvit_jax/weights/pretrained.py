@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hsvit_jax import convert
 from hsvit_jax.convert_tensors import Misfits, Tensors, few
 from hsvit_jax.models.network import resized_config
-from hsvit_jax.weights import files, layouts
+from hsvit_jax.weights import families, files, layouts
 
 _LARGEST_SIDE = 1024
 
@@ -44,7 +43,7 @@ def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Fo
     base, whole = network.feature_network(), True
     if base is not None and not _has_marker(tensors, family):
         (family, network), whole, fresh_classifier = base, False, True
-    if family not in convert.FAMILIES:
+    if family not in families.FAMILIES:
         raise ValueError(f"no file of weights can be read for the family {family!r}")
     reading = _Reading(family, network.config, tensors)
     config, classifier = reading.own_sizes(network.config)
@@ -63,7 +62,7 @@ def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Fo
 
 def _has_marker(tensors: Tensors, family: str) -> bool:
     """Whether there is a tensor that every whole network of the family has."""
-    markers = convert.FAMILIES[family].markers
+    markers = families.FAMILIES[family].markers
     return any(key == m or key.endswith("." + m) for key in tensors for m in markers)
 
 
@@ -84,7 +83,7 @@ class _Reading:
     """A file's tensors under the keys that a family's converter asks for."""
 
     def __init__(self, family: str, config: Any, tensors: dict[str, np.ndarray]) -> None:
-        self.family, self.convert = family, convert.FAMILIES[family].params
+        self.family, self.convert = family, families.FAMILIES[family].params
         self.tensors, self.names, self.layout = tensors, {}, layouts.OWN
         wanted = self.expected(config)
         if wanted is None:

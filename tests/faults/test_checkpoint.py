@@ -19,8 +19,9 @@ import pytest
 from safetensors.numpy import save_file
 from support.processes import run_main
 
-from hsvit_jax import checkpoint, convert
+from hsvit_jax import checkpoint
 from hsvit_jax.checkpoint import record
+from hsvit_jax.commands import convert
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import files
 

@@ -1,0 +1,229 @@
+"""PyTorch weights to a checkpoint of ours: `python -m hsvit_jax.convert FILE [OUT]`.
+
+FILE is a state dict as `.npz`, `.safetensors`, or `.ckpt`/`.pt`/`.pth` where PyTorch is installed.
+The network's sizes come from the JSON under `config` (its `constructor`), from options, or from the
+tensors' shapes, in this order: option, constructor, shape. Where FILE also holds `input` (NCHW) and
+`logits_f64` or `logits`, the converted network is run on them in float64 and must agree before
+anything is written. One weight that is off by 0.1 % shows in `logits_f64` alone: save those.
+
+Nothing in FILE is ever unpickled, except by PyTorch's own restricted reader (`weights_only=True`).
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hsvit_jax import config as configs
+from hsvit_jax import convert_hf, models
+from hsvit_jax.checkpoint import Checkpoints
+from hsvit_jax.convert_tensors import Tensors
+from hsvit_jax.report import printable, write_file
+from hsvit_jax.weights import files
+from hsvit_jax.weights.families import FAMILIES, without_prefix
+
+
+class Disagreement(ValueError):
+    """The converted network's logits are not the file's; `report` holds the two figures."""
+
+    def __init__(self, message: str, report: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+# --- Converting ----------------------------------------------------------------------------------
+
+
+def convert_file(
+    path: str | Path,
+    out: str | Path | None = None,
+    *,
+    family: str | None = None,
+    image_size: Sequence[int] | None = None,
+    channels: int | None = None,
+    strides: Sequence[int] | None = None,
+    heads: int | None = None,
+    mean: Sequence[float] = (0.5,),
+    std: Sequence[float] = (0.5,),
+    data: str = "cifar10",
+    tolerance: float | None = None,
+) -> dict[str, Any]:
+    """Converts `path` to a work directory `out` with `checkpoints/` (step 0) and `config.json`.
+
+    out: default `<stem>-jax` beside the file. family: of the network, where the file's `config`
+    does not say (HSViT then). image_size (rows, columns), channels, strides, heads: what the file
+    does not say. mean, std: one value or one per channel, of pixels in [0, 1]; no
+    state dict holds them. data: name of the data set written into the configuration. tolerance: of
+    the largest logit, where the file holds `input` and logits. By default 1e-9 for `logits_f64`, or
+    1e-6 with rotary positions, whose angles the reference keeps in float32; 1e-5 for `logits`.
+
+    Returns `parameters`, `checkpoint` and, where compared, `max_abs_error`, `max_abs_logit` and
+    `tolerance`, of the largest logit.
+    Raises ValueError for an unreadable file, tensors or sizes that do not fit, an `out` that holds
+    something else, and `Disagreement` for other logits (then nothing is written).
+    """
+    path = Path(path)
+    tensors, description = files.read(path)
+    try:
+        family = family or convert_hf.family_of(description)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    family = (family or str(description.get("family", "hsvit"))).lower()
+    if family not in FAMILIES:
+        raise ValueError(f"{path}: unknown family {family!r}; known: {', '.join(FAMILIES)}")
+    given = description.get("constructor", description if "model_type" in description else {})
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: `constructor` in its `config` is not a JSON object")
+    options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}
+    options["pool_strides"] = strides
+    patched = description.get("patched_or_fixed")  # what the reference's source hard-codes
+    given = (patched if isinstance(patched, dict) else {}) | given
+    given = {"variant": description.get("variant", "")} | given
+    given |= {k: v for k, v in options.items() if v is not None}
+    try:
+        tensors = without_prefix(tensors, FAMILIES[family].markers)
+        sizes, shapes = FAMILIES[family].settings(tensors, given)
+        config = _configuration(sizes, shapes, mean, std, data)
+        model = models.build(config.model, **shapes)
+        params, stats = FAMILIES[family].params(tensors, model.config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except (TypeError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
+        raise ValueError(
+            f"{path}: its `config` and tensors do not describe a network of the family {family!r} "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    report = {"parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(params))}
+    if "input" in tensors and {"logits", "logits_f64"} & set(tensors):
+        if tolerance is None:
+            exact = 1e-6 if sizes.get("positions") == "rope" else 1e-9
+            tolerance = exact if "logits_f64" in tensors else 1e-5
+        report |= _compare(path, model, params, stats, tensors, tolerance)
+    out = path.with_name(f"{path.stem}-jax") if out is None else Path(out)
+    _write(out, config, params, stats)
+    return report | {"checkpoint": str(out)}
+
+
+def _configuration(
+    model: dict, shapes: dict, mean: Sequence[float], std: Sequence[float], data: str
+) -> Any:
+    """The project's defaults with this network's sizes filled in."""
+    config = configs.base(data, model)
+    channels = shapes["channels"]
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, channels):
+            raise ValueError(f"{name} needs 1 or {channels} values; got {tuple(values)}")
+        full = tuple(float(v) for v in values) * (channels if len(values) == 1 else 1)
+        if not all(math.isfinite(v) and (v > 0 or name == "mean") for v in full):
+            raise ValueError(f"{name} needs finite values (std: positive); got {tuple(values)}")
+        shapes = {**shapes, name: full}
+    config.data.update(shapes)
+    configs.validate(config)
+    return config
+
+
+def _compare(
+    path: Path, model: Any, params: dict, stats: dict, tensors: Tensors, tolerance: float
+) -> dict[str, float]:
+    """Runs the network on the file's images; raises Disagreement beyond the tolerance."""
+    images = tensors["input"]
+    logits = tensors["logits_f64"] if "logits_f64" in tensors else tensors["logits"]
+    size = (model.config.image_channels, *model.config.image_size)
+    fits = images.shape == (*logits.shape[:1], *size) and images.size
+    if not fits or logits.shape[1:] != (model.config.num_classes,):
+        raise ValueError(
+            f"{path}: input {images.shape} and logits {logits.shape} do not fit a network for "
+            f"{size} (channels, rows, columns) and {model.config.num_classes} classes"
+        )
+    if not all(t.dtype.kind == "f" and np.isfinite(t).all() for t in (images, logits)):
+        raise ValueError(f"{path}: input and logits must be finite floating-point numbers")
+    # In double precision: in single, the rounding of many layers would hide a small difference.
+    with jax.enable_x64(True):
+        run = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, stats))
+        ours = np.asarray(run(*wide, images.transpose(0, 2, 3, 1).astype(np.float64)))
+    error = float(np.abs(np.asarray(ours, np.float64) - logits).max())
+    largest = float(np.abs(logits).max())
+    report = {"max_abs_error": error, "max_abs_logit": largest, "tolerance": tolerance}
+    if not error <= tolerance * largest:  # written so that NaN fails
+        finite = {k: v if math.isfinite(v) else None for k, v in report.items()}
+        raise Disagreement(
+            f"{path}: the converted network's logits differ from the file's by {error:.3g}, more "
+            f"than {tolerance:g} of the largest, {largest:.3g}; nothing was written",
+            finite,
+        )
+    return report
+
+
+def _write(out: Path, config: Any, params: dict, stats: dict) -> None:
+    """A work directory; the same conversion again is no error, anything else in the way is."""
+    text = configs.to_json(config) + "\n"
+    file = out / "config.json"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        same = file.is_file() and file.read_text() == text
+        if not same:
+            raise ValueError(f"{out} already holds something else: remove it or name another OUT")
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(file, text)
+    names = [str(i) for i in range(config.data.num_classes)]
+    meta = {"config": config.to_dict(), "class_names": names}
+    with Checkpoints(out / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"params": params, "stats": stats}, meta, wait=True)
+
+
+# --- Command line --------------------------------------------------------------------------------
+
+
+def _numbers(kind: type) -> Callable[[str], tuple]:
+    def parse(text: str) -> tuple:
+        return tuple(kind(word) for word in re.split("[,x×]", text))
+
+    parse.__name__ = f"list of {kind.__name__}"  # argparse names the type in its error
+    return parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the report as one JSON line; returns the exit status, 0 or 1."""
+    parser = argparse.ArgumentParser(prog="python -m hsvit_jax.convert", description=__doc__)
+    add = parser.add_argument
+    add("file", help=".npz, .safetensors, or .ckpt/.pt where torch is installed")
+    add("out", nargs="?", help="folder to write (default: <stem>-jax beside FILE)")
+    add(
+        "--family",
+        choices=sorted(FAMILIES),
+        help="where the file does not say (default hsvit)",
+    )
+    add("--image_size", type=_numbers(int), help="32, or rows x columns as 32x48")
+    add("--channels", type=int, help="of the image")
+    add("--strides", type=_numbers(int), help="pool strides, one per block, as 2,2")
+    add("--heads", type=int, help="attention heads")
+    add("--mean", type=_numbers(float), default=(0.5,), help="of pixels in [0, 1] (default 0.5)")
+    add("--std", type=_numbers(float), default=(0.5,), help="of pixels in [0, 1] (default 0.5)")
+    add("--data", default="cifar10", help="data set for the configuration (default cifar10)")
+    tolerance = "of the largest logit (default 1e-9 for logits_f64, 1e-5 for logits)"
+    add("--tolerance", type=float, help=tolerance)
+    options = vars(parser.parse_args(arguments))
+    try:
+        report = convert_file(options.pop("file"), options.pop("out"), **options)
+    except Disagreement as error:
+        print(json.dumps(error.report))
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(printable(f"error: {error}"), file=sys.stderr)
+        return 1
+    print(json.dumps(report))
+    if report.get("tolerance", 0) >= 1e-6:
+        print(
+            f"note: an error below {report['tolerance']:g} of the largest logit goes unseen; with "
+            "`logits_f64`, the logits computed in float64, one below 1e-9 does",
+            file=sys.stderr,
+        )
+    return 0
