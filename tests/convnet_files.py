@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax import convert, convert_hf, models
+from hsvit_jax import convert_hf, models
+from hsvit_jax.weights import families
 
 
 def read(path):
@@ -17,7 +18,7 @@ def read(path):
     description = json.loads(tensors.pop("config").item())
     given = description.get("patched_or_fixed", {}) | description["constructor"]
     name = convert_hf.family_of(description) or description["family"].lower()
-    family = convert.FAMILIES[name]
+    family = families.FAMILIES[name]
     weights = {k: v for k, v in tensors.items() if not k.startswith(("grad/", "after/"))}
     settings, data = family.settings(weights, given)
     network = models.build({"dtype": "float32", **settings}, **data)

@@ -5,7 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from hsvit_jax import convert, convert_backbone, models
+from hsvit_jax import convert_backbone, models
+from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
 
 FROZEN = "hsvithet-efficientnet-b0like.npz"

@@ -3,7 +3,8 @@
 import pytest
 import vix_files
 
-from hsvit_jax import convert, convert_ccx, models
+from hsvit_jax import convert_ccx, models
+from hsvit_jax.commands import convert
 
 
 def test_golden(golden_dir, tmp_path):

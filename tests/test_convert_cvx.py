@@ -3,7 +3,8 @@
 import pytest
 import vix_files
 
-from hsvit_jax import convert, convert_cvx, models
+from hsvit_jax import convert_cvx, models
+from hsvit_jax.commands import convert
 
 
 def test_golden(golden_dir, tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from support import state_dicts
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert, convert_dhvt, models
+from hsvit_jax import convert_dhvt, models
+from hsvit_jax.commands import convert
 from hsvit_jax.models.vit import dhvt
 
 SMALL = state_dicts.CASES["dhvt"]["constructor"]

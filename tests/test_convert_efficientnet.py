@@ -3,7 +3,8 @@
 import convnet_files
 import pytest
 
-from hsvit_jax import convert, convert_efficientnet, models
+from hsvit_jax import convert_efficientnet, models
+from hsvit_jax.commands import convert
 from hsvit_jax.models.convnets import efficientnet
 
 GOLDEN = "hf-efficientnet-train.npz"

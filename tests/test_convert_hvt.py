@@ -9,7 +9,8 @@ import pytest
 from support import state_dicts
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert, convert_hvt, models
+from hsvit_jax import convert_hvt, models
+from hsvit_jax.commands import convert
 from hsvit_jax.models.vit import hvt
 
 GOLDENS = ("hvt-m2-max-everyblock", "hvt-m2-avg", "hvt-m0-deit-nocls")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import vix_files
 
-from hsvit_jax import convert, convert_levix, models
+from hsvit_jax import convert_levix, models
+from hsvit_jax.commands import convert
 
 
 def test_golden(golden_dir, tmp_path):

@@ -4,7 +4,8 @@ import convnet_files
 import numpy as np
 import pytest
 
-from hsvit_jax import convert, convert_mobilenet_v2, models
+from hsvit_jax import convert_mobilenet_v2, models
+from hsvit_jax.commands import convert
 from hsvit_jax.models.convnets import mobilenet_v2
 
 GOLDEN = "hf-mobilenetv2-train.npz"

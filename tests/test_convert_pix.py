@@ -2,7 +2,8 @@
 
 import vix_files
 
-from hsvit_jax import convert, convert_pix
+from hsvit_jax import convert_pix
+from hsvit_jax.commands import convert
 
 
 def test_golden(golden_dir, tmp_path):

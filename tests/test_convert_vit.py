@@ -4,7 +4,8 @@ import hf_files
 import numpy as np
 import pytest
 
-from hsvit_jax import convert, convert_vit
+from hsvit_jax import convert_vit
+from hsvit_jax.commands import convert
 
 SHAPES = {
     "vit.embeddings.patch_embeddings.projection.weight": (12, 3, 4, 4),

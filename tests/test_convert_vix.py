@@ -7,7 +7,8 @@ import pytest
 import vix_files
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert, convert_vix, models
+from hsvit_jax import convert_vix, models
+from hsvit_jax.commands import convert
 
 GOLDENS = ("vix-viprope", "vix-mlpmixer", "vix-fnet")
 

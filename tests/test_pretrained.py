@@ -12,7 +12,8 @@ import safetensors.numpy
 import small_runs
 from support import state_dicts
 
-from hsvit_jax import checkpoint, convert, convert_tensors, models, train
+from hsvit_jax import checkpoint, convert_tensors, models, train
+from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import layouts, pretrained
