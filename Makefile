@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow lint clean
+.PHONY: quickstart test test-slow lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits --workdir=runs/quickstart
@@ -20,6 +20,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict
+
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hsvit_jax needs Python 3.11 or newer; name one with PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +32,10 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
 clean:

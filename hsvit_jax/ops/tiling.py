@@ -42,7 +42,7 @@ def join_batch(parts: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def cut_planes(x_BHWC: Array, stride: int) -> list[list[Array]]:
-    """Rows i, i + s, … and columns j, j + s, … of a map, as [i][j], for each i, j < s."""
+    """Rows i, i + s, … and columns j, j + s, … of a map, as `planes[i][j]`, i, j < s."""
     batch, height, width, channels = x_BHWC.shape
     rows, columns = -(-height // stride), -(-width // stride)
     ends = (0, rows * stride - height), (0, columns * stride - width)

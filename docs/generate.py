@@ -1,0 +1,111 @@
+"""Writes the tables in docs/ that derive from the code: `python docs/generate.py`."""
+
+import ast
+import dataclasses
+import re
+import runpy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hsvit_jax import config_keys, get_config
+from hsvit_jax.systems import DEFAULT_VARIANT, OF_FILE
+
+DOCS = Path(__file__).resolve().parent
+
+
+def regenerated(page: str) -> str:
+    """A page with everything between '<!-- NAME -->' and '<!-- end -->' written anew.
+
+    Args:
+      page: Markdown; NAME is a key of `TABLES`.
+    """
+
+    def table(match: re.Match) -> str:
+        return "\n".join([f"<!-- {match[1]} -->", *TABLES[match[1]](), "<!-- end -->"])
+
+    return re.sub(f"<!-- ({'|'.join(TABLES)}) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def _rooms() -> list[str]:
+    """The rooms of the package, by their docstrings, and the table of imports that tests hold."""
+    may_import = runpy.run_path(str(DOCS.parent / "tests/test_imports.py"))["MAY_IMPORT"]
+    lines = ["| room | contents | may import |", "|---|---|---|"]
+    for room, others in may_import.items():
+        folder = DOCS.parent / "hsvit_jax" / room
+        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+        docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        contents = re.split(r"(?<=\.)\s|\n\n", docstring)[0].replace("\n", " ")
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(others.split())) or "nothing"
+        lines.append(f"| `{room}` | {contents} | {names} |")
+    return lines
+
+
+def _keys() -> list[str]:
+    """The table of the keys outside `model`."""
+    strong, paper = (dict(config_keys.leaves(get_config(f"c2a2:{r}"))) for r in ("strong", "paper"))
+    lines = ["| key | meaning | values | default |", "|---|---|---|---|"]
+    for name, key in config_keys.KEYS.items():
+        default = _shown(strong[name])
+        if _shown(paper[name]) != default:
+            default += f" ({_shown(paper[name])})"
+        lines.append(f"| `{name}` | {key.meaning} | {_values(key)} | {default} |")
+    return lines
+
+
+def _model_keys() -> list[str]:
+    """The table of the keys of `model`, with the families that have them."""
+    file_of = {family: file for file, family in OF_FILE.items()}
+    models = {f: get_config(file_of.get(f, f)).model for f in DEFAULT_VARIANT}
+    models = {"hsvit": get_config("c2a2").model, **models}
+    lines = ["| key | meaning | values | defaults |", "|---|---|---|---|"]
+    for name, key in config_keys.MODEL_KEYS.items():
+        readers: dict[str, list[str]] = {}
+        leaf = name.rpartition(".")[2]
+        for family, model in models.items():
+            if leaf in model and config_keys.of(f"model.{leaf}", model) is key:
+                readers.setdefault(_shown(model[leaf]), []).append(family)
+        if name == "family":
+            defaults = "named by `--config`"
+        elif len(readers) == 1 and len(*readers.values()) == len(models):
+            (defaults,) = readers
+        else:
+            defaults = ", ".join(f"{value} ({', '.join(who)})" for value, who in readers.items())
+        lines.append(f"| `model.{leaf}` | {key.meaning} | {_values(key)} | {defaults} |")
+    return lines
+
+
+def _values(key: config_keys.Key) -> str:
+    """The values that fit a key, for a cell of a table."""
+    one = dataclasses.replace(key, several=False).expected
+    text = f"a tuple, each {one}" if key.several else one
+    return re.sub("'(.*?)'", r"`\1`", text.removesuffix(", at most 4096 letters"))
+
+
+def _shown(value: Any) -> str:
+    """A value as the command line takes it, for a cell of a table."""
+    text = ",".join(map(_text, value)) if isinstance(value, tuple) else _text(value)
+    return f"`{text}`" if text else "empty"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+#: Name of a table → its lines.
+TABLES: Mapping[str, Callable[[], list[str]]] = {
+    "rooms": _rooms,
+    "keys": _keys,
+    "model keys": _model_keys,
+}
+
+
+def main() -> None:
+    """Rewrites every page that has a table of the code's."""
+    for path in DOCS.glob("*.md"):
+        page = path.read_text("utf-8")
+        path.write_text(regenerated(page), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The README and docs/ say what is so: commands parse, links and names lead somewhere."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hsvit_jax import cli, compare, config_keys, convert, get_config, main
+from hsvit_jax.benchmark import __main__ as benchmark
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "launch/README.md")
+}
+PROGRAMS = {
+    "hsvit_jax.main": main.main,
+    "hsvit_jax.compare": compare.main,
+    "hsvit_jax.benchmark": benchmark.main,
+}
+
+
+def commands() -> list[str]:
+    """Every complete `python -m` line of the pages, from the module's name on."""
+    joined = "\n".join(PAGES.values()).replace("\\\n", " ")
+    found = re.findall(r"^(?: {4}|\w+=\S+ +|\S.*?; )?.*?python -m (hsvit_jax.*)$", joined, re.M)
+    return sorted({line for line in found if not re.search(r"[$`…]|FILE|SPEC|KEY=VALUE", line)})
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, as Markdown renderers make them."""
+    titles = re.findall(r"^#+ (.*)$", page, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["probabilities"].shape == (4, 10)
+    assert abs(names["probabilities"].sum(1) - 1).max() < 1e-5
+    assert (tmp_path / "runs" / "from-python" / "curves.png").exists()
+
+
+def test_command_lines_are_accepted(monkeypatch, capsys):
+    """Each is parsed to the end: flags, words after the colon, keys, and what the mode reads."""
+    requests = []
+
+    def note_request(again, work, tell):
+        requests.append(work.args[0])
+        return 0
+
+    monkeypatch.setattr(cli, "_guarded", note_request)
+    monkeypatch.chdir(ROOT)
+    assert len(commands()) > 30
+    for line in commands():
+        module, *words = shlex.split(line, comments=True)
+        if module == "hsvit_jax.convert":
+            assert convert.main(words) == 1  # no such file
+        elif module in PROGRAMS:
+            assert PROGRAMS[module]([module, *words]) == 0, (line, capsys.readouterr().err)
+            request = requests.pop()
+            if module != "hsvit_jax.main":
+                for spec in filter(None, (request.spec, *request.words)):
+                    get_config(spec, *request.settings)
+        else:
+            assert importlib.util.find_spec(module), line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    here = (ROOT / page).parent
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", PAGES[page]):
+        path, _, anchor = target.partition("#")
+        there = (here / path).resolve() if path else ROOT / page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there.read_text("utf-8")), target
+
+
+def test_names_exist():
+    """Files, tests, targets of make and keys of a configuration that the pages name."""
+    text = "\n".join(PAGES.values())
+    files = set(re.findall(r"\b(?:configs|docs|tests|launch|hsvit_jax)/[\w./-]*\w", text))
+    assert len(files) > 30
+    assert not [name for name in files if not (ROOT / name).exists()]
+    sources = "\n".join(path.read_text("utf-8") for path in ROOT.glob("tests/**/*.py"))
+    tests = set(re.findall(r"`(?:[\w./]*::)?(test_\w+)`", text))
+    assert len(tests) > 20
+    assert not [name for name in tests if f"def {name}(" not in sources]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"\bmake ([a-z-]+)(?=`|  )", text))
+    assert {"quickstart", "test", "test-slow", "docs"} <= targets
+    assert not [name for name in targets if f"\n{name}:" not in makefile]
+    known = {*config_keys.KEYS, *(f"model.{name}" for name in config_keys.MODEL_KEYS)}
+    sections = "|".join({name.partition(".")[0] for name in known if "." in name})
+    keys = set(re.findall(rf"`((?:{sections})\.[a-z][a-z_0-9]*)(?=[=`])", text))
+    assert len(keys) > 60
+    assert not keys - known
+
+
+def test_tables_of_the_code_are_current():
+    """`python docs/generate.py` would change nothing, and every key is there."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    for page, text in PAGES.items():
+        assert generate.regenerated(text) == text, f"{page}: run python docs/generate.py"
+    for name in (*config_keys.KEYS, *(f"model.{n.split('.')[-1]}" for n in config_keys.MODEL_KEYS)):
+        assert f"\n| `{name}` | " in PAGES["docs/configuration.md"], name
+
+
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 150
