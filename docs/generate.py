@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import config_keys, get_config
-from hsvit_jax.systems import DEFAULT_VARIANT, OF_FILE
+from hsvit_jax import get_config
+from hsvit_jax.config import keys
+from hsvit_jax.config.variants import DEFAULT_VARIANT, OF_FILE
 
 DOCS = Path(__file__).resolve().parent
 
@@ -43,9 +44,9 @@ def _rooms() -> list[str]:
 
 def _keys() -> list[str]:
     """The table of the keys outside `model`."""
-    strong, paper = (dict(config_keys.leaves(get_config(f"c2a2:{r}"))) for r in ("strong", "paper"))
+    strong, paper = (dict(keys.leaves(get_config(f"c2a2:{r}"))) for r in ("strong", "paper"))
     lines = ["| key | meaning | values | default |", "|---|---|---|---|"]
-    for name, key in config_keys.KEYS.items():
+    for name, key in keys.KEYS.items():
         default = _shown(strong[name])
         if _shown(paper[name]) != default:
             default += f" ({_shown(paper[name])})"
@@ -59,11 +60,11 @@ def _model_keys() -> list[str]:
     models = {f: get_config(file_of.get(f, f)).model for f in DEFAULT_VARIANT}
     models = {"hsvit": get_config("c2a2").model, **models}
     lines = ["| key | meaning | values | defaults |", "|---|---|---|---|"]
-    for name, key in config_keys.MODEL_KEYS.items():
+    for name, key in keys.MODEL_KEYS.items():
         readers: dict[str, list[str]] = {}
         leaf = name.rpartition(".")[2]
         for family, model in models.items():
-            if leaf in model and config_keys.of(f"model.{leaf}", model) is key:
+            if leaf in model and keys.of(f"model.{leaf}", model) is key:
                 readers.setdefault(_shown(model[leaf]), []).append(family)
         if name == "family":
             defaults = "named by `--config`"
@@ -75,7 +76,7 @@ def _model_keys() -> list[str]:
     return lines
 
 
-def _values(key: config_keys.Key) -> str:
+def _values(key: keys.Key) -> str:
     """The values that fit a key, for a cell of a table."""
     one = dataclasses.replace(key, several=False).expected
     text = f"a tuple, each {one}" if key.several else one
@@ -84,12 +85,7 @@ def _values(key: config_keys.Key) -> str:
 
 def _shown(value: Any) -> str:
     """A value as the command line takes it, for a cell of a table."""
-    text = ",".join(map(_text, value)) if isinstance(value, tuple) else _text(value)
-    return f"`{text}`" if text else "empty"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return f"`{keys.shown(value)}`" if value not in ("", ()) else "empty"
 
 
 #: Name of a table → its lines.
