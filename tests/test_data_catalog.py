@@ -31,7 +31,7 @@ def place(tmp_path, monkeypatch):
         entry = catalog.REGISTRY[name]
         files = []
         for remote, body in zip(entry.files, bodies, strict=True):
-            path = tmp_path / "data" / folder / remote.file
+            path = tmp_path / "data" / folder / remote.name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(body)
             kind = remote.checksum.partition(":")[0]
@@ -328,7 +328,7 @@ def test_unknown_names_get_the_nearest_and_five():
 
 def test_importing_the_package_imports_nothing_heavy():
     code = (
-        "import sys, hsvit_jax.data; heavy = {'jax', 'PIL', 'grain', 'tensorflow_datasets'}; "
+        "import sys, hsvit_jax.data; heavy = {'jax', 'PIL', 'tensorflow_datasets'}; "
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

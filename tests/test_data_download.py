@@ -43,7 +43,7 @@ def host(monkeypatch):
 
 def remote(url: str, body: bytes = BODY, max_bytes: int = 1 << 30) -> RemoteFile:
     digest = hashlib.sha256(body).hexdigest()
-    return RemoteFile(url.rpartition("/")[2], url, f"sha256:{digest}", max_bytes)
+    return RemoteFile(url, f"sha256:{digest}", max_bytes)
 
 
 def test_a_good_file_arrives_whole_and_only_once(host, tmp_path):

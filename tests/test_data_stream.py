@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax.data import BadImage, Split
-from hsvit_jax.data.stream import _Records, stream_batches
+from hsvit_jax.data.stream import stream_batches
 
 N = 29
 
@@ -45,12 +45,6 @@ def test_order_is_that_of_the_index_batches():
             np.testing.assert_array_equal(images[:, 2, 4, 1], expected)
             assert images.shape == (len(expected), 3, 5, 2)
             assert (images.dtype, labels.dtype, indices.dtype) == (np.uint8, np.int32, np.int64)
-
-
-def test_places_may_be_asked_for_in_any_order():
-    records = _Records(split(), iter([np.array([4, 9]), np.array([2, 9, 1])]))
-    assert [records[place][2] for place in (3, 0, 4, 1, 2)] == [9, 4, 1, 9, 2]
-    assert list(records.sizes) == [2, 3]
 
 
 def test_resident_splits_stream_too():

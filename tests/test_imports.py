@@ -12,7 +12,7 @@ FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-HEAVY = {"tensorflow_datasets", "grain", "PIL", "matplotlib", "orbax", "tensorboardX", "torch"}
+HEAVY = {"tensorflow_datasets", "PIL", "matplotlib", "orbax", "tensorboardX", "torch"}
 
 _LEAVES = "ops data augment runtime checkpoint mesh report"
 _ENGINE = f"{_LEAVES} models config weights train planner"
@@ -105,10 +105,10 @@ def upward(files: dict[str, set[str]]) -> list[str]:
 def test_the_walk_sees_what_it_must():
     tree = ast.parse(
         "import os\nfrom hsvit_jax import mesh\nif TYPE_CHECKING:\n    import PIL\n"
-        "def f():\n    from hsvit_jax.data import stream\nclass A:\n    import grain\n"
+        "def f():\n    from hsvit_jax.data import stream\nclass A:\n    import orbax\n"
     )
     assert own(tree) == {"mesh", "data.stream"}
-    assert sorted(at_import_time(tree)) == ["grain", "hsvit_jax.mesh", "os"]
+    assert sorted(at_import_time(tree)) == ["hsvit_jax.mesh", "orbax", "os"]
     assert upward({"models.vit.vit": {"mesh"}}) == ["models.vit.vit imports mesh"]
     assert upward({"models.vit.vit": {"models.convnets.resnet"}})
     assert upward({"attic": set()}) == ["attic is in no room of the table"]

@@ -1,4 +1,4 @@
-"""From a name to three splits of uint8 images: ``describe(name)`` and ``load(name)``.
+"""Data sets by name: ``describe(name)``, and ``load(name)``, three splits of uint8 images.
 
 Names: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``fashion_mnist``, ``tiny_imagenet``,
 ``food101``, ``imagenet``, ``folder=<path>`` and ``tfds=<name>``. Files are kept in ``data_dir``:
@@ -26,13 +26,12 @@ from hsvit_jax.data.dataset import (
     ImageReader,
     Split,
     assign_splits,
-    check_val_fraction,
     fingerprint,
     split_rule,
 )
-from hsvit_jax.data.decode import Progress, Source
+from hsvit_jax.data.decode import Progress, Request, Source
 from hsvit_jax.data.download import DataUnavailable
-from hsvit_jax.data.folder import Request, describe_folder, find_listing, load_listing
+from hsvit_jax.data.folder import describe_folder, find_listing, load_listing
 from hsvit_jax.data.images import BadImage, check_shape, few, read_image
 from hsvit_jax.data.tfds import describe_tfds, is_prepared, load_tfds, open_builder
 
@@ -58,7 +57,7 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     For ``tfds=`` the description is the builder's.
 
     Args:
-      name: see the head of this package.
+      name: see the head of this module.
       data_dir: folder of archives and caches.
 
     Returns:
@@ -86,16 +85,16 @@ def load(
     on_bad_image: str = "error",
     resident_limit_bytes: int = 4 * 2**30,
     progress: Progress | None = None,
-    whole: bool = False,
+    test_only: bool = False,
 ) -> Dataset:
     """Loads a data set, downloading, checking and caching it as needed.
 
     Where the set comes with a test part, validation is ``val_fraction`` of each training class,
     held out; where it comes in one piece, a tenth of each class is test and ``val_fraction``
-    validation. A validation part that the set brings along (beside a test part) is used whole.
+    validation. A validation part that comes with the set (beside a test part) is used whole.
 
     Args:
-      name: see the head of this package.
+      name: see the head of this module.
       data_dir: folder of archives and caches.
       image_size: (H, W) to fit the images to, by the rules of images.py; default `describe`'s.
       channels: 1 or 3; default `describe`'s.
@@ -103,19 +102,24 @@ def load(
       on_bad_image: 'error', or 'skip' to leave unusable images out with a warning.
       resident_limit_bytes: sets with more bytes of pixels than this are read as needed.
       progress: called with (stage, done, total), from the calling thread.
-      whole: every image is in the test split, and the other two are empty: for evaluation only.
+      test_only: every image is in the test split, and the other two are empty.
 
     Returns:
       Training, validation and test split, and the fingerprint of their content.
 
     Raises:
-      DataUnavailable: the files are not here and cannot be had; says where to put them.
+      DataUnavailable: the files are missing and cannot be downloaded; says where to put them.
       ValueError: an argument or the data has to be put right; says how.
     """
     kind, argument = _parse(name)
-    check_val_fraction(val_fraction)
+    if not 0 <= val_fraction <= 0.8:
+        raise ValueError(
+            f"val_fraction must lie between 0 and 0.8, got {val_fraction}; "
+            "0.1 holds out every tenth training example, 0 holds out none"
+        )
     if on_bad_image not in ("error", "skip"):
         raise ValueError(f"on_bad_image must be 'error' or 'skip', got {on_bad_image!r}")
+    progress = progress or (lambda *_: None)
     folder = _data_dir(data_dir)
     remove_abandoned(folder / "cache")
     if kind == "folder":
@@ -123,10 +127,10 @@ def load(
         info = describe_folder(name, listing)
     else:
         info = describe(name, data_dir)
-    size = tuple(image_size) if image_size is not None else info.image_size
-    depth = channels if channels is not None else info.channels
-    check_shape(size, depth)
-    request = Request(folder, size, depth, on_bad_image, resident_limit_bytes, progress)
+    size = info.image_size if image_size is None else tuple(image_size)
+    channels = info.channels if channels is None else channels
+    check_shape(size, channels)
+    request = Request(folder, size, channels, on_bad_image, resident_limit_bytes, progress)
     if kind == "folder":
         source = load_listing(listing, f"folder-{Path(argument).name}", request)
     elif kind == "tfds":
@@ -137,35 +141,33 @@ def load(
         source = _load_imagenet(request)
     else:
         source = load_published(name, request)
-    return _split(source, info.with_shape(size, depth), val_fraction, whole)
+    return _split(source, info.with_shape(size, channels), val_fraction, test_only)
 
 
+@dataclasses.dataclass
 class _Reader:
     """Reads the images of a streamed source that belong to one split."""
 
-    def __init__(self, source: Source, indices: np.ndarray):
-        self._source = source
-        self._indices = indices
+    source: Source
+    indices: np.ndarray
 
     def read(self, index: int) -> np.ndarray:
-        """Image ``index`` of the split."""
-        return self._source.read(int(self._indices[index]))
+        """Reads image ``index`` of the split, uint8 (H, W, C)."""
+        return self.source.read(int(self.indices[index]))
 
 
-def _split(source: Source, info: DataInfo, val_fraction: float, whole: bool) -> Dataset:
+def _split(source: Source, info: DataInfo, val_fraction: float, test_only: bool) -> Dataset:
     info = dataclasses.replace(info, class_names=source.class_names)
-    if whole:
+    if test_only:
         every = np.arange(len(source.labels))
         parts = every[:0], every[:0], every
     else:
         parts = assign_splits(source.labels, source.parts, val_fraction)
     splits = []
     for indices in parts:
-        labels = source.labels[indices]
-        if source.images is not None:
-            splits.append(Split(labels, source.images[indices], None))
-        else:
-            splits.append(Split(labels, None, _Reader(source, indices)))
+        images = None if source.images is None else source.images[indices]
+        reader = _Reader(source, indices) if source.images is None else None
+        splits.append(Split(source.labels[indices], images, reader))
     rule = split_rule(source.parts, val_fraction)
     return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
 
@@ -185,7 +187,11 @@ def _data_dir(data_dir: str | None) -> Path:
 
 
 def _parse(name: str) -> tuple[str, str]:
-    """('folder' | 'tfds' | 'named', argument), or an error that names the nearest known set."""
+    """Parses a name to ('folder' | 'tfds' | 'named', argument).
+
+    Raises:
+      ValueError: an unknown name; suggests the nearest known one.
+    """
     kind, equals, argument = name.partition("=")
     if equals and kind in ("folder", "tfds") and argument:
         return kind, argument

@@ -7,6 +7,7 @@ the same, as something is wrong with them.
 
 import bz2
 import contextlib
+import functools
 import gzip
 import json
 import lzma
@@ -38,33 +39,43 @@ class BadArchive(ValueError):
 
 @dataclass(frozen=True)
 class Member:
-    """A folder or a regular file of an archive; ``read`` is valid until the next member."""
+    """A folder or a regular file of an archive; `blocks` is valid until the next member."""
 
     name: str
     is_dir: bool
-    read: Callable[[], bytes]
-    copy_to: Callable[[Path], None]
+    blocks: Callable[[], Iterator[bytes]]
+
+    def read(self) -> bytes:
+        """The member's content."""
+        return b"".join(self.blocks())
 
 
 class _Archive:
-    """An archive being read: counts the bytes unpacked, and says where it is damaged."""
+    """An archive being read: counts the unpacked bytes and names the member that is damaged."""
 
     def __init__(self, path: Path):
         self.path = path
         self.member = ""  # the latest
         self._left = max(_FLOOR_BYTES, _MAX_RATIO * path.stat().st_size)
 
-    def spend(self, count: int) -> None:
+    def count(self, block: bytes) -> bytes:
         """Counts bytes really unpacked, whatever the headers say.
 
         Raises:
           BadArchive: there are too many.
         """
-        self._left -= count
+        self._left -= len(block)
         if self._left < 0:
             raise BadArchive(
                 f"{self.path} unpacks to more than {_MAX_RATIO} times its size; refused"
             )
+        return block
+
+    def blocks(self, opener: Callable[[], IO[bytes]]) -> Iterator[bytes]:
+        """Reads a member, block by block."""
+        with self.reading(), opener() as file:
+            while block := file.read(_BLOCK):
+                yield block
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -77,31 +88,34 @@ class _Archive:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # the disk's own errors keep their meaning
             why = printable(str(error) or type(error).__name__)
-            at = f", at member {printable(self.member)}," if self.member else ""
-            where = f"{self.path}{at}"
+            where = f"{self.path}{self.member and f', at member {printable(self.member)},'}"
             if isinstance(error, RuntimeError):  # zipfile: encrypted, unknown method
                 raise BadArchive(f"{where} cannot be read: {why}") from error
             raise BadArchive(f"{where} is damaged or cut off ({why}); get it again") from error
 
 
-class _Decompressed:
-    """A tar's decompressed bytes: counted, and its last block, zeros in a whole tar, kept."""
+class _Counted:
+    """A decompressed stream whose bytes count; keeps the last block of a tar, which is zeros."""
 
     def __init__(self, file: IO[bytes], archive: _Archive):
-        self._file = file
-        self._archive = archive
+        self._file, self._archive = file, archive
         self.last = b""
 
+    def __enter__(self) -> "_Counted":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
     def read(self, size: int) -> bytes:
-        """The next bytes."""
-        data = self._file.read(size)
-        self._archive.spend(len(data))
+        """Reads the next bytes."""
+        data = self._archive.count(self._file.read(size))
         self.last = (self.last + data)[-tarfile.BLOCKSIZE :]
         return data
 
 
 class _StrictHeader(tarfile.TarInfo):
-    """A tar header that is right; tarfile takes a damaged one for the end of the archive."""
+    """A tar header that must be valid; tarfile takes a damaged one for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
@@ -117,11 +131,6 @@ class _StrictHeader(tarfile.TarInfo):
         if header.type in _SPECIAL and header.size > _MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {header.size:,} bytes")
         return header
-
-
-def is_archive(path: Path) -> bool:
-    """True for the name of an archive that `members` reads."""
-    return path.name.lower().endswith(SUFFIXES)
 
 
 def members(path: Path) -> Iterator[Member]:
@@ -159,9 +168,10 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
         if member.is_dir:
             dirs.append(member.name.strip("/"))
         elif wanted(member.name):
-            name = f"{len(files):07d}"
-            member.copy_to(folder / name)
-            files.append((member.name, name))
+            number = f"{len(files):07d}"
+            with open(folder / number, "xb") as file:
+                file.writelines(member.blocks())
+            files.append((member.name, number))
     index = {"files": files, "dirs": dirs}
     (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
 
@@ -169,18 +179,17 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
 def _tar_members(archive: _Archive) -> Iterator[Member]:
     # tarfile's own decompression takes a file that was cut off for one that ends there.
     openers = {"gz": gzip.open, "xz": lzma.open, "z2": bz2.open}
-    with openers.get(archive.path.name.lower()[-2:], open)(archive.path, "rb") as file:
-        stream = _Decompressed(file, archive)
+    file = openers.get(archive.path.name.lower()[-2:], open)(archive.path, "rb")
+    with _Counted(file, archive) as stream:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as tar:
             while (info := tar.next()) is not None:
                 tar.members.clear()  # tarfile remembers every member, for going back
                 name = info.name.removeprefix("./")
-                if info.isdir():
-                    yield _folder(name)
-                elif info.issparse():  # as PAX headers say it
+                if info.issparse():  # as PAX headers say it
                     raise NotImplementedError(f"member {printable(name)} is sparse")
-                elif info.isreg():
-                    yield _file(archive, name, lambda info=info: tar.extractfile(info))
+                if info.isdir() or info.isreg():
+                    opener = functools.partial(tar.extractfile, info)
+                    yield Member(name, info.isdir(), functools.partial(archive.blocks, opener))
         while stream.read(_BLOCK):
             pass  # to the end, so that the checksum there is compared
         if stream.last.strip(b"\0") or len(stream.last) < tarfile.BLOCKSIZE:
@@ -190,43 +199,13 @@ def _tar_members(archive: _Archive) -> Iterator[Member]:
 def _zip_members(archive: _Archive) -> Iterator[Member]:
     with zipfile.ZipFile(archive.path) as file:
         for info in file.infolist():
-            if info.is_dir():
-                yield _folder(info.filename)
-            elif info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise NotImplementedError(  # others are decompressed without a limit
                     f"member {printable(info.filename)} is neither stored nor deflated"
                 )
-            else:
-                opener = lambda info=info: file.open(info)  # noqa: E731
-                yield _file(archive, info.filename, opener, archive.spend)
 
+            def opener(info: zipfile.ZipInfo = info) -> _Counted:
+                return _Counted(file.open(info), archive)
 
-def _folder(name: str) -> Member:
-    def refuse(*_: object) -> None:
-        raise IsADirectoryError(name)
-
-    return Member(name, True, refuse, refuse)
-
-
-def _file(
-    archive: _Archive,
-    name: str,
-    opener: Callable[[], IO[bytes]],
-    spend: Callable[[int], None] = lambda count: None,
-) -> Member:
-    def blocks() -> Iterator[bytes]:
-        with opener() as file:
-            while block := file.read(_BLOCK):
-                spend(len(block))
-                yield block
-
-    def read() -> bytes:
-        with archive.reading():
-            return b"".join(blocks())
-
-    def copy_to(target: Path) -> None:
-        with archive.reading(), open(target, "xb") as out:
-            for block in blocks():
-                out.write(block)
-
-    return Member(name, False, read, copy_to)
+            blocks = functools.partial(archive.blocks, opener)
+            yield Member(info.filename, info.is_dir(), blocks)

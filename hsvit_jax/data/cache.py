@@ -1,4 +1,4 @@
-"""Decoded arrays on disk: a folder of ``.npy`` files that is whole and right, or not used at all.
+"""A cache of decoded arrays: folders of ``.npy`` files, checked whenever they are read.
 
 A folder's name holds a digest of everything its content depends on. It is written under another
 name and moved into place; on reading, a CRC-32 of every array and a SHA-256 of the notes must
@@ -26,32 +26,33 @@ _FORMAT = 1  # raise it when the image rules or the layout change: older folders
 
 
 def cache_folder(data_dir: Path, name: str, key: dict[str, Any]) -> Path:
-    """The folder for the arrays of ``name`` made under exactly the conditions ``key``."""
+    """The path of the cached arrays of ``name`` built under exactly the conditions ``key``."""
     body = json.dumps({"format": _FORMAT, **key}, sort_keys=True)
     slug = "".join(c if c.isalnum() and c.isascii() else "-" for c in name)[:40]
     return data_dir / "cache" / f"{slug}-{hashlib.sha256(body.encode()).hexdigest()[:24]}"
 
 
 def read_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Reads memory-mapped arrays and their notes; None where there are none to be trusted.
+    """Reads the memory-mapped arrays and the notes of a folder.
 
-    A damaged folder is removed with a warning.
+    Returns:
+      (arrays by name, notes); None where there is no folder, or a damaged one, which is removed
+      with a warning.
     """
     if not folder.is_dir():
         return None
     try:
-        wrapped = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
-        body = wrapped["body"]
-        if hashlib.sha256(body.encode()).hexdigest() != wrapped["sha256"]:
+        sealed = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
+        if hashlib.sha256(sealed["body"].encode()).hexdigest() != sealed["sha256"]:
             raise ValueError("notes.json does not match its checksum")
-        notes = json.loads(body)
+        body = json.loads(sealed["body"])
         arrays = {}
-        for name, crc in notes["crc32"].items():
-            array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            if _crc(folder / f"{name}.npy") != crc:
-                raise ValueError(f"{name}.npy does not match its checksum")
-            arrays[name] = array
-        return arrays, notes["notes"]
+        for name, crc in body["crc32"].items():
+            path = folder / f"{name}.npy"
+            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+            if _crc(path) != crc:
+                raise ValueError(f"{path.name} does not match its checksum")
+        return arrays, body["notes"]
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         warnings.warn(
             f"the cached arrays in {folder} are damaged ({error}); they are built again",
@@ -64,23 +65,26 @@ def read_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
 def read_or_build(
     folder: Path, build: Callable[[Path], dict[str, Any]]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads the arrays and notes of a folder, which are made first where they are not to be had.
+    """Reads the arrays and notes of a folder, building it first where it is missing or damaged.
 
     Args:
       folder: from `cache_folder`.
-      build: writes ``.npy`` files to the folder that it is given and returns the notes.
+      build: writes ``.npy`` files to a scratch folder and returns the notes, JSON.
+
+    Returns:
+      (arrays by name, memory-mapped, and notes).
 
     Raises:
       ValueError: the folder cannot be written.
     """
-    found = read_cache(folder)
-    if found is None:
+    cached = read_cache(folder)
+    if cached is None:
         with building(folder) as (scratch, notes):
             notes.update(build(scratch))
-        found = read_cache(folder)
-    if found is None:
+        cached = read_cache(folder)
+    if cached is None:
         raise ValueError(f"the arrays just written to {folder} cannot be read back: bad disk?")
-    return found
+    return cached
 
 
 @contextlib.contextmanager
@@ -95,13 +99,13 @@ def building(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield scratch, notes
         crc32 = {path.stem: _crc(path) for path in sorted(scratch.glob("*.npy"))}
         body = json.dumps({"crc32": crc32, "notes": notes})
-        wrapped = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}
-        (scratch / "notes.json").write_text(json.dumps(wrapped), encoding="utf-8")
+        sealed = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}
+        (scratch / "notes.json").write_text(json.dumps(sealed), encoding="utf-8")
         publish(scratch, folder)
 
 
 def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A writable memory-mapped ``.npy`` file of zeros, its space on the disk reserved.
+    """Makes a writable memory-mapped ``.npy`` file of zeros, its space on the disk reserved.
 
     Without the reservation a full disk would end the process by SIGBUS.
     """
@@ -113,27 +117,29 @@ def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 @contextlib.contextmanager
 def scratch_folder(target: Path) -> Iterator[Path]:
-    """Gives a new empty folder beside ``target``, so that a rename can put it in place.
+    """Makes an empty folder beside ``target``, so that a rename can put it in place.
 
     It is locked as long as this process lives, and removed at the end unless it was renamed.
 
     Raises:
       ValueError: the folder cannot be written, or the disk is full.
     """
+    scratch = lock = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(target.parent)
         scratch, lock = _locked_folder(target)
-    except OSError as error:
-        raise _unwritable(target, error) from error
-    try:
         yield scratch
     except OSError as error:
-        if error.errno not in _DISK_FULL:
+        if scratch is not None and error.errno not in _DISK_FULL:
             raise
-        raise _unwritable(target, error) from error
+        raise ValueError(
+            f"cannot write to {target.parent} ({error.strerror}); choose another data folder "
+            "with data_dir (config key data.dir) or the variable HSVIT_DATA_DIR"
+        ) from error
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 
@@ -150,15 +156,8 @@ def _locked_folder(target: Path) -> tuple[Path, int | None]:
             return scratch, None
 
 
-def _unwritable(target: Path, error: OSError) -> ValueError:
-    return ValueError(
-        f"cannot write to {target.parent} ({error.strerror}); choose another data folder "
-        "with data_dir (config key data.dir) or the variable HSVIT_DATA_DIR"
-    )
-
-
 def remove_abandoned(folder: Path) -> None:
-    """Removes what killed processes left half made in ``folder``; what is in use is locked."""
+    """Removes scratch folders of killed processes from ``folder``; live ones are locked."""
     for path in folder.glob(".*.part-*"):
         with contextlib.suppress(OSError):
             lock = _lock(path)
@@ -184,7 +183,7 @@ def _lock(folder: Path) -> int:
 
 
 def publish(scratch: Path, target: Path) -> None:
-    """Renames a finished folder into place; one that another process put there first stays."""
+    """Renames a scratch folder into place; one that another process put there first stays."""
     try:
         os.replace(scratch, target)
     except OSError:

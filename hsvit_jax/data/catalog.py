@@ -1,6 +1,5 @@
-"""The catalogue of data sets known by name: descriptions, published files and their readers."""
+"""The catalog of data sets known by name: descriptions, published files and their readers."""
 
-import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,20 +10,13 @@ import numpy as np
 
 from hsvit_jax.data import formats
 from hsvit_jax.data.cache import cache_folder, read_or_build
-from hsvit_jax.data.dataset import UNSPLIT, DataInfo
-from hsvit_jax.data.decode import Source
+from hsvit_jax.data.dataset import IMAGENET_MEAN, IMAGENET_STD, UNSPLIT, DataInfo
+from hsvit_jax.data.decode import Request, Source
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
-from hsvit_jax.data.folder import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Request,
-    load_listing,
-    unpack_once,
-)
-from hsvit_jax.data.images import fit_array, upsample
+from hsvit_jax.data.folder import load_listing, unpack_once
+from hsvit_jax.data.images import fit_array
 from hsvit_jax.data.listing import Listing, Tree, arrange, walk
 
-_GIB = 1 << 30
 _MOST_EXAMPLES = 70_000  # in any set published as arrays; known before they are read
 
 
@@ -35,14 +27,14 @@ class Named:
     Attributes:
       info: the description.
       files: the published files.
-      parse: turns the files into arrays and class names, for sets published as arrays.
-      listed: finds the images in the unpacked archive, for sets published as image files.
+      parse: parses the files, for sets published as arrays.
+      list_images: lists the images of the unpacked archive, for sets published as image files.
     """
 
     info: DataInfo
     files: tuple[RemoteFile, ...] = ()
-    parse: Callable[[list[Path]], tuple[formats.Arrays, tuple[str, ...]]] | None = None
-    listed: Callable[[Tree], Listing] | None = None
+    parse: Callable[[list[Path]], formats.Arrays] | None = None
+    list_images: Callable[[Tree], Listing] | None = None
 
 
 def _info(
@@ -57,16 +49,12 @@ def _info(
 
 
 def _placeholders(count: int) -> tuple[str, ...]:
-    """Names for sets whose own are read from their archive."""
+    """Class names of sets whose archive holds the true ones."""
     return tuple(f"class_{i:03d}" for i in range(count))
 
 
-def _file(folder: str, file: str, checksum: str, max_bytes: int = _GIB) -> RemoteFile:
-    return RemoteFile(file, folder + file, checksum, max_bytes)
-
-
-_CIFAR = "https://www.cs.toronto.edu/~kriz/"
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _CIFAR10_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
@@ -87,9 +75,8 @@ REGISTRY: dict[str, Named] = {
     "cifar10": Named(
         _info("cifar10", 32, _CIFAR10_NAMES, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
         files=(
-            _file(
-                _CIFAR,
-                "cifar-10-binary.tar.gz",
+            RemoteFile(
+                f"{_CIFAR}/cifar-10-binary.tar.gz",
                 "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             ),
         ),
@@ -100,9 +87,8 @@ REGISTRY: dict[str, Named] = {
             "cifar100", 32, _placeholders(100), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
         ),
         files=(
-            _file(
-                _CIFAR,
-                "cifar-100-binary.tar.gz",
+            RemoteFile(
+                f"{_CIFAR}/cifar-100-binary.tar.gz",
                 "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
             ),
         ),
@@ -111,10 +97,10 @@ REGISTRY: dict[str, Named] = {
     "fashion_mnist": Named(
         _info("fashion_mnist", 28, _FASHION_NAMES, (0.2860,), (0.3530,)),
         files=tuple(
-            _file(_FASHION, f"{file}-ubyte.gz", f"sha256:{digest}", 1 << 26)
+            RemoteFile(f"{_FASHION}/{file}-ubyte.gz", f"sha256:{digest}", 1 << 26)
             for file, digest in _FASHION_FILES
         ),
-        parse=lambda paths: (formats.parse_fashion_mnist(paths, 10), _FASHION_NAMES),
+        parse=lambda paths: formats.parse_fashion_mnist(paths, _FASHION_NAMES),
     ),
     "tiny_imagenet": Named(
         _info(
@@ -122,25 +108,23 @@ REGISTRY: dict[str, Named] = {
             *((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
         ),
         files=(
-            _file(
-                "http://cs231n.stanford.edu/",
-                "tiny-imagenet-200.zip",
+            RemoteFile(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 "md5:90528d7ca1a48142e341f4ef8d21d0de",
             ),
         ),
-        listed=formats.list_tiny_imagenet,
+        list_images=formats.list_tiny_imagenet,
     ),
     "food101": Named(
         _info("food101", 128, _placeholders(101), IMAGENET_MEAN, IMAGENET_STD),
         files=(
-            _file(
-                "http://data.vision.ee.ethz.ch/cvl/",
-                "food-101.tar.gz",
+            RemoteFile(
+                "http://data.vision.ee.ethz.ch/cvl/food-101.tar.gz",
                 "sha256:d97d15e438b7f4498f96086a4f7e2fa42a32f2712e87d3295441b2b6314053a4",
-                8 * _GIB,
+                8 << 30,
             ),
         ),
-        listed=formats.list_food101,
+        list_images=formats.list_food101,
     ),
     "imagenet": Named(_info("imagenet", 224, _placeholders(1000), IMAGENET_MEAN, IMAGENET_STD)),
 }
@@ -153,15 +137,14 @@ def load_digits(request: Request) -> Source:
     packed = (files("hsvit_jax.data") / "digits.npz").read_bytes()
     small, labels = formats.read_digits(packed)
     parts = np.full(len(labels), UNSPLIT, np.int8)
-    names = REGISTRY["digits"].info.class_names
-    source = Source(labels, parts, names, "digits, 8×8, scikit-learn")
+    class_names = REGISTRY["digits"].info.class_names
 
     def read(index: int) -> np.ndarray:
-        return upsample(small[index], request.image_size, request.channels)
+        return fit_array(small[index], request.image_size, request.channels, bilinear=True)
 
-    if not request.resident(len(small)):
-        return dataclasses.replace(source, read=read)
-    return dataclasses.replace(source, images=np.stack([read(i) for i in range(len(small))]))
+    resident = request.resident(len(small))
+    images = np.stack([read(i) for i in range(len(small))]) if resident else None
+    return Source(labels, parts, class_names, "digits, 8×8, scikit-learn", images, read)
 
 
 def load_imagenet_folders(request: Request) -> Source | None:
@@ -173,7 +156,7 @@ def load_imagenet_folders(request: Request) -> Source | None:
 
 
 def imagenet_missing(data_dir: Path) -> DataUnavailable:
-    """The error that says where ImageNet's files have to be."""
+    """Makes the error that says where ImageNet's files have to be."""
     root = data_dir / "imagenet"
     return DataUnavailable(
         "ImageNet-1k cannot be downloaded without an account. Get ILSVRC2012_img_train.tar and "
@@ -190,7 +173,7 @@ def load_published(name: str, request: Request) -> Source:
 
     Args:
       name: in REGISTRY.
-      request: size, channels and folders.
+      request: image shape and folders.
 
     Returns:
       The examples of all splits.
@@ -201,56 +184,42 @@ def load_published(name: str, request: Request) -> Source:
     entry = REGISTRY[name]
     checksums = [remote.checksum for remote in entry.files]
     key = {"name": name, "files": checksums}
-    if entry.listed is not None:
-        return _load_files(name, entry, key, request)
+
+    def paths() -> list[Path]:
+        return [fetch(file, request.data_dir, name, request.progress) for file in entry.files]
+
+    if entry.list_images is not None:
+        tree = unpack_once(
+            *(lambda: paths()[0], name, name, key),
+            *(request.data_dir, request.progress, (".txt", ".json")),
+        )
+        return load_listing(entry.list_images(tree), name, request, key)
     shape = (*request.image_size, request.channels)
     resident = request.resident(_MOST_EXAMPLES)
     if not resident:
         shape = (*entry.info.image_size, entry.info.channels)  # fitted image by image, later
-    folder = cache_folder(request.data_dir, name, {**key, "shape": shape})
 
     def build(scratch: Path) -> dict[str, Any]:
-        paths = [fetch(file, request.data_dir, name, request.progress) for file in entry.files]
-        arrays, class_names = entry.parse(paths)
-        images, labels, parts = arrays.join()
+        images, labels, parts, class_names = entry.parse(paths())
         np.save(scratch / "images.npy", _fit_all(images, shape))
         np.save(scratch / "labels.npy", labels)
         np.save(scratch / "parts.npy", parts)
         return {"class_names": class_names}
 
-    found, notes = read_or_build(folder, build)
-    source = Source(
-        np.asarray(found["labels"]),
-        np.asarray(found["parts"]),
-        tuple(notes["class_names"]),
-        content=" ".join(checksums),
-        images=found["images"],
-    )
-    if resident:
-        return source
+    folder = cache_folder(request.data_dir, name, {**key, "shape": shape})
+    arrays, notes = read_or_build(folder, build)
+    images, labels, parts = (np.asarray(arrays[key]) for key in ("images", "labels", "parts"))
 
     def read(index: int) -> np.ndarray:
-        return fit_array(found["images"][index], request.image_size, request.channels)
+        return fit_array(images[index], request.image_size, request.channels)
 
-    return dataclasses.replace(source, images=None, read=read)
-
-
-def _load_files(name: str, entry: Named, key: dict, request: Request) -> Source:
-    def wanted(member: str) -> bool:
-        return member.endswith((".txt", ".json"))
-
-    folder = cache_folder(request.data_dir, f"unpacked-{name}", key)
-    if (folder / "index.json").is_file():
-        path = Path(name)  # the archive itself is no longer needed
-    else:
-        path = fetch(entry.files[0], request.data_dir, name, request.progress)
-    tree = unpack_once(path, name, key, request.data_dir, request.progress, wanted)
-    return load_listing(entry.listed(tree), name, request, key)
+    content = " ".join(checksums)
+    class_names = tuple(notes["class_names"])
+    return Source(labels, parts, class_names, content, images if resident else None, read)
 
 
 def _fit_all(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     if images.shape[1:] == shape:
         return images
     with ThreadPoolExecutor() as pool:
-        fitted = pool.map(lambda image: fit_array(image, shape[:2], shape[2]), images)
-        return np.stack(list(fitted))
+        return np.stack(list(pool.map(lambda image: fit_array(image, shape[:2], shape[2]), images)))

@@ -1,4 +1,4 @@
-"""A loaded data set: its description, its three splits, and its fingerprint."""
+"""Data sets: their description, their three splits, and their fingerprint."""
 
 import dataclasses
 import hashlib
@@ -12,6 +12,7 @@ import numpy as np
 
 TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class DataInfo:
     """The description of a data set.
 
     Attributes:
-      name: as it was asked for.
+      name: as passed to `load`.
       image_size: (H, W) in pixels.
       channels: 1 or 3.
       class_names: label ``i`` is ``class_names[i]``.
@@ -41,7 +42,7 @@ class DataInfo:
         return len(self.class_names)
 
     def with_shape(self, image_size: tuple[int, int], channels: int) -> "DataInfo":
-        """The same description for another size or channel count; mean and std follow."""
+        """Copies the description for another size or channel count; mean and std follow."""
         mean, std = self.mean, self.std
         if channels != self.channels:
             if channels == 1:
@@ -54,16 +55,22 @@ class DataInfo:
 
 
 class ImageReader(Protocol):
-    """Reads one decoded image of a streamed split; safe to call from several threads."""
+    """The images of a streamed split; safe to call from several threads."""
 
     def read(self, index: int) -> np.ndarray:
-        """Image ``index`` as uint8 (H, W, C)."""
+        """Reads image ``index``, uint8 (H, W, C)."""
         ...
 
 
 @dataclass(frozen=True)
 class Split:
-    """Labels int32 (N,), and images uint8 (N, H, W, C) or a reader of them."""
+    """The examples of a split, in memory or read as needed.
+
+    Attributes:
+      labels: int32 (N,).
+      images: uint8 (N, H, W, C), or None for a streamed split.
+      reader: reads the images of a streamed split.
+    """
 
     labels: np.ndarray
     images: np.ndarray | None
@@ -73,7 +80,7 @@ class Split:
         return len(self.labels)
 
     def gather(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Reads images in the order asked for.
+        """Reads images in the order of ``indices``.
 
         Args:
           indices: int (n,).
@@ -83,30 +90,27 @@ class Split:
 
         Raises:
           IndexError: an index is negative or not smaller than the number of examples.
+          ValueError: no index, or not a vector of integers.
           BadImage: a streamed file can no longer be read.
         """
-        indices = np.asarray(indices, dtype=np.int64)
-        if indices.ndim != 1:
-            raise ValueError(f"indices must be one-dimensional, got shape {indices.shape}")
-        if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
-            raise IndexError(
-                f"indices {indices.min()}..{indices.max()} do not fit a split of {len(self)}"
-            )
+        indices = check_indices(indices, len(self))
         if self.images is not None:
             return self.images[indices]
-        if not len(indices):
-            raise ValueError("cannot gather zero images from a streamed split")
         with ThreadPoolExecutor(min(16, len(indices))) as pool:
             return np.stack(list(pool.map(self.reader.read, indices.tolist())))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Three disjoint splits and the identity of what is in them.
+    """Three disjoint splits.
 
-    ``val`` is held out of the training examples; ``test`` is for evaluation only.
-    ``fingerprint`` is a SHA-256 over the content, the split rule, the image size, the channels
-    and the class names: equal for equal data, wherever it lies.
+    Attributes:
+      info: the description.
+      train: the training examples.
+      val: held out of the training examples.
+      test: for evaluation only.
+      fingerprint: SHA-256 over the content, the split rule, the image size, the channels and the
+        class names: equal for equal data, wherever it lies.
     """
 
     info: DataInfo
@@ -117,8 +121,33 @@ class Dataset:
 
     @property
     def resident(self) -> bool:
-        """True when the images are arrays in memory, False when they are read as needed."""
+        """Whether the images are arrays in memory; streamed ones are read as needed."""
         return self.train.images is not None
+
+
+def check_indices(indices: Sequence[int] | np.ndarray, examples: int) -> np.ndarray:
+    """Checks the indices of a batch of ``examples``; returns them as int64 (n,).
+
+    Raises:
+      ValueError: no index, or not a vector of integers.
+      IndexError: one is outside 0..examples - 1.
+    """
+    indices = np.asarray(indices)
+    if indices.ndim != 1 or not len(indices) or indices.dtype.kind not in "iu":
+        raise ValueError(
+            f"an index batch must hold one or more integers (n,), got {indices.dtype} "
+            f"{indices.shape}"
+        )
+    if indices.min() < 0 or indices.max() >= examples:
+        raise IndexError(
+            f"indices {indices.min()}..{indices.max()} do not fit a split of {examples}"
+        )
+    return indices.astype(np.int64)
+
+
+def default_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of sets that state none: ImageNet's, or 0.5 and 0.25 for grey."""
+    return ((0.5,), (0.25,)) if channels == 1 else (IMAGENET_MEAN, IMAGENET_STD)
 
 
 def fingerprint(info: DataInfo, content: str, rule: str) -> str:
@@ -127,21 +156,8 @@ def fingerprint(info: DataInfo, content: str, rule: str) -> str:
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
 
 
-def check_val_fraction(val_fraction: float) -> None:
-    """Checks the share of validation examples.
-
-    Raises:
-      ValueError: it is not between 0 and 0.8.
-    """
-    if not 0 <= val_fraction <= 0.8:
-        raise ValueError(
-            f"val_fraction must lie between 0 and 0.8, got {val_fraction}; "
-            "0.1 holds out every tenth training example, 0 holds out none"
-        )
-
-
 def split_rule(parts: np.ndarray, val_fraction: float) -> str:
-    """The rule that `assign_splits` follows for these parts, as a line for the fingerprint."""
+    """Names the rule that `assign_splits` follows for these parts, for the fingerprint."""
     if np.any(parts == UNSPLIT):
         return f"stratified test={TEST_FRACTION} val={val_fraction}"
     if np.any(parts == VAL):
@@ -168,19 +184,18 @@ def assign_splits(
       Ascending indices of the train, validation and test examples, int (n,) each.
 
     Raises:
-      ValueError: a bad fraction, or no training or no test examples.
+      ValueError: no training or no test examples.
     """
-    check_val_fraction(val_fraction)
     train = np.flatnonzero((parts == TRAIN) | (parts == UNSPLIT))
     val, test = np.flatnonzero(parts == VAL), np.flatnonzero(parts == TEST)
-    test_wanted = TEST_FRACTION if np.any(parts == UNSPLIT) else 0.0
-    val_wanted = 0.0 if len(val) else val_fraction
+    test_fraction = TEST_FRACTION if np.any(parts == UNSPLIT) else 0.0
+    val_fraction = 0.0 if len(val) else val_fraction
     held_test, held_val = [], []
     for label in np.unique(labels[train]):
         members = train[labels[train] == label]
         members = members[np.argsort(_scramble(members), kind="stable")]
-        n_test = _share(len(members), test_wanted, len(members) - 1)
-        n_val = _share(len(members), val_wanted, len(members) - 1 - n_test)
+        n_test = _share(len(members), test_fraction, len(members) - 1)
+        n_val = _share(len(members), val_fraction, len(members) - 1 - n_test)
         held_test.append(members[:n_test])
         held_val.append(members[n_test : n_test + n_val])
     if held_test:
@@ -196,7 +211,7 @@ def assign_splits(
 
 
 def _share(count: int, fraction: float, most: int) -> int:
-    """Round half up, at least one when anything is wanted, never more than ``most``."""
+    """Rounds half up: at least one of a fraction above 0, never more than ``most``."""
     if fraction == 0:
         return 0
     return max(0, min(most, max(1, int(count * fraction + 0.5))))

@@ -1,4 +1,4 @@
-"""Gets one file: from the data folder if it is there, else from its host; always checked.
+"""Published files: the copy in the data folder, else a download; always checked.
 
 A host that cannot be reached is reported within ``PROBE_SECONDS``. A download goes to a scratch
 folder and takes its name only once its checksum is right.
@@ -22,68 +22,85 @@ _BLOCK = 1 << 20
 
 
 class DataUnavailable(ValueError):
-    """A file that is not here and cannot be had; the message says where to get and put it."""
+    """A missing file that cannot be downloaded; the message says where to get and put it."""
+
+
+class _Failed(Exception):
+    """A download that did not succeed; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file: its name, address, and checksum as 'sha256:…' or 'md5:…'."""
+    """A published file: its address, its checksum as 'sha256:…' or 'md5:…', its largest size."""
 
-    file: str
     url: str
     checksum: str
-    max_bytes: int
+    max_bytes: int = 1 << 30
+
+    @property
+    def name(self) -> str:
+        """The file's name, the last part of its address."""
+        return self.url.rpartition("/")[2]
 
 
-def fetch(remote: RemoteFile, data_dir: Path, name: str, progress: Progress | None = None) -> Path:
-    """The path of a verified copy of ``remote``, downloaded to ``data_dir/name`` if need be.
+def fetch(
+    remote: RemoteFile, data_dir: Path, name: str, progress: Progress = lambda *_: None
+) -> Path:
+    """Finds a verified copy of a file in ``data_dir/name`` or ``data_dir``, else downloads it.
 
-    A copy already in ``data_dir/name/`` or ``data_dir/`` is used.
+    Args:
+      remote: the published file.
+      data_dir: folder of archives and caches.
+      name: of the data set; its folder takes the download.
+      progress: called with (stage, bytes received, bytes expected).
+
+    Returns:
+      The path of the copy.
 
     Raises:
       DataUnavailable: no copy and no connection, or the download is not what it should be.
       ValueError: a copy is there whose checksum is wrong; it is left alone.
     """
-    for path in (data_dir / name / remote.file, data_dir / remote.file):
+    target = data_dir / name / remote.name
+    for path in (target, data_dir / remote.name):
         if path.is_file():
-            found = _digest(path, remote.checksum)
-            if found != remote.checksum:
+            digest = _digest(path, remote.checksum)
+            if digest != remote.checksum:
                 raise ValueError(
-                    f"{path} is not the published file: its checksum is {found}, expected "
+                    f"{path} is not the published file: its checksum is {digest}, expected "
                     f"{remote.checksum}. Remove it to have it downloaded again, or put a good "
                     f"copy there (from {remote.url})"
                 )
             return path
-    target = data_dir / name / remote.file
-    with _open(remote, target) as response, scratch_folder(target) as scratch:
-        part = scratch / target.name
-        _receive(response, part, remote, target, progress)
-        found = _digest(part, remote.checksum)
-        if found != remote.checksum:
-            raise _unavailable(
-                remote, target, f"what came has checksum {found}, expected {remote.checksum}"
-            )
-        os.replace(part, target)
+    try:
+        with _request(remote.url) as response, scratch_folder(target) as scratch:
+            part = scratch / target.name
+            _receive(response, part, remote, progress)
+            digest = _digest(part, remote.checksum)
+            if digest != remote.checksum:
+                raise _Failed(f"what came has checksum {digest}, expected {remote.checksum}")
+            os.replace(part, target)
+    except _Failed as error:
+        raise DataUnavailable(
+            f"{remote.name} could not be downloaded: {error}.\n"
+            f"Get it from   {remote.url}\n"
+            f"and put it at {target}\n"
+            "then start again; it is then used without a connection. The data set 'digits' is "
+            "embedded and needs no download (the argument after the colon: ':digits')."
+        ) from error
     return target
 
 
 def probe(url: str) -> str | None:
-    """None when ``url`` answers within PROBE_SECONDS, else what went wrong."""
-    outcome = _request(url)
-    if isinstance(outcome, str):
-        return outcome
-    outcome.close()
+    """None when ``url`` answers within PROBE_SECONDS, else the reason why it does not."""
+    try:
+        _request(url).close()
+    except _Failed as error:
+        return str(error)
     return None
 
 
-def _open(remote: RemoteFile, target: Path) -> HTTPResponse:
-    outcome = _request(remote.url)
-    if isinstance(outcome, str):
-        raise _unavailable(remote, target, outcome)
-    return outcome
-
-
-def _request(url: str) -> "HTTPResponse | str":
+def _request(url: str) -> HTTPResponse:
     """Opens ``url`` under one deadline; name look-up alone can otherwise hang for minutes."""
     answers: queue.Queue[HTTPResponse | str] = queue.Queue()
     given_up = threading.Event()
@@ -104,52 +121,39 @@ def _request(url: str) -> "HTTPResponse | str":
 
     threading.Thread(target=ask, daemon=True).start()
     try:
-        return answers.get(timeout=PROBE_SECONDS)
+        answer = answers.get(timeout=PROBE_SECONDS)
     except queue.Empty:
         given_up.set()
-        return f"no answer within {PROBE_SECONDS:g} seconds"
+        raise _Failed(f"no answer within {PROBE_SECONDS:g} seconds") from None
+    if isinstance(answer, str):
+        raise _Failed(answer)
+    return answer
 
 
-def _receive(
-    response: HTTPResponse, part: Path, remote: RemoteFile, target: Path, progress: Progress | None
-) -> None:
+def _receive(response: HTTPResponse, part: Path, remote: RemoteFile, progress: Progress) -> None:
     expected = int(response.headers.get("Content-Length") or 0)
     if expected > remote.max_bytes:
-        raise _unavailable(remote, target, f"the host offers {expected:,} bytes, too many")
+        raise _Failed(f"the host offers {expected:,} bytes, too many")
     received = 0
     with open(part, "xb") as out:
         while True:
             try:
                 block = response.read(_BLOCK)
             except (OSError, HTTPException) as error:
-                raise _unavailable(
-                    remote, target, f"the connection failed after {received:,} bytes ({error})"
-                ) from error
+                reason = f"the connection failed after {received:,} bytes ({error})"
+                raise _Failed(reason) from error
             if not block:
                 break
             received += len(block)
             if received > remote.max_bytes:
-                raise _unavailable(remote, target, f"more than {remote.max_bytes:,} bytes came")
+                raise _Failed(f"more than {remote.max_bytes:,} bytes came")
             out.write(block)
-            if progress is not None:
-                progress(f"downloading {remote.file}", received, expected or received)
+            progress(f"downloading {remote.name}", received, expected or received)
     if received < expected:
-        raise _unavailable(
-            remote, target, f"the connection ended after {received:,} of {expected:,} bytes"
-        )
-
-
-def _unavailable(remote: RemoteFile, target: Path, why: str) -> DataUnavailable:
-    return DataUnavailable(
-        f"{remote.file} could not be downloaded: {why}.\n"
-        f"Get it from   {remote.url}\n"
-        f"and put it at {target}\n"
-        "then start again; it is then used without a connection. The data set 'digits' is "
-        "embedded and needs no download (the argument after the colon: ':digits')."
-    )
+        raise _Failed(f"the connection ended after {received:,} of {expected:,} bytes")
 
 
 def _digest(path: Path, checksum: str) -> str:
-    kind = checksum.partition(":")[0]
+    algorithm = checksum.partition(":")[0]
     with open(path, "rb") as file:
-        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+        return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +12,15 @@ import numpy as np
 
 from hsvit_jax.data import archives
 from hsvit_jax.data.cache import cache_folder, publish, scratch_folder
-from hsvit_jax.data.dataset import DataInfo
-from hsvit_jax.data.decode import Items, Progress, Source, decode_items
+from hsvit_jax.data.dataset import DataInfo, default_statistics
+from hsvit_jax.data.decode import Items, Progress, Request, Source, decode_items
 from hsvit_jax.data.images import is_image_name, peek, printable, read_file
 from hsvit_jax.data.listing import LAYOUT, Listing, Tree, arrange, unpacked_tree, walk
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_GREY_MEAN, _GREY_STD = (0.5,), (0.25,)
 _HEADER_BYTES = 1 << 18
 
 
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `load`, with the defaults filled in."""
-
-    data_dir: Path
-    image_size: tuple[int, int]
-    channels: int
-    on_bad_image: str
-    resident_limit_bytes: int
-    progress: Progress | None
-
-    def resident(self, examples: int) -> bool:
-        """True if that many images stay within the limit."""
-        height, width = self.image_size
-        return examples * height * width * self.channels <= self.resident_limit_bytes
-
-
-def find_listing(path: str, data_dir: Path, progress: Progress | None = None) -> Listing:
+def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
     """Lists the classes and files of a folder or archive; an archive is unpacked once.
 
     Args:
@@ -51,39 +31,39 @@ def find_listing(path: str, data_dir: Path, progress: Progress | None = None) ->
     Raises:
       ValueError: nothing there, or a layout that `listing.arrange` refuses.
     """
-    found = Path(os.path.expanduser(path))
+    root = Path(os.path.expanduser(path))
     # os.path's functions are false for names that the system refuses; Path's may raise.
-    if not path or not os.path.exists(found):
-        what = printable(path)
-        raise ValueError(f"folder={what}: there is no such folder or archive. {LAYOUT}")
-    if os.path.isdir(found):
-        return arrange(walk(found))
-    if not os.path.isfile(found) or not archives.is_archive(found):
+    if not path or not os.path.exists(root):
+        raise ValueError(f"folder={printable(path)}: there is no such folder or archive. {LAYOUT}")
+    if os.path.isdir(root):
+        return arrange(walk(root))
+    if not os.path.isfile(root) or not root.name.lower().endswith(archives.SUFFIXES):
         raise ValueError(f"folder={path} is neither a folder nor an archive. {LAYOUT}")
-    info = found.stat()
-    key = {"archive": os.path.realpath(found), "size": info.st_size, "time": info.st_mtime_ns}
-    return arrange(unpack_once(found, found.name, key, data_dir, progress))
+    info = root.stat()
+    key = {"archive": os.path.realpath(root), "size": info.st_size, "time": info.st_mtime_ns}
+    tree = unpack_once(lambda: root, os.fspath(root), root.name, key, data_dir, progress)
+    return arrange(tree)
 
 
 def unpack_once(
-    path: Path,
+    archive: Callable[[], Path],
+    where: str,
     name: str,
     key: dict[str, Any],
     data_dir: Path,
-    progress: Progress | None,
-    extra: Callable[[str], bool] = lambda member: False,
+    progress: Progress,
+    extra_suffixes: tuple[str, ...] = (),
 ) -> Tree:
-    """Unpacks an archive's image files when they are first asked for.
-
-    The folder ``data_dir/cache/unpacked-…`` may be removed at any time; it is made again.
+    """Unpacks an archive's image files, the first time, to ``data_dir/cache/unpacked-…``.
 
     Args:
-      path: of the archive.
-      name: of the folder.
-      key: everything that the content depends on.
+      archive: finds the archive; not called where it is unpacked already.
+      where: the archive's name in messages.
+      name: of the folder, which may be removed at any time.
+      key: identifies the content.
       data_dir: folder of the cache.
       progress: see `load`.
-      extra: true for names of other members that are wanted.
+      extra_suffixes: of other members to unpack.
 
     Raises:
       BadArchive: see `archives.members`.
@@ -91,43 +71,36 @@ def unpack_once(
     """
     folder = cache_folder(data_dir, f"unpacked-{name}", key)
     try:
-        return unpacked_tree(os.fspath(path), folder)
+        return unpacked_tree(where, folder)
     except FileNotFoundError:
         pass
     except (ValueError, KeyError, TypeError):  # its index is damaged
         shutil.rmtree(folder, ignore_errors=True)
-    if progress is not None:
-        progress(f"unpacking {path.name}", 0, 1)
+    path = archive()
+    progress(f"unpacking {path.name}", 0, 1)
     with scratch_folder(folder) as scratch:
-        archives.unpack(path, scratch, lambda member: is_image_name(member) or extra(member))
+        archives.unpack(
+            path, scratch, lambda member: is_image_name(member) or member.endswith(extra_suffixes)
+        )
         publish(scratch, folder)
-    if progress is not None:
-        progress(f"unpacking {path.name}", 1, 1)
-    return unpacked_tree(os.fspath(path), folder)
+    progress(f"unpacking {path.name}", 1, 1)
+    return unpacked_tree(where, folder)
 
 
 def describe_folder(name: str, listing: Listing) -> DataInfo:
-    """Class names from the layout; size and channels from the headers of a few files.
+    """Describes a listing by the headers of a few files.
 
     The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128;
-    one channel only if every file peeked at is grey. Mean and std are ImageNet's, or 0.5 and 0.25
-    for grey.
+    one channel only if every file peeked at is grey.
     """
-    at = 2 ** np.arange(20) - 1  # few, spread over the classes, and always the same ones
-    headers = [_header(listing.paths[i]) for i in at[at < len(listing.paths)]]
-    known = [header for header in headers if header is not None]
-    median = float(np.median([side for side, _ in known])) if known else 128.0
+    spread = 2 ** np.arange(20) - 1  # few, spread over the classes, and always the same ones
+    headers = [_header(listing.files[i].path) for i in spread[spread < len(listing.files)]]
+    readable = [header for header in headers if header is not None]
+    median = float(np.median([side for side, _ in readable])) if readable else 128.0
     side = next((size for size in (32, 64, 128) if size >= median), 128)
-    grey = bool(known) and all(is_grey for _, is_grey in known)
-    return DataInfo(
-        name=name,
-        image_size=(side, side),
-        channels=1 if grey else 3,
-        class_names=listing.class_names,
-        mean=_GREY_MEAN if grey else IMAGENET_MEAN,
-        std=_GREY_STD if grey else IMAGENET_STD,
-        flip=True,
-    )
+    channels = 1 if readable and all(is_grey for _, is_grey in readable) else 3
+    mean, std = default_statistics(channels)
+    return DataInfo(name, (side, side), channels, listing.class_names, mean, std, flip=True)
 
 
 def load_listing(
@@ -135,28 +108,22 @@ def load_listing(
 ) -> Source:
     """Decodes, or streams, the files of a listing.
 
-    ``key`` identifies the content; without one the arrays are used again as long as the same
-    files have the same sizes and times.
+    Args:
+      listing: the files.
+      name: of the cached arrays.
+      request: image shape and folders.
+      key: identifies the content; without one the arrays are used again as long as the same
+        files have the same sizes and times.
     """
-    resident = request.resident(len(listing.paths))
     if key is None:
-        files = [listing.paths, listing.names, listing.parts.tolist(), listing.stamps]
-        key = {"files": hashlib.sha256(json.dumps(files).encode()).hexdigest()}
+        files = json.dumps([listing.names, listing.files, listing.parts.tolist()])
+        key = {"files": hashlib.sha256(files.encode()).hexdigest()}
 
     def read(index: int) -> tuple[bytes, int]:
-        return read_file(listing.paths[index]), int(listing.labels[index])
+        return read_file(listing.files[index].path), int(listing.labels[index])
 
-    shape = [*request.image_size, request.channels]
-    return decode_items(
-        Items(listing.names, listing.parts, read),
-        listing.class_names,
-        folder=cache_folder(request.data_dir, name, {**key, "shape": shape, "in": resident}),
-        image_size=request.image_size,
-        channels=request.channels,
-        resident=resident,
-        on_bad_image=request.on_bad_image,
-        progress=request.progress,
-    )
+    items = Items(listing.names, listing.parts, read)
+    return decode_items(items, listing.class_names, request, name, key)
 
 
 def _header(path: str) -> tuple[int, bool] | None:

@@ -10,32 +10,17 @@ import numpy as np
 
 from hsvit_jax.data.archives import members
 from hsvit_jax.data.dataset import TEST, TRAIN
-from hsvit_jax.data.listing import Listing, Tree
+from hsvit_jax.data.listing import File, Listing, Tree
 
 _IDX_LIMIT = 1 << 28  # the largest IDX file we know is 47 MB unpacked
 
 
-class Arrays:
-    """Collects (images uint8 (n, H, W, C), labels, part) pieces in order."""
-
-    def __init__(self) -> None:
-        self.images: list[np.ndarray] = []
-        self.labels: list[np.ndarray] = []
-        self.parts: list[np.ndarray] = []
-
-    def add(self, images_NHWC: np.ndarray, labels_N: np.ndarray, part: int) -> None:
-        """Adds one piece."""
-        self.images.append(images_NHWC)
-        self.labels.append(labels_N.astype(np.int32))
-        self.parts.append(np.full(len(labels_N), part, np.int8))
-
-    def join(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All images, labels and parts."""
-        return tuple(np.concatenate(pieces) for pieces in (self.images, self.labels, self.parts))
+# Images uint8 (N, H, W, C), labels int32 (N,), parts int8 (N,), class names.
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
 
 
-def parse_cifar(path: Path, label_bytes: int, names_file: str) -> tuple[Arrays, tuple[str, ...]]:
-    """CIFAR's binary version: records of label bytes, then 3×32×32 planes.
+def parse_cifar(path: Path, label_bytes: int, names_file: str) -> Arrays:
+    """Parses CIFAR's binary version: records of label bytes, then 3×32×32 planes.
 
     With two label bytes (CIFAR-100: coarse, fine) the last one counts. The test batch is the one
     whose name begins with 'test'.
@@ -47,8 +32,6 @@ def parse_cifar(path: Path, label_bytes: int, names_file: str) -> tuple[Arrays, 
     class_names: tuple[str, ...] = ()
     for member in members(path):
         base = PurePosixPath(member.name).name
-        if member.is_dir:
-            continue
         if base == names_file:
             lines = member.read().decode("utf-8").split("\n")
             class_names = tuple(line.strip() for line in lines if line.strip())
@@ -57,20 +40,19 @@ def parse_cifar(path: Path, label_bytes: int, names_file: str) -> tuple[Arrays, 
             if not len(data) or len(data) % (label_bytes + 3072):
                 raise ValueError(f"{path}: {member.name} is not whole records of CIFAR images")
             batches[base] = data.reshape(-1, label_bytes + 3072)
-    arrays = Arrays()
-    for base in sorted(batches):
-        records = batches[base]
-        images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        part = TEST if base.startswith("test") else TRAIN
-        arrays.add(np.ascontiguousarray(images), records[:, label_bytes - 1], part)
-    if not class_names or len({base.startswith("test") for base in batches}) != 2:
+    parts = {base: TEST if base.startswith("test") else TRAIN for base in sorted(batches)}
+    if not class_names or len(set(parts.values())) != 2:
         raise ValueError(f"{path} lacks {names_file}, training batches or the test batch")
-    _check_labels(path, np.concatenate(arrays.labels), len(class_names))
-    return arrays, class_names
+    records = np.concatenate([batches[base] for base in parts])
+    images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    labels = records[:, label_bytes - 1]
+    _check_labels(path, labels, len(class_names))
+    part = np.repeat(list(parts.values()), [len(batches[base]) for base in parts])
+    return np.ascontiguousarray(images), labels.astype(np.int32), part.astype(np.int8), class_names
 
 
 def parse_idx(path: Path) -> np.ndarray:
-    """A gzipped IDX file of unsigned bytes, as uint8 of the shape in its header.
+    """Parses a gzipped IDX file of unsigned bytes: uint8 of the shape in its header.
 
     Raises:
       ValueError: it is not IDX, not gzip, cut off, or longer than its header says.
@@ -89,33 +71,30 @@ def parse_idx(path: Path) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
-def parse_fashion_mnist(paths: list[Path], classes: int) -> Arrays:
-    """Train images, train labels, test images and test labels, in that order."""
-    arrays = Arrays()
-    for part, images_path, labels_path in (
-        (TRAIN, paths[0], paths[1]),
-        (TEST, paths[2], paths[3]),
-    ):
-        images, labels = parse_idx(images_path), parse_idx(labels_path)
-        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+def parse_fashion_mnist(paths: list[Path], class_names: tuple[str, ...]) -> Arrays:
+    """Parses training images, training labels, test images and test labels, in that order."""
+    images, labels = [parse_idx(path) for path in paths[::2]], [parse_idx(p) for p in paths[1::2]]
+    for i in range(2):
+        if images[i].ndim != 3 or labels[i].ndim != 1 or len(images[i]) != len(labels[i]):
             raise ValueError(
-                f"{images_path} {images.shape} and {labels_path} {labels.shape} do not belong "
-                "together: expected (N, H, W) and (N,)"
+                f"{paths[2 * i]} {images[i].shape} and {paths[2 * i + 1]} {labels[i].shape} do not "
+                "belong together: expected (N, H, W) and (N,)"
             )
-        _check_labels(labels_path, labels, classes)
-        arrays.add(images[..., None], labels, part)
-    return arrays
+        _check_labels(paths[2 * i + 1], labels[i], len(class_names))
+    part = np.repeat([TRAIN, TEST], [len(array) for array in labels]).astype(np.int8)
+    joined = np.concatenate(labels).astype(np.int32)
+    return np.concatenate(images)[..., None], joined, part, class_names
 
 
 def list_tiny_imagenet(tree: Tree) -> Listing:
-    """Tiny-ImageNet: train/<wnid>/images, and val with val_annotations.txt as the test split.
+    """Lists Tiny-ImageNet: train/<wnid>/images, and val with val_annotations.txt as the test split.
 
     The official test images have no labels, so, as is usual, the labelled validation images are
     the test split, and validation is held out of train. Labels follow the sorted WordNet ids;
     names are the first word of each in words.txt, with the id where two would be equal.
     """
-    files = {name.partition("/")[2]: file for name, *file in tree.files}
-    texts = {PurePosixPath(name).name: file[0] for name, file in files.items() if "." in name}
+    files = {file.name.partition("/")[2]: file for file in tree.files}
+    texts = {PurePosixPath(name).name: file.path for name, file in files.items() if "." in name}
     for needed in ("val_annotations.txt", "words.txt"):
         if needed not in texts:
             raise ValueError(f"{tree.where} lacks {needed}: not the Tiny-ImageNet archive")
@@ -142,13 +121,13 @@ def list_tiny_imagenet(tree: Tree) -> Listing:
 
 
 def list_food101(tree: Tree) -> Listing:
-    """Food-101: images/<class>/<id>.jpg, split by meta/train.json and meta/test.json."""
-    files = {name.partition("/")[2]: file for name, *file in tree.files}
+    """Lists Food-101: images/<class>/<id>.jpg, split by meta/train.json and meta/test.json."""
+    files = {file.name.partition("/")[2]: file for file in tree.files}
     rows = []
     for part, name in ((TRAIN, "meta/train.json"), (TEST, "meta/test.json")):
         if name not in files:
             raise ValueError(f"{tree.where} lacks {name}: not the Food-101 archive")
-        listed = json.loads(Path(files[name][0]).read_text(encoding="utf-8"))
+        listed = json.loads(Path(files[name].path).read_text(encoding="utf-8"))
         for label, images in listed.items():
             rows += [(label, f"images/{image}.jpg", part) for image in images]
     classes = sorted({label for label, _, part in rows if part == TRAIN})
@@ -156,7 +135,7 @@ def list_food101(tree: Tree) -> Listing:
 
 
 def read_digits(packed: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """The embedded digits: images uint8 (1797, 8, 8) scaled from 0..16 to 0..255, labels int32.
+    """Reads the embedded digits: images uint8 (1797, 8, 8), scaled from 0..16, and labels int32.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
     Learning Repository (https://doi.org/10.24432/C50P49), licence CC BY 4.0; its test part, as
@@ -169,11 +148,12 @@ def read_digits(packed: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 def _listing(
     tree: Tree,
-    files: dict[str, list],
+    files: dict[str, File],
     rows: list[tuple[str, str, int]],
     classes: list[str],
     class_names: tuple[str, ...],
 ) -> Listing:
+    """Sorts (class, file, part) rows; `files` are the tree's below its outer folder."""
     index = {name: i for i, name in enumerate(classes)}
     wrong = [name for label, name, _ in rows if name not in files or label not in index]
     if wrong or len(classes) < 2:
@@ -182,13 +162,8 @@ def _listing(
             f"({wrong[:3]}…), {len(classes)} classes; the archive is not as published"
         )
     rows = sorted(rows, key=lambda row: (row[2], index[row[0]], row[1]))
-    return Listing(
-        class_names,
-        paths=tuple(files[name][0] for _, name, _ in rows),
-        names=tuple(f"{tree.where}/{name}" for _, name, _ in rows),
-        labels=np.array([index[label] for label, _, _ in rows], np.int32),
-        parts=np.array([part for _, _, part in rows], np.int8),
-        stamps=(),
+    return Listing.of(
+        tree.where, class_names, [(files[name], index[label], part) for label, name, part in rows]
     )
 
 

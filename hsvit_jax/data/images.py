@@ -1,4 +1,4 @@
-"""One rule for turning any image file, or an array, into uint8 (H, W, C).
+"""Images of any format as uint8 (H, W, C), by one rule.
 
 In order: the file must be a regular one of at most 256 MiB, in JPEG, PNG, GIF (first frame), BMP,
 WebP, TIFF or PNM, of at most 89,478,485 pixels (larger ones are never decoded); EXIF rotation is
@@ -11,7 +11,6 @@ refused.
 """
 
 import errno
-import functools
 import io
 import os
 import stat
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 89_478_485
 MAX_FILE_BYTES = 1 << 28
-_JPEG_EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif"}
-_OTHER_EXTENSIONS = {"png", "gif", "bmp", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
-_EXTENSIONS = frozenset(_JPEG_EXTENSIONS | _OTHER_EXTENSIONS)
+_EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif"} | {"png", "gif", "bmp", "webp", "tif", "tiff"}
+_EXTENSIONS |= {"ppm", "pgm", "pbm", "pnm"}
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
+_TOO_LARGE = f"more than {MAX_PIXELS:,} pixels are refused (decompression bomb); shrink it first"
 
 
 class BadImage(ValueError):
@@ -40,13 +39,13 @@ class BadImage(ValueError):
 
 
 def is_image_name(name: str) -> bool:
-    """True for a name that is taken for an image's: known extension and not hidden."""
+    """Whether a file name is taken for an image's: known extension and not hidden."""
     base = name.rpartition("/")[2]
     return not base.startswith(".") and base.rpartition(".")[2].lower() in _EXTENSIONS
 
 
 def check_shape(image_size: tuple[int, int], channels: int) -> None:
-    """Checks the shape asked for.
+    """Checks the requested image shape.
 
     Raises:
       ValueError: the size is not two positive integers, or channels neither 1 nor 3.
@@ -70,7 +69,7 @@ def read_image(
       source: a path, or the bytes of a file.
       image_size: (H, W) of the result.
       channels: 1 or 3.
-      name: what to call the image in errors; default the path.
+      name: the image's name in errors; default the path.
 
     Returns:
       uint8 (H, W, C).
@@ -81,36 +80,24 @@ def read_image(
     check_shape(image_size, channels)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
-        data = source if isinstance(source, bytes) else read_file(source)
-    except OSError as error:
-        raise BadImage(f"{printable(name)}: cannot be read: {error.strerror or error}") from error
-    image = _open(data, name)
-    try:
-        if image.format in ("JPEG", "MPO"):
-            # Decoding at half, quarter or eighth size is several times faster; asking for twice
-            # the target leaves the antialiasing filter enough to work with. The longer target
-            # side stands for both, as EXIF may turn the image later.
-            cover = max(max(image_size) / min(image.size), 1e-9) * 2
-            image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
-        image.load()
-        return _fit(_convert(_upright(image), channels), image_size)
-    except BadImage as error:
-        raise BadImage(f"{printable(name)}: {error}") from error
+        return _decode(
+            source if isinstance(source, bytes) else read_file(source), image_size, channels
+        )
     except Exception as error:  # damaged files make Pillow raise nearly anything
-        raise BadImage(
-            f"{printable(name)}: damaged or cut off ({type(error).__name__}: {error})"
-        ) from error
+        if isinstance(error, BadImage):
+            reason = str(error)
+        elif isinstance(error, OSError) and error.errno is not None:  # Pillow's have no number
+            reason = f"cannot be read: {error.strerror}"
+        else:
+            reason = f"damaged or cut off ({type(error).__name__}: {error})"
+        raise BadImage(f"{printable(name)}: {reason}") from error
 
 
-def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Reads a regular file of at most MAX_FILE_BYTES; others may have no end.
-
-    Args:
-      path: of the file.
-      most: bytes from its beginning.
+def read_file(path: str | Path, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Reads the first `limit` bytes of a regular file; pipes and devices may have no end.
 
     Raises:
-      OSError: it is something else, larger, or cannot be read.
+      OSError: it is no regular file, is larger than MAX_FILE_BYTES, or cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -119,34 +106,37 @@ def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         if info.st_size > MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB", os.fspath(path))
-        return file.read(min(most, info.st_size))
+        return file.read(min(limit, info.st_size))
 
 
 def peek(data: bytes) -> tuple[int, bool] | None:
-    """(shorter side in pixels, is grey) from the header, or None when it is no image."""
+    """Reads (shorter side in pixels, is grey) from an image header; None when it is no image."""
     try:
-        image = _open(data, "")
-    except BadImage:
+        image = _open(data)
+    except Exception:  # as in `read_image`; decoding reports it, with its name
         return None
     return min(image.size), image.mode in _GREY_MODES
 
 
-def fit_array(image_HWC: np.ndarray, image_size: tuple[int, int], channels: int) -> np.ndarray:
-    """Fits a decoded image by the same rules: uint8 (h, w, 1 or 3) to uint8 (H, W, C)."""
+def fit_array(
+    pixels: np.ndarray, image_size: tuple[int, int], channels: int, bilinear: bool = False
+) -> np.ndarray:
+    """Fits a decoded image by the same rules.
+
+    Args:
+      pixels: uint8 (h, w) or (h, w, 1 or 3).
+      image_size: (H, W) of the result.
+      channels: 1 or 3.
+      bilinear: resample bilinearly: on tiny images bicubic resampling rings.
+
+    Returns:
+      uint8 (H, W, C).
+    """
     from PIL import Image
 
-    check_shape(image_size, channels)
-    pixels = image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC
-    return _fit(_convert(Image.fromarray(pixels), channels), image_size)
-
-
-def upsample(image_HW: np.ndarray, image_size: tuple[int, int], channels: int) -> np.ndarray:
-    """Enlarges the tiny digits, bilinearly as bicubic would ring: uint8 (h, w) to (H, W, C)."""
-    from PIL import Image
-
-    check_shape(image_size, channels)
-    image = Image.fromarray(image_HW)
-    return _fit(_convert(image, channels), image_size, Image.Resampling.BILINEAR)
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+    resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
+    return _fit(_convert(image, channels), image_size, resample)
 
 
 def printable(name: str) -> str:
@@ -155,7 +145,7 @@ def printable(name: str) -> str:
 
 
 def is_printable(name: str) -> bool:
-    """True for a name without control characters and bytes that are not UTF-8."""
+    """Whether a name is free of control characters and of bytes that are not UTF-8."""
     return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name)
 
 
@@ -165,48 +155,43 @@ def few(names: Sequence[str]) -> str:
     return (", ".join(map(printable, names[:5])) or "none") + more
 
 
-def _open(data: bytes, name: str) -> "Image.Image":
-    """Opens, that is reads the header only, and refuses what must not be decoded."""
+def _open(data: bytes) -> "Image.Image":
+    """Opens an image, which reads its header only, and refuses one that must not be decoded."""
     from PIL import Image, UnidentifiedImageError
 
     if not data:
-        raise BadImage(f"{printable(name)}: the file is empty")
+        raise BadImage("the file is empty")
+    Image.init()
+    formats = [name for name in _FORMATS if name in Image.OPEN]  # Pillow can be built without some
     try:
-        image = Image.open(io.BytesIO(data), formats=_readable())
+        image = Image.open(io.BytesIO(data), formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadImage(f"{printable(name)}: {_TOO_LARGE}") from error
+        raise BadImage(_TOO_LARGE) from error
     except UnidentifiedImageError as error:
         hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
-        raise BadImage(f"{printable(name)}: not an image ({hint})") from error
-    except Exception as error:  # as above: nearly anything
-        what = f"{type(error).__name__}: {error}"
-        raise BadImage(f"{printable(name)}: damaged or cut off ({what})") from error
+        raise BadImage(f"not an image ({hint})") from error
     if image.width * image.height > MAX_PIXELS:
-        size = f"{image.width}×{image.height}"
-        raise BadImage(f"{printable(name)}: {size} pixels; {_TOO_LARGE}")
+        raise BadImage(f"{image.width}×{image.height} pixels; {_TOO_LARGE}")
     return image
 
 
-@functools.cache
-def _readable() -> tuple[str, ...]:
-    """Our formats that this Pillow has; it raises KeyError for one that it was built without."""
-    from PIL import Image
+def _decode(data: bytes, image_size: tuple[int, int], channels: int) -> np.ndarray:
+    from PIL import Image, ImageOps
 
-    Image.init()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
-
-
-_TOO_LARGE = f"more than {MAX_PIXELS:,} pixels are refused (decompression bomb); shrink it first"
-
-
-def _upright(image: "Image.Image") -> "Image.Image":
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image)
+    image = _open(data)
+    if image.format in ("JPEG", "MPO"):
+        # Decoding at half, quarter or eighth size is several times faster; asking for twice the
+        # target leaves the antialiasing filter enough to work with. The longer target side stands
+        # for both, as EXIF may turn the image later.
+        cover = max(max(image_size) / min(image.size), 1e-9) * 2
+        image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
+    image.load()
+    image = _convert(ImageOps.exif_transpose(image), channels)
+    return _fit(image, image_size, Image.Resampling.BICUBIC)
 
 
 def _convert(image: "Image.Image", channels: int) -> "Image.Image":
-    """To mode L or RGB without saturating 16 bits and without losing transparency."""
+    """Converts to mode L or RGB without saturating 16 bits and without losing transparency."""
     from PIL import Image
 
     mode = "L" if channels == 1 else "RGB"
@@ -227,11 +212,9 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
 
 
 def _fit(
-    image: "Image.Image", image_size: tuple[int, int], resample: "Image.Resampling | None" = None
+    image: "Image.Image", image_size: tuple[int, int], resample: "Image.Resampling"
 ) -> np.ndarray:
-    """The largest centred box of the target's shape, resampled; returns uint8 (H, W, C)."""
-    from PIL import Image
-
+    """Resamples the largest centred box of the target's shape; returns uint8 (H, W, C)."""
     height, width = image_size
     scale = max(height / image.height, width / image.width)
     if scale == 1:
@@ -241,8 +224,7 @@ def _fit(
         # Only the part that is kept is resampled: a 10000×1 strip must not be blown up first.
         left = max(0.0, (image.width - width / scale) / 2)
         top = max(0.0, (image.height - height / scale) / 2)
-        how = Image.Resampling.BICUBIC if resample is None else resample
         box = (left, top, image.width - left, image.height - top)
-        image = image.resize((width, height), how, box=box)
+        image = image.resize((width, height), resample, box=box)
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -1,4 +1,4 @@
-"""Finds the files of a folder or an archive, and the classes and splits in their paths."""
+"""Listings of image files in a folder or an archive: the classes and splits in their paths."""
 
 import errno
 import json
@@ -6,22 +6,16 @@ import os
 import stat
 import unicodedata
 import warnings
-from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL
 from hsvit_jax.data.images import few, is_image_name, is_printable, printable
 
-_SPLIT_NAMES = {
-    "train": TRAIN,
-    "val": VAL,
-    "valid": VAL,
-    "validation": VAL,
-    "test": TEST,
-}
+_SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
     "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz or .tar.xz of the same; "
@@ -29,37 +23,66 @@ LAYOUT = (
 )
 
 
+class File(NamedTuple):
+    """An image file: its name in the tree, its path on disk, and what shows that it changed."""
+
+    name: str
+    path: str
+    size: int = 0
+    mtime_ns: int = 0
+
+
 @dataclass(frozen=True)
 class Tree:
-    """Image files as (name inside, path on disk, size, mtime in ns), and all folders' names."""
+    """The image files of a folder or archive, and the names of all its folders."""
 
     where: str
-    files: tuple[tuple[str, str, int, int], ...]
+    files: tuple[File, ...]
     dirs: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files in a stable order with their labels and the parts they were found in."""
+    """Image files in a stable order.
+
+    Attributes:
+      class_names: label ``i`` is ``class_names[i]``.
+      names: of the files, for messages.
+      files: the files.
+      labels: int32 (N,).
+      parts: int8 (N,), the splits they were found in.
+    """
 
     class_names: tuple[str, ...]
-    paths: tuple[str, ...]
     names: tuple[str, ...]
+    files: tuple[File, ...]
     labels: np.ndarray
     parts: np.ndarray
-    stamps: tuple[tuple[str, int, int], ...]
+
+    @classmethod
+    def of(
+        cls, where: str, class_names: tuple[str, ...], rows: list[tuple[File, int, int]]
+    ) -> "Listing":
+        """Builds a listing from (file, label, part) rows."""
+        return cls(
+            class_names,
+            names=tuple(f"{where}/{file.name}" for file, _, _ in rows),
+            files=tuple(file for file, _, _ in rows),
+            labels=np.array([label for _, label, _ in rows], np.int32),
+            parts=np.array([part for _, _, part in rows], np.int8),
+        )
 
 
 def walk(root: Path) -> Tree:
-    """All image files below ``root``; hidden names are passed over, links followed.
+    """Finds all image files below ``root``; hidden names are passed over, links followed.
 
     Links that lead back to a folder they are in, or to themselves, are left out with a warning.
     """
-    files: list[tuple[str, str, int, int]] = []
+    files: list[File] = []
     dirs: set[str] = set()
-    above = root.stat()
+    outer = root.stat()
     loops: list[str] = []
-    stack = [(os.fspath(root), "", frozenset({(above.st_dev, above.st_ino)}))]
+    stack = [(os.fspath(root), "", frozenset({(outer.st_dev, outer.st_ino)}))]
     while stack:
         path, inside, ancestors = stack.pop()
         with os.scandir(path) as entries:
@@ -71,14 +94,14 @@ def walk(root: Path) -> Tree:
                     info = entry.stat()
                 except OSError as error:  # a link to nowhere; decoding reports an image
                     if is_image_name(entry.name):
-                        files.append((name, entry.path, 0, 0))
+                        files.append(File(name, entry.path))
                     elif error.errno == errno.ELOOP:
                         loops.append(name)
                     continue
                 identity = (info.st_dev, info.st_ino)
                 if not stat.S_ISDIR(info.st_mode):
                     if is_image_name(entry.name):
-                        files.append((name, entry.path, info.st_size, info.st_mtime_ns))
+                        files.append(File(name, entry.path, info.st_size, info.st_mtime_ns))
                 elif identity in ancestors:
                     loops.append(name)
                 else:
@@ -93,14 +116,14 @@ def walk(root: Path) -> Tree:
 
 
 def unpacked_tree(where: str, folder: Path) -> Tree:
-    """The tree of an archive that `archives.unpack` put into ``folder``."""
+    """Reads the tree of an archive that `archives.unpack` unpacked to ``folder``."""
     index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     files = [
-        (name, os.fspath(folder / file), 0, 0)
-        for name, file in index["files"]
+        File(name, os.fspath(folder / number))
+        for name, number in index["files"]
         if not any(part.startswith(".") for part in name.split("/"))
     ]
-    dirs = set(index["dirs"]) | {name.rpartition("/")[0] for name, *_ in files} - {""}
+    dirs = set(index["dirs"]) | {file.name.rpartition("/")[0] for file in files} - {""}
     return Tree(where, tuple(sorted(files)), frozenset(dirs))
 
 
@@ -135,37 +158,31 @@ def arrange(tree: Tree) -> Listing:
         for label, name in enumerate(class_names)
         for file in by_part[part][name]
     ]
-    return Listing(
-        class_names,
-        paths=tuple(file[1] for file, _, _ in rows),
-        names=tuple(f"{tree.where}/{file[0]}" for file, _, _ in rows),
-        labels=np.array([label for _, label, _ in rows], np.int32),
-        parts=np.array([part for _, _, part in rows], np.int8),
-        stamps=tuple((file[0], file[2], file[3]) for file, _, _ in rows),
-    )
+    return Listing.of(tree.where, class_names, rows)
 
 
 def _wrapper(tree: Tree) -> str:
-    """The single outer folder, if what is inside it looks like a data set and not like a class."""
+    """The single outer folder, if it looks like a data set and not like a class; else ''."""
     tops = _children(tree, "")
     if len(tops) != 1 or "train" in tops:
         return ""
     outer = f"{next(iter(tops))}/"
-    direct = any("/" not in name[len(outer) :] for name, *_ in tree.files if name.startswith(outer))
+    below = [file.name[len(outer) :] for file in tree.files if file.name.startswith(outer)]
+    direct = any("/" not in name for name in below)
     inner = _children(tree, outer)
     return outer if not direct and ("train" in inner or len(inner) > 1) else ""
 
 
 def _children(tree: Tree, prefix: str) -> set[str]:
-    """Names of the folders directly below ``prefix``, empty ones too; no hidden ones."""
+    """Names of the folders directly below ``prefix``, empty ones included, hidden ones not."""
     below = {name[len(prefix) :].split("/")[0] for name in tree.dirs if name.startswith(prefix)}
     return {name for name in below if name and not name.startswith((".", "__MACOSX"))}
 
 
 def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, str]:
-    counts = Counter(splits.values())
-    if counts[VAL] > 1:
-        names = sorted(name for name, part in splits.items() if part == VAL)
+    """Prefixes by part, of folders named as splits."""
+    names = sorted(name for name, part in splits.items() if part == VAL)
+    if len(names) > 1:
         raise ValueError(f"{tree.where} holds several validation folders: {few(names)}; keep one")
     groups = {part: f"{prefix}{name}/" for name, part in splits.items()}
     if len(groups) == 1:
@@ -175,26 +192,25 @@ def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, 
     return groups
 
 
-def _classes(tree: Tree, prefix: str) -> dict[str, list[tuple[str, str, int, int]]]:
+def _classes(tree: Tree, prefix: str) -> dict[str, list[File]]:
     """Files by class name (NFC, so that one name spelled on two systems is one class)."""
-    found: dict[str, list[tuple[str, str, int, int]]] = defaultdict(list)
-    for name in _children(tree, prefix):
-        found[unicodedata.normalize("NFC", name)]
+    classes = {unicodedata.normalize("NFC", name): [] for name in _children(tree, prefix)}
     loose = []
     for file in tree.files:
-        if file[0].startswith(prefix):
-            top, slash, _ = file[0][len(prefix) :].partition("/")
+        if file.name.startswith(prefix):
+            top, slash, _ = file.name[len(prefix) :].partition("/")
+            top = unicodedata.normalize("NFC", top)
             if not slash:
-                loose.append(file[0])
-            elif top in found or unicodedata.normalize("NFC", top) in found:
-                found[unicodedata.normalize("NFC", top)].append(file)
-    if loose and found:
+                loose.append(file.name)
+            elif top in classes:
+                classes[top].append(file)
+    if loose and classes:
         warnings.warn(
             f"{len(loose)} images of {tree.where} lie in no class folder and are not used, "
             f"{printable(loose[0])} first",
             stacklevel=2,
         )
-    return dict(found)
+    return classes
 
 
 def _check_classes(
@@ -212,10 +228,10 @@ def _check_classes(
         )
     for part, classes in sorted(by_part.items()):
         if set(classes) != set(first):
-            here, there = groups[min(groups)], groups[part]
+            one, other = groups[min(groups)], groups[part]
             raise ValueError(
-                f"the classes of {there} and {here} in {tree.where} differ: only in {here} "
-                f"{few(sorted(set(first) - set(classes)))}; only in {there} "
+                f"the classes of {other} and {one} in {tree.where} differ: only in {one} "
+                f"{few(sorted(set(first) - set(classes)))}; only in {other} "
                 f"{few(sorted(set(classes) - set(first)))}; both need the same class folders"
             )
         empty = sorted(name for name, files in classes.items() if not files)

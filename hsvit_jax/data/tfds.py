@@ -1,22 +1,21 @@
 """``tfds=<name>``: sets prepared by TensorFlow Datasets, read without TensorFlow.
 
 TFDS reads its array_record and parquet forms without TensorFlow, but needs it to prepare most
-sets; that is said before anything is downloaded.
+sets; where it is missing, that is an error before anything is downloaded.
 """
 
 import hashlib
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data.cache import cache_folder
-from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, DataInfo
-from hsvit_jax.data.decode import Items, Source, decode_items
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, DataInfo, default_statistics
+from hsvit_jax.data.decode import Items, Request, Source, decode_items
 from hsvit_jax.data.download import DataUnavailable, probe
-from hsvit_jax.data.folder import IMAGENET_MEAN, IMAGENET_STD, Request
 from hsvit_jax.data.images import few
 
 _MIRROR_CHANGES = ("mnist", "svhn", "digits", "omniglot", "quickdraw", "letters")
@@ -24,37 +23,35 @@ _READABLE = ("array_record", "parquet")
 
 
 def open_builder(name: str, data_dir: Path) -> Any:
-    """The TFDS builder of ``name``, looked for in ``data_dir`` and in TFDS' own folder.
+    """Opens the TFDS builder of ``name``, from ``data_dir`` or TFDS' own folder.
 
     Raises:
       ValueError: TFDS knows no such set.
     """
     import tensorflow_datasets as tfds
 
-    candidates = []
-    for folder in (data_dir, None):
-        for file_format in _READABLE:
-            try:
-                builder = tfds.builder(name, data_dir=folder, file_format=file_format)
-            except (tfds.core.DatasetNotFoundError, ImportError) as error:
-                raise ValueError(
-                    f"tfds={name} cannot be opened ({str(error).splitlines()[0]}); the names are "
-                    "at https://www.tensorflow.org/datasets/catalog"
-                ) from error
-            except ValueError as error:  # prepared there in another form
-                candidates.append(error)
-                continue
-            if is_prepared(builder):
-                return builder
-            candidates.append(builder)
-    for candidate in candidates:
-        if not isinstance(candidate, ValueError):
-            return candidate
-    raise ValueError(f"tfds={name}: {candidates[0]}") from candidates[0]
+    unprepared, other_form = [], None
+    for folder, file_format in itertools.product((data_dir, None), _READABLE):
+        try:
+            builder = tfds.builder(name, data_dir=folder, file_format=file_format)
+        except (tfds.core.DatasetNotFoundError, ImportError) as error:
+            raise ValueError(
+                f"tfds={name} cannot be opened ({str(error).splitlines()[0]}); the names are "
+                "at https://www.tensorflow.org/datasets/catalog"
+            ) from error
+        except ValueError as error:  # prepared there in another form
+            other_form = other_form or error
+            continue
+        if is_prepared(builder):
+            return builder
+        unprepared.append(builder)
+    if not unprepared:
+        raise ValueError(f"tfds={name}: {other_form}") from other_form
+    return unprepared[0]
 
 
 def is_prepared(builder: Any) -> bool:
-    """True if the builder's files are on disk in a form that can be read without TensorFlow."""
+    """Whether the builder's files are on disk in a form that can be read without TensorFlow."""
     if not builder.is_prepared():
         return False
     return builder.info.file_format is not None and builder.info.file_format.value in _READABLE
@@ -66,15 +63,16 @@ def describe_tfds(name: str, label: str, data_dir: Path) -> DataInfo:
     image_key, label_key = _keys(name, builder)
     features = builder.info.features
     height, width, channels = features[image_key].shape
-    grey = channels == 1
+    channels = 1 if channels == 1 else 3
+    mean, std = default_statistics(channels)
     flip = name.startswith("fashion_mnist") or not any(word in name for word in _MIRROR_CHANGES)
     return DataInfo(
         name=label,
         image_size=(height, width) if height and width else (128, 128),
-        channels=1 if grey else 3,
+        channels=channels,
         class_names=tuple(features[label_key].names),
-        mean=(0.5,) if grey else IMAGENET_MEAN,
-        std=(0.25,) if grey else IMAGENET_STD,
+        mean=mean,
+        std=std,
         flip=flip,
     )
 
@@ -96,48 +94,38 @@ def load_tfds(name: str, request: Request) -> Source:
     if not is_prepared(builder):
         _prepare(name, builder)
     decoders = {image_key: tfds.decode.SkipDecoding()}
-    found = {}
-    for split in builder.info.splits or ("train", "test"):
-        if split in ("train", "test", "validation"):
-            found[split] = builder.as_data_source(split=split, decoders=decoders)
-    if "train" not in found:
+    splits = {
+        split: builder.as_data_source(split=split, decoders=decoders)
+        for split in ("train", "validation", "test")
+        if split in builder.info.splits
+    }
+    if "train" not in splits:
         raise ValueError(
             f"tfds={name} has no split 'train', only {few(sorted(builder.info.splits))}"
         )
-    if "test" in found and int(found["test"][0][label_key]) < 0:
-        del found["test"]
-    if "test" not in found and "validation" in found:
-        found["test"] = found.pop("validation")
-    codes = {"train": TRAIN if "test" in found else UNSPLIT, "validation": VAL, "test": TEST}
-    sources = [(split, found[split]) for split in ("train", "validation", "test") if split in found]
-    starts = np.cumsum([0] + [len(source) for _, source in sources])
-    parts = np.concatenate([np.full(len(s), codes[split], np.int8) for split, s in sources])
-    names = [f"tfds={name} {split}[{i}]" for split, s in sources for i in range(len(s))]
+    if "test" in splits and int(splits["test"][0][label_key]) < 0:
+        del splits["test"]
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    codes = {"train": TRAIN if "test" in splits else UNSPLIT, "validation": VAL, "test": TEST}
+    starts = np.cumsum([0, *map(len, splits.values())])
+    parts = np.repeat([codes[split] for split in splits], np.diff(starts)).astype(np.int8)
+    names = [f"tfds={name} {split}[{i}]" for split, s in splits.items() for i in range(len(s))]
+    sources = list(splits.values())
 
     def read(index: int) -> tuple[bytes, int]:
         which = int(np.searchsorted(starts, index, side="right")) - 1
-        record = sources[which][1][index - int(starts[which])]
+        record = sources[which][index - int(starts[which])]
         return record[image_key], int(record[label_key])
 
-    resident = request.resident(len(names))
     key = {
         "tfds": str(builder.info.full_name),
         "at": str(builder.data_dir),
         "prepared": _stamp(Path(builder.data_dir)),
-        "splits": [(split, len(source)) for split, source in sources],
-        "shape": [*request.image_size, request.channels],
-        "in": resident,
+        "splits": [(split, len(source)) for split, source in splits.items()],
     }
-    return decode_items(
-        Items(names, parts, read),
-        tuple(builder.info.features[label_key].names),
-        folder=cache_folder(request.data_dir, f"tfds-{name}", key),
-        image_size=request.image_size,
-        channels=request.channels,
-        resident=resident,
-        on_bad_image=request.on_bad_image,
-        progress=request.progress,
-    )
+    class_names = tuple(builder.info.features[label_key].names)
+    return decode_items(Items(names, parts, read), class_names, request, f"tfds-{name}", key)
 
 
 def _prepare(name: str, builder: Any) -> None:

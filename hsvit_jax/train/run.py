@@ -151,7 +151,7 @@ def load_data(
         val_fraction=config.data.val_fraction,
         on_bad_image=config.data.on_bad_image,
         progress=progress,
-        whole=whole,
+        test_only=whole,
         **limit,
     )
 
