@@ -21,6 +21,7 @@ def example(value: int, label: int) -> dict:
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     VERSION = tfds.core.Version("1.0.0")
     counts = {"train": 20, "test": 6}  # noqa: RUF012 (read-only)
+    unlabelled = ()  # (split, index) of examples without a label
 
     def _info(self):
         features = {
@@ -39,37 +40,15 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     def _generate_examples(self, split):
         offset = 100 if split == "train" else 200
         for i in range(self.counts[split]):
-            yield i, example(offset + i, i % 2)
+            yield i, example(offset + i, -1 if (split, i) in self.unlabelled else i % 2)
 
 
-class TwoTone(_Builder):
-    pass
+def two_tone(suffix: str = "", **attributes):
+    """A builder, which TFDS registers by its name, 'two_tone' and the suffix."""
+    return type(f"TwoTone{suffix}", (_Builder,), {"__module__": __name__, **attributes})
 
 
-class TwoToneNoTest(_Builder):
-    counts = {"train": 20, "validation": 6}  # noqa: RUF012
-
-
-class TwoToneThree(_Builder):
-    counts = {"train": 20, "validation": 4, "test": 6}  # noqa: RUF012
-
-
-class TwoToneTrainOnly(_Builder):
-    counts = {"train": 20}  # noqa: RUF012
-
-
-class TwoToneHiddenTest(_Builder):
-    counts = {"train": 20, "validation": 4, "test": 6}  # noqa: RUF012
-
-    def _generate_examples(self, split):
-        for i, one in super()._generate_examples(split):
-            yield i, {**one, "label": -1} if split == "test" else one
-
-
-class TwoToneUnknownLabel(_Builder):
-    def _generate_examples(self, split):
-        for i, one in super()._generate_examples(split):
-            yield i, {**one, "label": -1} if i == 3 else one
+TWO_TONE = two_tone()
 
 
 class WithoutLabels(_Builder):
@@ -85,7 +64,7 @@ def prepare(builder, folder, file_format="array_record"):
 @pytest.mark.parametrize("file_format", ["array_record", "parquet"])
 @pytest.mark.parametrize("limit", [2**30, 0])
 def test_prepared_sets_are_read_without_tensorflow(file_format, limit, tmp_path):
-    prepare(TwoTone, tmp_path, file_format)
+    prepare(TWO_TONE, tmp_path, file_format)
     info = data.describe("tfds=two_tone", str(tmp_path))
     assert (info.class_names, info.channels, info.image_size) == (("dark", "light"), 3, (128, 128))
     options = {"data_dir": str(tmp_path), "image_size": (6, 6), "resident_limit_bytes": limit}
@@ -99,25 +78,25 @@ def test_prepared_sets_are_read_without_tensorflow(file_format, limit, tmp_path)
         assert set(values.tolist()) == set(range(6))
 
 
-@pytest.mark.parametrize(
-    ("builder", "name", "expected"),
-    [
-        (TwoToneNoTest, "two_tone_no_test", (18, 2, 6)),
-        (TwoToneThree, "two_tone_three", (20, 4, 6)),
-        (TwoToneHiddenTest, "two_tone_hidden_test", (18, 2, 4)),
-        (TwoToneTrainOnly, "two_tone_train_only", (16, 2, 2)),
-    ],
-)
-def test_which_splits_are_used(builder, name, expected, tmp_path):
-    prepare(builder, tmp_path)
-    dataset = data.load(f"tfds={name}", data_dir=str(tmp_path), image_size=(6, 6))
-    assert (len(dataset.train), len(dataset.val), len(dataset.test)) == expected
+def test_which_splits_are_used(tmp_path):
+    three = {"train": 20, "validation": 4, "test": 6}
+    hidden = [("test", i) for i in range(6)]
+    for suffix, attributes, expected in (
+        ("A", {"counts": {"train": 20, "validation": 6}}, (18, 2, 6)),
+        ("B", {"counts": three}, (20, 4, 6)),
+        ("C", {"counts": three, "unlabelled": hidden}, (18, 2, 4)),
+        ("D", {"counts": {"train": 20}}, (16, 2, 2)),
+    ):
+        prepare(two_tone(suffix, **attributes), tmp_path)
+        name = f"tfds=two_tone_{suffix.lower()}"
+        dataset = data.load(name, data_dir=str(tmp_path), image_size=(6, 6))
+        assert (len(dataset.train), len(dataset.val), len(dataset.test)) == expected
 
 
 def test_examples_without_a_label_are_refused(tmp_path):
-    prepare(TwoToneUnknownLabel, tmp_path)
+    prepare(two_tone("E", unlabelled=[("train", 3), ("test", 3)]), tmp_path)
     with pytest.raises(ValueError, match="labels run from -1 to 1, but there are 2 classes"):
-        data.load("tfds=two_tone_unknown_label", data_dir=str(tmp_path), image_size=(6, 6))
+        data.load("tfds=two_tone_e", data_dir=str(tmp_path), image_size=(6, 6))
 
 
 def test_unprepared_sets_say_so_before_any_download(tmp_path, monkeypatch):
