@@ -74,7 +74,6 @@ def test_towers_have_the_parameters_and_flops_of_the_formula(case):
         network = build(variant, towers, convolution)
         parameters, macs = by_hand(variant, towers, convolution == "separable")
         assert costs.parameters(network) == parameters == published
-        assert sum(row[2] for row in network.layer_table()) == parameters
         assert costs.flops(network) == 2 * macs
 
 
@@ -82,7 +81,6 @@ def test_learned_votes_are_one_more_each():
     for towers in (1, 4):
         equal, learned = (build("c2a2", towers, "dense", votes=v) for v in ("equal", "learned"))
         assert costs.parameters(learned) == costs.parameters(equal) + 16
-        assert sum(row[2] for row in learned.layer_table()) == costs.parameters(learned)
 
 
 def test_unknown_words():

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from hsvit_jax import models
+from hsvit_jax.models import costs
 from hsvit_jax.models.vit import deit
 
 #: (variant, classes) at 224 pixels → trained values, 10⁻⁹ multiply-adds (HVT paper, tables 1, 2,
@@ -33,10 +34,12 @@ def test_parameters_and_multiply_adds(case):
     variant, classes = case
     model = built(variant, 224, classes)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    table, digits = model.layer_table(), 2 if "power" in variant else 4
+    macs, digits = costs.multiply_adds(model), 2 if "power" in variant else 4
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert count == COSTS[case][0] == sum(row[2] for row in table)
-    assert round(sum(row[3] for row in table) / 1e9, digits) == COSTS[case][1]
+    assert count == COSTS[case][0]
+    assert round(macs / 1e9, digits) == COSTS[case][1]
+    retained = model.config.retained or (model.config.tokens,) * model.config.depth
+    assert deit.multiply_adds(model.config, retained) == macs
 
 
 def test_every_named_variant_has_a_count():

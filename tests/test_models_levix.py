@@ -7,6 +7,7 @@ import small_runs
 import vix_files
 
 from hsvit_jax import mesh, models
+from hsvit_jax.models import costs
 from hsvit_jax.models.vix import levix
 from hsvit_jax.models.vix.mixer_config import Mixing
 
@@ -32,7 +33,6 @@ def test_parameter_counts(variant):
         model = build(settings, (size, size), classes)
         params, _ = jax.eval_shape(model.init, jax.random.key(0))
         assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
-        assert sum(row[2] for row in model.layer_table()) == expected
 
 
 def test_every_variant_has_a_count():
@@ -46,7 +46,7 @@ def test_multiply_adds_of_levit():
     stem = t * 9 * (3 * 32 + 32 * 64 + 64 * d)
     block = 4 * t * d * d + 2 * t * t * d + 2 * t * d * 256
     settings = {**levix.DEFAULTS, "family": "levix", "dtype": "float32"}
-    macs = sum(row[3] for row in build(settings).layer_table())
+    macs = costs.multiply_adds(build(settings))
     assert macs == stem + 4 * block + d * 10
 
 

@@ -9,7 +9,7 @@ import pytest
 import small_runs
 
 from hsvit_jax import mesh
-from hsvit_jax.models import network
+from hsvit_jax.models import costs, network
 from hsvit_jax.models.vix import mixer_config, mixers
 from hsvit_jax.models.vix.mixer_config import Mixing
 
@@ -32,9 +32,6 @@ class Alone(network.Network):
     def forward(self, params, stats, images_BHWC, call):
         bound = self.bind(params, stats)
         return bound["mixer"](images_BHWC[:, 0], call, 0), bound.stats()
-
-    def layer_table(self):
-        return list(mixer_config.rows(self.m, "mixer", self.tokens, self.dim))
 
 
 def sequences(batch=4):
@@ -98,13 +95,6 @@ def test_a_batch_split_over_devices_mixes_the_same(mixed):
     jax.tree.map(np.testing.assert_array_equal, after, stats)  # features are never drawn again
 
 
-def test_the_layer_table_counts_every_parameter(mixed):
-    _, model, params, _, _ = mixed
-    assert sum(row[2] for row in model.layer_table()) == sum(
-        x.size for x in jax.tree.leaves(params)
-    )
-
-
 @pytest.mark.parametrize("name", mixer_config.NAMES)
 def test_what_grows_with_the_tokens(name):
     """Four times the tokens: four times the compiled work (FNet: and a logarithm), or sixteen."""
@@ -114,7 +104,7 @@ def test_what_grows_with_the_tokens(name):
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         x = jax.ShapeDtypeStruct((1, 1, length, 16), jnp.float32)
         compiled = jax.jit(lambda p, x: model.apply(*p, x)[0]).lower(shapes, x).compile()
-        macs = 2 * sum(row[3] for row in model.layer_table())
+        macs = costs.flops(model)
         return compiled.cost_analysis()["flops"], macs
 
     (small, counted), (large, counted_large) = work(512), work(2048)

@@ -20,9 +20,6 @@ class Normalised(network.Network):
         bound = self.bind(params, stats)
         return bound["norm"](images_BHWC, train=call.train).mean((1, 2)), bound.stats()
 
-    def layer_table(self):
-        return []
-
 
 def test_training_leaves_numpy_statistics_as_they_are():
     model = Normalised()

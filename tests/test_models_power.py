@@ -64,8 +64,6 @@ def test_a_block_keeps_the_tokens_that_are_attended_to_most(cls, retained):
         kept = [np.sort(np.argsort(-row)[:after]) for row in significance_BT]
         expected = np.stack([x[places] for x, places in zip(whole, kept, strict=True)])
         np.testing.assert_allclose(pruned["tokens"][block], expected, rtol=1e-4, atol=1e-5)
-    lengths = [r[1][0] for r in hvt.HVT(config).layer_table() if "feed-forward down" in r[0]]
-    assert tuple(lengths) == retained
 
 
 def test_gradients_reach_the_tokens_that_stay_alone():

@@ -129,13 +129,13 @@ def test_one_device_learns_the_same(on_four_devices):
 
 def test_costs_are_of_a_tile():
     network = hsvit.TowerHSViT(CONFIG)
-    table = network.layer_table()
-    assert table[0][:2] == (
-        "8 towers on 2×2 tiles, block 0: 3×3 convolution 0, BatchNorm, ReLU",
-        (8, 8, 4),
-    )
-    assert table[0][3] == 8 * 64 * 9 * 4  # each tower sees 64 of the 256 pixels
-    assert sum(row[2] for row in table) == model_costs.parameters(network)
+    rows = {path: numbers for path, *numbers in model_costs.modules(network)}
+    weights = 9 * 4 + 9 * 4 * 4
+    assert rows["towers.trunk.blocks.0"] == [  # each tower sees 64 of the 256 pixels
+        8 * (weights + 2 * 8),
+        8 * 64 * weights,
+    ]
+    assert sum(count for count, _ in rows.values()) == model_costs.parameters(network)
     whole = hsvit.TowerHSViT(dataclasses.replace(CONFIG, tiles=(1, 1)))
     tiled, dense = (
         costs.predict("towers", n, data=1, group=8, batch=1).forward_flops for n in (network, whole)

@@ -17,7 +17,7 @@ from hsvit_jax.report import aligned, byte_text
 
 
 def run(request: Request) -> int:
-    """Prints the network's layers and costs."""
+    """Prints the network's modules and costs."""
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     config = config_lib.resolve(request.config, info)
     print(summarise(config, train.build_model(config)))
@@ -25,16 +25,17 @@ def run(request: Request) -> int:
 
 
 def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
-    """The layer table and the totals of `model` as text, for the training that `config` describes.
+    """The modules and the totals of `model` as text, for the training that `config` describes.
 
     config: resolved (`hsvit_jax.config.resolve`); of it, the batches, `train.ema_decay` and the
     names in `model` are read. Compiles three programs, which takes seconds for a large network.
     """
-    count, batch = costs.parameters(model), config.train.batch
+    count, batch, rows = costs.parameters(model), config.train.batch, costs.modules(model)
     at_once = config_lib.eval_batch(config)
     state = 8 * count + (4 * count if config.train.ema_decay else 0)
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
-    paper = model.paper_flops()
+    macs = sum(row[2] for row in rows)
+    paper = model.paper_flops(macs)
     every, cls_only = "", ""
     if model.groups:  # HSViT's last block is computed for less than the literature counts
         every, cls_only = ", every token of the last block", ", the last block for its CLS only"
@@ -43,10 +44,13 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         f"{config.model.variant} ({config.model.family}), images {image}, "
         f"{model.config.num_classes} classes",
         "",
-        *aligned([("layer", "output shape", "parameters", "FLOPs"), *costs.rows(model)]),
+        *aligned(
+            [("module", "parameters", "FLOPs")]
+            + [(path, f"{values:,}", f"{2 * n:,}") for path, values, n in rows]
+        ),
         "",
         f"parameters {count:,}",
-        f"FLOPs {costs.flops(model) / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and "
+        f"FLOPs {2 * macs / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and "
         f"matrix products{every})",
         *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
         f"compiled FLOPs {costs.compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's "

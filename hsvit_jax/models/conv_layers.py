@@ -1,13 +1,13 @@
 """Convolutions with any padding, alone or with the BatchNorm and activation that follow them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.layers import Row, conv_row, norm_row, over_last, start_bias, start_kernel
+from hsvit_jax.models.layers import over_last, start_bias, start_kernel
 from hsvit_jax.models.network import Call
 from hsvit_jax.ops import conv
 from hsvit_jax.ops.activations import activation as by_name
@@ -170,21 +170,6 @@ class ConvNorm(nnx.Module):
         return self.activate(y)
 
 
-def conv_norm_rows(
-    name: str,
-    map_size: tuple[int, int],
-    c_in: int,
-    c_out: int,
-    size: int,
-    *,
-    groups: int = 1,
-    bias: bool = False,
-) -> Iterator[Row]:
-    """`ConvNorm` in a layer table; map_size: rows and columns of what it makes."""
-    yield conv_row(f"{name}: convolution", map_size, c_in, c_out, size, groups=groups, bias=bias)
-    yield norm_row(f"{name}: BatchNorm", (*map_size, c_out))
-
-
 class NormedStem(nnx.Module):
     """Two stride-2 convolutions, each with BatchNorm and ReLU."""
 
@@ -221,11 +206,3 @@ def map_size(image_size: tuple[int, int], strides: Sequence[int]) -> tuple[int, 
     for stride in strides:
         rows, columns = -(-rows // stride), -(-columns // stride)
     return rows, columns
-
-
-def normed_stem_rows(
-    sizes: tuple[tuple[int, int], ...], channels: int, width: int
-) -> Iterator[Row]:
-    """The rows of a `NormedStem` in a layer table; sizes: of its two maps."""
-    yield from conv_norm_rows("stem, 0", sizes[0], channels, width // 2, 3, bias=True)
-    yield from conv_norm_rows("stem, 1", sizes[1], width // 2, width, 3, bias=True)

@@ -1,21 +1,41 @@
-"""Costs of a network: its layers, parameters, FLOPs, and the memory of compiled programs.
+"""Costs of a network: its modules, parameters, FLOPs, and the memory of compiled programs.
 
-The table counts as the literature does; what a compiled program really computes and holds is asked
-of XLA, for the back end at hand. Nothing is computed or allocated: shapes alone are enough.
+FLOPs are two for each multiply-add of a matrix product or convolution, as the literature counts
+them, read from the jaxpr of a forward pass; what a compiled program really computes and holds is
+asked of XLA, for the back end at hand. Nothing is computed or allocated: shapes alone are enough.
 """
 
+import collections
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from hsvit_jax.ops import conv
 
 
-def rows(model: Any) -> list[tuple[str, str, str, str]]:
-    """The layer table as text: (layer, output shape of one image, parameters, FLOPs as 2·MAC)."""
-    return [
-        (name, "×".join(map(str, shape)), f"{params:,}", f"{2 * macs:,}")
-        for name, shape, params, macs in model.layer_table()
-    ]
+def modules(model: Any) -> list[tuple[str, int, int]]:
+    """A network's modules, down to the blocks, in order of computation.
+
+    Returns:
+        (path, parameters, multiply-adds of one image) of each; a product of two activations, such
+        as attention's, is the module's that made the later one.
+    """
+    shapes = _shapes(model, 1)
+    with conv.as_on_accelerators():
+        traced = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x)[0])(*shapes)
+    paths = [_module(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes[:2])]
+    labels = [(0, path) for path in paths] + [(1, "")]
+    macs: collections.Counter[str] = collections.Counter()
+    _count(traced.jaxpr, labels, 1, macs)
+    parameters = collections.Counter()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes[:1]):
+        parameters[_module(path)] += leaf.size
+    macs.update(model.saved_multiply_adds())
+    return [(path, parameters[path], n) for path, n in macs.items() if n or path in parameters]
 
 
 def parameters(model: Any) -> int:
@@ -24,9 +44,14 @@ def parameters(model: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def multiply_adds(model: Any) -> int:
+    """Multiply-adds of matrix products and convolutions of one image's forward pass."""
+    return sum(macs for *_, macs in modules(model))
+
+
 def flops(model: Any) -> int:
     """FLOPs of one image forward: 2 for each multiply-add of a matrix product or convolution."""
-    return 2 * sum(macs for *_, macs in model.layer_table())
+    return 2 * multiply_adds(model)
 
 
 def compiled_flops(model: Any) -> float:
@@ -75,6 +100,67 @@ def peak_bytes(program: Any) -> int:
     memory = program.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     return int(held + memory.temp_size_in_bytes - memory.alias_size_in_bytes)
+
+
+def _module(path: tuple[Any, ...]) -> str:
+    """The module that a leaf belongs to: down to the first index, or the second name."""
+    names = [str(key.key) for key in path if hasattr(key, "key")][:-1]
+    end = next((i for i, name in enumerate(names) if name.isdigit()), 1)
+    while end + 1 < len(names) and names[end + 1].isdigit():
+        end += 1
+    return ".".join(names[: end + 1])
+
+
+#: When an activation was made and by which module; a weight, and what is made of weights alone,
+#: is of time 0.
+_Label = tuple[int, str]
+
+
+def _count(
+    jaxpr: Jaxpr, inputs: list[_Label | None], times: int, macs: collections.Counter[str]
+) -> list[_Label | None]:
+    """Adds the multiply-adds of `times` runs to those of each module; returns the outputs' labels.
+
+    inputs: labels of the jaxpr's inputs, None for a constant. What is made of a weight and an
+    activation belongs to the weight's module, what is made of activations to the latest one's. A
+    product with a constant, such as an interpolation's, counts nothing.
+    """
+    labels = dict(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [None if isinstance(v, Literal) else labels.get(v) for v in eqn.invars]
+        weights = [label for label in operands if label and not label[0]]
+        activations = [label for label in operands if label and label[0]]
+        label = max(activations, default=weights[0] if weights else None)
+        if weights and activations:
+            label = (label[0] + 1, weights[0][1])
+        if label:
+            macs[label[1]] += 0 if None in operands else times * _multiply_adds(eqn)
+        outputs = [label] * len(eqn.outvars)
+        for inner in _inner(eqn):
+            turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            outputs = _count(inner, operands, times * turns, macs)
+        labels.update(zip(eqn.outvars, outputs, strict=True))
+    return [None if isinstance(v, Literal) else labels.get(v) for v in jaxpr.outvars]
+
+
+def _inner(eqn: Any) -> Iterator[Jaxpr]:
+    """The computations that an equation calls with its own operands."""
+    for value in eqn.params.values():
+        inner = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+        if isinstance(inner, Jaxpr) and len(inner.invars) == len(eqn.invars):
+            yield inner
+
+
+def _multiply_adds(eqn: Any) -> int:
+    """Those of one matrix product or convolution, padding counted; 0 for anything else."""
+    size = math.prod(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return size * math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel, spec = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec
+        return size * math.prod(kernel) // kernel[spec[0]]
+    return 0
 
 
 def _shapes(model: Any, batch: int) -> tuple[dict, dict, jax.ShapeDtypeStruct]:

@@ -10,7 +10,7 @@ function of (the step's key, example, salt) alone: `salt` numbers the places whe
 dropped. A mixer may use salt … salt + 3; `Block` gives every place of every block its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import jax
@@ -25,7 +25,6 @@ from hsvit_jax.ops.attention import attention, attention_weights
 from hsvit_jax.ops.dropout import dropout_scale
 
 Array = jax.Array
-Row = tuple[str, tuple[int, ...], int, int]
 
 #: Salts from here on belong to what comes before the first block.
 EMBEDDING = 1 << 20
@@ -414,52 +413,3 @@ class LayerScales(nnx.Module):
 def drop_path_rates(last: float, blocks: int) -> list[float]:
     """Stochastic depth's rate by block: evenly from 0 to `last`."""
     return [last * i / max(blocks - 1, 1) for i in range(blocks)]
-
-
-# --- Rows of a layer table: parameters, and multiply-adds of one image ---------------------------
-
-
-def linear_row(name: str, tokens: int, fan_in: int, fan_out: int, *, bias: bool = True) -> Row:
-    """A linear map of `tokens` vectors."""
-    return name, (tokens, fan_out), (fan_in + bias) * fan_out, tokens * fan_in * fan_out
-
-
-def norm_row(name: str, shape: tuple[int, ...]) -> Row:
-    """A LayerNorm or BatchNorm, which counts no multiply-adds."""
-    return name, shape, 2 * shape[-1], 0
-
-
-def conv_row(
-    name: str,
-    size_out: tuple[int, int],
-    c_in: int,
-    c_out: int,
-    kernel: int,
-    *,
-    groups: int = 1,
-    bias: bool = True,
-) -> Row:
-    """A convolution that makes a map of `size_out` rows and columns."""
-    weights = kernel * kernel * (c_in // groups) * c_out
-    return name, (*size_out, c_out), weights + bias * c_out, size_out[0] * size_out[1] * weights
-
-
-def attention_rows(
-    name: str, tokens: int, dim: int, inner: int, *, bias: bool = True
-) -> Iterator[Row]:
-    """`MultiHeadAttention`: two products of tokens with tokens per head, 2·T²·inner in all."""
-    yield linear_row(f"{name}: queries, keys, values", tokens, dim, 3 * inner, bias=bias)
-    yield f"{name}: attention", (tokens, inner), 0, 2 * tokens * tokens * inner
-    yield linear_row(f"{name}: output", tokens, inner, dim)
-
-
-def feed_forward_rows(name: str, tokens: int, dim: int, hidden: int) -> Iterator[Row]:
-    """`FeedForward`."""
-    yield linear_row(f"{name}: feed-forward up, GELU", tokens, dim, hidden)
-    yield linear_row(f"{name}: feed-forward down", tokens, hidden, dim)
-
-
-def two_heads_rows(width: int, classes: int) -> Iterator[Row]:
-    """The rows of `TwoHeads`."""
-    for name in ("classifier", "classifier for a teacher's labels"):
-        yield linear_row(f"head: {name}", 1, width, classes)

@@ -106,15 +106,15 @@ class Network(abc.ABC):
     ) -> tuple[Array, dict]:
         """Logits (B, K), and new statistics, of images already in the computation's dtype."""
 
-    @abc.abstractmethod
-    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """(layer, output shape of one image, parameters, multiply-adds) in order of computation.
+    def saved_multiply_adds(self) -> dict[str, int]:
+        """By module: multiply-adds that the literature counts and `forward` does without."""
+        return {}
 
-        Multiply-adds of matrix products and convolutions alone, as the literature counts them.
+    def paper_flops(self, multiply_adds: int) -> tuple[int, str] | None:
+        """FLOPs of one image as the family's paper counts them, and how; None: as 2·MAC.
+
+        multiply_adds: of matrix products and convolutions (`costs.multiply_adds`).
         """
-
-    def paper_flops(self) -> tuple[int, str] | None:
-        """FLOPs of one image as the family's paper counts them, and how; None: as 2·MAC."""
         return None
 
     def without(self, lost: Collection[int]) -> "Network":

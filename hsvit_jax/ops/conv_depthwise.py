@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hsvit_jax.ops.conv import in_slices
 from hsvit_jax.ops.varying import vary_like
 
 Array = jax.Array
@@ -48,7 +49,7 @@ def depthwise_conv2d(
     pads: zeros (before, after) rows and columns; k//2 everywhere when left out.
     """
     kernel = vary_like(kernel_HW1C.astype(x_BHWC.dtype), x_BHWC)
-    if jax.default_backend() != "cpu":
+    if not in_slices():
         return depthwise_conv2d_xla(x_BHWC, kernel, stride, pads, dilation)
     size = kernel.shape[0]
     usual = ((size // 2, size // 2),) * 2

@@ -13,7 +13,7 @@ at rates that grow evenly within the stage.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -22,14 +22,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import Conv, ConvNorm, conv_norm_rows, size_out
+from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.layers import (
     LayerNorm,
     Linear,
-    Row,
-    conv_row,
-    linear_row,
-    norm_row,
     split_heads,
 )
 from hsvit_jax.models.network import Call, Network
@@ -291,38 +287,6 @@ class CvT(Network):
                 if tokens == rows * columns + c.has_cls(stage):
                     return int(c.has_cls(stage)), rows, columns
         return None
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _layer_table(c: CvTConfig) -> Iterator[Row]:
-    channels = c.image_channels
-    for stage, depth in enumerate(c.depths):
-        size, d, cls = c.maps()[stage], c.widths[stage], int(c.has_cls(stage))
-        keys_size, kernel, bias = c.key_map(stage), c.kernels[stage], c.qkv_bias[stage]
-        tokens, keys = size[0] * size[1] + cls, keys_size[0] * keys_size[1] + cls
-        yield conv_row(f"stage {stage}: patches", size, channels, d, c.patches[stage])
-        yield norm_row(f"stage {stage}: LayerNorm", (*size, d))
-        if cls:
-            yield f"stage {stage}: CLS", (1, d), d, 0
-        for i in range(depth):
-            name = f"stage {stage}, block {i}"
-            yield norm_row(f"{name}: LayerNorm", (tokens, d))
-            for what, where, count in (
-                ("queries", size, tokens),
-                ("keys", keys_size, keys),
-                ("values", keys_size, keys),
-            ):
-                yield from conv_norm_rows(f"{name}, {what}", where, d, d, kernel, groups=d)
-                yield linear_row(f"{name}, {what}: linear", count, d, d, bias=bias)
-            yield f"{name}: attention", (tokens, d), 0, 2 * tokens * keys * d
-            yield linear_row(f"{name}: output", tokens, d, d)
-            yield norm_row(f"{name}: LayerNorm", (tokens, d))
-            yield from layers.feed_forward_rows(name, tokens, d, c.hidden(stage))
-        channels = d
-    yield norm_row("head: LayerNorm", (1, channels))
-    yield linear_row("head: linear", 1, channels, c.num_classes)
 
 
 def from_settings(

@@ -10,7 +10,7 @@ computes it, in its form with a teacher's head.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,8 +21,8 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import ConvNorm, conv_norm_rows, size_out
-from hsvit_jax.models.layers import LayerNorm, Linear, Row, linear_row, merge_heads, norm_row
+from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.ops import remat
 from hsvit_jax.ops.activations import activation as by_name
@@ -320,39 +320,6 @@ class EfficientFormer(Network):
         """As `Network.grid`: the last map's rows and columns."""
         rows, columns = self.config.maps()[-1]
         return (0, rows, columns) if tokens == rows * columns else None
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _layer_table(c: EfficientFormerConfig) -> Iterator[Row]:
-    maps = c.maps()
-    yield from conv_layers.normed_stem_rows(maps[:2], c.image_channels, c.widths[0])
-    for stage, depth in enumerate(c.depths):
-        size, width, hidden = maps[stage + 1], c.widths[stage], c.hidden(stage)
-        tokens = size[0] * size[1]
-        for i in range(depth):
-            name = f"stage {stage}, block {i}"
-            if c.attends(stage, i):
-                inner, values = c.heads * (2 * c.key_dim + c.value_dim), c.heads * c.value_dim
-                macs = tokens * tokens * c.heads * (c.key_dim + c.value_dim)
-                yield norm_row(f"{name}: LayerNorm", (tokens, width))
-                yield linear_row(f"{name}: queries, keys, values", tokens, width, inner)
-                yield f"{name}: attention with biases", (tokens, values), c.heads * tokens, macs
-                yield linear_row(f"{name}: output", tokens, values, width)
-                yield norm_row(f"{name}: LayerNorm", (tokens, width))
-                yield from layers.feed_forward_rows(name, tokens, width, hidden)
-            else:
-                yield from conv_norm_rows(f"{name}, up", size, width, hidden, 1, bias=True)
-                yield from conv_norm_rows(f"{name}, down", size, hidden, width, 1, bias=True)
-            if c.layer_scale:
-                yield f"{name}: scales", (*size, width), 2 * width, 0
-        if c.follows(stage):
-            sizes = (width, c.widths[stage + 1], c.down_kernel)
-            name = f"stage {stage}: to the next"
-            yield from conv_norm_rows(name, maps[stage + 2], *sizes, bias=True)
-    yield norm_row("head: LayerNorm", (*maps[-1], c.widths[-1]))
-    yield from layers.two_heads_rows(c.widths[-1], c.num_classes)
 
 
 def from_settings(

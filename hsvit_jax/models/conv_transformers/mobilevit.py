@@ -9,7 +9,7 @@ computes it.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.conv_layers import Conv, ConvNorm, conv_norm_rows, size_out
-from hsvit_jax.models.layers import LayerNorm, Linear, Row, linear_row, norm_row
+from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
+from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.ops.activations import activation as by_name
 
@@ -304,60 +304,6 @@ class MobileViT(Network):
         rate, salt = self.config.head_dropout, layers.EMBEDDING
         pooled_BC = layers.dropout(x_BHWC.mean((1, 2)), rate, call, salt)
         return bound["head"](pooled_BC), bound.stats()
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _layer_table(c: MobileViTConfig) -> Iterator[Row]:
-    maps, (stem, *channels, last) = c.maps(), c.channels
-    yield from conv_norm_rows("stem", maps[0], c.image_channels, stem, 3)
-    c_in = stem
-    for layer, c_out in enumerate(channels):
-        name, size = f"layer {layer}", maps[layer + 1]
-        count = RESIDUALS[layer][0] if layer < 2 else 1
-        for i in range(count):
-            before = size if i else maps[layer]
-            yield from _residual_rows(c, f"{name}, residual {i}", before, size, c_in, c_out)
-            c_in = c_out
-        if layer >= 2:
-            yield from _transformer_rows(c, layer - 2, name, size, c_out)
-    yield from conv_norm_rows("last", maps[-1], c_in, last, 1)
-    yield linear_row("head: mean, linear", 1, last, c.num_classes)
-
-
-def _residual_rows(
-    c: MobileViTConfig,
-    name: str,
-    before: tuple[int, int],
-    size: tuple[int, int],
-    c_in: int,
-    c_out: int,
-) -> Iterator[Row]:
-    inner = c.expanded(c_in)
-    yield from conv_norm_rows(f"{name}, expand", before, c_in, inner, 1)
-    yield from conv_norm_rows(f"{name}, depthwise", size, inner, inner, 3, groups=inner)
-    yield from conv_norm_rows(f"{name}, reduce", size, inner, c_out, 1)
-
-
-def _transformer_rows(
-    c: MobileViTConfig, layer: int, name: str, size: tuple[int, int], channels: int
-) -> Iterator[Row]:
-    d, (rows, columns), sequences = c.widths[layer], c.patch_map(layer), c.patch**2
-    tokens = rows * columns
-    yield from conv_norm_rows(f"{name}, local", size, channels, channels, c.kernel)
-    yield layers.conv_row(f"{name}: to tokens", size, channels, d, 1, bias=False)
-    for i in range(DEPTHS[layer]):
-        block = f"{name}, block {i}"
-        yield norm_row(f"{block}: LayerNorm", (sequences * tokens, d))
-        for row in layers.attention_rows(block, tokens, d, d, bias=c.qkv_bias):
-            what, (_, width), params, macs = row
-            yield what, (sequences * tokens, width), params, sequences * macs
-        yield norm_row(f"{block}: LayerNorm", (sequences * tokens, d))
-        yield from layers.feed_forward_rows(block, sequences * tokens, d, c.hidden(layer))
-    yield norm_row(f"{name}: LayerNorm", (sequences * tokens, d))
-    yield from conv_norm_rows(f"{name}, back", size, d, channels, 1)
-    yield from conv_norm_rows(f"{name}, fuse", size, 2 * channels, channels, c.kernel)
 
 
 def from_settings(

@@ -11,7 +11,7 @@ scores' norm over tokens: `queries='weighted'`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import ConvNorm, conv_norm_rows, size_out
-from hsvit_jax.models.layers import Linear, Row, linear_row, norm_row
+from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.activations import gelu
@@ -264,43 +264,6 @@ class SwiftFormer(Network):
             x_BHWC = bound[f"stage{i}"](x_BHWC, call)
         x_BHWC = bound["norm"](x_BHWC, train=call.train, batch_axes=call.batch_axes)
         return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _conv_block_rows(name: str, size: tuple[int, int], width: int, hidden: int) -> Iterator[Row]:
-    tokens = size[0] * size[1]
-    depthwise = f"{name}: depthwise"
-    yield from conv_norm_rows(depthwise, size, width, width, 3, groups=width, bias=True)
-    yield from layers.feed_forward_rows(name, tokens, width, hidden)
-    yield f"{name}: scale", (*size, width), width, 0
-
-
-def _layer_table(c: SwiftFormerConfig) -> Iterator[Row]:
-    maps = c.maps()
-    yield from conv_layers.normed_stem_rows(maps[:2], c.image_channels, c.widths[0])
-    for stage, depth in enumerate(c.depths):
-        size, width, hidden = maps[stage + 1], c.widths[stage], c.hidden(stage)
-        tokens = size[0] * size[1]
-        for i in range(depth - 1):
-            yield from _conv_block_rows(f"stage {stage}, block {i}", size, width, hidden)
-        name = f"stage {stage}, block {depth - 1}"
-        yield from _conv_block_rows(f"{name}, local", size, width, width)
-        yield linear_row(f"{name}: queries, keys", tokens, width, 2 * width)
-        yield f"{name}: scores of queries", (tokens, 1), width, tokens * width
-        yield linear_row(f"{name}: mix", tokens, width, width)
-        yield linear_row(f"{name}: output", tokens, width, width)
-        yield norm_row(f"{name}: BatchNorm", (*size, width))
-        yield from layers.feed_forward_rows(name, tokens, width, hidden)
-        if c.layer_scale:
-            yield f"{name}: scales", (*size, width), 2 * width, 0
-        if c.follows(stage):
-            sizes = (width, c.widths[stage + 1], c.down_kernel)
-            name = f"stage {stage}: to the next"
-            yield from conv_norm_rows(name, maps[stage + 2], *sizes, bias=True)
-    yield norm_row("head: BatchNorm", (*maps[-1], c.widths[-1]))
-    yield from layers.two_heads_rows(c.widths[-1], c.num_classes)
 
 
 def from_settings(

@@ -1,6 +1,6 @@
 """What convolutional networks share: a convolution with BatchNorm, and a classifier on the maps.
 
-A network is described by plain data, a `Conv` for each convolution. Its modules, its layer table
+A network is described by plain data, a `Conv` for each convolution. Its modules, its map's size
 and the converters are made from that description, so that they cannot differ.
 
 The channels of a map may be spread over devices: a module is then given this device's part of a
@@ -18,7 +18,6 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Pads, convolve, pads
-from hsvit_jax.models.layers import Row
 from hsvit_jax.models.network import WHOLE, Call, Network, Share
 from hsvit_jax.ops.activations import ACTIVATIONS
 
@@ -60,16 +59,6 @@ class Conv:
             for n, around in zip(size, self.pads(size), strict=True)
         )
         return rows, columns
-
-    def row(self, name: str, size_out: tuple[int, int]) -> Row:
-        """Of a layer table; BatchNorm's two parameters a channel are in it."""
-        kind = f"{self.size}×{self.size} {'depthwise ' if self.depthwise else ''}convolution"
-        groups = self.c_in if self.depthwise else 1
-        what = f"{name}: {kind}, BatchNorm" + (f", {self.activation}" if self.activation else "")
-        _, shape, params, macs = layers.conv_row(
-            what, size_out, self.c_in, self.c_out, self.size, groups=groups, bias=False
-        )
-        return what, shape, params + 2 * self.c_out, macs
 
 
 class ConvNorm(nnx.Module):
@@ -125,7 +114,7 @@ class ConvNetConfig(abc.ABC):
                     "BatchNorm needs a momentum in [0, 1) and a positive eps; got "
                     f"{conv.momentum} and {conv.eps}"
                 )
-        tuple(self.feature_rows())
+        last_map(self)
 
     @property
     @abc.abstractmethod
@@ -140,9 +129,9 @@ class ConvNetConfig(abc.ABC):
     def convs(self) -> Iterator[Conv]:
         """Every convolution; the last one makes the last map."""
 
-    @abc.abstractmethod
-    def feature_rows(self) -> Iterator[Row]:
-        """Rows of the layer table, down to the last map."""
+    def main_path(self) -> Iterator[Conv]:
+        """The convolutions, and pools as such, from the image to the last map, no shortcuts."""
+        return self.convs()
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -152,8 +141,7 @@ class ConvNetConfig(abc.ABC):
     @property
     def map_size(self) -> tuple[int, int]:
         """Rows and columns of the last map."""
-        *_, (_, shape, _, _) = self.feature_rows()
-        return shape[0], shape[1]
+        return last_map(self)
 
 
 def check_rate(name: str, rate: float) -> None:
@@ -162,15 +150,21 @@ def check_rate(name: str, rate: float) -> None:
         raise ValueError(f"{name} must be in [0, 1); got {rate}")
 
 
-def shrunk(conv: Conv, size: tuple[int, int], image_size: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns after a convolution; ValueError where its stride has one pixel to skip."""
-    if conv.stride > 1 and min(size) < 2:
-        raise ValueError(
-            f"an image of {image_size[0]}×{image_size[1]} pixels is too small for this network: "
-            f"only {size[0]}×{size[1]} are left before its last stride of {conv.stride}; enlarge "
-            "data.image_size, or stride less"
-        )
-    return conv.map_size(size)
+def last_map(c: ConvNetConfig) -> tuple[int, int]:
+    """Rows and columns after the last convolution.
+
+    Raises ValueError where a stride has one pixel to skip.
+    """
+    size = c.image_size
+    for conv in c.main_path():
+        if conv.stride > 1 and min(size) < 2:
+            raise ValueError(
+                f"an image of {c.image_size[0]}×{c.image_size[1]} pixels is too small for this "
+                f"network: only {size[0]}×{size[1]} are left before its last stride of "
+                f"{conv.stride}; enlarge data.image_size, or stride less"
+            )
+        size = conv.map_size(size)
+    return size
 
 
 # --- The classifier ------------------------------------------------------------------------------
@@ -227,9 +221,3 @@ class ConvNet(Network):
         """The last map (B, h, w, C) of normalised images (B, H, W, C), in inference mode."""
         call = Call(train=False, dropout_words=None, example_ids_B=jnp.arange(len(images_BHWC)))
         return self.bind(params, stats)["backbone"](images_BHWC, call)
-
-    def layer_table(self) -> list[Row]:
-        head = self.config.head
-        pool = f"head: {head.pooling}", (head.channels,), 0, 0
-        linear = layers.linear_row("head: linear", 1, head.channels, head.num_classes)
-        return [*self.config.feature_rows(), pool, linear]

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.convnets.convnet import Conv, ConvNetConfig, ConvNorm, shrunk
-from hsvit_jax.models.layers import Row
+from hsvit_jax.models.convnets.convnet import Conv, ConvNetConfig, ConvNorm
 from hsvit_jax.models.network import WHOLE, Call, Share
 from hsvit_jax.ops.activations import ACTIVATIONS
 
@@ -71,20 +70,6 @@ class InvertedConfig(ConvNetConfig):
 
     def features(self, key: Array) -> nnx.Module:
         return Features(self.plan(), key)
-
-    def feature_rows(self) -> Iterator[Row]:
-        plan, size = self.plan(), self.image_size
-        size = shrunk(plan.stem, size, self.image_size)
-        yield plan.stem.row("stem", size)
-        for i, block in enumerate(plan.blocks):
-            for conv in block.convs():
-                if conv is block.project and block.squeeze:
-                    c, inner = conv.c_in, block.squeeze
-                    name = f"block {i}: squeeze-and-excitation"
-                    yield name, (*size, c), (c + 1) * inner + (inner + 1) * c, 2 * c * inner
-                size = shrunk(conv, size, self.image_size)
-                yield conv.row(f"block {i}", size)
-        yield plan.top.row("top", size)
 
 
 class SqueezeExcite(nnx.Module):

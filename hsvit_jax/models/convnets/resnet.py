@@ -20,9 +20,7 @@ from hsvit_jax.models.convnets.convnet import (
     ConvNetConfig,
     ConvNorm,
     HeadConfig,
-    shrunk,
 )
-from hsvit_jax.models.layers import Row
 from hsvit_jax.models.network import WHOLE, Call, Share
 from hsvit_jax.ops.activations import ACTIVATIONS
 from hsvit_jax.ops.max_pool import max_pool
@@ -136,22 +134,15 @@ class ResNetConfig(ConvNetConfig):
                     yield block.shortcut
                 yield from block.convs
 
+    def main_path(self) -> Iterator[Conv]:
+        yield self.stem
+        yield _POOL
+        for stage in self.stages():
+            for block in stage:
+                yield from block.convs
+
     def features(self, key: Array) -> nnx.Module:
         return Features(self, key)
-
-    def feature_rows(self) -> Iterator[Row]:
-        size = shrunk(self.stem, self.image_size, self.image_size)
-        yield self.stem.row("stem", size)
-        size = shrunk(_POOL, size, self.image_size)
-        yield "stem: 3×3 max pool, stride 2", (*size, self.stem_channels), 0, 0
-        for i, stage in enumerate(self.stages()):
-            for j, block in enumerate(stage):
-                name = f"stage {i}, block {j}"
-                if block.shortcut is not None:
-                    yield block.shortcut.row(f"{name}, shortcut", block.shortcut.map_size(size))
-                for conv in block.convs:
-                    size = shrunk(conv, size, self.image_size)
-                    yield conv.row(name, size)
 
 
 class Block(nnx.Module):

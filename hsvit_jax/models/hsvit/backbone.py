@@ -26,10 +26,8 @@ from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig, check_rate
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
-from hsvit_jax.models.hsvit.layer_table import attention_rows, projection_row
 from hsvit_jax.models.hsvit.sizes import divisors
 from hsvit_jax.models.hsvit.trunk import channel_tokens
-from hsvit_jax.models.layers import Row
 from hsvit_jax.models.network import Bound, Call, Network, Share
 
 Array = jax.Array
@@ -221,16 +219,6 @@ class BackboneHSViT(HSViT):
         own = self.config.backbone
         family = next(f for f, module in FAMILIES.items() if isinstance(own, module.CONFIG))
         return family, ConvNet(own, self.dtype)
-
-    def layer_table(self) -> list[Row]:
-        """As `HSViT.layer_table`, the backbone's rows first."""
-        c = self.config
-        rows = (
-            (f"backbone, {name}", shape, params, macs)
-            for name, shape, params, macs in c.backbone.feature_rows()
-        )
-        projection = projection_row(c.map_size, c.conv_channels[-1], c.embed_dim)
-        return [*rows, projection, *attention_rows(c)]
 
 
 def from_settings(

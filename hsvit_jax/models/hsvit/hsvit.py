@@ -21,7 +21,6 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.hsvit.groups import Groups
-from hsvit_jax.models.hsvit.layer_table import layer_table
 from hsvit_jax.models.hsvit.sizes import VARIANTS, HSViTConfig, check_tiles, default_strides
 from hsvit_jax.models.hsvit.trunk import Trunk
 from hsvit_jax.models.network import WHOLE, Bound, Call, Network, Share
@@ -204,10 +203,13 @@ class HSViT(Network):
             cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
         return bound["head"](cls_BD), bound.stats()
 
-    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """As `Network.layer_table`, the last attention block for every token, as the literature
-        counts it; `apply` computes that block for CLS only."""
-        return list(layer_table(self.config))
+    def saved_multiply_adds(self) -> dict[str, int]:
+        """The last attention block's, which `forward` computes for the CLS token alone."""
+        c = self.config
+        if not c.groups:
+            return {}
+        others, d = c.tokens - 1, c.embed_dim  # two products with kernels, two of tokens
+        return {f"groups.blocks.{c.depth - 1}": c.groups * 2 * others * d * (d + c.tokens)}
 
 
 class TowerHSViT(Network):
@@ -299,15 +301,9 @@ class TowerHSViT(Network):
         size = (images_BHWC.shape[0], *c.tile_size, images_BHWC.shape[3])
         return jax.lax.dynamic_slice(images_BHWC, places, size)
 
-    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """One row for each layer of all towers together, then the head."""
-        k, (rows, columns) = self.config.towers, self.config.tiles
-        tiles = f" on {rows}×{columns} tiles" if rows * columns > 1 else ""
-        return [
-            (f"{k} towers{tiles}, {name}", shape, k * params, k * macs)
-            for name, shape, params, macs in self.tower.layer_table()
-            if not name.startswith("head")
-        ] + [row for row in layer_table(self.config) if row[0].startswith("head")]
+    def saved_multiply_adds(self) -> dict[str, int]:
+        tower = self.tower.saved_multiply_adds()
+        return {f"towers.{name}": self.config.towers * macs for name, macs in tower.items()}
 
 
 def from_settings(

@@ -7,6 +7,9 @@ tables 1, 2, 4 and 9 (HVT-S-0 is DeiT-S without CLS).
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +47,18 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
+def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:
+    """Of one image, where block i keeps retained[i] tokens after its attention.
+
+    A formula, because a schedule is looked for among as many as there are tokens.
+    """
+    d = c.dim
+    total = prod(c.grid) * c.patch**2 * c.image_channels * d + d * c.num_classes
+    for before, after in pairwise((c.tokens, *retained)):
+        total += before * (4 * d * d + 2 * before * d) + 2 * after * d * c.hidden
+    return total
+
+
 def from_settings(
     settings: Mapping[str, Any],
     *,
@@ -75,10 +90,7 @@ def from_settings(
                 f"model.retained={retained} and model.flops_share={share} both say how many tokens "
                 "stay: leave one of them at () or 1.0"
             )
-
-        def cost(schedule: tuple[int, ...]) -> int:
-            return hvt.multiply_adds(dataclasses.replace(config, retained=schedule))
-
+        cost = partial(multiply_adds, config)
         schedule = token_pruning.linear_schedule(config.depth, config.tokens, share, cost)
         config = dataclasses.replace(config, retained=schedule)
     return hvt.HVT(config, dtype)

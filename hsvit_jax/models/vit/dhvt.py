@@ -8,7 +8,7 @@ Source: DHVT supplement, section 1 (the three modules), table 11 (sizes), tables
 (ablations); the authors' code where the two differ (no bias in SOPE, dropped paths).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -248,72 +248,24 @@ class DHVT(Network):
         x_BTD = bound["encoder"](bound["embedding"](images_BHWC, call), call)
         return bound["head"](x_BTD), bound.stats()
 
-    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """One row per layer, 2·T²·D multiply-adds for attention."""
-        return list(_layer_table(self.config))
-
-    def paper_flops(self) -> tuple[int, str]:
+    def paper_flops(self, multiply_adds: int) -> tuple[int, str]:
         """The supplement's FLOPs, table 11: fvcore's operators without the products of tokens.
 
         A LayerNorm counts 5 and a BatchNorm 2 for each value, the mean before the squeeze 1.
         """
-        total = 0
-        for name, shape, _, macs in self.layer_table():
-            total += 0 if name.endswith(": attention") else macs
-            layer = "LayerNorm" in name or "layer norm" in name
-            total += prod(shape) * (5 * layer + 2 * ("batch norm" in name))
-            if name.endswith("squeeze"):
-                total += prod(self.config.grid) * self.config.embed_dim
+        c, d, ops = self.config, self.config.embed_dim, self.config.operations
+        head_tokens, pixels = c.heads * c.head_tokens, prod(c.grid)
+        counted = {"batch": 2, "layer": 5}
+        attention = 2 * (c.tokens + head_tokens) ** 2 * d
+        block = 5 * (2 * c.tokens * d + head_tokens**2 * (d // c.heads))
+        daff = ops.norm * (c.hidden + d) + (ops.neighbours == "depthwise") * c.hidden
+        block += pixels * (counted.get(c.daff_norm, 0) * daff + bool(ops.aggregate) * d)
+        total = multiply_adds + c.depth * (block - attention) + 5 * c.tokens * d
+        if c.sope:
+            sizes = (prod(c.image_size) // 4 ** (i + 1) for i in range(len(c.sope_channels)))
+            values = sum(n * width for n, width in zip(sizes, c.sope_channels, strict=True))
+            total += counted.get(c.sope_norm, 0) * values
         return total, "multiply-adds without attention's, and normalisation"
-
-
-def _layer_table(c: DHVTConfig) -> Iterator[layers.Row]:
-    d, t = c.embed_dim, c.tokens
-    (rows, columns), c_in = c.image_size, c.image_channels
-    if c.sope:
-        if c.affine:
-            yield "SOPE: affine", (rows, columns, c_in), 2 * c_in, 0
-        for i, c_out in enumerate(c.sope_channels):
-            rows, columns = rows // 2, columns // 2
-            name = f"SOPE: convolution {i}, stride 2"
-            yield layers.conv_row(name, (rows, columns), c_in, c_out, 3, bias=False)
-            yield layers.norm_row(f"SOPE: {c.sope_norm} norm {i}", (rows, columns, c_out))
-            c_in = c_out
-        if c.affine:
-            yield "SOPE: affine", (rows, columns, d), 2 * d, 0
-    else:
-        yield layers.linear_row("patches, linear", t - 1, c.patch**2 * c_in, d)
-    yield "CLS" + ", positions" * c.positions, (t, d), d + c.positions * t * d, 0
-    for i in range(c.depth):
-        name, n, width = f"block {i}", c.heads * c.head_tokens, d // c.heads
-        yield layers.norm_row(f"{name}: LayerNorm", (t, d))
-        if n:
-            yield layers.linear_row(f"{name}: head tokens, linear", n, width, d)
-            yield layers.norm_row(f"{name}: head tokens, LayerNorm", (n, n, width))
-            yield f"{name}: head tokens, embedding", (n, d), n * d, 0
-        yield from layers.attention_rows(name, t + n, d, d, bias=c.qkv_bias)
-        yield layers.norm_row(f"{name}: LayerNorm", (t, d))
-        yield from _feed_forward_rows(name, c)
-    yield layers.norm_row("head: LayerNorm", (t, d))
-    yield layers.linear_row("head: linear", 1, d, c.num_classes)
-
-
-def _feed_forward_rows(name: str, c: DHVTConfig) -> Iterator[layers.Row]:
-    d, hidden, ops = c.embed_dim, c.hidden, c.operations
-    tokens = c.tokens - ops.split
-    yield layers.linear_row(f"{name}: feed-forward up, GELU", tokens, d, hidden)
-    if ops.norm:
-        yield layers.norm_row(f"{name}: {c.daff_norm} norm", (*c.grid, hidden))
-    if ops.neighbours == "depthwise":
-        conv = f"{name}: depth-wise convolution"
-        yield layers.conv_row(conv, c.grid, hidden, hidden, 3, groups=hidden)
-        yield layers.norm_row(f"{name}: {c.daff_norm} norm", (*c.grid, hidden))
-    yield layers.linear_row(f"{name}: feed-forward down", tokens, hidden, d)
-    if ops.norm:
-        yield layers.norm_row(f"{name}: {c.daff_norm} norm", (*c.grid, d))
-    if ops.aggregate:
-        yield layers.linear_row(f"{name}: squeeze", 1, d, d // 4)
-        yield layers.linear_row(f"{name}: excite", 1, d // 4, d)
 
 
 def from_settings(

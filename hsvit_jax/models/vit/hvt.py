@@ -10,7 +10,7 @@ and 9 by their parameter and FLOPs figures.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from math import prod
 from types import MappingProxyType
@@ -334,42 +334,9 @@ class HVT(Network):
         size = (x_BTC.shape[0], c.tokens, x_BTC.shape[2])
         return super().at_places(jax.image.resize(x_BTC, size, "linear"))
 
-    def layer_table(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """One row per layer, 2·T²·D multiply-adds for attention."""
-        return list(_layer_table(self.config))
-
-    def paper_flops(self) -> tuple[int, str]:
-        """The HVT paper's FLOPs, tables 1 to 9: the table's multiply-adds."""
-        return multiply_adds(self.config), "multiply-adds, attention's included"
-
-
-def _layer_table(c: HVTConfig) -> Iterator[layers.Row]:
-    d, now, patches = c.dim, c.tokens, prod(c.grid)
-    yield layers.linear_row("patches, linear", patches, c.patch**2 * c.image_channels, d)
-    yield ("CLS, positions" if c.cls else "positions"), (now, d), (now + c.cls) * d, 0
-    lengths = c.lengths()
-    for i in range(c.depth):
-        name = f"block {i}"
-        yield layers.norm_row(f"{name}: LayerNorm", (now, d))
-        yield from layers.attention_rows(name, now, d, d, bias=c.qkv_bias)
-        if c.retained and c.retained[i] < now:
-            now = c.retained[i]
-            yield f"{name}: {now} tokens are kept", (now, d), 0, 0
-        yield layers.norm_row(f"{name}: LayerNorm", (now, d))
-        yield from layers.feed_forward_rows(name, now, d, c.hidden)
-        if c.pools_after(i):
-            now = prod(lengths[i + 1])
-            weights = c.pool_window**c.pool_dims * d * d if c.pool == "conv" else 0
-            bias = d if c.pool == "conv" else 0
-            params = weights + bias + now * d
-            yield f"{name}: {c.pool} pool, positions", (now, d), params, now * weights
-    yield layers.norm_row("head: LayerNorm", (now, d))
-    yield layers.linear_row("head: linear", 1, d, c.num_classes)
-
-
-def multiply_adds(config: HVTConfig) -> int:
-    """Of one image, as in `HVT.layer_table`."""
-    return sum(macs for *_, macs in _layer_table(config))
+    def paper_flops(self, multiply_adds: int) -> tuple[int, str]:
+        """The HVT paper's FLOPs, tables 1 to 9."""
+        return multiply_adds, "multiply-adds, attention's included"
 
 
 def default_patch(image_size: tuple[int, int]) -> int:

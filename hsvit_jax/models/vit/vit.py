@@ -45,7 +45,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 class ViT(hvt.HVT):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
-    def paper_flops(self) -> None:
+    def paper_flops(self, multiply_adds: int) -> None:
         """The HSViT paper counts 2 for a multiply-add, as everywhere here."""
 
 

@@ -8,7 +8,7 @@ of the feed-forward is 256 and nothing is dropped; the code has 512, and stochas
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.layers import LayerNorm, Linear, Row, linear_row
+from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -215,28 +215,6 @@ class CCX(Network):
         bound = self.bind(params, stats)
         x_BTD = bound["encoder"](bound["tokenizer"](images_BHWC), call)
         return bound["head"](x_BTD), bound.stats()
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _layer_table(c: CCXConfig) -> Iterator[Row]:
-    d, tokens, size, c_in = c.embed_dim, c.tokens, c.image_size, c.image_channels
-    for i, (width, stride) in enumerate(zip(c.conv_widths, c.conv_strides, strict=True)):
-        size = conv_layers.map_size(size, (stride,))
-        name = f"tokenizer: {c.conv_kernel}×{c.conv_kernel} convolution {i}, ReLU"
-        yield layers.conv_row(name, size, c_in, width, c.conv_kernel, bias=False)
-        size, c_in = conv_layers.map_size(size, (c.pool_stride,)), width
-        yield f"tokenizer: max pool {i}", (*size, width), 0, 0
-    yield "positions", (tokens, d), tokens * d, 0
-    for i in range(c.depth):
-        yield layers.norm_row(f"block {i}: LayerNorm", (tokens, d))
-        yield from mixer_config.rows(c.mixing, f"block {i}", tokens, d)
-        yield layers.norm_row(f"block {i}: LayerNorm", (tokens, d))
-        yield from layers.feed_forward_rows(f"block {i}", tokens, d, c.mlp_dim)
-    yield layers.norm_row("head: LayerNorm", (tokens, d))
-    yield "head: sequence pooling", (d,), d + 1, 2 * tokens * d
-    yield linear_row("head: linear", 1, d, c.num_classes)
 
 
 def from_settings(

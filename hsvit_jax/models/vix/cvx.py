@@ -8,7 +8,7 @@ Source: the ViX paper, tables 3 and 4, and the authors' notebooks.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.layers import BatchNorm, Linear, Row, linear_row
+from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -194,31 +194,6 @@ class CvX(Network):
         for i in range(len(self.config.depths)):
             x_BHWC = bound[f"stage{i}"](x_BHWC, call)
         return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _layer_table(c: CvXConfig) -> Iterator[Row]:
-    d, channels = c.embed_dim, c.image_channels
-    for stage, depth in enumerate(c.depths):
-        size = c.map_sizes[stage]
-        tokens = size[0] * size[1]
-        yield layers.conv_row(f"stage {stage}: 3×3 convolution", size, channels, d, 3)
-        yield layers.norm_row(f"stage {stage}: norm over channels", (*size, d))
-        for i in range(depth):
-            name = f"stage {stage}, block {i}"
-            yield layers.norm_row(f"{name}: norm over channels", (tokens, d))
-            if c.mixing.name == "softmax":
-                for what in ("queries", "keys and values"):
-                    conv = f"{name}: depthwise convolution, {what}"
-                    yield layers.conv_row(conv, size, d, d, 3, groups=d, bias=False)
-                    yield layers.norm_row(f"{name}: BatchNorm, {what}", (tokens, d))
-            yield from mixer_config.rows(c.mixing, name, tokens, d)
-            yield layers.norm_row(f"{name}: norm over channels", (tokens, d))
-            yield from layers.feed_forward_rows(name, tokens, d, c.mlp_dim)
-        channels = d
-    yield linear_row("head: mean, linear", 1, d, c.num_classes)
 
 
 def from_settings(

@@ -9,7 +9,7 @@ that it is named for, without its position biases.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.layers import BatchNorm, Linear, Row, linear_row
+from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -170,21 +170,6 @@ class LeViX(Network):
         bound = self.bind(params, stats)
         x_BTD = bound["encoder"](conv_layers.flatten(bound["stem"](images_BHWC)), call)
         return bound["head"](x_BTD.mean(1)), bound.stats()
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _layer_table(c: LeViXConfig) -> Iterator[Row]:
-    d, m, t = c.embed_dim, c.mixing, c.tokens
-    yield from stems.stem_rows(c.image_size, c.image_channels, c.stem_widths, c.stem_strides)
-    for i in range(c.depth):
-        yield from mixer_config.rows(m, f"block {i}", t, d)
-        if m.name == "softmax":
-            yield layers.norm_row(f"block {i}: BatchNorm of each projection", (t, 3 * m.inner))
-            yield layers.norm_row(f"block {i}: BatchNorm of the output", (t, d))
-        yield from layers.feed_forward_rows(f"block {i}", t, d, c.mlp_dim)
-    yield linear_row("head: mean, linear", 1, d, c.num_classes)
 
 
 def from_settings(

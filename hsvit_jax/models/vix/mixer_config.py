@@ -1,12 +1,9 @@
-"""What a mixer is told: `Mixing`, its settings, and what it costs in a layer table."""
+"""`Mixing`: the settings of a token mixer."""
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from hsvit_jax.models import layers
-from hsvit_jax.models.layers import Row, linear_row
 
 #: What a mixer's name may be.
 NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
@@ -124,37 +121,3 @@ def from_settings(settings: Mapping[str, Any], **others: Any) -> Mixing:
     """The mixing of a configuration's `model` section; `others` are what the family decides."""
     own = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in others}
     return Mixing(**own, **others)
-
-
-def rows(m: Mixing, name: str, tokens: int, dim: int) -> Iterator[Row]:
-    """A mixer's parameters and multiply-adds (matrix products and convolutions) for one image."""
-    inner, shape = m.inner, (tokens, m.inner)
-    if m.name == "softmax":
-        yield from layers.attention_rows(name, tokens, dim, inner, bias=False)
-    elif m.name == "performer":
-        r = m.feature_count
-        for what in ("queries", "keys", "values"):
-            yield linear_row(f"{name}: {what}", tokens, dim, inner)
-        macs = tokens * r * (4 * inner + m.heads)
-        yield f"{name}: random features, attention", shape, 0, macs
-    elif m.name == "linformer":
-        yield linear_row(f"{name}: queries", tokens, dim, inner, bias=False)
-        yield linear_row(f"{name}: keys, also values", tokens, dim, m.kv_inner, bias=False)
-        p, times = m.projections, 2 if m.rope else 1
-        macs = times * tokens * p * m.kv_inner
-        yield f"{name}: projection along the sequence", (p, m.kv_inner), tokens * p, macs
-        yield f"{name}: attention", shape, 0, 2 * tokens * p * inner
-    elif m.name == "nystrom":
-        land, padded = m.landmarks, -(-tokens // m.landmarks) * m.landmarks
-        yield linear_row(f"{name}: queries, keys, values", padded, dim, 3 * inner, bias=False)
-        macs = inner * (tokens * land + 2 * land * land + 2 * padded * land + tokens * land)
-        yield f"{name}: attention by {land} landmarks", shape, 0, macs
-        yield f"{name}: pseudo-inverse", (land, land), 0, 4 * PINV_STEPS * m.heads * land**3
-        taps = m.residual_kernel
-        yield f"{name}: residual convolution", shape, m.heads * taps, padded * inner * taps
-    elif m.name == "fnet":
-        yield f"{name}: Fourier transform", (tokens, dim), 0, 0
-    else:
-        yield from layers.feed_forward_rows(f"{name}, over tokens", dim, tokens, m.hidden(tokens))
-    if m.name in ("performer", "linformer", "nystrom"):
-        yield linear_row(f"{name}: output", tokens, inner, dim)

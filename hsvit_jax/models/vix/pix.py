@@ -7,7 +7,7 @@ Source: the ViX paper, table 5; blocks as in `vix`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.layers import Linear, Row, linear_row
+from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, vix
 
@@ -155,24 +155,6 @@ class PiX(Network):
         bound = self.bind(params, stats)
         x_BTD = bound["encoder"](bound["patches"](images_BHWC), call)
         return bound["head"](x_BTD), bound.stats()
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _layer_table(c: PiXConfig) -> Iterator[Row]:
-    yield from vix.patches_rows(c)
-    yield "CLS and positions", (c.tokens, c.embed_dim), (1 + c.tokens) * c.embed_dim, 0
-    for i, stage in enumerate(c.stages):
-        d = stage.dim
-        if i:
-            size, half = stage.map_size, d // 2
-            name = f"pool {i}"
-            yield layers.conv_row(f"{name}: 3×3 convolution", size, half, d, 3, groups=half)
-            yield linear_row(f"{name}: linear", stage.tokens - 1, d, d)
-            yield linear_row(f"{name}: linear, CLS", 1, half, d)
-        yield from vix.block_rows(c.mixing, f"stage {i}, ", stage.depth, stage.tokens, d, c.mlp_dim)
-    yield from vix.head_rows(c.stages[-1].dim, c.num_classes)
 
 
 def from_settings(

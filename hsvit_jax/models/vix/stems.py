@@ -4,14 +4,13 @@ Without a wish, patch and strides of the ViX paper's families are those that lea
 tokens or the nearest below, as the paper does for CIFAR-10 and Tiny ImageNet.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import conv_layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.layers import Row
 
 Array = jax.Array
 
@@ -64,13 +63,3 @@ def default_strides(image_size: tuple[int, int], convs: int) -> tuple[int, ...]:
         if rows * columns > _TOKENS**2:
             strides[i] = 2
     return tuple(strides)
-
-
-def stem_rows(
-    image_size: tuple[int, int], channels: int, widths: Sequence[int], strides: Sequence[int]
-) -> Iterator[Row]:
-    """The rows of a `ConvStem` in a layer table."""
-    for i, (width, stride) in enumerate(zip(widths, strides, strict=True)):
-        image_size = conv_layers.map_size(image_size, (stride,))
-        yield layers.conv_row(f"stem: 3×3 convolution {i}", image_size, channels, width, 3)
-        channels = width

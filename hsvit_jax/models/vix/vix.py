@@ -8,7 +8,7 @@ Source: the ViX paper's sections on its models, and the authors' code (which is 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.layers import Row
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -223,46 +222,6 @@ class ViX(Network):
         bound = self.bind(params, stats)
         x_BTD = bound["encoder"](bound["patches"](images_BHWC), call)
         return bound["head"](x_BTD), bound.stats()
-
-    def layer_table(self) -> list[Row]:
-        return list(_layer_table(self.config))
-
-
-def _layer_table(c: ViXConfig) -> Iterator[Row]:
-    d = c.embed_dim
-    yield from patches_rows(c)
-    if c.cls:
-        positions = c.tokens if c.position_table else 0
-        yield "CLS and positions", (c.tokens, d), (1 + positions) * d, 0
-    yield from block_rows(c.mixing, "", c.depth, c.tokens, d, c.mlp_dim)
-    yield from head_rows(d, c.num_classes)
-
-
-def patches_rows(c: ViXConfig) -> Iterator[Row]:
-    """The rows of `Patches`."""
-    if c.stem_channels:
-        yield from stems.stem_rows(c.image_size, c.image_channels, c.stem_widths, c.stem_strides)
-    else:
-        pixels = c.map_size[0] * c.map_size[1]
-        yield layers.linear_row("patches", pixels, c.patch**2 * c.image_channels, c.embed_dim)
-
-
-def block_rows(
-    m: Mixing, prefix: str, depth: int, tokens: int, dim: int, hidden: int
-) -> Iterator[Row]:
-    """The rows of `mixer_blocks`."""
-    for i in range(depth):
-        name = f"{prefix}block {i}"
-        yield layers.norm_row(f"{name}: LayerNorm", (tokens, dim))
-        yield from mixer_config.rows(m, name, tokens, dim)
-        yield layers.norm_row(f"{name}: LayerNorm", (tokens, dim))
-        yield from layers.feed_forward_rows(name, tokens, dim, hidden)
-
-
-def head_rows(dim: int, classes: int) -> Iterator[Row]:
-    """The rows of `Head`."""
-    yield layers.norm_row("head: LayerNorm", (dim,))
-    yield "head: linear", (classes,), (dim + 1) * classes, dim * classes
 
 
 def embedding_sizes(settings: Mapping[str, Any], image_size: tuple[int, int]) -> dict[str, Any]:
