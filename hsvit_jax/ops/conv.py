@@ -9,7 +9,7 @@ once, and each slice is convolved by the formula that is quickest for its shape 
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -28,23 +28,28 @@ Array = jax.Array
 #: The first that fits is taken.
 _FORMULAS = (conv_im2col, conv_winograd, conv_direct)
 
-_PLAIN = contextvars.ContextVar("plain", default=False)
+_KINDS = ("dense", "depthwise")
+_PLAIN: contextvars.ContextVar[Collection[str]] = contextvars.ContextVar("plain", default=())
 
 
 @contextlib.contextmanager
-def as_on_accelerators() -> Iterator[None]:
+def as_on_accelerators(kinds: Collection[str] = _KINDS) -> Iterator[None]:
     """What is traced meanwhile has XLA's own convolutions on a CPU too, and whole: FLOPs are then
-    those that accelerators compute, and the literature counts."""
-    token = _PLAIN.set(True)
+    those that accelerators compute, and the literature counts.
+
+    Args:
+        kinds: of the convolutions, 'dense', 'depthwise' or both.
+    """
+    token = _PLAIN.set(kinds)
     try:
         yield
     finally:
         _PLAIN.reset(token)
 
 
-def in_slices() -> bool:
+def in_slices(kind: str = "dense") -> bool:
     """Whether the back end is one that had better work on a few images at a time."""
-    return jax.default_backend() == "cpu" and not _PLAIN.get()
+    return jax.default_backend() == "cpu" and kind not in _PLAIN.get()
 
 
 def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:

@@ -49,7 +49,7 @@ def depthwise_conv2d(
     pads: zeros (before, after) rows and columns; k//2 everywhere when left out.
     """
     kernel = vary_like(kernel_HW1C.astype(x_BHWC.dtype), x_BHWC)
-    if not in_slices():
+    if not in_slices("depthwise"):
         return depthwise_conv2d_xla(x_BHWC, kernel, stride, pads, dilation)
     size = kernel.shape[0]
     usual = ((size // 2, size // 2),) * 2

@@ -102,7 +102,8 @@ def compile_network(
         logits, stats = apply(params, stats, images, train=True, example_ids_B=ids)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), stats
 
-    with conv.as_on_accelerators():
+    # XLA for CPU makes dense convolutions of a depthwise one's gradients.
+    with conv.as_on_accelerators(("dense",)):
         programs = (
             jax.jit(forward, in_shardings=(*where, split), out_shardings=split).lower(
                 params, stats, images
