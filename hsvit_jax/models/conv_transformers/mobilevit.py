@@ -145,11 +145,6 @@ class MobileViTConfig:
             found.append(now)
         return tuple(found)
 
-    def patch_map(self, layer: int) -> tuple[int, int]:
-        """Rows and columns of patches of the third layer (0) to the fifth (2)."""
-        rows, columns = self.maps()[3 + layer]
-        return -(-rows // self.patch), -(-columns // self.patch)
-
 
 class InvertedResidual(nnx.Module):
     """Expand by a pointwise convolution, depthwise 3×3, reduce; the sum with the input if alike."""
