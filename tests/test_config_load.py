@@ -100,7 +100,7 @@ def test_help_shows_what_can_be_given_back():
     again = [x for x in given if x.split("=")[0] not in ("recipe", "model.variant", "data.name")]
     assert settings(*again) == config
     at = lines.index("--config.train.batch=64")
-    meaning = "images of a training step, over all devices; a whole number from 1 to 1048576"
+    meaning = "global batch size of training; a whole number from 1 to 1048576"
     assert lines[at + 1] == meaning
 
 
