@@ -37,7 +37,7 @@ def test_fields_make_the_network():
         "mobilevit", converter, given, SHAPES, image=(3, 40, 48)
     )
     c = network.config
-    assert c.maps()[-3:] == ((5, 6),) * 3 and c.patch == 4
+    assert c.maps()[-3:] == ((5, 6),) * 3 and c.patch == 3
     assert (c.dropout, c.attention_dropout, c.head_dropout) == (0.2, 0.3, 0.4)
     assert (c.activation, c.eps, model["variant"]) == ("relu", 1e-3, "custom")
 
