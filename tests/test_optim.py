@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_runs import small_config
+from small_runs import made_up_values, small_config, small_dataset
 
-from hsvit_jax import models
+from hsvit_jax import config as config_lib
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import models, systems, train
 from hsvit_jax.train import optim
 
 
@@ -139,3 +141,93 @@ def test_a_clip_believes_the_norm_it_is_told():
         _, (_, moments) = tx.update(grads, tx.init(params), params, norm=norm)
         clipped = moments[0].mu["kernel"] / (1 - chosen.beta1)
         np.testing.assert_allclose(clipped, np.array([3, 4]) * factor, rtol=1e-6)
+
+
+def muon_shapes(network):
+    """(matrices, inputs, outputs) by the name of each parameter that Muon steps."""
+    params, _ = jax.eval_shape(network.init, jax.random.key(0))
+    found = {}
+
+    def add(path, leaf, axes):
+        if axes is not None:
+            inputs = math.prod(leaf.shape[i] for i in axes.reduction_axis)
+            name = ".".join(k.key for k in path)
+            found[name] = (leaf.size // inputs // leaf.shape[-1], inputs, leaf.shape[-1])
+
+    jax.tree_util.tree_map_with_path(add, params, optim.matrices(params))
+    return found
+
+
+def small_network(**settings):
+    config = config_lib.resolve(small_config(**settings), small_dataset().info)
+    return train.build_model(config)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_muon_sees_matrices_of_each_group_and_tower(towers):
+    """8 groups of width 8, on tokens of 2×2 pixels of a grey image; towers halve channels and
+    groups."""
+    first, channels, groups = 4 // towers, 16 // towers, 8 // towers
+    expected = {
+        "trunk.blocks.0.kernels.1": (towers, 9 * first, first),
+        "trunk.blocks.1.kernels.0": (towers, 9 * first, channels),
+        "trunk.blocks.1.kernels.1": (towers, 9 * channels, channels),
+        "trunk.embed.kernel": (towers, 4, 8),
+        "groups.blocks.0.qkv_kernel": (towers * groups * 3, 8, 8),
+        "groups.blocks.0.out_kernel": (towers * groups, 8, 8),
+    }
+    prefix = "towers." if towers > 1 else ""
+    expected = {prefix + name: shape for name, shape in expected.items()}
+    expected["head.linear.kernel"] = (1, 8, 7)
+    assert muon_shapes(small_network(model__towers=towers)) == expected
+
+
+def test_muon_leaves_depthwise_kernels_to_adam():
+    separable = muon_shapes(small_network(model__convolution="separable"))
+    assert "trunk.blocks.1.kernels.1" in separable
+    assert not any("depthwise" in name for name in separable)
+    settings = {"dtype": "float32", **systems.model_section("ccx")}
+    ccn = muon_shapes(models.build(settings, image_size=(32, 32), channels=3, num_classes=10))
+    assert {name.rpartition(".")[2] for name in ccn} == {"kernel"}  # no residual_kernel
+
+
+def test_muon_steps_along_each_group_s_orthogonalised_gradient():
+    """U·Vᵀ of a group's own gradient, of the size of an Adam step, whatever the gradient's; then
+    the decay of AdamW. What is no matrix takes Adam's step, with Nesterov's momentum."""
+    chosen = settings(
+        name="muon", learning_rate=0.5, weight_decay=0.1, warmup_epochs=0.0, clip_norm=0.0
+    )
+    rng = np.random.default_rng(0)
+    grads_GDD = rng.normal(size=(3, 12, 8)) * np.array([1e-3, 1, 50])[:, None, None]
+    params = {"groups": {"out_kernel": jnp.full((3, 12, 8), 4.0), "out_bias": jnp.zeros(2)}}
+    grads = {"groups": {"out_kernel": jnp.array(grads_GDD), "out_bias": jnp.array([3.0, -40.0])}}
+    new = stepped(chosen, params, grads)["groups"]
+    np.testing.assert_allclose(
+        new["out_bias"], 0.5 * (0.9 / 1.9 + 1) * np.array([-1, 1]), rtol=1e-4
+    )
+    taken_GDD = (4.0 * (1 - 0.05) - np.asarray(new["out_kernel"])) / (0.5 * 0.2 * math.sqrt(12))
+    for taken_DD, grad_DD in zip(taken_GDD, grads_GDD, strict=True):
+        u, _, v = np.linalg.svd(grad_DD, full_matrices=False)
+        rotated = u.T @ taken_DD @ v.T
+        assert np.abs(rotated - np.diag(np.diag(rotated))).max() < 1e-3
+        assert np.diag(rotated).min() > 0.6 and np.diag(rotated).max() < 1.3
+
+
+@pytest.mark.parametrize("trunk", ["replicated", "sharded"])
+def test_a_muon_step_does_not_depend_on_the_mesh(trunk):
+    """Groups, or kernels too, spread over four devices: the same updates and moments."""
+    network = small_network(model__trunk=trunk)
+    (params, _), (grads, _) = (made_up_values(network, seed) for seed in (1, 2))
+    chosen = settings(name="muon", warmup_epochs=0.0)
+    tx = optim.build(chosen, optim.schedule(chosen, 10, 5))
+
+    def step(group, data):
+        mesh = mesh_lib.make(group, data, groups=network.groups, batch=16)
+        trees = [
+            jax.device_put(tree, mesh_lib.state_shardings(mesh, tree, network))
+            for tree in (grads, tx.init(params), params)
+        ]
+        return jax.device_get(jax.jit(tx.update)(*trees))
+
+    for a, b in zip(*(jax.tree.leaves(step(*shape)) for shape in ((4, 2), (1, 1))), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(b).max(), 1e-6))

@@ -82,6 +82,16 @@ def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, capsys):
     assert list(losses(tmp_path)) == [1, 2, 3, 4, 5]
 
 
+def test_muon_resumes_to_the_same_bits_and_no_other_optimizer_takes_over(tmp_path):
+    muon = {"optim__name": "muon", "train__steps": 4}
+    run(tmp_path / "whole", **muon)
+    interrupt_after(tmp_path / "cut", 2, **muon)
+    with pytest.raises(ValueError, match=r"optim\.name='muon', now it is 'adamw'.*--workdir"):
+        run(tmp_path / "cut", train__steps=4)
+    run(tmp_path / "cut", **muon)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
 NAMES = small_dataset().info.class_names
 
 

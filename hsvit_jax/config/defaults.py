@@ -180,6 +180,7 @@ def _augment(recipe: str, data: str) -> dict[str, Any]:
 def _optim(recipe: str) -> dict[str, Any]:
     paper = recipe == "paper"
     return {
+        "name": "adamw",
         "learning_rate": 1e-3,
         "weight_decay": 0.01 if paper else 0.05,
         "decay_all": paper,  # the reference decays biases and norms too

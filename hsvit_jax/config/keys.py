@@ -200,6 +200,9 @@ KEYS: Mapping[str, Key] = {
     "train.bad_steps_limit": _whole("consecutive non-finite steps that end the run", 1, MOST_STEPS),
     "train.select_on": _choice("split that selects the best checkpoint", "val", "test"),
     "eval.batch": _whole("batch size of evaluation; 0: train.batch", 0, 2**20),
+    "optim.name": _choice(
+        "optimizer: AdamW, or Muon on kernels and Adam on the other parameters", "adamw", "muon"
+    ),
     "optim.learning_rate": _positive("peak learning rate", 1e3),
     "optim.weight_decay": _number("decoupled weight decay", 0.0, 1e3),
     "optim.decay_all": _flag("weight decay on biases, norms and positions too"),

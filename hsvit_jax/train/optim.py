@@ -1,4 +1,4 @@
-"""The optimizer: AdamW behind a global-norm clip, with a cosine schedule or none."""
+"""The optimizer: AdamW or Muon behind a global-norm clip, and its learning rate by step."""
 
 import math
 from typing import Any
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import optax
+from optax import contrib
 
 
 def warmup_steps(optim: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
@@ -40,13 +41,13 @@ def schedule(
     return rate
 
 
+def _is_kernel(path: tuple[Any, ...]) -> bool:
+    return any("kernel" in str(getattr(k, "key", "")) for k in path)
+
+
 def decay_mask(params: Any) -> Any:
     """True for the leaves that decay: kernels, not biases, norms, CLS or positions."""
-
-    def is_kernel(path: tuple[Any, ...], _: Any) -> bool:
-        return any("kernel" in str(getattr(k, "key", "")) for k in path)
-
-    return jax.tree_util.tree_map_with_path(is_kernel, params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: _is_kernel(path), params)
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
@@ -67,14 +68,52 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), clip)
 
 
+def matrices(params: Any) -> Any:
+    """The axes of each kernel that make its matrix, None for what Muon leaves to Adam.
+
+    Inputs are all axes of a convolution but the last, the last but one of another kernel; outputs
+    the last. Axes before them (groups, towers, queries, keys and values) number matrices. A kernel
+    of one input channel, such as a depthwise one, is no matrix, nor are biases and tokens.
+    """
+
+    def axes(path: tuple[Any, ...], leaf: Any) -> contrib.MuonDimensionNumbers | None:
+        names = [str(getattr(k, "key", "")) for k in path]
+        own = leaf.ndim - ("towers" in names)
+        if not _is_kernel(path) or "residual_kernel" in names or leaf.shape[-2] == 1:
+            return None
+        inputs = (-4, -3, -2) if own == 4 and "groups" not in names else (-2,)
+        return contrib.MuonDimensionNumbers(inputs, (-1,))
+
+    return jax.tree_util.tree_map_with_path(axes, params)
+
+
 def build(optim: ml_collections.ConfigDict, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Clip by global norm (0: none), then AdamW; decay on kernels, or on all with `decay_all`."""
-    adamw = optax.adamw(
-        rate,
-        b1=optim.beta1,
-        b2=optim.beta2,
-        weight_decay=optim.weight_decay,
-        mask=None if optim.decay_all else decay_mask,
-    )
+    """Clip by global norm (0: none), then the optimizer that optim.name names.
+
+    Both decay kernels, or all parameters with `decay_all`. Muon (Jordan, 2024) steps along the
+    orthogonalised momentum of each kernel's matrix, Nesterov's Adam along the rest. A matrix's step
+    has the root mean square 0.2, as one of Adam's about has (arXiv 2502.16982): one rate and one
+    decay serve both.
+    """
+    mask = None if optim.decay_all else decay_mask
+    if optim.name == "muon":
+        directions = contrib.muon(
+            -1.0,  # uphill, for the last of the chain to turn round
+            adam_b1=optim.beta1,
+            adam_b2=optim.beta2,
+            muon_weight_dimension_numbers=matrices,
+            consistent_rms=0.2,
+        )
+        method = optax.chain(
+            directions,
+            optax.add_decayed_weights(optim.weight_decay, mask),
+            optax.scale_by_learning_rate(rate),
+        )
+    else:
+        method = optax.adamw(
+            rate, b1=optim.beta1, b2=optim.beta2, weight_decay=optim.weight_decay, mask=mask
+        )
     clip = clip_by_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
-    return optax.chain(clip, adamw)  # one shape of state, so that a resumed run may change the clip
+    return optax.chain(
+        clip, method
+    )  # one shape of state, so that a resumed run may change the clip

@@ -58,7 +58,14 @@ def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[in
 
 
 def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
-    """Frozen parts have no moments in a checkpoint: a run ends as it began."""
+    """Another optimizer has other moments, frozen parts none: a run ends as it began."""
+    old, new = saved["optim"].get("name", "adamw"), wanted.optim.name
+    if old != new:
+        raise ValueError(
+            f"the run in this folder has optim.name={old!r}, now it is {new!r}: the optimizer's "
+            "moments are part of the training state; go on with the old setting, or start from "
+            "this run with init.from in another --workdir"
+        )
     old, new = saved["init"]["freeze"], wanted.init.freeze
     if init_from.frozen_parts(old) != init_from.frozen_parts(new):
         raise ValueError(
