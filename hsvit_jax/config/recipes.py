@@ -12,7 +12,7 @@ is left out of a recipe is told in the family's file in configs/.
 from collections.abc import Mapping
 from typing import Any
 
-_BETAS = {"optim.beta1": 0.9, "optim.beta2": 0.999}
+_ADAMW = {"optim.name": "adamw", "optim.beta1": 0.9, "optim.beta2": 0.999}
 
 # 'Adam' is AdamW in the authors' code, which decays every parameter; no schedule, no augmentation.
 _VIX: Mapping[str, Any] = {
@@ -25,7 +25,7 @@ _VIX: Mapping[str, Any] = {
     "optim.warmup_epochs": 0.0,
     "optim.cosine_per": "never",
     "optim.clip_norm": 0.0,
-    **_BETAS,
+    **_ADAMW,
     "augment.crop_padding": 0,
     "augment.random_resized_crop": (),
     "augment.flip": False,
@@ -46,7 +46,7 @@ _DEIT: Mapping[str, Any] = {
     "optim.decay_all": False,
     "optim.cosine_per": "epoch",
     "optim.clip_norm": 0.0,
-    **_BETAS,
+    **_ADAMW,
     "augment.crop_padding": 0,
     "augment.random_resized_crop": (0.08, 1.0),
     "augment.rand_augment_ops": 2,
@@ -101,7 +101,7 @@ _COMPARED: Mapping[str, Any] = {
     "optim.warmup_epochs": 0.0,
     "optim.cosine_per": "epoch",
     "optim.clip_norm": 0.01,
-    **_BETAS,
+    **_ADAMW,
     "augment.crop_padding": 0,
     "augment.random_resized_crop": (),
     "augment.flip": False,
