@@ -1,8 +1,8 @@
-"""From argv to a request, and from mistakes and signals to exit codes; it knows no mode.
+"""The command line: argv to a request, mistakes and signals to exit codes; it knows no mode.
 
 Exit codes: 0 done, 1 a mistake in the request or its data, 2 in the command line, 3 training
-diverged, 42 stopped by SIGTERM or SIGHUP and saved, 75 stalled (see `watchdog`), 130 stopped by
-Ctrl-C, 141 the reader of a pipe went away.
+diverged, 42 saved after SIGTERM or SIGHUP, 75 stalled (see `runtime.watchdog`), 130 stopped by
+Ctrl-C, 141 the reader of a pipe is gone.
 """
 
 import contextlib
@@ -12,8 +12,9 @@ import importlib
 import os
 import shlex
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -28,10 +29,10 @@ from hsvit_jax.runtime import signals
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
 
-# What the machine refuses rather than the program: one line says it all.
+# Errors of the machine rather than of the program: one line says it all.
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
-#: For `Mode.config`: every key of the configuration is read, and one must be given.
+#: For `Mode.config`: every key of the configuration is read, and --config is required.
 EVERYTHING = "*"
 
 
@@ -41,14 +42,14 @@ class Misuse(ValueError):
 
 @dataclass(frozen=True)
 class Mode:
-    """One row of the table of modes: what a mode reads. All else that is given is refused.
+    """One row of a program's table of modes: the input of a mode. All other input is refused.
 
     Attributes:
       module: of `hsvit_jax.commands`, whose `run(request)` returns the exit code.
       flags: names of flags, beside --mode and --config, separated by blanks.
       config: sections and keys of the configuration, separated by blanks. A mode with the flag
         `checkpoint` may be given a configuration in its place, which then names the run.
-      files: whether words that are no flags are taken, as names of files.
+      files: whether words that are no flags are accepted, as names of files.
     """
 
     module: str
@@ -56,15 +57,18 @@ class Mode:
     config: str = ""
     files: bool = False
 
+    def reads_flag(self, flag: str) -> bool:
+        """Whether the mode reads a flag, such as 'workdir'."""
+        return flag in self.flags.split()
+
     def reads_key(self, key: str) -> bool:
         """Whether the mode reads a configuration key, such as 'train.batch'."""
-        sections = self.config.split()
-        return EVERYTHING in sections or key in sections or key.partition(".")[0] in sections
+        return not {EVERYTHING, key, key.partition(".")[0]}.isdisjoint(self.config.split())
 
     @property
     def finds_run(self) -> bool:
         """Whether the mode works on a finished run rather than on a configuration."""
-        return "checkpoint" in self.flags.split()
+        return self.reads_flag("checkpoint")
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Request:
       settings: its KEY=VALUE overrides.
       config: the configuration of both; None where only the texts are wanted.
       words: all that is no flag, such as names of files.
-      again: the command, to be given once more.
+      command: the whole command line, to be given again.
     """
 
     flags: flags.FlagValues
@@ -85,11 +89,11 @@ class Request:
     settings: list[str]
     config: ml_collections.ConfigDict | None
     words: list[str]
-    again: list[str]
+    command: list[str]
 
     @property
     def workdir(self) -> str:
-        """The folder given, or the one that this configuration has by default."""
+        """The folder given, or the configuration's default."""
         settings = self.config, self.spec, self.settings
         return self.flags.workdir or config_lib.default_workdir(*settings)
 
@@ -97,63 +101,75 @@ class Request:
 def run(
     argv: list[str],
     usage: str,
-    values: flags.FlagValues,
+    table: Iterable[tuple],
     work: Callable[[Request], int | None] | None = None,
     modes: Mapping[str, Mode] = MappingProxyType({}),
 ) -> int:
-    """Parses `argv` into `values`, does the work, and returns the exit code.
+    """Parses the command line, does the work, and returns the exit code.
 
     Args:
       argv: the command line, the program's name first.
-      usage: help's first lines; the first is 'usage: python -m MODULE ...'.
-      values: the flags besides --config.
-      work: returns the exit code, None for 0. A user's mistake that it raises is one line and never
-        a traceback; a bug still is one.
-      modes: in place of `work`, of which --mode names one; what a mode does not read is refused.
+      usage: the first lines of --help; the first is 'usage: python -m MODULE ...'.
+      table: the flags besides --config, see `make_flags`.
+      work: returns the exit code, None for 0. A user's mistake that it raises becomes one line on
+        standard error; a bug keeps its traceback.
+      modes: instead of `work`; --mode names one of them. Input that it does not read is refused.
     """
-    again = [*usage.split()[1:4], *argv[1:]]
+    command = [*usage.split()[1:4], *argv[1:]]
     if len(argv) == 1 and modes:
-        return _guarded(again, lambda: print(usage), note) or _USAGE
-    spec, settings, rest, wants_help = _separate(argv[1:])
+        return _exit_code(lambda: print(usage), command, note) or _USAGE
+    values = make_flags(table)
+    spec, settings, rest, wants_help = _split_config(argv[1:])
     try:
         words = values([argv[0], *rest])[1:]
-        named = spec is not None and (modes or wants_help)
-        config = config_lib.get_config(spec, *settings) if named else None
+        reads_config = spec is not None and (modes or wants_help)
+        config = config_lib.get_config(spec, *settings) if reads_config else None
         if wants_help:
-            return _guarded(again, lambda: print(_help(usage, values, modes, config)), note)
-        request = Request(values, spec or "", settings, config, words, again)
+            return _exit_code(lambda: print(_help(usage, values, modes, config)), command, note)
+        request = Request(values, spec or "", settings, config, words, command)
         if modes:
             refuse_unused(request, modes)
             work = importlib.import_module(f"hsvit_jax.commands.{modes[values.mode].module}").run
     except (flags.Error, ValueError) as error:
-        return _misused(error, again)
-    # Late: it imports jax, which the ends above need not wait for.
+        return _misused(error, command)
+    # Late: it imports jax, which the returns above need not wait for.
     from hsvit_jax.runtime import coordination
 
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
-        return coordination.leave(
-            _guarded(again, functools.partial(work, request), coordination.print_once)
-        )
+        call = functools.partial(work, request)
+        return coordination.leave(_exit_code(call, command, coordination.print_once))
+
+
+def make_flags(table: Iterable[tuple]) -> flags.FlagValues:
+    """Defines flags in a set of their own, so that those of a notebook stay untouched.
+
+    Args:
+      table: a row for each flag: `flags.DEFINE_...` of absl and its arguments.
+    """
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)  # flags may come after names of files
+    for define, *arguments in table:
+        define(*arguments, flag_values=values)
+    return values
 
 
 def refuse_unused(request: Request, modes: Mapping[str, Mode]) -> None:
-    """Raises `Misuse` for whatever is given and not read, and for a configuration that is missing.
+    """Raises `Misuse` for input that the mode does not read, and for a missing configuration.
 
-    Settings that name a run are read where the run is found by its configuration.
+    Overrides that name a run are read where the run is found by its configuration.
     """
     values, name = request.flags, request.flags.mode
     mode, given = modes[name], {flag for flag in values if values[flag].present}
     for flag in sorted(given - {"mode", *mode.flags.split()}):
-        others = [other for other in modes if flag in modes[other].flags.split()]
+        readers = "|".join(other for other in modes if modes[other].reads_flag(flag))
         raise Misuse(
-            f"--mode={name} does not use --{flag}, which is for --mode={'|'.join(others)}: leave "
-            "it out"
+            f"--mode={name} does not use --{flag}, which is for --mode={readers}: leave it out"
         )
     if request.words and not mode.files:
-        takers = " and ".join(f"--mode={other}" for other in modes if modes[other].files)
+        readers = " and ".join(f"--mode={other}" for other in modes if modes[other].files)
         raise Misuse(
-            f"unexpected words: {' '.join(request.words)} (flags are --name=value; only {takers} "
+            f"unexpected words: {' '.join(request.words)} (flags are --name=value; only {readers} "
             "take files)"
         )
     named = given & {"checkpoint", "workdir"} if mode.finds_run else set()
@@ -165,9 +181,9 @@ def refuse_unused(request: Request, modes: Mapping[str, Mode]) -> None:
             raise Misuse(f"{why} needs --config=FILE")
     elif named and not mode.config:
         raise Misuse(f"--mode={name} does not use --config beside --{named.pop()}: leave one out")
+    by_config = mode.finds_run and not named
     for key in (setting.partition("=")[0] for setting in request.settings):
-        names_run = mode.finds_run and not named and config_lib.names_run(key)
-        if not (mode.reads_key(key) or names_run):
+        if not (mode.reads_key(key) or (by_config and config_lib.names_run(key))):
             read = mode.config.replace(" ", ", ") or "none"
             raise Misuse(
                 f"--mode={name} does not use --config.{key}: leave it out (keys that it reads: "
@@ -175,7 +191,13 @@ def refuse_unused(request: Request, modes: Mapping[str, Mode]) -> None:
             )
 
 
-def _separate(words: list[str]) -> tuple[str | None, list[str], list[str], bool]:
+def refuse_words(request: Request) -> None:
+    """Raises `Misuse` for words that are no flags, in a program that takes none."""
+    if request.words:
+        raise Misuse(f"unexpected words: {' '.join(request.words)} (flags are --name=value)")
+
+
+def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], bool]:
     """(--config, its overrides as KEY=VALUE, all other words, whether help is asked for)."""
     spec, settings, rest, wants_help = None, [], [], False
     waiting = iter(words)
@@ -183,11 +205,11 @@ def _separate(words: list[str]) -> tuple[str | None, list[str], list[str], bool]
         if word == "--":
             rest += [word, *waiting]
             break
-        name = word.lstrip("-").partition("=")[0] if word.startswith("-") else ""
+        text = word.lstrip("-") if word.startswith("-") else ""
+        name = text.partition("=")[0]
         if name in ("help", "h", "helpshort", "helpfull"):
             wants_help = True
         elif name == "config" or name.startswith("config."):
-            text = word.lstrip("-")
             if "=" not in text:
                 text += "=" + next(waiting, "")
             if name == "config":
@@ -208,67 +230,63 @@ def _help(
     """The usage, every flag with the modes that read it, and every key of the configuration."""
     lines = [usage, "", "Flags, and the modes that use them:" if modes else "Flags:"]
     for flag in (values[name] for name in values):
-        given = f"={flag.default}" if flag.default is not None else "=..."
-        users = [name for name in modes if flag.name in modes[name].flags.split()]
-        whose = f"{', '.join(users)}: " if users else ""
-        lines.append(f"  {'--' + flag.name + given:<20}{whose}{flag.help}")
+        default = "..." if flag.default is None else flag.default_as_str.strip("'")
+        readers = ", ".join(name for name in modes if modes[name].reads_flag(flag.name))
+        prefix = f"{readers}: " if readers else ""
+        lines.append(f"  {f'--{flag.name}={default}':<19} {prefix}{flag.help}")
     if config is not None:
         lines += ["", "Configuration (value as it stands):", config_lib.describe(config)]
     return "\n".join(lines)
 
 
-def _guarded(again: list[str], work: Callable[[], int | None], tell: Callable[[str], None]) -> int:
+def _exit_code(
+    work: Callable[[], int | None], command: list[str], say: Callable[[str], None]
+) -> int:
     """Does the work, and turns every end that is no bug into a line and an exit code."""
     try:
         code = work() or 0
         sys.stdout.flush()
         return code
     except signals.Interrupted as stop:
-        command = shlex.join(again)
-        tell(f"{stop}; saved. To go on, give the same command again:\n  {command}")
+        again = shlex.join(command)
+        say(f"{stop}; saved. To go on, give the same command again:\n  {again}")
         return stop.exit_code
     except KeyboardInterrupt:
-        tell(signals.NOTHING_SAVED)
+        say(signals.NOTHING_SAVED)
         return _CTRL_C
     except signals.Diverged as error:
-        tell(str(error))
+        say(str(error))
         return _DIVERGED
     except Misuse as error:
-        return _misused(error, again)
+        return _misused(error, command)
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()
         return _PIPE
     except ValueError as error:
         if not _is_ours(error):
             raise
-        tell(report.printable(str(error)))
+        say(report.printable(str(error)))
         return _MISTAKE
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
         _drop_output()
-        tell(report.printable(f"{error.strerror}: {error.filename or 'writing'}"))
+        say(report.printable(f"{error.strerror}: {error.filename or 'writing'}"))
         return _MISTAKE
 
 
-def _misused(error: Exception, again: list[str]) -> int:
-    note(f"{error}\n(see: {shlex.join(again[:3])} --help)")
+def _misused(error: Exception, command: list[str]) -> int:
+    note(f"{error}\n(see: {shlex.join(command[:3])} --help)")
     return _USAGE
 
 
 def note(text: str) -> None:
-    """A remark beside the results, which alone go to standard output."""
+    """Prints a remark to standard error; standard output is for results."""
     print(report.printable(text), file=sys.stderr, flush=True)
 
 
-def refuse_words(request: Request) -> None:
-    """Raises `Misuse` where a program that takes flags only is given other words."""
-    if request.words:
-        raise Misuse(f"unexpected words: {' '.join(request.words)} (flags are --name=value)")
-
-
 def _drop_output() -> None:
-    """Drops what standard output has not taken: Python would try, and complain, again on exit."""
+    """Drops buffered output that could not be written, before Python tries again on exit."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -276,7 +294,7 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
-    """This package's warnings are for the user: one line, without a place in the source."""
+    """Prints this package's warnings in one line, without a place in the source."""
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
@@ -296,10 +314,6 @@ def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
 
 
 def _is_ours(error: ValueError) -> bool:
-    """A ValueError raised by this package speaks to the user; one from elsewhere is a bug."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(
-        "hsvit_jax"
-    )
+    """Whether this package raised the error, for the user to read; one from elsewhere is a bug."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("hsvit_jax")

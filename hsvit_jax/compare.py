@@ -2,17 +2,9 @@
 
 import sys
 
-from hsvit_jax.runtime import signals
+from hsvit_jax.runtime import program
 
-if __name__ == "__main__":
-    signals.prepare_process()  # first: Ctrl-C may come during the imports
-
-from hsvit_jax.runtime import compile_cache, cpu
-
-if __name__ == "__main__":
-    cpu.use_huge_pages("hsvit_jax.compare")
-    compile_cache.remember_compilations()
-cpu.prepare()  # before anything imports jax
+program.prepare("hsvit_jax.compare", __name__)
 
 from hsvit_jax.commands.compare import main  # noqa: E402
 

@@ -2,17 +2,9 @@
 
 import sys
 
-from hsvit_jax.runtime import signals
+from hsvit_jax.runtime import program
 
-if __name__ == "__main__":
-    signals.prepare_process()  # first: Ctrl-C may come during the imports
-
-from hsvit_jax.runtime import compile_cache, cpu
-
-if __name__ == "__main__":
-    cpu.use_huge_pages("hsvit_jax.main")
-    compile_cache.remember_compilations()
-cpu.prepare()  # before anything imports jax
+program.prepare("hsvit_jax.main", __name__)
 
 from absl import flags  # noqa: E402
 
@@ -36,62 +28,51 @@ RECIPE    strong (default) or paper          SWITCHES  tiny bf16 conv_only atten
 All flags: python -m hsvit_jax.main --help      All keys: the same with --config=... --help"""
 
 _RUN = "checkpoint workdir which"
-_DATA = "data.name data.dir"
-_NETWORK = f"model {_DATA} data.image_size data.channels data.num_classes"
-_COSTS = f"{_NETWORK} train.batch train.ema_decay"
 _PLAN = "devices group batch bandwidth flops latency verify json out"
+_DATA = "data.name data.dir"
+_EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval.batch"
+_COSTS = f"model {_DATA} data.image_size data.channels data.num_classes train.batch train.ema_decay"
 
 #: What each mode reads: flags, and sections or keys of the configuration. The rest is refused.
 MODES = {
     "train": cli.Mode("train", "workdir distributed stall_timeout recoverable", cli.EVERYTHING),
-    "eval": cli.Mode(
-        "evaluate",
-        f"{_RUN} split drop_groups curve",
-        f"{_DATA} data.val_fraction data.on_bad_image eval.batch",
-    ),
+    "eval": cli.Mode("evaluate", f"{_RUN} split drop_groups curve", _EVALUATION),
     "predict": cli.Mode("predict", f"{_RUN} top_k format", files=True),
     "visualize": cli.Mode("visualize", f"{_RUN} out", files=True),
     "summary": cli.Mode("summary", "", f"{_COSTS} eval.batch"),
     "plan": cli.Mode("plan", _PLAN, f"{_COSTS} mesh.aggregate mesh.gradients"),
 }
 
-
-def make_flags() -> flags.FlagValues:
-    """The flags besides --config, in a set of their own: those of a notebook stay untouched."""
-    values = flags.FlagValues()
-    values.set_gnu_getopt(True)  # flags may come after the images to predict
-    own = {"flag_values": values}
-    flags.DEFINE_enum("mode", "train", [*MODES], "What to do.", **own)
-    flags.DEFINE_string("workdir", None, "Folder of the run; default: a name under runs/.", **own)
-    where = "auto, off, or host:port,n,i of process 0, their number and this one."
-    flags.DEFINE_string("distributed", "auto", where, **own)
-    stall = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
-    flags.DEFINE_float("stall_timeout", None, stall, lower_bound=0.0, **own)
-    lost = "When a process is lost, go on with the groups that are left."
-    flags.DEFINE_bool("recoverable", False, lost, **own)
-    flags.DEFINE_string("checkpoint", None, "A run's or checkpoint folder.", **own)
-    flags.DEFINE_string("which", "best", "Of --checkpoint: 'best', 'latest' or a step.", **own)
-    part = "Which images; default: all of a folder in --config beside --checkpoint, else test."
-    flags.DEFINE_enum("split", None, ("all", "train", "val", "test"), part, **own)
-    flags.DEFINE_integer("top_k", 5, "Classes per image.", lower_bound=1, **own)
-    flags.DEFINE_enum("format", "table", ("table", "csv", "json"), "The output.", **own)
-    flags.DEFINE_list("drop_groups", [], "Numbers of lost attention groups.", **own)
-    flags.DEFINE_string("curve", None, "A PNG of accuracy against groups lost.", **own)
-    flags.DEFINE_integer("devices", None, "The most devices.", lower_bound=1, **own)
-    flags.DEFINE_integer("group", None, "Devices on the group axis.", **own)
-    flags.DEFINE_integer("batch", None, "Examples per step.", **own)
-    flags.DEFINE_float("bandwidth", 5e10, "Bytes/s between two devices.", **own)
-    flags.DEFINE_float("flops", 1e14, "FLOP/s of a device.", **own)
-    flags.DEFINE_float("latency", 5e-6, "Seconds of one message.", **own)
-    flags.DEFINE_bool("verify", False, "Compile on 1-8 devices and compare.", **own)
-    flags.DEFINE_bool("json", False, "Print JSON.", **own)
-    flags.DEFINE_string("out", None, "plan: a PNG to draw; visualize: a folder.", **own)
-    return values
+_STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
+_SPLIT = "Which images; default: all of a folder in --config beside --checkpoint, else test."
+FLAGS = (
+    (flags.DEFINE_enum, "mode", "train", [*MODES], "What to do."),
+    (flags.DEFINE_string, "workdir", None, "Folder of the run; default: a name under runs/."),
+    (flags.DEFINE_string, "distributed", "auto", "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."),
+    (flags.DEFINE_float, "stall_timeout", None, _STALL, 0.0),
+    (flags.DEFINE_bool, "recoverable", False, "Go on with the groups of surviving processes."),
+    (flags.DEFINE_string, "checkpoint", None, "A run's or checkpoint folder."),
+    (flags.DEFINE_string, "which", "best", "Of --checkpoint: 'best', 'latest' or a step."),
+    (flags.DEFINE_enum, "split", None, ["all", "train", "val", "test"], _SPLIT),
+    (flags.DEFINE_integer, "top_k", 5, "Classes per image.", 1),
+    (flags.DEFINE_enum, "format", "table", ["table", "csv", "json"], "The output."),
+    (flags.DEFINE_list, "drop_groups", [], "Numbers of lost attention groups."),
+    (flags.DEFINE_string, "curve", None, "A PNG of accuracy against groups lost."),
+    (flags.DEFINE_integer, "devices", None, "The most devices.", 1),
+    (flags.DEFINE_integer, "group", None, "Devices on the group axis."),
+    (flags.DEFINE_integer, "batch", None, "Examples per step."),
+    (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices."),
+    (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device."),
+    (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message."),
+    (flags.DEFINE_bool, "verify", False, "Compile on 1-8 devices and compare."),
+    (flags.DEFINE_bool, "json", False, "Print JSON."),
+    (flags.DEFINE_string, "out", None, "plan: a PNG to draw; visualize: a folder."),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    return cli.run(sys.argv if argv is None else argv, USAGE, make_flags(), modes=MODES)
+    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, modes=MODES)
 
 
 if __name__ == "__main__":

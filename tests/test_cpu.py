@@ -62,7 +62,8 @@ def test_every_program_names_itself(program, monkeypatch, module):
     monkeypatch.setattr(compile_cache, "remember_compilations", lambda: None)
     for name in ("prepare_process", "raise_on_ctrl_c"):
         monkeypatch.setattr(signals, name, lambda: None)
-    monkeypatch.delitem(sys.modules, f"hsvit_jax.{module}", raising=False)
+    for name in (module, f"{module}.__main__"):
+        monkeypatch.delitem(sys.modules, f"hsvit_jax.{name}", raising=False)
     with pytest.raises(SystemExit, match="prepared"):
         runpy.run_module(f"hsvit_jax.{module}", run_name="__main__")
     assert program.became == [(sys.executable, [sys.executable, "-m", f"hsvit_jax.{module}", "a"])]

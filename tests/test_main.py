@@ -309,7 +309,7 @@ def test_eval_on_other_data(capfd, run, tmp_path):
 
 def test_each_mode_reads_flags_and_keys_that_exist():
     """And each flag, but --mode, is of some mode: else it could never be given."""
-    values, used = main.make_flags(), {"mode"}
+    values, used = cli.make_flags(main.FLAGS), {"mode"}
     keys = dict(config_lib.leaves(config_lib.get_config("c2a2")))
     for mode in main.MODES.values():
         used |= {*mode.flags.split()}

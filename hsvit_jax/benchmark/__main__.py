@@ -12,12 +12,9 @@ import sys
 import time
 from typing import Any
 
-from hsvit_jax.runtime import cpu, signals
+from hsvit_jax.runtime import program
 
-if __name__ == "__main__":
-    signals.prepare_process()
-    cpu.use_huge_pages("hsvit_jax.benchmark")
-cpu.prepare()  # before anything imports jax
+program.prepare("hsvit_jax.benchmark", __name__, compilation_cache=False)
 
 import jax  # noqa: E402
 import ml_collections  # noqa: E402
@@ -39,12 +36,26 @@ USAGE = """usage: python -m hsvit_jax.benchmark --config=FILE[:DATA,RECIPE,SWITC
   python -m hsvit_jax.benchmark --peak
 All flags: python -m hsvit_jax.benchmark --help"""
 
+FLAGS = (
+    (flags.DEFINE_enum, "work", "train", (*WORKS, "decode"), "What to time."),
+    (flags.DEFINE_integer, "batch", None, "Images per step.", 1),
+    (flags.DEFINE_integer, "steps", 10, "Steps that are timed.", 1),
+    (flags.DEFINE_integer, "warmup", 2, "Steps before them.", 1),
+    (flags.DEFINE_bool, "no_augment", False, "train, input: only normalise the images."),
+    (flags.DEFINE_bool, "data", False, "The config's data set, not random images."),
+    (flags.DEFINE_string, "trace", None, "Write a profile of a few more steps here."),
+    (flags.DEFINE_bool, "parts", False, "Time the parts of a training step."),
+    (flags.DEFINE_bool, "peak", False, "Time a large product and convolution, no more."),
+    (flags.DEFINE_string, "vs", None, "Shell command to alternate with."),
+    (flags.DEFINE_integer, "rounds", 5, "--vs: runs of each.", 1),
+)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    values = _flags()
 
     def work(request: cli.Request) -> None:
+        values = request.flags
         cli.refuse_words(request)
         modes = [name for name in ("vs", "parts", "peak") if values[name].value]
         if not request.spec and modes != ["peak"]:
@@ -57,31 +68,13 @@ def main(argv: list[str] | None = None) -> int:
             raise cli.Misuse("--work=decode runs no program: leave out --trace and --parts")
         print(json.dumps(_record(request, modes)))
 
-    return cli.run(sys.argv if argv is None else argv, USAGE, values, work)
-
-
-def _flags() -> flags.FlagValues:
-    """Flags of their own, so that importing this module beside the command line is harmless."""
-    values = flags.FlagValues()
-    own = {"flag_values": values}
-    flags.DEFINE_enum("work", "train", (*WORKS, "decode"), "What to time.", **own)
-    flags.DEFINE_integer("batch", None, "Images per step.", lower_bound=1, **own)
-    flags.DEFINE_integer("steps", 10, "Steps that are timed.", lower_bound=1, **own)
-    flags.DEFINE_integer("warmup", 2, "Steps before them.", lower_bound=1, **own)
-    flags.DEFINE_bool("no_augment", False, "train, input: only normalise the images.", **own)
-    flags.DEFINE_bool("data", False, "The config's data set, not random images.", **own)
-    flags.DEFINE_string("trace", None, "Write a profile of a few more steps here.", **own)
-    flags.DEFINE_bool("parts", False, "Time the parts of a training step.", **own)
-    flags.DEFINE_bool("peak", False, "Time a large product and convolution, no more.", **own)
-    flags.DEFINE_string("vs", None, "Shell command to alternate with.", **own)
-    flags.DEFINE_integer("rounds", 5, "--vs: runs of each.", lower_bound=1, **own)
-    return values
+    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, work)
 
 
 def _record(request: cli.Request, modes: list[str]) -> dict:
     values, settings = request.flags, request.settings
     if modes == ["vs"]:  # an empty --vs after the first one makes the command an ordinary run
-        ours = [sys.executable, *request.again[1:], "--vs="]
+        ours = [sys.executable, *request.command[1:], "--vs="]
         return versus.compare(ours, values.vs, values.rounds)
     if modes == ["peak"]:
         return {

@@ -14,12 +14,9 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.runtime import compile_cache, cpu, signals
+from hsvit_jax.runtime import program
 
-if __name__ == "__main__":
-    signals.prepare_process()
-    compile_cache.remember_compilations()
-cpu.prepare()  # before anything imports jax
+program.prepare("hsvit_jax.benchmark.sequence_length", __name__, huge_pages=False)
 
 from absl import flags  # noqa: E402
 
@@ -31,6 +28,14 @@ USAGE = """usage: python -m hsvit_jax.benchmark.sequence_length [--tokens=256,..
 
   python -m hsvit_jax.benchmark.sequence_length --batch=64 --out=benchmarks/sequence
 Prints a table, and writes it as CSV with a plot. All flags: --help"""
+
+_LENGTHS = ["256", "512", "1024", "2048", "4096"]
+FLAGS = (
+    (flags.DEFINE_list, "tokens", _LENGTHS, "Lengths of the sequence, powers of two."),
+    (flags.DEFINE_list, "mixers", [*mixer_config.NAMES], "Which mixers."),
+    (flags.DEFINE_integer, "batch", 64, "Images of the programs.", 1),
+    (flags.DEFINE_string, "out", "sequence", "Folder for the CSV and the plot."),
+)
 
 _COLOURS = {
     "softmax": "black",
@@ -145,22 +150,11 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
         axes.set(xlabel="tokens", ylabel=label, title=title, xticks=lengths)
 
 
-def _flags() -> flags.FlagValues:
-    values = flags.FlagValues()
-    own = {"flag_values": values}
-    lengths = ["256", "512", "1024", "2048", "4096"]
-    flags.DEFINE_list("tokens", lengths, "Lengths of the sequence, powers of two.", **own)
-    flags.DEFINE_list("mixers", list(mixer_config.NAMES), "Which mixers.", **own)
-    flags.DEFINE_integer("batch", 64, "Images of the programs.", lower_bound=1, **own)
-    flags.DEFINE_string("out", "sequence", "Folder for the CSV and the plot.", **own)
-    return values
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    values = _flags()
 
     def work(request: cli.Request) -> None:
+        values = request.flags
         cli.refuse_words(request)
         if request.spec or request.settings:
             raise cli.Misuse("--config is not read here: the networks are a ViX with each mixer")
@@ -177,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
         print(markdown(rows))
         print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
 
-    return cli.run(sys.argv if argv is None else argv, USAGE, values, work)
+    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, work)
 
 
 if __name__ == "__main__":

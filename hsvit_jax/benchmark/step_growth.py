@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.runtime import cpu, signals
+from hsvit_jax.runtime import program
 
-if __name__ == "__main__":
-    signals.prepare_process()
-    cpu.use_huge_pages("hsvit_jax.benchmark.step_growth")
-cpu.prepare()  # before anything imports jax
+program.prepare("hsvit_jax.benchmark.step_growth", __name__, compilation_cache=False)
 
 import jax  # noqa: E402
 from absl import flags  # noqa: E402
@@ -39,6 +36,13 @@ SERIES = {
     "kernels": [("model.conv_channels", pair) for pair in ("(32, 64)", "(96, 192)", "(128, 256)")],
     "image": [("data.image_size", pair) for pair in ("(16, 16)", "(48, 48)", "(64, 64)")],
 }
+
+FLAGS = (
+    (flags.DEFINE_integer, "batch", 64, "Images per step.", 1),
+    (flags.DEFINE_integer, "rounds", 5, "Steps of each that are timed.", 1),
+    (flags.DEFINE_list, "series", [*SERIES], "What is changed."),
+    (flags.DEFINE_string, "out", "growth", "Folder for the CSV and the plot."),
+)
 
 _COLOURS = dict(zip(SERIES, ("#2a7ab8", "#1b8a4b", "#c0504d", "#d08a00", "#777777"), strict=True))
 
@@ -155,21 +159,11 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
         axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
 
 
-def _flags() -> flags.FlagValues:
-    values = flags.FlagValues()
-    own = {"flag_values": values}
-    flags.DEFINE_integer("batch", 64, "Images per step.", lower_bound=1, **own)
-    flags.DEFINE_integer("rounds", 5, "Steps of each that are timed.", lower_bound=1, **own)
-    flags.DEFINE_list("series", list(SERIES), "What is changed.", **own)
-    flags.DEFINE_string("out", "growth", "Folder for the CSV and the plot.", **own)
-    return values
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    values = _flags()
 
     def work(request: cli.Request) -> None:
+        values = request.flags
         cli.refuse_words(request)
         if not request.spec:
             raise cli.Misuse("--config is missing")
@@ -185,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
         print(markdown(rows))
         print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
 
-    return cli.run(sys.argv if argv is None else argv, USAGE, values, work)
+    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, work)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,12 @@ USAGE = """usage: python -m hsvit_jax.compare SPEC SPEC ... [--seeds=0,1] [--con
 SPEC is what --config takes; a --config.KEY=VALUE holds for all of them. The same command again goes
 on where the last one stopped. All flags: python -m hsvit_jax.compare --help"""
 
+FLAGS = (
+    (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
+    (flags.DEFINE_string, "out", "runs/comparison", "Folder of the runs and the table."),
+    (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -253,15 +259,9 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; user mistakes are told in one line."""
-    argv = sys.argv if argv is None else argv
-    values = flags.FlagValues()
-    values.set_gnu_getopt(True)
-    own = {"flag_values": values}
-    flags.DEFINE_list("seeds", ["0"], "A run of every system for each of these.", **own)
-    flags.DEFINE_string("out", "runs/comparison", "Folder of the runs and the table.", **own)
-    flags.DEFINE_integer("batch", 64, "Images of the memory columns.", lower_bound=1, **own)
 
     def work(request: cli.Request) -> None:
+        values = request.flags
         if not request.words:
             raise cli.Misuse("no system is named")
         if not all(seed.strip().isdecimal() for seed in values.seeds):
@@ -269,6 +269,6 @@ def main(argv: list[str] | None = None) -> int:
         out, seeds = Path(values.out), [int(seed) for seed in values.seeds]
         settings = request.settings
         rows = compare(request.words, out, settings=settings, seeds=seeds, batch=values.batch)
-        print(table(rows), *write(rows, out, shlex.join(request.again)), sep="\n")
+        print(table(rows), *write(rows, out, shlex.join(request.command)), sep="\n")
 
-    return cli.run(argv, USAGE, values, work)
+    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, work)

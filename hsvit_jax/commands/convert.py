@@ -9,23 +9,23 @@ anything is written. One weight that is off by 0.1 % shows in `logits_f64` alone
 Nothing in FILE is ever unpickled, except by PyTorch's own restricted reader (`weights_only=True`).
 """
 
-import argparse
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from absl import flags
 
+from hsvit_jax import cli, convert_hf, models
 from hsvit_jax import config as configs
-from hsvit_jax import convert_hf, models
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.convert_tensors import Tensors
-from hsvit_jax.report import printable, write_file
+from hsvit_jax.report import write_file
 from hsvit_jax.weights import files
 from hsvit_jax.weights.families import FAMILIES, without_prefix
 
@@ -181,49 +181,60 @@ def _write(out: Path, config: Any, params: dict, stats: dict) -> None:
 # --- Command line --------------------------------------------------------------------------------
 
 
-def _numbers(kind: type) -> Callable[[str], tuple]:
-    def parse(text: str) -> tuple:
-        return tuple(kind(word) for word in re.split("[,x×]", text))
+class _Numbers(flags.ArgumentParser):
+    """A flag of numbers: 0.5, 2,2 or 32x48."""
 
-    parse.__name__ = f"list of {kind.__name__}"  # argparse names the type in its error
-    return parse
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def parse(self, argument: str) -> tuple:
+        try:
+            return tuple(self.kind(word) for word in re.split("[,x×]", argument))
+        except ValueError:
+            raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the report as one JSON line; returns the exit status, 0 or 1."""
-    parser = argparse.ArgumentParser(prog="python -m hsvit_jax.convert", description=__doc__)
-    add = parser.add_argument
-    add("file", help=".npz, .safetensors, or .ckpt/.pt where torch is installed")
-    add("out", nargs="?", help="folder to write (default: <stem>-jax beside FILE)")
-    add(
-        "--family",
-        choices=sorted(FAMILIES),
-        help="where the file does not say (default hsvit)",
-    )
-    add("--image_size", type=_numbers(int), help="32, or rows x columns as 32x48")
-    add("--channels", type=int, help="of the image")
-    add("--strides", type=_numbers(int), help="pool strides, one per block, as 2,2")
-    add("--heads", type=int, help="attention heads")
-    add("--mean", type=_numbers(float), default=(0.5,), help="of pixels in [0, 1] (default 0.5)")
-    add("--std", type=_numbers(float), default=(0.5,), help="of pixels in [0, 1] (default 0.5)")
-    add("--data", default="cifar10", help="data set for the configuration (default cifar10)")
-    tolerance = "of the largest logit (default 1e-9 for logits_f64, 1e-5 for logits)"
-    add("--tolerance", type=float, help=tolerance)
-    options = vars(parser.parse_args(arguments))
+USAGE = """usage: python -m hsvit_jax.convert FILE [OUT] [--image_size=32] [--heads=8] ...
+
+  python -m hsvit_jax.convert weights.safetensors
+  python -m hsvit_jax.convert last.ckpt runs/converted --image_size=32x48 --std=0.2,0.3,0.4
+FILE is a state dict (.npz, .safetensors; .ckpt, .pt or .pth where torch is installed). OUT is the
+folder to write: <stem>-jax beside FILE by default. Prints one line of JSON."""
+
+_TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64, 1e-5 for logits."
+FLAGS = (
+    (flags.DEFINE_enum, "family", None, sorted(FAMILIES), "Default: what FILE says, or hsvit."),
+    (flags.DEFINE, _Numbers(int), "image_size", None, "32, or rows x columns as 32x48."),
+    (flags.DEFINE_integer, "channels", None, "Of the image."),
+    (flags.DEFINE, _Numbers(int), "strides", None, "Pool strides, one per block, as 2,2."),
+    (flags.DEFINE_integer, "heads", None, "Attention heads."),
+    (flags.DEFINE, _Numbers(float), "mean", "0.5", "Of pixels in [0, 1]."),
+    (flags.DEFINE, _Numbers(float), "std", "0.5", "Of pixels in [0, 1]."),
+    (flags.DEFINE_string, "data", "cifar10", "Data set of the configuration."),
+    (flags.DEFINE_float, "tolerance", None, _TOLERANCE),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, _run)
+
+
+def _run(request: cli.Request) -> None:
+    if request.spec or request.settings:
+        raise cli.Misuse("--config is not read here: the sizes come from FILE and the flags")
+    if len(request.words) not in (1, 2):
+        raise cli.Misuse(f"expected FILE [OUT]; got {' '.join(request.words) or 'neither'}")
     try:
-        report = convert_file(options.pop("file"), options.pop("out"), **options)
+        report = convert_file(*request.words, **request.flags.flag_values_dict())
     except Disagreement as error:
         print(json.dumps(error.report))
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return 1
-    except (ValueError, OSError) as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
-        return 1
+        raise
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from error
     print(json.dumps(report))
     if report.get("tolerance", 0) >= 1e-6:
-        print(
+        cli.note(
             f"note: an error below {report['tolerance']:g} of the largest logit goes unseen; with "
-            "`logits_f64`, the logits computed in float64, one below 1e-9 does",
-            file=sys.stderr,
+            "`logits_f64`, the logits computed in float64, one below 1e-9 does"
         )
-    return 0

@@ -284,9 +284,9 @@ def safetensors(path: Path, header: dict, data: bytes) -> Path:
 def test_floats_of_eight_bits_are_refused(tmp_path, capsys, kind):
     header = {"\x1b[2J": {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}}
     path = safetensors(tmp_path / "w.safetensors", header, bytes(4))
-    assert convert.main([str(path)]) == 1
+    assert convert.main(["convert", str(path)]) == 1
     assert capsys.readouterr().err == (
-        f"error: {path} holds tensors of type {kind}, which cannot be read here: save its weights "
+        f"{path} holds tensors of type {kind}, which cannot be read here: save its weights "
         "as F32, F16 or BF16\n"
     )
 
