@@ -1,6 +1,5 @@
 """Writes the tables in docs/ that derive from the code: `python docs/generate.py`."""
 
-import ast
 import dataclasses
 import re
 import runpy
@@ -13,6 +12,8 @@ from hsvit_jax.config import keys
 from hsvit_jax.config.variants import DEFAULT_VARIANT, OF_FILE
 
 DOCS = Path(__file__).resolve().parent
+#: Room of the package → the rooms it may import: the table that tests hold.
+MAY_IMPORT = runpy.run_path(str(DOCS.parent / "tests/test_imports.py"))["MAY_IMPORT"]
 
 
 def regenerated(page: str) -> str:
@@ -28,17 +29,12 @@ def regenerated(page: str) -> str:
     return re.sub(f"<!-- ({'|'.join(TABLES)}) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
 
 
-def _rooms() -> list[str]:
-    """The rooms of the package, by their docstrings, and the table of imports that tests hold."""
-    may_import = runpy.run_path(str(DOCS.parent / "tests/test_imports.py"))["MAY_IMPORT"]
-    lines = ["| room | contents | may import |", "|---|---|---|"]
-    for room, others in may_import.items():
-        folder = DOCS.parent / "hsvit_jax" / room
-        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-        docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-        contents = re.split(r"(?<=\.)\s|\n\n", docstring)[0].replace("\n", " ")
+def _imports() -> list[str]:
+    """The table of imports between the rooms of the package."""
+    lines = ["| room | may import |", "|---|---|"]
+    for room, others in MAY_IMPORT.items():
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(others.split())) or "nothing"
-        lines.append(f"| `{room}` | {contents} | {names} |")
+        lines.append(f"| `{room}` | {names} |")
     return lines
 
 
@@ -90,7 +86,7 @@ def _shown(value: Any) -> str:
 
 #: Name of a table → its lines.
 TABLES: Mapping[str, Callable[[], list[str]]] = {
-    "rooms": _rooms,
+    "imports": _imports,
     "keys": _keys,
     "model keys": _model_keys,
 }

@@ -112,7 +112,7 @@ def test_names_exist():
 
 
 def test_tables_of_the_code_are_current():
-    """`python docs/generate.py` would change nothing, and every key is there."""
+    """`python docs/generate.py` would change nothing; every key and room is there."""
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
@@ -120,6 +120,9 @@ def test_tables_of_the_code_are_current():
         assert generate.regenerated(text) == text, f"{page}: run python docs/generate.py"
     for name in (*keys.KEYS, *(f"model.{n.split('.')[-1]}" for n in keys.MODEL_KEYS)):
         assert f"\n| `{name}` | " in PAGES["docs/configuration.md"], name
+    house = re.split("\n## ", PAGES["docs/architecture.md"])
+    (described,) = (part for part in house if part.startswith("Map"))
+    assert {*re.findall("`(\\w+)`", described)} >= {*generate.MAY_IMPORT}
 
 
 def test_the_readme_is_short():
