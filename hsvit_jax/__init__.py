@@ -14,7 +14,7 @@ From Python, without flags:
     probabilities = classifier.predict(images)          # float32 (4, number of classes)
 
 `model.init(key)` gives plain nested dicts (params, stats); `model.apply(params, stats, images)`
-gives (logits, stats). What stands behind these names is imported when one is first used.
+gives (logits, stats). Each name is imported when it is first used.
 """
 
 import importlib
@@ -33,11 +33,11 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for (PEP 562)."""
+    """Imports a name at its first use (PEP 562)."""
     if name not in _LAZY:
         raise AttributeError(f"module 'hsvit_jax' has no attribute {name!r}")
-    module, there = _LAZY[name]
-    value = getattr(importlib.import_module(f"hsvit_jax.{module}"), there)
+    module, attribute = _LAZY[name]
+    value = getattr(importlib.import_module(f"hsvit_jax.{module}"), attribute)
     globals()[name] = value
     return value
 

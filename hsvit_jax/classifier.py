@@ -1,4 +1,4 @@
-"""A trained network at hand: load a checkpoint, classify arrays of images."""
+"""Loading a trained network from a checkpoint and classifying images with it."""
 
 import dataclasses
 import os
@@ -17,10 +17,15 @@ from hsvit_jax.train import evaluate, init_from
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """A network with its weights and what its inputs and outputs mean.
+    """A trained network, with the names of its classes.
 
-    image_size (H, W) in pixels and channels of the images it takes; class_names[i] is logit i;
-    fingerprint identifies the data it was trained on, where that is known.
+    Attributes:
+      config: the configuration it was trained with.
+      class_names: the name of each logit.
+      model, params, stats: the network and its arrays.
+      step: of the checkpoint.
+      mesh: the devices it runs on.
+      fingerprint: identifies the training data, where it is known.
     """
 
     config: Any
@@ -43,10 +48,17 @@ class Classifier:
         return self.config.data.channels
 
     def logits(self, images_BHWC: np.ndarray, batch: int | None = None) -> np.ndarray:
-        """Logits, float32 (B, K), of uint8 images (B, H, W, C) of the network's size.
+        """Computes logits.
 
-        batch: images at a time, those of an evaluation (`config.eval_batch`) when left out.
-        Raises ValueError for another dtype or shape. `read_image` makes such images of files.
+        Args:
+          images_BHWC: uint8, of the network's size; `read` makes one from a file.
+          batch: images at a time; by default those of an evaluation (`config.eval_batch`).
+
+        Returns:
+          float32 (B, K).
+
+        Raises:
+          ValueError: another dtype or shape.
         """
         images_BHWC = np.asarray(images_BHWC)
         expected = (*self.image_size, self.channels)
@@ -70,28 +82,33 @@ class Classifier:
 
     @property
     def _forward(self) -> Any:
-        """Compiled once, kept on the instance."""
+        """The forward pass, compiled once for each instance."""
         if "forward" not in self.__dict__:
             mean, std = tuple(self.config.data.mean), tuple(self.config.data.std)
             self.__dict__["forward"] = evaluate.make_forward(self.model, self.mesh, mean, std)
         return self.__dict__["forward"]
 
     def predict(self, images_BHWC: np.ndarray) -> np.ndarray:
-        """Class probabilities, float32 (B, K), of uint8 images (B, H, W, C)."""
+        """Computes class probabilities, float32 (B, K), of uint8 images (B, H, W, C)."""
         logits = self.logits(images_BHWC).astype(np.float64)
         odds = np.exp(logits - logits.max(1, keepdims=True))
         return (odds / odds.sum(1, keepdims=True)).astype(np.float32)
 
     def read(self, path: str | Path) -> np.ndarray:
-        """An image file as this network takes it, uint8 (H, W, C); BadImage (ValueError) if bad."""
+        """Reads an image file at the network's size, uint8 (H, W, C). Raises BadImage."""
         return data.read_image(path, self.image_size, self.channels)
 
 
 def load(path: str | Path, which: str | int = "best", *, devices: list | None = None) -> Classifier:
-    """The classifier in a run's folder or checkpoint folder.
+    """Loads a trained network.
 
-    which: 'best' (falls back to the latest where none was measured), 'latest', or a step. Raises
-    ValueError when there is no good checkpoint there.
+    Args:
+      path: a run's folder or a checkpoint folder.
+      which: 'best' (the latest where no checkpoint was evaluated), 'latest', or a step.
+      devices: to run on; all of jax's by default.
+
+    Raises:
+      ValueError: there is no good checkpoint.
     """
     if not isinstance(path, str | os.PathLike):
         raise ValueError(
@@ -118,10 +135,21 @@ def build_model(
     channels: int = 3,
     num_classes: int = 10,
 ) -> Any:
-    """A named network, fresh: `model.init(key)` → (params, stats), `model.apply(...)` → logits.
+    """Builds a named network without weights.
 
-    variant: 'c2a2', 'c3a4', 'c4a8', or a sibling family with the words that name its variant, such
-    as 'vix:vin,hybrid'. Raises ValueError for another name or a size that does not fit.
+    Args:
+      variant: 'c2a2', 'c3a4', 'c4a8', or a sibling family with the words that name its variant,
+        such as 'vix:vin,hybrid'.
+      image_size: pixels, or (rows, columns).
+      channels: of an image.
+      num_classes: logits.
+
+    Returns:
+      a network: `init(key)` gives (params, stats), `apply(params, stats, images)` gives (logits,
+      stats).
+
+    Raises:
+      ValueError: an unknown name or a size that does not fit.
     """
     config = config_lib.get_config(variant)
     size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size,) * 2

@@ -80,14 +80,14 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 def save_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Writes rows of cells, the head first, as `write_file` does."""
+    """Writes rows of cells, the header first, as `write_file` does."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     write_file(path, text.getvalue())
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters escaped, for a terminal; lines and tabs stay.
+    r"""Escapes control characters of a text for a terminal; newlines and tabs stay.
 
     >>> printable("a\x1b[2J")
     'a\\x1b[2J'
@@ -96,7 +96,7 @@ def printable(text: str) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown: its head and, as words, its cells."""
+    """Formats a Markdown table: a header and rows of texts."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -104,10 +104,17 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def write(
     rows: Sequence[Any], folder: Path, name: str, draw: Callable[[Any], None], inches: tuple
 ) -> tuple[Path, Path]:
-    """`name`.csv and `name`.png in `folder`, which is made.
+    """Writes a table as CSV and a figure as PNG.
 
-    rows: dataclass instances of one kind, at least one; a column for each field. draw: fills a
-    Matplotlib figure of the size given, whose first panel gets the legend.
+    Args:
+        rows: dataclass instances of one kind, at least one; a column for each field.
+        folder: of both files, made if it is not there.
+        name: of both files, without suffix.
+        draw: fills a Matplotlib figure, whose first panel gets the legend.
+        inches: size of the figure.
+
+    Returns:
+        the paths of the CSV and the PNG.
     """
     from matplotlib.figure import Figure
 
@@ -123,7 +130,7 @@ def write(
 
 
 def double_log(axes: Any, guide: tuple[Sequence[float], Sequence[float]], label: str) -> None:
-    """Both axes in powers of two, plain numbers on them, and a grey line to compare slopes with."""
+    """Sets both axes to powers of two and draws a grey line to compare slopes with."""
     axes.plot(*guide, color="lightgrey", linewidth=5, zorder=0, label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
@@ -133,7 +140,7 @@ def double_log(axes: Any, guide: tuple[Sequence[float], Sequence[float]], label:
 
 
 def aligned(table: list[tuple[str, ...]]) -> list[str]:
-    """Columns of equal width: the first to the left, numbers to the right."""
+    """Formats rows in aligned columns: the first flush left, the others flush right."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     rule = "-" * (sum(widths) + 2 * len(widths) - 2)
     lines = [
@@ -147,6 +154,6 @@ def aligned(table: list[tuple[str, ...]]) -> list[str]:
 
 
 def byte_text(count: int) -> str:
-    """Binary units, four figures."""
+    """Formats a number of bytes in binary units, with four figures."""
     power = max(p for p in range(5) if p == 0 or count >= 1024**p)
     return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -171,7 +171,7 @@ def test_a_port_that_is_taken(untouched, monkeypatch, capfd):
         taken.listen()
         port = taken.getsockname()[1]
         address = f"127.0.0.1:{port}"
-        other = threading.Thread(target=cluster._hear_refusal, args=(address, ended))
+        other = threading.Thread(target=cluster._await_refusal, args=(address, ended))
         other.start()
         with pytest.raises(ValueError, match=f"process 0 cannot listen on port {port}"):
             cluster.start(cluster.Job(address, 2, 0))

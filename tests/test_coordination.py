@@ -161,6 +161,6 @@ def test_one_voice(processes, capfd, monkeypatch):
 
     processes(body(0), body(1))
     assert capfd.readouterr().err == "stopped\n as process 0\n"
-    monkeypatch.setattr(coordination, "_HEARD_MS", 10)
+    monkeypatch.setattr(coordination, "_PRINTED_MS", 10)
     processes(lambda: coordination.print_once("mine"), lambda: coordination.print_once("my own"))
     assert sorted(capfd.readouterr().err.splitlines()) == ["mine", "process 1: my own"]

@@ -45,7 +45,7 @@ def lose(monkeypatch, at, gone):
 
     monkeypatch.setattr(elastic.multihost_utils, "live_devices", live_devices)
     monkeypatch.setattr("hsvit_jax.train.run.Loop", elastic.RecoverableLoop)
-    monkeypatch.setattr(coordination, "_left", None)
+    monkeypatch.setattr(coordination, "_survivors", None)
 
 
 @pytest.mark.parametrize("towers", [1, 4])

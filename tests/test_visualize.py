@@ -94,7 +94,7 @@ def test_a_vote_is_what_the_network_says_with_that_group_alone(grouped):
 
 def test_a_group_has_its_own_kernels_maps_and_shares(grouped):
     c, seen = grouped
-    groups = visualize.look(c.model, seen, 1).groups
+    groups = visualize.views_of(c.model, seen, 1).groups
     count = c.model.config.groups
     assert groups.maps_GCHW.shape == (count, 12 // count, 4, 6)
     flat = np.concatenate(seen["maps"], axis=3)[1]
@@ -128,12 +128,12 @@ def test_attention_of_heads_and_of_cls_to_patches():
     assert [w.shape for w in seen["attention"]] == [(2, 3, 1 + 24 + 3, 28)] * 2
     for weights in seen["attention"]:
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-    s = visualize.look(c.model, seen, 1).sequences
+    s = visualize.views_of(c.model, seen, 1).sequences
     assert s.queries == "CLS" and s.blocks == [1, 2] and s.before == 1
     weights_NTS = seen["attention"][1][1]
     for n in range(3):
         # Patch (2, 5) of 4×6 is number 17, token 18; head n's token is number 25 + n.
-        assert s.looks[1][n, 2, 5] == weights_NTS[n, 0, 18]
+        assert s.attention[1][n, 2, 5] == weights_NTS[n, 0, 18]
         assert s.head_tokens[1][n, 2, 5] == weights_NTS[n, 25 + n, 18]
     np.testing.assert_allclose(s.matrices[1], weights_NTS.mean(0), rtol=1e-6)
 
@@ -174,7 +174,7 @@ def test_a_pooled_sequence_is_interpolated():
     places = (np.arange(24) + 0.5) * 11 / 24 - 0.5
     found = c.model.at_places(ramp[None, :, None])
     np.testing.assert_allclose(found.ravel(), np.interp(places, np.arange(11), ramp), atol=1e-5)
-    s = visualize.look(c.model, views("hvt"), 0).sequences
+    s = visualize.views_of(c.model, views("hvt"), 0).sequences
     assert s.blocks == [1] and s.feature_blocks == [1, 2, 3]  # attention is among 24, 11, 11 tokens
     assert s.queries == "mean of all tokens" and s.features[2].shape == (4, 6, 12)
     thinned = models.build(

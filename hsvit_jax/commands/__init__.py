@@ -1,1 +1,1 @@
-"""The modes of the command line: a module for each, with `run(request)`."""
+"""The modes of the command line: one module each, whose `run(request)` returns the exit code."""

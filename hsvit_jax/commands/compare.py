@@ -37,11 +37,13 @@ FLAGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One system: sizes of its network, cost of its programs, and what its runs reached.
+    """One system: the size of its network, the cost of its programs, its accuracy.
 
-    flops: of one image forward, 2·MAC. forward_bytes, training_bytes: peaks of the compiled
-    programs at `batch` images. images_per_second: median of the training log of all seeds.
-    accuracies: of the test split, one for each seed.
+    Attributes:
+      flops: of one image forward, 2·MAC.
+      forward_bytes, training_bytes: peaks of the compiled programs at `batch` images.
+      images_per_second: median of the training log of all seeds.
+      accuracies: of the test split, one for each seed.
     """
 
     name: str
@@ -75,12 +77,22 @@ def compare(
     batch: int = 64,
     verbose: bool = True,
 ) -> list[Row]:
-    """Trains what is not trained yet and returns a row for each of `specs`, best accuracy first.
+    """Trains the systems that are not trained yet, after all checks, and evaluates them.
 
-    out: the folder of all runs. settings: KEY=VALUE texts for every configuration. batch: images
-    of the programs whose memory is stated. Everything that can be checked is checked before the
-    first run starts. Raises ValueError for configurations that are wrong, equal or of different
-    data, and what `hsvit_jax.train.train` raises.
+    Args:
+      specs: configurations, as --config takes them.
+      out: the folder of all runs.
+      settings: KEY=VALUE texts for every configuration.
+      seeds: one run of every system for each.
+      batch: images of the programs whose memory is stated.
+      verbose: print progress.
+
+    Returns:
+      a row for each system, best accuracy first.
+
+    Raises:
+      ValueError: configurations are wrong, equal or of different data; also as
+        `hsvit_jax.train.train`.
     """
     configs = {spec: config_lib.get_config(spec, *settings) for spec in specs}
     _check(configs, specs, seeds)
@@ -126,7 +138,7 @@ def compare(
 def _check(
     configs: dict[str, ml_collections.ConfigDict], specs: Sequence[str], seeds: Sequence[int]
 ) -> None:
-    """Only what was trained on the same data for the same time can be compared."""
+    """Raises ValueError unless all systems are trained on the same data for the same time."""
     if len(configs) < len(specs):
         raise ValueError(f"a system is named twice in {' '.join(specs)}")
     if not seeds or len(set(seeds)) < len(seeds):
@@ -134,19 +146,19 @@ def _check(
     for key in ("name", "val_fraction"):
         values = {spec: config.data[key] for spec, config in configs.items()}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{spec} has {value}" for spec, value in values.items())
-            raise ValueError(f"systems are compared on the same data, but of data.{key} {told}")
+            names = ", ".join(f"{spec} has {value}" for spec, value in values.items())
+            raise ValueError(f"systems are compared on the same data, but of data.{key} {names}")
     lengths = {spec: (c.train.epochs, c.train.steps, c.train.batch) for spec, c in configs.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{spec} {e:g}/{s}/{b}" for spec, (e, s, b) in lengths.items())
+        runs = ", ".join(f"{spec} {e:g}/{s}/{b}" for spec, (e, s, b) in lengths.items())
         raise ValueError(
-            f"systems are compared after equal training, but train.epochs/steps/batch are: {told}; "
+            f"systems are compared after equal training, but train.epochs/steps/batch are: {runs}; "
             "set them for all with --config.train.epochs=... and --config.train.batch=..."
         )
 
 
 def _at_size(dataset: Any, config: ml_collections.ConfigDict) -> Any:
-    """The data set loaded once, or again for a system that reads another image size."""
+    """The data set, loaded again for a system that reads another image size."""
     size = tuple(config.data.image_size)
     size = size * 2 if len(size) == 1 else size
     if size and size != tuple(dataset.info.image_size):
@@ -176,7 +188,7 @@ COLUMNS = (
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as Markdown."""
+    """Formats the rows as Markdown."""
     seeds = len(rows[0].accuracies)
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
     for row in rows:

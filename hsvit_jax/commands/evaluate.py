@@ -1,4 +1,4 @@
-"""--mode=eval: a trained network on a split of its data, on other data, or with groups lost."""
+"""--mode=eval: accuracy on a split of the data, on other data, or with attention groups lost."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hsvit_jax.train import evaluate, metrics
 
 
 def run(request: Request) -> int:
-    """Prints a line of JSON, and the confusions on standard error."""
+    """Prints one line of JSON, and the confusion matrix on standard error."""
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
     if request.flags.curve is not None:
@@ -41,9 +41,12 @@ def run(request: Request) -> int:
 def _images(
     request: Request, classifier: Classifier
 ) -> tuple[ml_collections.ConfigDict, str, data.Split]:
-    """The configuration, the split's name and its images, after the notes on them.
+    """Loads the images to evaluate, with notes on standard error.
 
-    A folder given for a run that is named is evaluated whole: it is other data than the run's.
+    A folder in --config beside a named run is other data than the run's: all of it is evaluated.
+
+    Returns:
+      the configuration, the split's name and its images.
     """
     config, split = classifier.config, request.flags.split
     if request.config is not None:
@@ -51,10 +54,10 @@ def _images(
         for key in ("name", "dir", "val_fraction", "on_bad_image"):
             config.data[key] = request.config.data[key]
         config.eval.batch = request.config.eval.batch
-    name, named = config.data.name, request.flags.checkpoint or request.flags.workdir
+    name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
     if split is None:
-        given = request.config is not None and named and name.startswith("folder=")
-        split = "all" if given else "test"
+        other_data = request.config is not None and name.startswith("folder=")
+        split = "all" if run_is_named and other_data else "test"
     dataset = train.load_data(config, whole=split == "all")
     _check_classes(classifier.class_names, dataset.info.class_names, name)
     if request.config is None and classifier.fingerprint not in (None, dataset.fingerprint):
@@ -68,8 +71,8 @@ def _images(
     if not len(part):
         raise ValueError(f"{name} has no {split} split here")
     images = sum(map(len, (dataset.train, dataset.val, dataset.test)))
-    other = "" if request.flags.split or split == "all" else " (--split=all takes all of them)"
-    cli.note(f"{name}, split {split}: {len(part):,} of {images:,} images{other}")
+    hint = "" if request.flags.split or split == "all" else " (--split=all takes all of them)"
+    cli.note(f"{name}, split {split}: {len(part):,} of {images:,} images{hint}")
     return config, split, part
 
 
@@ -80,7 +83,7 @@ def _curve(
     part: data.Split,
     split: str,
 ) -> int:
-    """Accuracy against the number of lost groups, as a PNG, a CSV and lines of JSON."""
+    """Writes accuracy against the number of lost groups: a PNG, a CSV and lines of JSON."""
     if request.flags.drop_groups:
         raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
     path = lost_groups.check_path(Path(request.flags.curve))
@@ -104,7 +107,7 @@ def _curve(
 
 
 def _votes(lost: list[str], model: Any) -> np.ndarray | None:
-    """1 for each attention group, 0 for those that are lost; None when all are there."""
+    """A weight for each attention group, 0 for the lost ones; None where none is lost."""
     if not lost:
         return None
     groups = model.groups and model.config.groups
@@ -122,14 +125,14 @@ def _votes(lost: list[str], model: Any) -> np.ndarray | None:
     return np.array([float(g not in numbers) for g in range(groups)], np.float32)
 
 
-def _check_classes(knows: tuple[str, ...], has: tuple[str, ...], data: str) -> None:
-    """Counting hits needs the same classes in the same order; the network may know more."""
-    if tuple(has) == tuple(knows[: len(has)]):
+def _check_classes(trained: tuple[str, ...], classes: tuple[str, ...], data: str) -> None:
+    """Raises ValueError unless the data's classes are the network's first ones, in their order."""
+    if tuple(classes) == tuple(trained[: len(classes)]):
         return
-    missing = [name for name in knows if name not in has]
-    extra = [name for name in has if name not in knows]
+    missing = [name for name in trained if name not in classes]
+    extra = [name for name in classes if name not in trained]
     raise ValueError(
-        f"the checkpoint knows {len(knows)} classes and {data} has {len(has)}; only in the "
+        f"the checkpoint knows {len(trained)} classes and {data} has {len(classes)}; only in the "
         f"checkpoint: {_few(missing)}; only in the data: {_few(extra)}. Give --config=... with "
         "data of the same classes in the same order"
     )
@@ -141,7 +144,7 @@ def _few(names: list[str]) -> str:
 
 
 def confusion_table(confusion_KK: Any, names: tuple[str, ...], most: int = 10) -> str:
-    """The confusion matrix as text, or for many classes the `most` frequent confusions."""
+    """Formats the confusion matrix, or for many classes the `most` frequent confusions."""
     if len(names) <= 20:
         width = max(max(len(n) for n in names), len(str(confusion_KK.max())), 4)
         head = " " * width + " " + " ".join(f"{n[:width]:>{width}}" for n in names)
@@ -156,5 +159,5 @@ def confusion_table(confusion_KK: Any, names: tuple[str, ...], most: int = 10) -
         for j in range(len(names))
         if i != j and confusion_KK[i, j]
     ]
-    lines = [f"{n:>6} × {true} taken for {said}" for n, true, said in sorted(wrong)[::-1][:most]]
+    lines = [f"{n:>6} × {true} taken for {pred}" for n, true, pred in sorted(wrong)[::-1][:most]]
     return "\n".join(["most frequent confusions:", *lines])

@@ -1,8 +1,8 @@
-"""How a trained network does with fewer voters: accuracy against the number of groups lost.
+"""Accuracy of a trained network against the number of attention groups lost.
 
-A group's CLS token is one vote, so a network whose devices are lost can answer with those that are
-left. Each batch goes through the network once; only the average of the votes and the head are
-computed for every set of voters.
+A group's CLS token is one vote, so a network that has lost devices can answer with the surviving
+groups. Each batch goes through the network once; only the average of the votes and the head are
+computed for every subset of groups.
 """
 
 import dataclasses
@@ -26,9 +26,12 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Accuracies, fractions of all examples, of the sets of voters in which as many are lost.
+    """Accuracy, as a fraction of all examples, over subsets that have lost equally many groups.
 
-    std: over the sets, of which there are `subsets`; 0 where there is only one.
+    Attributes:
+      lost_groups: their number.
+      subsets: how many subsets were evaluated.
+      mean, std, lowest, highest: over the subsets; std is 0 for a single one.
     """
 
     lost_groups: int
@@ -40,9 +43,13 @@ class Point:
 
 
 def units(model: Any) -> np.ndarray:
-    """Units that are lost whole, a group or a tower's groups: float32 (U, G), 1 for its groups.
+    """The units that are lost as one, a group or all groups of a tower.
 
-    Raises ValueError for a network without attention groups.
+    Returns:
+      float32 (U, G): 1 where a unit holds the group.
+
+    Raises:
+      ValueError: the network has no attention groups.
     """
     groups = getattr(model.config, "groups", 0)
     if not groups:
@@ -56,33 +63,45 @@ def units(model: Any) -> np.ndarray:
 
 
 def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.ndarray]]:
-    """(groups lost, votes float32 (G,)) for 0 to U − 1 lost units, in that order.
+    """Chooses the subsets to evaluate, for 0 to U − 1 lost units in that order.
 
-    All subsets where there are at most `most` of a number, else `most` different ones drawn by
-    `seed`. Raises ValueError for `most` below 1.
+    Args:
+      units_UG: see `units`.
+      most: subsets per number of lost units; drawn where there are more.
+      seed: of the draw.
+
+    Returns:
+      (number of lost groups, votes float32 (G,)) for each subset.
+
+    Raises:
+      ValueError: `most` is below 1.
     """
     if most < 1:
         raise ValueError(f"most is {most}, expected at least 1 subset per number of lost groups")
     count, groups = units_UG.shape
-    found = []
+    chosen = []
     for lost in range(count):
         if math.comb(count, lost) <= most:
-            chosen = list(itertools.combinations(range(count), lost))
+            losses = list(itertools.combinations(range(count), lost))
         else:
             rng, drawn = np.random.default_rng([seed, lost]), set()
             while len(drawn) < most:
                 drawn.add(tuple(sorted(rng.choice(count, lost, replace=False).tolist())))
-            chosen = sorted(drawn)
-        for gone in chosen:
-            found.append((lost * groups // count, 1 - units_UG[list(gone)].sum(0)))
-    return found
+            losses = sorted(drawn)
+        for units_lost in losses:
+            chosen.append((lost * groups // count, 1 - units_UG[list(units_lost)].sum(0)))
+    return chosen
 
 
 def make_counter(
     model: Any, mesh: Mesh, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Callable[..., Array]:
-    """A jitted (params, stats, images uint8 (B, H, W, C), labels (B,), valid (B,), votes (S, G)) →
-    correct answers of each of the S sets of voters, int32 (S,)."""
+    """Compiles the count of correct answers.
+
+    Returns:
+      a function of params, stats, images uint8 (B, H, W, C), labels (B,), valid (B,) and votes
+      (S, G); it returns the correct answers of each of the S subsets of groups, int32 (S,).
+    """
     apply = mesh_lib.spread(model, mesh)
 
     def count(
@@ -117,9 +136,20 @@ def curve(
     most: int = 16,
     seed: int = 0,
 ) -> list[Point]:
-    """Accuracy on every example of `split` with 0 to all but one of the units lost.
+    """Evaluates `split` with 0 to all but one of the units lost.
 
-    most, seed: see `subsets`. Raises ValueError for an empty split or a network without groups.
+    Args:
+      model, mesh, params, stats: the network, its devices and its arrays.
+      split: a `data.Split`.
+      mean, std: of the data set, for normalisation.
+      batch: images at a time.
+      most, seed: see `subsets`.
+
+    Returns:
+      a point for each number of lost units.
+
+    Raises:
+      ValueError: the split is empty, or the network has no groups.
     """
     if not len(split):
         raise ValueError("cannot evaluate on an empty split: hold some examples out for it")
@@ -140,9 +170,18 @@ def curve(
 
 
 def write(points: list[Point], path: Path, title: str) -> Path:
-    """Draws `path` (a PNG) and writes the numbers beside it as CSV, whose path it returns.
+    """Draws the points as a PNG and writes them beside it as CSV.
 
-    Raises ValueError for a path that does not end in .png. A `$` in the title is a dollar sign.
+    Args:
+      points: see `curve`.
+      path: of the PNG.
+      title: of the figure; a `$` in it is a dollar sign.
+
+    Returns:
+      the path of the CSV.
+
+    Raises:
+      ValueError: `path` does not end in .png.
     """
     table = check_path(path).with_suffix(".csv")
     head = [field.name for field in dataclasses.fields(Point)]
@@ -162,7 +201,7 @@ def write(points: list[Point], path: Path, title: str) -> Path:
     lowest, highest = ([getattr(p, k) for p in points] for k in ("lowest", "highest"))
     axes.fill_between(lost, lowest, highest, alpha=0.15, color="C0", label="lowest to highest")
     axes.fill_between(lost, mean - std, mean + std, alpha=0.3, color="C0", label="mean ± std")
-    axes.plot(lost, mean, marker=".", color="C0", label="mean over sets of voters")
+    axes.plot(lost, mean, marker=".", color="C0", label="mean over subsets")
     axes.set(xlabel="attention groups lost", ylabel="accuracy", ylim=(0, 1.02))
     axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.3)
@@ -172,7 +211,7 @@ def write(points: list[Point], path: Path, title: str) -> Path:
 
 
 def check_path(path: Path) -> Path:
-    """`path` if it ends in .png, with its folder made. Raises ValueError if it does not."""
+    """Makes the folder of a PNG and returns its path. Raises ValueError for another suffix."""
     if path.suffix.lower() != ".png":
         raise ValueError(f"--curve={path}: expected the name of a PNG to draw, such as votes.png")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""--mode=plan: what a network would need on many devices."""
+"""--mode=plan: memory, traffic and time of a network on many devices."""
 
 from pathlib import Path
 
@@ -9,23 +9,23 @@ from hsvit_jax.planner import plan
 
 
 def run(request: Request) -> int:
-    """Prints how a network spreads over many devices, and what that costs."""
-    given = request.flags
-    if given.devices is None:
+    """Prints the plan: how a network spreads over the devices, and the costs."""
+    values = request.flags
+    if values.devices is None:
         raise ValueError("--mode=plan needs --devices, for example --devices=4096")
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     print(
         plan.run(
             config_lib.resolve(request.config, info),
-            devices=given.devices,
-            group=given.group,
-            batch=given.batch,
-            bandwidth=given.bandwidth,
-            flops=given.flops,
-            latency=given.latency,
-            verify=given.verify,
-            json=given.json,
-            out=Path(given.out) if given.out else None,
+            devices=values.devices,
+            group=values.group,
+            batch=values.batch,
+            bandwidth=values.bandwidth,
+            flops=values.flops,
+            latency=values.latency,
+            verify=values.verify,
+            json=values.json,
+            out=Path(values.out) if values.out else None,
         )
     )
     return 0

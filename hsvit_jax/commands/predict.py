@@ -14,12 +14,12 @@ from hsvit_jax import classifier, cli, data, report
 from hsvit_jax.cli import Request
 from hsvit_jax.data.images import is_image_name
 
-# Decoded images of a large folder need not all lie in memory at once.
+# Decoded images of a large folder would not fit in memory together.
 _FILES_AT_ONCE = 256
 
 
 def run(request: Request) -> int:
-    """Prints the top classes of each image; 1 where a file is no image."""
+    """Prints the top classes of each image; returns 1 where a file is no image."""
     files = image_files(request.words)
     rows, errors = predict_files(load_classifier(request), files, request.flags.top_k)
     if rows:
@@ -30,7 +30,7 @@ def run(request: Request) -> int:
 
 
 def load_classifier(request: Request) -> classifier.Classifier:
-    """The network in --checkpoint, or --workdir, or the configuration's own folder."""
+    """Loads the network of --checkpoint, of --workdir or of the configuration's default folder."""
     values = request.flags
     if not (values.checkpoint or values.workdir or request.config):
         raise ValueError(
@@ -42,10 +42,14 @@ def load_classifier(request: Request) -> classifier.Classifier:
 
 
 def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:
-    """The files named, and the images below the folders named, in order.
+    """Lists the files named and the images in the folders named, in order.
 
-    Raises ValueError for a path that is not there, or when there is no image at all; mode: of the
-    command line, to say how it is done.
+    Args:
+      paths: files and folders.
+      mode: of the command line, for the message.
+
+    Raises:
+      ValueError: a path does not exist, or there is no image at all.
     """
 
     def below(folder: Path) -> Iterator[Path]:
@@ -53,27 +57,29 @@ def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:
             if is_image_name(path.name) and not path.is_dir():
                 yield path
 
-    found: list[Path] = []
+    files: list[Path] = []
     for name in paths:
         path = Path(name)
         if not os.path.exists(name):  # false for a name too long, which Path refuses to look up
             raise ValueError(f"no such file or folder: {name}")
-        found += below(path) if path.is_dir() else [path]
-    if not found:
+        files += below(path) if path.is_dir() else [path]
+    if not files:
         raise ValueError(
             (f"no images in {', '.join(paths)}" if paths else "no images given")
             + f": name image files or folders of them, as in --mode={mode} "
             "--checkpoint=runs/my-run cat.jpg photos/"
         )
-    return found
+    return files
 
 
 def predict_files(
     network: classifier.Classifier, paths: Sequence[Path], top_k: int = 5
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Top classes of every image file, and the errors of those that could not be read.
+    """Classifies image files.
 
-    Each row: file, rank (from 1), label, probability.
+    Returns:
+      a row for each file and rank (file, rank from 1, label, probability), and the errors of files
+      that could not be read.
     """
     rows, errors = [], []
     for first in range(0, len(paths), _FILES_AT_ONCE):
@@ -95,7 +101,7 @@ def predict_files(
 
 
 def render(rows: list[dict[str, Any]], form: str) -> str:
-    """Rows as 'table', 'csv' or 'json' text, control characters in names escaped.
+    """Formats rows as 'table', 'csv' or 'json', with control characters in names escaped.
 
     Raises ValueError for another form.
     """

@@ -1,4 +1,4 @@
-"""--mode=train: trains to the end, or goes on where the last run stopped."""
+"""--mode=train: trains a network, resuming a run that was stopped."""
 
 import shlex
 
@@ -8,7 +8,7 @@ from hsvit_jax.runtime import cluster, coordination
 
 
 def run(request: Request) -> int:
-    """Trains, and says how to go on; the exit code."""
+    """Trains, and prints the result and the commands that use it."""
     job = cluster.find(request.flags.distributed)
     if job is not None:
         cluster.start(job, recoverable=request.flags.recoverable)

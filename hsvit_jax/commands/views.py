@@ -1,4 +1,4 @@
-"""Records of the arrays that a network shows of one image.
+"""Records of the arrays that `--mode=visualize` draws for one image.
 
 G groups, N heads, T tokens, K classes, D channels.
 """
@@ -12,8 +12,10 @@ import numpy as np
 class Groups:
     """Feature maps and attention of an HSViT's groups for one image.
 
-    maps: (G, C/G, H, W), the trunk's feature maps that are each group's tokens. shares: (G, C/G),
-    the attention that the last CLS pays to each of them, mean over heads; the rest is CLS's own.
+    Attributes:
+      maps_GCHW: (G, C/G, H, W), the trunk's feature maps that are each group's tokens.
+      shares_GC: (G, C/G), attention of the last CLS to each of them, mean over heads; what is
+        missing to 1 is attention to itself.
     """
 
     maps_GCHW: np.ndarray
@@ -24,16 +26,24 @@ class Groups:
 class Sequences:
     """Attention and features of a vision transformer's tokens, in some blocks, for one image.
 
-    blocks: their numbers, from 1. queries: of whom `looks` tells, 'CLS' or 'mean of all tokens'.
-    Each list has an element per block: looks (N, rows, columns), attention to patches by head;
-    matrices (T, T), the mean over heads; head_tokens (N, rows, columns), of the token of head n in
-    head n (empty where there are none); features (rows, columns, D), what the tokens hold.
+    Lists have an element per block.
+
+    Attributes:
+      blocks: numbers of the blocks whose attention is here, from 1.
+      queries: the queries of `attention`, 'CLS' or 'mean of all tokens'.
+      before: tokens before the patches.
+      attention: (N, rows, columns), attention of the queries to the patches, by head.
+      matrices: (T, T), attention by query and key, mean over heads.
+      head_tokens: (N, rows, columns), attention of the token of head n in head n; empty where the
+        network has no such tokens.
+      feature_blocks: numbers of the blocks whose features are here, from 1.
+      features: (rows, columns, D), the tokens after the block.
     """
 
     blocks: list[int]
     queries: str
     before: int
-    looks: list[np.ndarray]
+    attention: list[np.ndarray]
     matrices: list[np.ndarray]
     head_tokens: list[np.ndarray]
     feature_blocks: list[int]
@@ -41,8 +51,8 @@ class Sequences:
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
-    """All there is to show of one image: logits (K,), votes (G, K) and the rest where it exists."""
+class Views:
+    """All arrays of one image: logits (K,), votes (G, K) and the rest where the network has it."""
 
     logits_K: np.ndarray
     votes_GK: np.ndarray | None = None

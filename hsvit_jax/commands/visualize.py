@@ -1,7 +1,7 @@
-"""Where a trained network looks in given images: `--mode=visualize`, PNGs.
+"""--mode=visualize: PNGs of attention, feature maps and votes of a trained network.
 
-The arrays come from the network's own pass (`Network.views`); here they are cut to what the
-literature shows. Legend as in the models: G groups, N heads, T tokens, K classes.
+The arrays are intermediate activations of the forward pass (`Network.views`), reduced here to the
+views of the literature. G groups, N heads, T tokens, K classes.
 
 Source: DHVT supplement, figures 3 to 5 and 7 (attention); HVT paper, figure 3 (feature maps);
 HSViT paper, section 3.1 (one token per kernel, averaged votes).
@@ -19,11 +19,11 @@ from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
 from hsvit_jax.commands import visualize_figures
 from hsvit_jax.commands.predict import image_files, load_classifier
-from hsvit_jax.commands.views import Groups, Look, Sequences
+from hsvit_jax.commands.views import Groups, Sequences, Views
 
 
 def run(request: Request) -> int:
-    """Writes PNGs and prints their names; 1 where a file is no image."""
+    """Writes PNGs and prints their names; returns 1 where a file is no image."""
     files = image_files(request.words, request.flags.mode)
     out = Path(request.flags.out or "views")
     written, errors = write_views(load_classifier(request), files, out)
@@ -34,8 +34,8 @@ def run(request: Request) -> int:
     return 1 if errors else 0
 
 
-class Looker:
-    """Takes images through a classifier's network and keeps what it shows; compiled once."""
+class Viewer:
+    """Runs a classifier's network on images and returns its views; compiled once."""
 
     def __init__(self, classifier: Classifier) -> None:
         self._classifier = classifier
@@ -47,14 +47,14 @@ class Looker:
 
         self._views = jax.jit(views)
 
-    def __call__(self, image_HWC: np.ndarray) -> Look:
-        """Runs the network on one uint8 image of its size and keeps what it shows.
+    def __call__(self, image_HWC: np.ndarray) -> Views:
+        """Runs the network on one uint8 image of its size.
 
         Raises ValueError for a network that has nothing to show.
         """
         c = self._classifier
-        seen = jax.device_get(self._views(c.params, c.stats, image_HWC))
-        if not set(seen) - {"logits"}:
+        arrays = jax.device_get(self._views(c.params, c.stats, image_HWC))
+        if not set(arrays) - {"logits"}:
             model = c.config.model
             mixer = f" with mixer={model.mixer!r}" if "mixer" in model else ""
             raise ValueError(
@@ -62,17 +62,17 @@ class Looker:
                 "weights nor groups nor tokens at known places. Visualize a network with softmax "
                 "attention, an hsvit, or a family of vix, pix, hvt, deit and dhvt"
             )
-        return look(c.model, seen, 0)
+        return views_of(c.model, arrays, 0)
 
 
-def look(model: Any, seen: dict[str, list[np.ndarray]], example: int) -> Look:
-    """Cuts one example out of a batch's views, from `model.views` as NumPy arrays."""
-    groups = {"votes", "group attention"}  # stand before the batch
+def views_of(model: Any, arrays: dict[str, list[np.ndarray]], example: int) -> Views:
+    """Selects one example from a batch's views, `model.views` as NumPy arrays."""
+    groups = {"votes", "group attention"}  # their first axis is groups, the second the batch
     one = {
-        kind: [x[:, example] if kind in groups else x[example] for x in arrays]
-        for kind, arrays in seen.items()
+        kind: [x[:, example] if kind in groups else x[example] for x in of_kind]
+        for kind, of_kind in arrays.items()
     }
-    return Look(
+    return Views(
         logits_K=one["logits"][0],
         votes_GK=one["votes"][0] if "votes" in one else None,
         groups=_groups(one) if "maps" in one else None,
@@ -80,47 +80,47 @@ def look(model: Any, seen: dict[str, list[np.ndarray]], example: int) -> Look:
     )
 
 
-def _groups(seen: dict[str, list[np.ndarray]]) -> Groups:
-    """Feature maps by group; towers follow each other, each with its own."""
-    maps_CHW = np.concatenate([m.transpose(2, 0, 1) for m in seen["maps"]])
-    attention = seen.get("group attention")
-    if attention is None:  # no attention: one group, nothing is preferred
+def _groups(arrays: dict[str, list[np.ndarray]]) -> Groups:
+    """Feature maps by group; the maps of towers are concatenated."""
+    maps_CHW = np.concatenate([m.transpose(2, 0, 1) for m in arrays["maps"]])
+    attention = arrays.get("group attention")
+    if attention is None:  # no attention: one group, equal shares
         shares = np.full((1, len(maps_CHW)), 1 / len(maps_CHW), np.float32)
     else:
-        depth = len(attention) // len(seen["maps"])  # blocks of a tower
+        depth = len(attention) // len(arrays["maps"])  # blocks of a tower
         last = np.concatenate(attention[depth - 1 :: depth])
         shares = last[:, :, 0, 1:].mean(1)
     return Groups(maps_CHW.reshape(*shares.shape, *maps_CHW.shape[1:]), shares)
 
 
-def _sequences(model: Any, seen: dict[str, list[np.ndarray]]) -> Sequences | None:
-    """Attention and features of at most four blocks, evenly chosen among those that are pictures.
+def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | None:
+    """Attention and features of at most four blocks, evenly chosen among those with a token grid.
 
-    Head tokens stand behind the patches; what a network calls them is its `head_tokens` setting.
+    Head tokens (the setting `head_tokens`) follow the patches in the sequence.
     """
     c = model.config
     extra = c.heads if getattr(c, "head_tokens", False) else 0
-    attention = seen.get("attention", [])
-    own = [w.shape[-1] - extra for w in attention]
-    shown = spread_out([i for i, t in enumerate(own) if model.grid(t) is not None])
+    attention = arrays.get("attention", [])
+    lengths = [w.shape[-1] - extra for w in attention]
+    shown = spread_out([i for i, t in enumerate(lengths) if model.grid(t) is not None])
 
     def on_patches(weights_NS: np.ndarray, tokens: int) -> np.ndarray:
         """Attention by key → (N, rows, columns)."""
         placed = model.at_places(weights_NS[None, :, :tokens].swapaxes(1, 2))
         return np.asarray(placed)[0].transpose(2, 0, 1)
 
-    before = model.grid(own[shown[0]])[0] if shown else 0
-    looks, matrices, head_tokens = [], [], []
+    before = model.grid(lengths[shown[0]])[0] if shown else 0
+    by_head, matrices, head_tokens = [], [], []
     for i in shown:
-        weights_NTS, tokens = attention[i], own[i]
-        asked_NS = weights_NTS[:, 0] if before else weights_NTS[:, :tokens].mean(1)
-        looks.append(on_patches(asked_NS, tokens))
+        weights_NTS, tokens = attention[i], lengths[i]
+        query_NS = weights_NTS[:, 0] if before else weights_NTS[:, :tokens].mean(1)
+        by_head.append(on_patches(query_NS, tokens))
         matrices.append(weights_NTS.mean(0))
         if extra:
             heads = np.arange(extra)
             head_tokens.append(on_patches(weights_NTS[heads, tokens + heads], tokens))
     placed = {}
-    for i, x_TD in enumerate(seen.get("tokens", [])):
+    for i, x_TD in enumerate(arrays.get("tokens", [])):
         features = model.at_places(x_TD[None])
         if features is not None:
             placed[i] = np.asarray(features)[0]
@@ -131,7 +131,7 @@ def _sequences(model: Any, seen: dict[str, list[np.ndarray]]) -> Sequences | Non
         blocks=[i + 1 for i in shown],
         queries="CLS" if before else "mean of all tokens",
         before=before,
-        looks=looks,
+        attention=by_head,
         matrices=matrices,
         head_tokens=head_tokens,
         feature_blocks=[i + 1 for i in features],
@@ -140,7 +140,7 @@ def _sequences(model: Any, seen: dict[str, list[np.ndarray]]) -> Sequences | Non
 
 
 def spread_out(items: list[int], most: int = 4) -> list[int]:
-    """All of a short list, else `most` of them: its second, its last but one and between."""
+    """At most `most` items, evenly spaced from the second to the last but one of a long list."""
     if len(items) <= most:
         return items
     ends = (1, len(items) - 2) if len(items) >= 2 * most else (0, len(items) - 1)
@@ -150,15 +150,23 @@ def spread_out(items: list[int], most: int = 4) -> list[int]:
 def write_views(
     classifier: Classifier, paths: Sequence[Path], out: Path
 ) -> tuple[list[Path], list[str]]:
-    """Writes the PNGs of every image file into `out`; returns them and the errors of bad images.
+    """Writes the PNGs of every image file.
 
-    The files are called after the image: NAME-votes.png, -maps, -looks, -matrices, -heads,
-    -features, those that the network has. Raises ValueError for a network with nothing to show, or
-    when `out` is a file.
+    Args:
+      classifier: the trained network.
+      paths: image files.
+      out: folder of the PNGs NAME-votes.png, -maps, -looks, -matrices, -heads and -features, those
+        that the network has.
+
+    Returns:
+      the paths of the PNGs, and the errors of files that are no images.
+
+    Raises:
+      ValueError: the network has nothing to show, or `out` is a file.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out={out} is a file; --mode=visualize writes a folder of PNGs")
-    look, written, errors = Looker(classifier), [], []
+    viewer, written, errors = Viewer(classifier), [], []
     names = classifier.class_names
     for path, stem in zip(paths, _stems(paths), strict=True):
         try:
@@ -166,10 +174,10 @@ def write_views(
         except data.BadImage as error:
             errors.append(str(error))
             continue
-        seen = look(image_HWC)
+        views = viewer(image_HWC)
         out.mkdir(parents=True, exist_ok=True)
         for kind, figure in visualize_figures.figures(
-            seen, image_HWC, names, str(Path(*path.parts[-2:]))
+            views, image_HWC, names, str(Path(*path.parts[-2:]))
         ):
             written.append(out / f"{stem}-{kind}.png")
             report.save_figure(figure, written[-1])
@@ -177,7 +185,7 @@ def write_views(
 
 
 def _stems(paths: Sequence[Path]) -> list[str]:
-    """A name for each file's pictures, its own where no other has it."""
+    """A unique file name stem for each image, numbered where images share a name."""
     taken: dict[str, int] = {}
     out = []
     for path in paths:

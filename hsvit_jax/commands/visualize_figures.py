@@ -1,33 +1,40 @@
-"""Figures of what a network shows of an image: `figures` makes one for each kind of view."""
+"""Figures of a network's views of an image: `figures` draws one for each kind."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from hsvit_jax.commands.views import Groups, Look, Sequences
+from hsvit_jax.commands.views import Groups, Sequences, Views
 
 _MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # the most that are drawn side by side
 
 
 def figures(
-    seen: Look, image_HWC: np.ndarray, names: tuple[str, ...], title: str
+    views: Views, image_HWC: np.ndarray, names: tuple[str, ...], title: str
 ) -> Iterator[tuple[str, Any]]:
-    """(kind, matplotlib figure) for everything in `seen`; image uint8 (H, W, C), names of classes.
+    """Draws every kind of view that the network has.
 
-    Kinds: 'votes', 'maps', 'looks', 'matrices', 'heads', 'features'.
+    Args:
+      views: the arrays to draw.
+      image_HWC: the image, uint8.
+      names: of the classes.
+      title: of every figure; the predicted class is added.
+
+    Yields:
+      the kind ('votes', 'maps', 'looks', 'matrices', 'heads' or 'features') and its figure.
     """
-    odds = np.exp(seen.logits_K - seen.logits_K.max())
+    odds = np.exp(views.logits_K - views.logits_K.max())
     best = int(odds.argmax())
     title = f"{title}: taken for {names[best]} ({odds[best] / odds.sum():.0%})"
-    if seen.votes_GK is not None:
-        yield "votes", _votes(seen.votes_GK, seen.logits_K, image_HWC, names, title)
-    if seen.groups is not None:
-        yield "maps", _maps(seen.groups, image_HWC, title)
-    s = seen.sequences
+    if views.votes_GK is not None:
+        yield "votes", _votes(views.votes_GK, views.logits_K, image_HWC, names, title)
+    if views.groups is not None:
+        yield "maps", _maps(views.groups, image_HWC, title)
+    s = views.sequences
     if s is None:
         return
-    if s.looks:
+    if s.attention:
         yield "looks", _looks(s, image_HWC, title)
         yield "matrices", _matrices(s, title)
     if s.head_tokens:
@@ -118,26 +125,26 @@ def _maps(groups: Groups, image_HWC: np.ndarray, title: str) -> Any:
 
 
 def _attention(axes: Any, weights_HW: np.ndarray, name: str) -> None:
-    """A map of its own scale; the title says how far it is from attending to all evenly."""
+    """A map on its own scale; the title compares it with even attention to all tokens."""
     drawn = weights_HW / weights_HW.mean()
     axes.imshow(drawn, cmap="inferno", vmin=drawn.min(), vmax=max(drawn.max(), 1.05 * drawn.min()))
     _bare(axes, f"{name}: {weights_HW.sum():.0%}\n×{drawn.min():.2g} to ×{drawn.max():.2g}")
 
 
-#: What the titles of attention maps mean.
+#: Legend of the titles of attention maps.
 _SCALE = "% of all attention, × of an even share; dark: least, bright: most"
 
 
 def _looks(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
     """A row for each block: attention to the patches, mean over heads and by head."""
-    heads = min(len(s.looks[0]), _HEADS)
+    heads = min(len(s.attention[0]), _HEADS)
     figure = _figure(1.5 * (heads + 2), 0.8 + 1.85 * len(s.blocks), title)
     grid = figure.subplots(len(s.blocks), heads + 2, squeeze=False)
-    for row, block, looks_NHW in zip(grid, s.blocks, s.looks, strict=True):
+    for row, block, weights_NHW in zip(grid, s.blocks, s.attention, strict=True):
         _show_image(row[0], image_HWC, title=f"block {block}")
-        _attention(row[1], looks_NHW.mean(0), "all heads")
+        _attention(row[1], weights_NHW.mean(0), "all heads")
         for n in range(heads):
-            _attention(row[n + 2], looks_NHW[n], f"head {n}")
+            _attention(row[n + 2], weights_NHW[n], f"head {n}")
     figure.supxlabel(f"attention of {s.queries} to the patches ({_SCALE})", fontsize=9)
     return figure
 
@@ -146,12 +153,14 @@ def _matrices(s: Sequences, title: str) -> Any:
     """Tokens × tokens, mean over heads; lines part CLS, patches and head tokens."""
     figure = _figure(max(4.5, 3.4 * len(s.blocks) + 0.4), 3.4, title)
     grid = figure.subplots(1, len(s.blocks), squeeze=False)[0]
-    for axes, block, looks_NHW, weights_TS in zip(grid, s.blocks, s.looks, s.matrices, strict=True):
+    for axes, block, by_head, weights_TS in zip(
+        grid, s.blocks, s.attention, s.matrices, strict=True
+    ):
         low, high = np.quantile(weights_TS, (0.005, 0.995))  # a few bright tokens hide the rest
         drawn = axes.imshow(
             weights_TS, cmap="inferno", vmin=low, vmax=high, interpolation="nearest"
         )
-        patches = s.before + looks_NHW[0].size
+        patches = s.before + by_head[0].size
         for place in {s.before, patches} - {0, len(weights_TS)}:
             axes.axvline(place - 0.5, color="white", linewidth=0.6)
             axes.axhline(place - 0.5, color="white", linewidth=0.6)
@@ -169,10 +178,10 @@ def _head_tokens(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
     heads = len(s.head_tokens[0])
     figure = _figure(1.5 * (heads + 1), 0.8 + 1.85 * len(s.blocks), title)
     grid = figure.subplots(len(s.blocks), heads + 1, squeeze=False)
-    for row, block, looks_NHW in zip(grid, s.blocks, s.head_tokens, strict=True):
+    for row, block, weights_NHW in zip(grid, s.blocks, s.head_tokens, strict=True):
         _show_image(row[0], image_HWC, title=f"block {block}")
         for n in range(heads):
-            _attention(row[n + 1], looks_NHW[n], f"head {n}")
+            _attention(row[n + 1], weights_NHW[n], f"head {n}")
     figure.supxlabel(f"attention of each head's own token to the patches ({_SCALE})", fontsize=9)
     return figure
 
@@ -190,7 +199,5 @@ def _features(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
             centre = np.median(x_HWD[..., d])
             axes.imshow(x_HWD[..., d] - centre, cmap="RdBu_r", vmin=-limit, vmax=limit)
             _bare(axes, f"channel {d}")
-    figure.supxlabel(
-        "what the tokens hold, less its median: the channels that vary most", fontsize=9
-    )
+    figure.supxlabel("channels of the tokens that vary most, less their median", fontsize=9)
     return figure

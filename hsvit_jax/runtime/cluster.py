@@ -1,4 +1,4 @@
-"""Multi-process jobs: the job that this process belongs to, and how it joins it.
+"""Multi-process jobs: finds the job that this process belongs to, and joins it.
 
 `auto` asks jax's own cluster classes (SLURM, Open MPI, TPU pods, Kubernetes); only where they count
 more than one process is anything started, so a laptop, a notebook, a job of one task and a single
@@ -48,7 +48,7 @@ def find(setting: str) -> Job | None:
     if setting == "off":
         return None
     if setting == "auto":
-        return _around()
+        return _from_scheduler()
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s,:\[\]]+):(\d+),(\d+),(\d+)", setting)
     if match is None:
         raise ValueError(f"--distributed={setting}: {_FORM}, for example 10.0.0.1:8476,4,0")
@@ -63,8 +63,8 @@ def find(setting: str) -> Job | None:
     return Job(f"{host}:{port}", count, index) if count > 1 else None
 
 
-def _around() -> Job | None:
-    """The job of several processes that a scheduler has started, if it has."""
+def _from_scheduler() -> Job | None:
+    """The job of several processes that a scheduler has started, if there is one."""
     for name, local_count in _SCHEDULERS.items():
         kind = next(k for k in clusters.ClusterEnv._cluster_types if k.__name__ == name)
         if name == "K8sCluster" and not _is_indexed_pod():
@@ -107,8 +107,10 @@ _SCHEDULERS: dict[str, Callable[[], int]] = {
 
 
 def _is_indexed_pod() -> bool:
-    """A pod without an index (a notebook) is alone; one with an index must be able to ask how many
-    there are, or each would take itself for the whole job."""
+    """Whether this pod is one of an indexed job; a pod without an index (a notebook) is alone.
+
+    Raises ValueError where the job's pods cannot be counted: each would run as the whole job.
+    """
     if not {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= set(os.environ):
         return False
     if importlib.util.find_spec("kubernetes") is None:
@@ -143,7 +145,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     joined = threading.Event()
     try:
         if job.index:
-            threading.Thread(target=_hear_refusal, args=(job.address, joined), daemon=True).start()
+            threading.Thread(target=_await_refusal, args=(job.address, joined), daemon=True).start()
             _wait_for(job.address, timeout)
         else:
             _check_free(job)
@@ -186,30 +188,30 @@ def _wait_for(address: str, timeout: float) -> None:
 
 
 def _check_free(job: Job) -> None:
-    """A port that is taken would be an abort, or somebody else's job."""
+    """Raises ValueError for a port in use: jax would abort, or join another job."""
     port = int(job.address.rpartition(":")[2])
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:
-            _tell_refusal(job)
+            _report_refusal(job)
             raise ValueError(
                 f"process 0 cannot listen on port {port} ({error.strerror}): choose another port "
                 "in --distributed=host:port,n,i, or set JAX_COORDINATOR_PORT"
             ) from error
 
 
-def _beside(address: str) -> tuple[str, int, bytes]:
-    """(host, port, message): where process 0 tells that the port of `address` was refused to it."""
+def _report_port(address: str) -> tuple[str, int, bytes]:
+    """(host, port, message) by which process 0 reports that the port of `address` is taken."""
     host, _, port = address.rpartition(":")
     message = f"hsvit_jax: no port {port}".encode()
     return host.strip("[]"), int(port) + (1 if int(port) < 65535 else -1), message
 
 
-def _tell_refusal(job: Job, seconds: float = 10.0) -> None:
-    """Tells the other processes on the next port; in vain where that is taken or closed too."""
-    _, port, message = _beside(job.address)
+def _report_refusal(job: Job, seconds: float = 10.0) -> None:
+    """Reports to the other processes on the next port, unless that is taken or closed too."""
+    _, port, message = _report_port(job.address)
     deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError), socket.create_server(("", port)) as server:
         for _ in range(job.count - 1):
@@ -218,12 +220,12 @@ def _tell_refusal(job: Job, seconds: float = 10.0) -> None:
                 other.sendall(message)
 
 
-def _hear_refusal(address: str, joined: threading.Event) -> None:
-    """Ends this process when process 0 says that it cannot listen, until the job is joined.
+def _await_refusal(address: str, joined: threading.Event) -> None:
+    """Ends this process when process 0 reports that it cannot listen, until the job is joined.
 
     In a thread: jax waits for process 0 in a call that nothing ends, if a stranger has its port.
     """
-    host, port, message = _beside(address)
+    host, port, message = _report_port(address)
     while not joined.wait(0.5):
         with contextlib.suppress(OSError), socket.create_connection((host, port), 2) as other:
             if other.recv(64) == message:

@@ -7,7 +7,7 @@ import stat
 import sys
 from pathlib import Path
 
-# How a folder is opened to be looked at, without following a link.
+# Flags that open a folder for inspection, without following a link.
 _FOLDER = sum(getattr(os, f"O_{name}", 0) for name in ("PATH", "DIRECTORY", "NOFOLLOW", "CLOEXEC"))
 
 
@@ -35,7 +35,7 @@ def remember_compilations() -> None:
 
 
 def _processor() -> str:
-    """Short, and different where machine code may not be exchanged."""
+    """A short name of the processor, unique to its instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         features = next((x for x in lines if x.startswith(("flags", "Features"))), "")
@@ -66,12 +66,12 @@ def trusted_folder(folder: str | Path) -> str:
         os.makedirs(path, exist_ok=True)
         return path
     names, real, links = list(filter(None, path.split("/"))), "/", 0
-    here = os.open(real, _FOLDER)
+    descriptor = os.open(real, _FOLDER)
     try:
         while True:
-            found = os.fstat(here)
-            sticky = names and found.st_mode & stat.S_ISVTX
-            if not _mine(found) or (found.st_mode & 0o022 and not sticky):
+            status = os.fstat(descriptor)
+            sticky = names and status.st_mode & stat.S_ISVTX
+            if not _mine(status) or (status.st_mode & 0o022 and not sticky):
                 raise ValueError(
                     f"{real} is another user's or writable by others: take that right away (chmod "
                     "go-w), or name another folder in JAX_COMPILATION_CACHE_DIR"
@@ -80,25 +80,25 @@ def trusted_folder(folder: str | Path) -> str:
                 return real
             name = names.pop(0)
             try:
-                found = os.stat(name, dir_fd=here, follow_symlinks=False)
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             except FileNotFoundError:
-                os.mkdir(name, 0o700, dir_fd=here)
-                found = os.stat(name, dir_fd=here, follow_symlinks=False)
+                os.mkdir(name, 0o700, dir_fd=descriptor)
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             real = os.path.join(real, name)
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 links += 1
-                if not _mine(found) or links > 40:
+                if not _mine(status) or links > 40:
                     raise ValueError(f"{real} is a link that another user made, or one of a loop")
-                target = os.path.join(os.path.dirname(real), os.readlink(name, dir_fd=here))
+                target = os.path.join(os.path.dirname(real), os.readlink(name, dir_fd=descriptor))
                 names = [*filter(None, os.path.normpath(target).split("/")), *names]
                 name = real = "/"
-            below = os.open(name, _FOLDER, dir_fd=here)
-            os.close(here)
-            here = below
+            below = os.open(name, _FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
     finally:
-        os.close(here)
+        os.close(descriptor)
 
 
-def _mine(found: os.stat_result) -> bool:
+def _mine(status: os.stat_result) -> bool:
     """Whether a folder or link belongs to this user or to root."""
-    return found.st_uid in (0, os.getuid())
+    return status.st_uid in (0, os.getuid())

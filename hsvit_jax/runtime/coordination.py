@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 #: Steps between the request to stop and the stop: more than any process can be ahead of another.
 LEAD = 8
-_EVERY = 4  # steps between two looks at the store
-_PAUSE = 1.5  # seconds between two questions whether another process fell
+_EVERY = 4  # steps between two polls of the store
+_PAUSE = 1.5  # seconds between two polls for the end of another process
 _HOUR_MS = 3_600_000
-_HEARD_MS = 5_000  # how long others wait for process 0 to say what they would say
+_PRINTED_MS = 5_000  # how long others wait for process 0 to print the same message
 _numbers = itertools.count()
 _barriers: collections.Counter[str] = collections.Counter()
-_left: list[int] | None = None  # the processes that are left, once some are lost
+_survivors: list[int] | None = None  # the processes that are left, once some are lost
 
 
 def _client() -> Any:
@@ -67,13 +67,13 @@ def agree(what: Callable[[], T]) -> T:
     result = error = None
     try:
         result = what()
-    except ValueError as found:
-        error = found
+    except ValueError as raised:
+        error = raised
     complaints = _gather("" if error is None else str(error) or type(error).__name__)
     for index, complaint in enumerate(complaints):
         if complaint:
-            everybody = len(set(complaints)) == 1
-            raise ValueError(complaint if everybody else f"process {index}: {complaint}") from error
+            alike = len(set(complaints)) == 1
+            raise ValueError(complaint if alike else f"process {index}: {complaint}") from error
     return result
 
 
@@ -98,8 +98,8 @@ def from_lead(text: str) -> str:
 def _gather(text: str) -> list[str]:
     """The texts of all processes, by their number."""
     client, place = _client(), f"hsvit/{next(_numbers)}"
-    mine = distributed.global_state.process_id
-    client.key_value_set(f"{place}/{mine}", text or " ")  # an empty value counts as none
+    index = distributed.global_state.process_id
+    client.key_value_set(f"{place}/{index}", text or " ")  # an empty value counts as none
     client.wait_at_barrier(f"{place}/all", _HOUR_MS)
     count = distributed.global_state.num_processes
     values = [client.blocking_key_value_get(f"{place}/{i}", _HOUR_MS) for i in range(count)]
@@ -107,10 +107,10 @@ def _gather(text: str) -> list[str]:
 
 
 class StopTogether(signals.StopRequests):
-    """A request to stop that reached any process stops all of them at the same call of `due`.
+    """Stops all processes at the same call of `due` once any of them was asked to stop.
 
     The first to be asked writes into the store at which call all will stop: far enough ahead that
-    nobody is past it, and a call at which everybody looks into the store.
+    no process is past it, and a call at which every process polls the store.
     """
 
     def __init__(self, on_request: Callable[[], object] = lambda: None) -> None:
@@ -118,8 +118,10 @@ class StopTogether(signals.StopRequests):
         self._calls, self._asked = 0, False
 
     def due(self) -> int | None:
-        """The signal to stop for, once all processes have got there; every process must call this
-        equally often, and no process may be `LEAD` calls ahead of another."""
+        """The signal to stop for, once all processes have reached the same call.
+
+        Every process must call this equally often, and none may be `LEAD` calls ahead of another.
+        """
         client = _client()
         if client is None:
             return super().due()
@@ -134,14 +136,16 @@ class StopTogether(signals.StopRequests):
             return None
         try:
             signum, at = map(int, client.key_value_try_get("hsvit/stop").split())
-        except jax.errors.JaxRuntimeError:  # nobody was asked
+        except jax.errors.JaxRuntimeError:  # no process was asked
             return None
         return signum if self._calls >= at else None
 
 
 def print_once(text: str) -> None:
-    """Prints a message on stderr once for the job: process 0 prints it, and another process only
-    what process 0 has not printed within 5 s."""
+    """Prints a message on stderr once for the job.
+
+    Process 0 prints it; another process only where process 0 has not done so within 5 s.
+    """
     client = _client()
     if client is not None:
         first = text.partition("\n")[0]  # the rest may be a command line, each its own
@@ -150,7 +154,7 @@ def print_once(text: str) -> None:
             client.key_value_set(key, "1", allow_overwrite=True)
         else:
             try:
-                client.blocking_key_value_get(key, _HEARD_MS)
+                client.blocking_key_value_get(key, _PRINTED_MS)
                 return
             except jax.errors.JaxRuntimeError:
                 text = f"process {distributed.global_state.process_id}: {text}"
@@ -158,13 +162,13 @@ def print_once(text: str) -> None:
 
 
 def leave(code: int) -> int:
-    """Ends this process with `code`; processes that do not arrive here are not waited for long.
+    """Ends this process with `code`, without a long wait for processes that do not get here.
 
     With one process, or for code 0 (every process is done, and jax waits for the last), the code is
     returned instead.
     """
     client = _client()
-    if client is None or (code == 0 and _left is None):
+    if client is None or (code == 0 and _survivors is None):
         return code
     sys.stdout.flush()
     sys.stderr.flush()
@@ -175,16 +179,16 @@ def leave(code: int) -> int:
 
 def _part(what: str, seconds: float) -> bool:
     """As `barrier`; process 0 then waits a little, since the store ends with it."""
-    met = barrier(what, seconds)
+    complete = barrier(what, seconds)
     if is_lead():
         time.sleep(0.5)
-    return met
+    return complete
 
 
 def go_on_with(processes: set[int]) -> None:
     """Restricts barriers to these processes, the survivors of a loss."""
-    global _left
-    _left = sorted(processes)
+    global _survivors
+    _survivors = sorted(processes)
 
 
 def barrier(what: str, seconds: float) -> bool:
@@ -195,14 +199,14 @@ def barrier(what: str, seconds: float) -> bool:
         seconds: the longest wait.
 
     Returns:
-        whether all came in time; with one process True at once.
+        whether all processes called it in time; with one process True at once.
     """
     client = _client()
     if client is None:
         return True
     _barriers[what] += 1
     try:
-        client.wait_at_barrier(f"hsvit/{what}/{_barriers[what]}", int(seconds * 1000), _left)
+        client.wait_at_barrier(f"hsvit/{what}/{_barriers[what]}", int(seconds * 1000), _survivors)
         return True
     except jax.errors.JaxRuntimeError:
         return False
@@ -236,9 +240,9 @@ def leave_stalled() -> None:
 
 def _pull_down(code: int, why: str) -> None:
     """Writes into the store that this process ends, for the listeners of the others."""
-    me = distributed.global_state.process_id
+    index = distributed.global_state.process_id
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process ended before
-        _client().key_value_set("hsvit/down", f"{code} process {me} ended with {why}")
+        _client().key_value_set("hsvit/down", f"{code} process {index} ended with {why}")
     if is_lead():
         time.sleep(2 * _PAUSE)  # the store is gone afterwards
 

@@ -15,17 +15,17 @@ _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def prepare() -> None:
-    """Makes the CPU back end fit for work; called by the command line before jax is imported.
+    """Sets up threads and malloc for the CPU back end, before jax is imported.
 
     With several CPU devices in one process, collectives wait for each other in a thread pool of
-    NPROC threads, which must be at least twice the devices. And glibc is told to keep freed memory:
+    NPROC threads, which must be at least twice the devices. And glibc is set to keep freed memory:
     XLA allocates its buffers anew every step, and giving the pages back each time costs more than
     some of the layers computed in them.
     """
-    found = re.search(
+    forced = re.search(
         r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )
-    devices = int(found[1]) if found else int(os.environ.get("JAX_NUM_CPU_DEVICES", "1"))
+    devices = int(forced[1]) if forced else int(os.environ.get("JAX_NUM_CPU_DEVICES", "1"))
     if devices > 1:
         os.environ.setdefault("NPROC", str(2 * devices))
     if sys.platform == "linux":
@@ -39,7 +39,7 @@ def prepare() -> None:
 
 
 def use_huge_pages(program: str) -> None:
-    """Starts this program once more, with glibc asking for huge pages, where it can have them.
+    """Restarts this program with glibc asking for huge pages, where the kernel has them.
 
     For `python -m hsvit_jax...` on Linux, before anything heavy is imported: glibc reads its
     tunables only at the start of a process. XLA's buffers are hundreds of megabytes and new in
@@ -50,7 +50,7 @@ def use_huge_pages(program: str) -> None:
     Args:
         program: the module that calls this as the program, as `python -m` names it.
     """
-    tunables, ours = os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb"
+    tunables, hugetlb = os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb"
     arguments = getattr(sys, "orig_argv", [])[1:]
     try:
         on_request = "[madvise]" in Path(_HUGE_PAGES).read_text("ascii")
@@ -58,9 +58,9 @@ def use_huge_pages(program: str) -> None:
         return
     if arguments[:2] != ["-m", program] or os.environ.get("HSVIT_HUGE_PAGES") == "0":
         return
-    if not on_request or ours in tunables or not sys.executable:
+    if not on_request or hugetlb in tunables or not sys.executable:
         return
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{ours}=1")))
+    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{hugetlb}=1")))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until `signals.prepare_process`
     try:
         os.execv(sys.executable, [sys.executable, *arguments])

@@ -1,4 +1,4 @@
-"""The memory that a training run takes, refused in one line where it is more than there is."""
+"""Memory checks: refuses a network or batch that needs more memory than the devices have."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _MARGIN = 2
 
 
 def available() -> float:
-    """Bytes of one host's memory and swap, or of one accelerator; infinite where nobody says."""
+    """Bytes of one host's memory and swap, or of one accelerator; infinite where unknown."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         return float((device.memory_stats() or {}).get("bytes_limit", math.inf))
@@ -30,26 +30,26 @@ def available() -> float:
 
 
 def check_network(config: ml_collections.ConfigDict, model: Any) -> None:
-    """Raises ValueError for a network, or a batch for it, far beyond what there is.
+    """Raises ValueError for a network, or a batch for it, far beyond the memory of the job.
 
-    Shapes alone are looked at, before data is read. A device may hold a share of them only, so that
-    all devices of the job count together.
+    Estimated from shapes, before data is read. A device may hold only a shard of the arrays, so
+    the memory of all devices is added up.
     """
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(p)) for name, p in params.items()}
     trained = sum(size for name, size in sizes.items() if name not in model.frozen)
     copies = sum(sizes.values()) * (2 if config.train.ema_decay else 1) + 3 * trained
     places = jax.process_count() if jax.default_backend() == "cpu" else jax.device_count()
-    has = places * available()
+    memory = places * available()
     _refuse(
         4 * copies,
-        has,
+        memory,
         f"training {config.model.variant} with its {sum(sizes.values()):,} parameters",
         "make the network smaller",
     )
     pixels = config.train.batch * math.prod(config.data.image_size) * config.data.channels
-    if 4 * pixels * _VALUES_PER_PIXEL > has:  # else tracing is not worth its seconds
-        _refuse(_saved_bytes(config, model) / _MARGIN, has, *_step_text(config))
+    if 4 * pixels * _VALUES_PER_PIXEL > memory:  # else tracing is not worth its seconds
+        _refuse(_saved_bytes(config, model) / _MARGIN, memory, *_step_text(config))
 
 
 def _saved_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
@@ -80,7 +80,9 @@ def _step_text(config: ml_collections.ConfigDict) -> tuple[str, str]:
 def check_step(program: Any, config: ml_collections.ConfigDict) -> None:
     """Raises ValueError for a compiled training step that needs more memory than its device has.
 
-    program: of one device; on CPUs the devices of a process share its memory.
+    Args:
+        program: compiled for one device; on CPUs the devices of a process share its memory.
+        config: names the batch and image size in the message.
     """
     memory = program.memory_analysis()
     if memory is None:  # a back end that does not say
@@ -91,9 +93,9 @@ def check_step(program: Any, config: ml_collections.ConfigDict) -> None:
     _refuse(sharing * need, available(), *_step_text(config))
 
 
-def _refuse(need: float, has: float, what: str, instead: str) -> None:
-    if need > has:
-        need, has = np.array([need, has]) / 2**30
+def _refuse(need: float, memory: float, what: str, fix: str) -> None:
+    if need > memory:
+        need, memory = np.array([need, memory]) / 2**30
         raise ValueError(
-            f"{what} needs at least {need:,.4g} GiB of memory, and there are {has:,.4g}: {instead}"
+            f"{what} needs at least {need:,.4g} GiB of memory, and there are {memory:,.4g}: {fix}"
         )

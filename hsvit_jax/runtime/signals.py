@@ -1,4 +1,4 @@
-"""Signals and standard streams of a process: what stops a run, and what a closed terminal does.
+"""Signals and standard streams of a process: requests to stop, Ctrl-C, closed terminals.
 
 It imports nothing heavy, so that `prepare_process` can be a program's first call.
 """
@@ -37,7 +37,7 @@ class Diverged(Exception):
 
 
 class StopRequests:
-    """Within this context SIGTERM, SIGHUP and Ctrl-C set `signum` instead of ending the process.
+    """Context in which SIGTERM, SIGHUP and Ctrl-C set `signum` instead of ending the process.
 
     SIGHUP stays ignored where it is, as under nohup. A second signal ends the process at once. A
     thread reads the signals, since Python's handlers wait for a main thread that may hang.
@@ -52,10 +52,10 @@ class StopRequests:
         self._previous: dict[int, object] = {}
 
     def due(self) -> int | None:
-        """The signal to stop for now, if there is one; to be asked between two steps."""
+        """The signal to stop for, if there is one; to be called between two steps."""
         return self.signum
 
-    def _ask(self, signum: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
 
     def _listen(self, pipe: int) -> None:
@@ -78,7 +78,7 @@ class StopRequests:
         pipe, self._written = os.pipe()
         os.set_blocking(self._written, False)  # as `set_wakeup_fd` asks
         self._previous = {
-            signum: signal.signal(signum, self._ask)
+            signum: signal.signal(signum, self._on_signal)
             for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
         }
@@ -99,7 +99,7 @@ class StopRequests:
 
 
 def prepare_process() -> None:
-    """Readies streams and Ctrl-C of a program: to be called before anything heavy is imported.
+    """Sets up streams and Ctrl-C of a program: to be called before anything heavy is imported.
 
     Ctrl-C ends the process with a line and code 130 until `raise_on_ctrl_c`: an exception in the
     middle of an import is no end. A closed standard input or error becomes the null device, as the
@@ -132,7 +132,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _write(text: bytes) -> None:
-    """To standard error, whatever the main thread is doing with its buffer."""
+    """Writes to standard error, past the buffer that the main thread may hold."""
     try:
         os.write(2, text)
     except OSError:  # closed, or its terminal is
@@ -143,7 +143,7 @@ class _Output(io.FileIO):
     """A standard stream that outlives its terminal; standard error fails for nothing at all."""
 
     def write(self, data: Any) -> int:
-        """Writes, or drops what nobody can read any more."""
+        """Writes, or drops what no terminal can show any more."""
         try:
             return super().write(data)
         except OSError as error:
@@ -153,7 +153,7 @@ class _Output(io.FileIO):
 
 
 def _stream(number: int, before: io.TextIOWrapper | None) -> io.TextIOWrapper:
-    """The stream in place of one that Python made, or did not make because it was closed."""
+    """Makes a stream in place of Python's, which is None where the descriptor was closed."""
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(number, "w", closefd=False)),
         before.encoding if before else "utf-8",

@@ -1,4 +1,4 @@
-"""Watchdog: ends a process that is alive but makes no progress, which nothing else notices."""
+"""Watchdog: ends a process that is alive but makes no progress."""
 
 import faulthandler
 import math
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-#: Stopped making progress; a scheduler may start the run again.
+#: Exit code of a stalled process; a scheduler may start the run again.
 EXIT_CODE = 75
 
 #: Seconds without progress that a run is granted once it was asked to stop; schedulers kill at 180.
@@ -18,18 +18,18 @@ GRACE = 150.0
 # Seconds for the stacks and `before_exit`; nobody may be reading standard error.
 _LAST_WORDS = 30.0
 
-# Seconds more for work that may compile, which takes long and tells nothing on the way.
+# Seconds more for work that may compile, which takes long without a heartbeat.
 _SLOW = 1800.0
 
 
 def dump_stacks() -> None:
-    """The stacks of all threads, on stderr."""
+    """Prints the stacks of all threads on stderr."""
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
     sys.stderr.flush()
 
 
 class Watchdog:
-    """Within this context the process ends with code 75 when no `heartbeat` comes for too long.
+    """Context in which the process ends with code 75 when no `heartbeat` comes for too long.
 
     Before that the stacks of all threads go to stderr.
 
@@ -46,11 +46,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def heartbeat(self, what: str, *, slow: bool = False) -> None:
-        """Notes progress, told as `what` if it remains the last.
+        """Notes progress.
 
         Args:
-            what: what was done.
-            slow: what follows may compile; it has half an hour more.
+            what: the work done, named in the message if it remains the last.
+            slow: the next work may compile; it has half an hour more.
         """
         self._extra = _SLOW if slow else 0.0
         self._last, self._what = time.monotonic(), what
