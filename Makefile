@@ -1,4 +1,4 @@
-# Both targets do all the set-up themselves: a virtual environment in .venv, then the work.
+# Every target does all the set-up itself: a virtual environment in .venv, then the work.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
