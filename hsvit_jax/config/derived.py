@@ -1,4 +1,4 @@
-"""Settings that follow from the data set and from the run's length, and checks across settings."""
+"""Settings derived from the data set and from the run's length, and checks across settings."""
 
 from typing import Any
 
@@ -8,10 +8,14 @@ from hsvit_jax.config import defaults, keys, recipes
 
 
 def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.ConfigDict:
-    """A copy in which everything that follows from the data set is filled in, and checked.
+    """Fills in a copy what follows from the data set, and validates it.
 
-    info: the data set's `DataInfo` (image_size, channels, num_classes, mean, std). Raises
-    ValueError naming the key, what was given and what fits.
+    Args:
+      config: as `get_config` returns it; what is set there stays.
+      info: the data set's `DataInfo` (image_size, channels, num_classes, mean, std, flip).
+
+    Raises:
+      ValueError: a value does not fit the data set, or its key's range.
     """
     config = config.copy_and_resolve_references()
     data = config.data
@@ -35,7 +39,7 @@ def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.Conf
 
 
 def _per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Colour statistics for grey images and the reverse: the mean, or the same value thrice."""
+    """Statistics for each channel: grey from colour is the mean, colour from grey three copies."""
     if len(values) == channels:
         return tuple(float(v) for v in values)
     if len(values) not in (1, 3):
@@ -44,8 +48,7 @@ def _per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[fl
 
 
 def validate(config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError for a value outside its key's range (see `keys`), and for values
-    that cannot work together."""
+    """Raises ValueError for a value outside its key's range, and for values that contradict."""
     keys.check(config)
     train = config.train
     if train.epochs and train.steps:
@@ -61,13 +64,12 @@ def validate(config: ml_collections.ConfigDict) -> None:
 
 
 def eval_batch(config: ml_collections.ConfigDict) -> int:
-    """Images in a batch of an evaluation: eval.batch, by default the training batch, whose forward
-    pass is a part of the training step and needs less memory than it."""
+    """Batch size of evaluation: eval.batch, or the training batch, which needs more memory."""
     return config.eval.batch or config.train.batch
 
 
 def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
-    """How many optimizer steps a run has: the one place where epochs become steps.
+    """Counts the optimizer steps of a run: train.steps, or train.epochs converted.
 
     Raises ValueError for more than can be counted.
     """
@@ -83,14 +85,19 @@ def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
 def with_warmup(
     config: ml_collections.ConfigDict, total: int, steps_per_epoch: int
 ) -> ml_collections.ConfigDict:
-    """A copy in which optim.warmup_epochs is a number: as set by hand, else the recipe's epochs,
-    but at most a tenth of the run's `total` steps."""
+    """Sets optim.warmup_epochs in a copy, unless it was set by hand.
+
+    Args:
+      config: resolved.
+      total: steps of the run, of which warm-up takes at most a tenth.
+      steps_per_epoch: of the data set.
+    """
     if config.optim.warmup_epochs != defaults.AUTOMATIC:
         return config
-    own = 1.0 if config.data.name == "digits" else 5.0
+    epochs = 1.0 if config.data.name == "digits" else 5.0
     if config.recipe == "paper":
         recipe = recipes.paper(config.model.family, config.data.name, config.model.variant)
-        own = recipe.get("optim.warmup_epochs", 0.0)
+        epochs = recipe.get("optim.warmup_epochs", 0.0)
     config = config.copy_and_resolve_references()
-    config.optim.warmup_epochs = min(own, total // 10 / steps_per_epoch)
+    config.optim.warmup_epochs = min(epochs, total // 10 / steps_per_epoch)
     return config.lock()

@@ -1,8 +1,8 @@
-"""Every key of a configuration in one table: its meaning, its type and the values it may have.
+"""The table of configuration keys: meaning, type and range of each.
 
-Checks, the reading of `--config.KEY=VALUE` and `--help` derive from it. A value outside its key's
-range is refused before anything is loaded or built. What only shows together with data, devices or
-other sizes is refused where these meet.
+Validation, the parsing of `--config.KEY=VALUE`, `--help` and the tables in docs/ derive from it. A
+value outside its key's range is refused before anything is loaded or built; a conflict with data,
+devices or other sizes is refused where these are known.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What a key means and which values it takes.
+    """The meaning and the range of a key.
 
     Attributes:
-      meaning: a sentence's worth, without a full stop.
+      meaning: a phrase, without a full stop.
       kind: int, float, bool or str.
       low, high: the range of a number, its ends included.
       above, below: the range of a number, its ends left out.
-      besides: numbers outside the range that have a meaning of their own.
-      choices: all values there are; () for no such list.
+      besides: special values outside the range.
+      choices: all values of an enumeration; () for other keys.
       several: whether the value is a tuple of such values.
     """
 
@@ -47,7 +47,7 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """The values that fit, as they are told to a user."""
+        """The range as text, for messages and help."""
         if self.several:
             one = dataclasses.replace(self, several=False).expected
             return f"values with commas between them (or none), each {one}"
@@ -64,7 +64,7 @@ class Key:
         return f"{'a whole number' if self.kind is int else 'a number'} {span}{also}"
 
     def fits(self, value: Any) -> bool:
-        """Whether the key may have this value."""
+        """Whether a value is of the type and in the range."""
         if self.several:
             one = dataclasses.replace(self, several=False)
             listed = isinstance(value, tuple | list) and len(value) <= _MOST_VALUES
@@ -82,9 +82,9 @@ class Key:
         return self.low <= value <= self.high and self.above < value < self.below  # NaN is neither
 
     def parse(self, text: str) -> Any:
-        """The value that `text` says: whole numbers also as '1e3', tuples as '64,32' or '(64,)'.
+        """Parses a value: integers also as '1e3', tuples as '64,32' or '(64,)'.
 
-        Raises ValueError for a text that says none of this kind.
+        Raises ValueError for a text of another type.
         """
         if self.several:
             one = dataclasses.replace(self, several=False)
@@ -378,7 +378,7 @@ _BACKBONES = ("resnet", "efficientnet", "mobilenet_v2")
 
 
 def leaves(config: ml_collections.ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting as ('section.key', value)."""
+    """Yields every setting as ('section.key', value)."""
     for key in sorted(config.keys()):
         value = config[key]
         if isinstance(value, ml_collections.ConfigDict):
@@ -388,7 +388,7 @@ def leaves(config: ml_collections.ConfigDict, prefix: str = "") -> Iterator[tupl
 
 
 def of(path: str, model: Mapping[str, Any]) -> Key:
-    """The entry of a key such as 'train.batch' or 'model.depth'.
+    """Looks up the entry of a key such as 'train.batch' or 'model.depth'.
 
     Args:
       path: sections and name, joined by points.
@@ -403,16 +403,16 @@ def of(path: str, model: Mapping[str, Any]) -> Key:
         backbone = str(model.get("backbone", ""))
         family = next((name for name in _BACKBONES if backbone.startswith(name)), "")
     if section.split(".")[0] != "model":
-        found = KEYS.get(path)
+        entry = KEYS.get(path)
     else:
-        found = MODEL_KEYS.get(f"{family}.{name}") or MODEL_KEYS.get(name)
-    if found is None:
+        entry = MODEL_KEYS.get(f"{family}.{name}") or MODEL_KEYS.get(name)
+    if entry is None:
         raise ValueError(f"unknown configuration key {path!r}")
-    return found
+    return entry
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError naming the first key whose value is outside its range, and the range."""
+    """Raises ValueError for the first value that is outside its key's range."""
     for path, value in leaves(config):
         key = of(path, config.model)
         if not key.fits(value):
@@ -420,20 +420,20 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
-    """' Did you mean …?' for the closest known word, or nothing."""
+    """Suggests the closest known word: ' Did you mean …?', or nothing."""
     close = difflib.get_close_matches(word, known, 1, 0.5)
     return f" Did you mean {close[0]}?" if close else ""
 
 
 def shown(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """Formats a value as it is written on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def describe(config: ml_collections.ConfigDict) -> str:
-    """Every setting as the flag that sets it, with its meaning and values, for --help."""
+    """Lists every setting as the flag that sets it, with its meaning and range, for --help."""
     lines = []
     for key, value in leaves(config):
         entry = of(key, config.model)

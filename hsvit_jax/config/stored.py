@@ -1,4 +1,4 @@
-"""A run's configuration on disk: the name of its folder, and JSON."""
+"""Configurations on disk: the name of a run's folder, and JSON."""
 
 import json
 import re
@@ -9,8 +9,8 @@ import ml_collections
 
 from hsvit_jax.config import defaults
 
-# Settings that are in a run's folder name already, or that leave its results as they are.
-_NO_OTHER_RUN = (
+# Settings that stand in the folder's name already, or that do not change a run's results.
+_SAME_RUN = (
     "seed",
     "init.cache",
     "data.name",
@@ -26,18 +26,24 @@ _NO_OTHER_RUN = (
 
 
 def names_run(key: str) -> bool:
-    """Whether a setting decides the name that `default_workdir` gives."""
-    return key in ("seed", "data.name") or key not in _NO_OTHER_RUN
+    """Whether the name of `default_workdir` depends on a key."""
+    return key in ("seed", "data.name") or key not in _SAME_RUN
 
 
 def default_workdir(
     config: ml_collections.ConfigDict, spec: str, settings: Sequence[str] = ()
 ) -> str:
-    """A readable folder under runs/: configuration, data set, recipe, switches, changes and seed.
+    """Names a run's folder by configuration, data set, recipe, switches, overrides and seed.
 
-    spec: the configuration's file or name with the words after the colon; settings: the KEY=VALUE
-    texts that changed it. The same command gives the same folder, so that a second run goes on
-    where the first stopped, and another setting gives another, so that runs do not mix.
+    The same command gives the same folder and resumes the run; another setting gives another.
+
+    Args:
+      config: the configuration of `spec` and `settings`.
+      spec: its file or name, with the words after the colon.
+      settings: the KEY=VALUE overrides.
+
+    Returns:
+      a path, such as 'runs/c2a2-digits-strong-seed0'.
     """
     place, _, argument = spec.partition(":")
     stem = place.rsplit("/", 1)[-1].removesuffix(".py")
@@ -45,30 +51,25 @@ def default_workdir(
     data = f"{kind}-{path.rstrip('/').rsplit('/', 1)[-1]}" if path else kind
     given = [word.strip() for word in argument.split(",")]
     variant = [config.model.variant] if config.model.family != "hsvit" else []
-    words = [
-        stem,
-        *variant,
-        data,
-        config.recipe,
-        *(word for word in defaults.SWITCHES if word in given),
-    ]
+    switches = [word for word in defaults.SWITCHES if word in given]
+    words = [stem, *variant, data, config.recipe, *switches]
     last = dict(setting.partition("=")[::2] for setting in settings)
     for key, value in sorted(last.items()):
         if key == "init.from":
             value = value.rstrip("/").rpartition("/")[2]
-        if key not in _NO_OTHER_RUN:
+        if key not in _SAME_RUN:
             words.append(key.rpartition(".")[2] + value)
     name = "-".join([*words, f"seed{config.seed}"])
     return "runs/" + re.sub(r"[^\w.=-]+", "_", name)[:200]
 
 
 def to_json(config: ml_collections.ConfigDict) -> str:
-    """The configuration as indented JSON, to be read by people and by `from_json`."""
+    """Writes a configuration as indented JSON."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True)
 
 
 def from_json(text: str) -> ml_collections.ConfigDict:
-    """A configuration written by `to_json`; lists come back as tuples.
+    """Reads a configuration that `to_json` wrote; lists become tuples.
 
     Raises ValueError if the text holds no JSON object.
     """
