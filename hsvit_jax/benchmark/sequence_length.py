@@ -75,7 +75,7 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
     if tokens < 2 or tokens & (tokens - 1):
         raise ValueError(f"--tokens must be powers of two, from 2; got {tokens}")
     rows = 1 << (isqrt(tokens).bit_length() - 1)
-    model = vix.from_settings(
+    model = vix.FAMILY.build(
         {**vix.DEFAULTS, **settings, "mixer": mixer, "patch": 1},
         image_size=(rows, tokens // rows),
         channels=3,

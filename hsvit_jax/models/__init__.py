@@ -1,45 +1,31 @@
 """The registry of model families, and `build`, the one way from a configuration to a network."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 
 from hsvit_jax.models.conv_transformers import cvt, efficientformer, mobilevit, swiftformer
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.hsvit import backbone, hsvit
+from hsvit_jax.models.network import Network
 from hsvit_jax.models.vit import deit, dhvt, hvt, vit
 from hsvit_jax.models.vix import ccx, cvx, levix, pix, vix
 
-#: Family name → module with `VARIANTS`, `from_settings` and, but for hsvit, `DEFAULTS`.
-FAMILIES: Mapping[str, Any] = {
-    "hsvit": hsvit,
-    "hvt": hvt,
-    "deit": deit,
-    "dhvt": dhvt,
-    "vix": vix,
-    "levix": levix,
-    "ccx": ccx,
-    "cvx": cvx,
-    "pix": pix,
-    "vit": vit,
-    "mobilevit": mobilevit,
-    "swiftformer": swiftformer,
-    "cvt": cvt,
-    "efficientformer": efficientformer,
-    "resnet": resnet,
-    "efficientnet": efficientnet,
-    "mobilenet_v2": mobilenet_v2,
-    "hsvit_backbone": backbone,
-}
+_MODULES = (
+    *(hsvit, hvt, deit, dhvt),
+    *(vix, levix, ccx, cvx, pix),
+    *(vit, mobilevit, swiftformer, cvt, efficientformer),
+    *(resnet, efficientnet, mobilenet_v2, backbone),
+)
 
-#: Family name → function from plain settings (a mapping), image size, channels and classes to a
-#: network with `init` and `apply`.
-MODELS: Mapping[str, Callable[..., Any]] = {k: v.from_settings for k, v in FAMILIES.items()}
+#: Family name → its record.
+FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 
 #: Every named variant: (family, variant). Each has its exact parameter count in the tests.
 VARIANTS: tuple[tuple[str, str], ...] = tuple(
-    (family, name) for family, module in FAMILIES.items() for name in module.VARIANTS
+    (name, variant) for name, family in FAMILIES.items() for variant in family.variants
 )
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -47,18 +33,22 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 def build(
     settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
-) -> Any:
+) -> Network:
     """The network that `settings` describe, for images (H, W, channels) and `num_classes` logits.
 
-    settings: a configuration's `model` section: `family`, `dtype` ('float32' or 'bfloat16', of the
-    computation) and what the family needs. Raises ValueError for unknown names and unfit sizes.
+    Args:
+        settings: a configuration's `model` section: `family`, `dtype` ('float32' or 'bfloat16', of
+            the computation) and the keys of the family's `defaults`.
+
+    Raises:
+        ValueError: unknown names, and sizes that do not fit.
     """
     family, dtype = settings["family"], settings["dtype"]
-    if family not in MODELS:
-        raise ValueError(f"unknown model.family {family!r}; choose one of {sorted(MODELS)}")
+    if family not in FAMILIES:
+        raise ValueError(f"unknown model.family {family!r}; choose one of {sorted(FAMILIES)}")
     if dtype not in _DTYPES:
         raise ValueError(f"unknown model.dtype {dtype!r}; choose one of {sorted(_DTYPES)}")
-    return MODELS[family](
+    return FAMILIES[family].build(
         settings,
         image_size=tuple(image_size),
         channels=channels,

@@ -23,6 +23,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import (
     LayerNorm,
     Linear,
@@ -289,21 +290,13 @@ class CvT(Network):
         return None
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> CvT:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
-
-    Raises ValueError for sizes that do not fit.
-    """
-    sizes = {key: settings[key] for key in DEFAULTS}
-    sizes = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in sizes.items()}
-    config = CvTConfig(
-        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
-    )
-    return CvT(config, dtype)
+FAMILY = Family(
+    name="cvt",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="13-patch4",
+    config=CvTConfig,
+    network=CvT,
+    paper_recipe="hsvit",
+    tiny=lambda settings: {"depths": (1, 1, 2), "widths": (8, 12, 16), "heads": (1, 2, 2)},
+)

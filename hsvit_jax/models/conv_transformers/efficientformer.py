@@ -22,6 +22,7 @@ from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.ops import remat
@@ -322,23 +323,19 @@ class EfficientFormer(Network):
         return (0, rows, columns) if tokens == rows * columns else None
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> EfficientFormer:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
-
-    The biases of attention are for the last map that this image leaves. Raises ValueError for sizes
-    that do not fit.
-    """
-    sizes = {key: settings[key] for key in DEFAULTS}
-    for key in ("depths", "widths", "downsamples"):
-        sizes[key] = tuple(sizes[key])
-    config = EfficientFormerConfig(
-        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
-    )
-    return EfficientFormer(config, dtype)
+FAMILY = Family(
+    name="efficientformer",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="l1",
+    config=EfficientFormerConfig,
+    network=EfficientFormer,
+    paper_recipe="hsvit_enlarged",
+    tiny=lambda settings: {
+        "depths": (1, 1, 1, 2),
+        "widths": (8, 8, 12, 16),
+        "attention_blocks": 1,
+        "heads": 2,
+        "key_dim": 4,
+    },
+)

@@ -19,6 +19,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -301,22 +302,13 @@ class MobileViT(Network):
         return bound["head"](pooled_BC), bound.stats()
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> MobileViT:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
-
-    Raises ValueError for sizes that do not fit.
-    """
-    sizes = {key: settings[key] for key in DEFAULTS}
-    for key in ("channels", "widths"):
-        sizes[key] = tuple(sizes[key])
-    config = MobileViTConfig(
-        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
-    )
-    return MobileViT(config, dtype)
+FAMILY = Family(
+    name="mobilevit",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="xs",
+    config=MobileViTConfig,
+    network=MobileViT,
+    paper_recipe="hsvit_enlarged",
+    tiny=lambda settings: {"channels": (4, 4, 8, 8, 8, 8, 16), "widths": (8, 8, 8), "heads": 2},
+)

@@ -21,6 +21,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -266,22 +267,13 @@ class SwiftFormer(Network):
         return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> SwiftFormer:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
-
-    Raises ValueError for sizes that do not fit.
-    """
-    sizes = {key: settings[key] for key in DEFAULTS}
-    for key in ("depths", "widths", "downsamples"):
-        sizes[key] = tuple(sizes[key])
-    config = SwiftFormerConfig(
-        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
-    )
-    return SwiftFormer(config, dtype)
+FAMILY = Family(
+    name="swiftformer",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="xs",
+    config=SwiftFormerConfig,
+    network=SwiftFormer,
+    paper_recipe="hsvit_enlarged",
+    tiny=lambda settings: {"depths": (1, 1, 2, 1), "widths": (8, 8, 12, 16)},
+)

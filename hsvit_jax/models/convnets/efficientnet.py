@@ -15,10 +15,9 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
-
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig, check_rate
 from hsvit_jax.models.convnets.inverted_residual import DROPS, Inverted, InvertedConfig, Plan
+from hsvit_jax.models.family import Family
 
 #: What a variant leaves as it is: the `model` section of EfficientNet-B0.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -195,27 +194,21 @@ def rounded(value: float, divisor: int, least: int | None = None) -> int:
     return nearest + divisor if nearest < 0.9 * value else nearest
 
 
-#: The class of what `sizes` gives.
-CONFIG = EfficientNetConfig
+def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a smoke run: few channels, and blocks in proportion to its own."""
+    scales = {"width": 0.08 * settings["width"], "depth": 0.3 * settings["depth"], "divisor": 4}
+    return {**scales, "expand": (1, 2, 2, 2, 2, 2, 2)}
 
 
-def sizes(
-    settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
-) -> EfficientNetConfig:
-    """The sizes that a `model` section, which has the keys of `DEFAULTS`, gives for such images."""
-    own = {key: settings[key] for key in DEFAULTS}
-    own |= {key: tuple(own[key]) for key in (*_STAGE_KEYS, "symmetric_blocks")}
-    return EfficientNetConfig(image_size, channels, num_classes, **own)
-
-
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> ConvNet:
-    """The classifier of a configuration's `model` section; see `sizes`."""
-    config = sizes(settings, image_size=image_size, channels=channels, num_classes=num_classes)
-    return ConvNet(config, dtype)
+FAMILY = Family(
+    name="efficientnet",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="b0",
+    config=EfficientNetConfig,
+    network=ConvNet,
+    native_size=224,
+    native_sizes=MappingProxyType({"b3": 300, "b4": 380, "b5": 456}),
+    paper_recipe="hsvit_convnet",
+    tiny=tiny,
+)

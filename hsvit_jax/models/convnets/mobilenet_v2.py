@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
-
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
 from hsvit_jax.models.convnets.efficientnet import rounded
 from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan
+from hsvit_jax.models.family import Family
 
 #: What a variant leaves as it is: the `model` section of MobileNetV2-1.0.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -126,26 +125,20 @@ class MobileNetV2Config(InvertedConfig):
             )
 
 
-#: The class of what `sizes` gives.
-CONFIG = MobileNetV2Config
+def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a smoke run: few channels."""
+    widths = {"width": 0.08 * settings["width"], "divisor": 4, "least_channels": 4}
+    return {**widths, "expand": 2.0, "full_top": False}
 
 
-def sizes(
-    settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
-) -> MobileNetV2Config:
-    """The sizes that a `model` section, which has the keys of `DEFAULTS`, gives for such images."""
-    own = {key: settings[key] for key in DEFAULTS}
-    return MobileNetV2Config(image_size, channels, num_classes, **own)
-
-
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> ConvNet:
-    """The classifier of a configuration's `model` section; see `sizes`."""
-    config = sizes(settings, image_size=image_size, channels=channels, num_classes=num_classes)
-    return ConvNet(config, dtype)
+FAMILY = Family(
+    name="mobilenet_v2",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="1.0",
+    config=MobileNetV2Config,
+    network=ConvNet,
+    native_size=224,
+    paper_recipe="hsvit_convnet",
+    tiny=tiny,
+)

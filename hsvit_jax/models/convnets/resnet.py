@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models.convnets.convnet import (
@@ -21,6 +20,7 @@ from hsvit_jax.models.convnets.convnet import (
     ConvNorm,
     HeadConfig,
 )
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import WHOLE, Call, Share
 from hsvit_jax.ops.activations import ACTIVATIONS
 from hsvit_jax.ops.max_pool import max_pool
@@ -183,27 +183,20 @@ class Features(nnx.Module):
         return x_BHWC
 
 
-#: The class of what `sizes` gives.
-CONFIG = ResNetConfig
+def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a smoke run: few channels, and blocks in proportion to its own."""
+    depths = tuple(max(1, round(depth / 4)) for depth in settings["depths"])
+    return {"stem_channels": 8, "channels": (8, 16, 16, 32), "depths": depths}
 
 
-def sizes(
-    settings: Mapping[str, Any], *, image_size: tuple[int, int], channels: int, num_classes: int
-) -> ResNetConfig:
-    """The sizes that a `model` section, which has the keys of `DEFAULTS`, gives for such images."""
-    own = {key: settings[key] for key in DEFAULTS}
-    own |= {key: tuple(own[key]) for key in ("channels", "depths")}
-    return ResNetConfig(image_size, channels, num_classes, **own)
-
-
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> ConvNet:
-    """The classifier of a configuration's `model` section; see `sizes`."""
-    config = sizes(settings, image_size=image_size, channels=channels, num_classes=num_classes)
-    return ConvNet(config, dtype)
+FAMILY = Family(
+    name="resnet",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="50",
+    config=ResNetConfig,
+    network=ConvNet,
+    native_size=224,
+    paper_recipe="hsvit_convnet",
+    tiny=tiny,
+)

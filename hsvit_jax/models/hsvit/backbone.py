@@ -18,12 +18,12 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig, check_rate
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
 from hsvit_jax.models.hsvit.sizes import divisors
@@ -33,8 +33,8 @@ from hsvit_jax.models.network import Bound, Call, Network, Share
 Array = jax.Array
 
 #: Families that a backbone can be of.
-FAMILIES: Mapping[str, Any] = MappingProxyType(
-    {"resnet": resnet, "efficientnet": efficientnet, "mobilenet_v2": mobilenet_v2}
+BACKBONES: Mapping[str, Family] = MappingProxyType(
+    {module.FAMILY.name: module.FAMILY for module in (resnet, efficientnet, mobilenet_v2)}
 )
 
 #: What a variant leaves as it is (HSViT paper, table 3), but for `backbone` and its settings.
@@ -57,22 +57,27 @@ def backbone_settings(name: str) -> dict[str, Any]:
 
     A family's name alone stands for its defaults. Raises ValueError for another name.
     """
-    family, module = _family(name)
-    variant = name.removeprefix(family).removeprefix("_")
-    if variant and variant not in module.VARIANTS:
+    family = _family(name)
+    variant = name.removeprefix(family.name).removeprefix("_")
+    if variant and variant not in family.variants:
         raise ValueError(
-            f"unknown model.backbone {name!r}; {family} has {', '.join(module.VARIANTS)}"
+            f"unknown model.backbone {name!r}; {family.name} has {', '.join(family.variants)}"
         )
-    return {**module.DEFAULTS, **module.VARIANTS.get(variant, {})}
+    return {**family.defaults, **family.variants.get(variant, {})}
 
 
-def _family(name: str) -> tuple[str, Any]:
-    for family, module in FAMILIES.items():
-        if name.startswith(family):
-            return family, module
+def _family(name: str) -> Family:
+    for family in BACKBONES.values():
+        if name.startswith(family.name):
+            return family
     raise ValueError(
-        f"unknown model.backbone {name!r}; it begins with one of {', '.join(FAMILIES)}"
+        f"unknown model.backbone {name!r}; it begins with one of {', '.join(BACKBONES)}"
     )
+
+
+def _named(family: Family, variant: str) -> str:
+    """The name of a backbone: 'resnet50', 'efficientnet_b0', 'mobilenet_v2_1.0'."""
+    return f"{family.name}{'' if family.name == 'resnet' else '_'}{variant}"
 
 
 def _variant(name: str) -> dict[str, Any]:
@@ -83,11 +88,8 @@ def _variant(name: str) -> dict[str, Any]:
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         name: _variant(name)
-        for name in (
-            *(f"resnet{variant}" for variant in resnet.VARIANTS),
-            *(f"efficientnet_{variant}" for variant in efficientnet.VARIANTS),
-            *(f"mobilenet_v2_{variant}" for variant in mobilenet_v2.VARIANTS),
-        )
+        for family in BACKBONES.values()
+        for name in (_named(family, variant) for variant in family.variants)
     }
 )
 DEFAULTS: Mapping[str, Any] = MappingProxyType({**_SHARED, **_variant("resnet50")})
@@ -217,32 +219,61 @@ class BackboneHSViT(HSViT):
     def feature_network(self) -> tuple[str, Network]:
         """The backbone's family, and its classifier of the same sizes."""
         own = self.config.backbone
-        family = next(f for f, module in FAMILIES.items() if isinstance(own, module.CONFIG))
-        return family, ConvNet(own, self.dtype)
+        family = next(f for f in BACKBONES.values() if isinstance(own, f.config))
+        return family.name, ConvNet(own, self.dtype)
 
 
-def from_settings(
-    settings: Mapping[str, Any],
+def _config(
     *,
+    backbone: str,
+    backbone_settings: Mapping[str, Any],
     image_size: tuple[int, int],
-    channels: int,
+    image_channels: int,
     num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> BackboneHSViT:
-    """The network of a configuration's `model` section.
+    **settings: Any,
+) -> BackboneHSViTConfig:
+    """Every size; backbone: a family, with or without a variant, which has `backbone_settings`.
 
-    `backbone` names a family, with or without a variant; the section `backbone_settings` has the
-    keys of that family's DEFAULTS. embed_dim 0: the map's pixels, rounded up to a multiple of 8.
-    Raises ValueError for other keys.
+    Raises ValueError for other settings than that family's.
     """
-    family, module = _family(settings["backbone"])
-    own = settings["backbone_settings"]
-    other = sorted(set(own) ^ set(module.DEFAULTS))
+    family = _family(backbone)
+    other = sorted(set(backbone_settings) ^ set(family.defaults))
     if other:
         raise ValueError(
-            f"model.backbone={settings['backbone']!r} is of the family {family}, which does not "
+            f"model.backbone={backbone!r} is of the family {family.name}, which does not "
             f"agree with the keys of model.backbone_settings in {', '.join(other)}"
         )
-    backbone = module.sizes(own, image_size=image_size, channels=channels, num_classes=num_classes)
-    sizes = {key: settings[key] for key in _SHARED}
-    return BackboneHSViT(BackboneHSViTConfig(backbone, **sizes), dtype)
+    own = family.sizes(
+        backbone_settings,
+        image_size=image_size,
+        channels=image_channels,
+        num_classes=num_classes,
+    )
+    return BackboneHSViTConfig(own, **settings)
+
+
+def _tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a smoke run: the backbone's own, and few groups."""
+    own = _family(settings["backbone"]).tiny(settings["backbone_settings"])
+    return {f"backbone_settings.{k}": v for k, v in own.items()} | {"groups": 4, "heads": 2}
+
+
+FAMILY = Family(
+    name="hsvit_backbone",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="resnet50",
+    config=_config,
+    network=BackboneHSViT,
+    named_by=("backbone",),
+    config_file="backbone",
+    aliases=("hsvit-het",),
+    native_size=224,
+    native_sizes={
+        _named(family, variant): size
+        for family in BACKBONES.values()
+        for variant, size in family.native_sizes.items()
+    },
+    paper_recipe="hsvit_backbone",
+    tiny=_tiny,
+)

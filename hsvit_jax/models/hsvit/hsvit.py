@@ -20,21 +20,28 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.hsvit.groups import Groups
-from hsvit_jax.models.hsvit.sizes import VARIANTS, HSViTConfig, check_tiles, default_strides
+from hsvit_jax.models.hsvit.sizes import (
+    DEFAULTS,
+    VARIANTS,
+    HSViTConfig,
+    check_tiles,
+    default_strides,
+)
 from hsvit_jax.models.hsvit.trunk import Trunk
 from hsvit_jax.models.network import WHOLE, Bound, Call, Network, Share
 from hsvit_jax.ops import normalise
 from hsvit_jax.ops.dropout import dropout_scale
 
 __all__ = [
+    "FAMILY",
     "VARIANTS",
     "HSViT",
     "HSViTConfig",
     "Share",
     "TowerHSViT",
     "default_strides",
-    "from_settings",
 ]
 
 Array = jax.Array
@@ -306,55 +313,58 @@ class TowerHSViT(Network):
         return {f"towers.{name}": self.config.towers * macs for name, macs in tower.items()}
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> Network:
-    """The network of a configuration's `model` section.
-
-    An empty `pool_strides` means the variant's own for this size of image, or of tile. `ablation`
-    is 'none', 'conv_only' (no attention) or 'attention_only' (no convolution; images of embed_dim
-    pixels).
-    """
-    kernels = tuple(settings["conv_kernels"])
-    groups, ablation = settings["groups"], settings["ablation"]
-    if settings["convolution"] not in CONVOLUTIONS:
-        raise ValueError(
-            f"unknown model.convolution {settings['convolution']!r}; choose one of {CONVOLUTIONS}"
-        )
-    strides, tiles = tuple(settings["pool_strides"]), tuple(settings["tiles"])
+def _strides(settings: Mapping[str, Any], image_size: tuple[int, int]) -> tuple[int, ...]:
+    """The variant's own pool strides for this size of image, or of tile."""
+    tiles = settings["tiles"]
     check_tiles(image_size, tiles, settings["towers"])
+    if settings["ablation"] == "attention_only":
+        return (1,) * len(settings["conv_kernels"])
     tile = (image_size[0] // tiles[0], image_size[1] // tiles[1])
+    return default_strides(settings["variant"], tile)
+
+
+def _config(
+    *, ablation: str, convolution: str, conv_kernels: tuple[int, ...], groups: int, **settings: Any
+) -> HSViTConfig:
+    """An HSViT's sizes.
+
+    Args:
+        ablation: 'none', 'conv_only' (no attention) or 'attention_only' (no convolution; images of
+            embed_dim pixels).
+        convolution: see `CONVOLUTIONS`.
+    """
+    if convolution not in CONVOLUTIONS:
+        raise ValueError(f"unknown model.convolution {convolution!r}; choose one of {CONVOLUTIONS}")
     if ablation == "attention_only":
-        kernels = (*kernels[:-1], 0)
-        strides = strides or (1,) * len(kernels)
+        conv_kernels = (*conv_kernels[:-1], 0)
     elif ablation == "conv_only":
         groups = 0
     elif ablation != "none":
         raise ValueError(
             f"unknown model.ablation {ablation!r}; choose none, conv_only or attention_only"
         )
-    config = HSViTConfig(
-        image_size=image_size,
-        image_channels=channels,
-        num_classes=num_classes,
-        conv_channels=tuple(settings["conv_channels"]),
-        conv_kernels=kernels,
-        pool_strides=strides or default_strides(settings["variant"], tile),
-        groups=groups,
-        depth=settings["depth"],
-        embed_dim=settings["embed_dim"],
-        heads=settings["heads"],
-        dropout=settings["dropout"],
-        trunk=settings["trunk"],
-        towers=settings["towers"],
-        group_dropout=settings["group_dropout"],
-        separable=settings["convolution"] == "separable",
-        tiles=tiles,
-        votes=settings["votes"],
-    )
+    separable = convolution == "separable"
+    return HSViTConfig(conv_kernels=conv_kernels, groups=groups, separable=separable, **settings)
+
+
+def _network(config: HSViTConfig, dtype: jnp.dtype) -> HSViT:
     return TowerHSViT(config, dtype) if config.towers > 1 else HSViT(config, dtype)
+
+
+def _tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a smoke run, with as many convolution blocks as its own."""
+    channels = (8,) * (len(settings["conv_channels"]) - 1) + (16,)
+    return {"conv_channels": channels, "groups": 4, "depth": 2, "embed_dim": 16, "heads": 2}
+
+
+FAMILY = Family(
+    name="hsvit",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="c2a2",
+    config=_config,
+    network=_network,
+    automatic={"pool_strides": _strides},
+    named_by=("conv_channels", "depth"),
+    tiny=_tiny,
+)

@@ -3,25 +3,45 @@
 import dataclasses
 from collections.abc import Mapping
 from math import gcd, log, prod
+from types import MappingProxyType
+from typing import Any
 
-#: Named sizes: convolution channels, attention blocks, pool strides by image size (paper, table 2).
-VARIANTS: Mapping[str, dict] = {
-    "c2a2": {
-        "channels": (64, 128),
+#: The settings of a `model` section (paper, table 2, and the authors' code).
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "ablation": "none",  # or 'conv_only', 'attention_only'
+        "conv_channels": (64, 128),
+        "conv_kernels": (3, 3),
+        "pool_strides": (),  # `default_strides`
+        "groups": 16,
         "depth": 2,
-        "strides": {28: (2, 2), 32: (2, 2), 64: (4, 2), 128: (4, 4)},
-    },
-    "c3a4": {
-        "channels": (64, 128, 256),
-        "depth": 4,
-        "strides": {28: (2, 1, 2), 32: (2, 1, 2), 64: (2, 2, 2), 128: (4, 2, 2)},
-    },
-    "c4a8": {
-        "channels": (64, 128, 256, 512),
-        "depth": 8,
-        "strides": {28: (2, 1, 2, 1), 32: (2, 1, 2, 1), 64: (2, 2, 2, 1), 128: (2, 2, 2, 2)},
-    },
-}
+        "embed_dim": 64,
+        "heads": 8,
+        "dropout": 0.2,
+        "trunk": "replicated",
+        "towers": 1,
+        "group_dropout": 0.0,
+        "convolution": "dense",
+        "tiles": (1, 1),
+        "votes": "equal",
+    }
+)
+#: Named sizes (paper, table 2), as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "c2a2": {},
+        "c3a4": {"conv_channels": (64, 128, 256), "conv_kernels": (3, 3, 3), "depth": 4},
+        "c4a8": {"conv_channels": (64, 128, 256, 512), "conv_kernels": (3, 3, 3, 3), "depth": 8},
+    }
+)
+#: Pool strides of a variant by the pixels of an image's side (paper, table 2).
+STRIDES: Mapping[str, Mapping[int, tuple[int, ...]]] = MappingProxyType(
+    {
+        "c2a2": {28: (2, 2), 32: (2, 2), 64: (4, 2), 128: (4, 4)},
+        "c3a4": {28: (2, 1, 2), 32: (2, 1, 2), 64: (2, 2, 2), 128: (4, 2, 2)},
+        "c4a8": {28: (2, 1, 2, 1), 32: (2, 1, 2, 1), 64: (2, 2, 2, 1), 128: (2, 2, 2, 2)},
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,9 +219,9 @@ def default_strides(variant: str, image_size: tuple[int, int]) -> tuple[int, ...
     The paper's for 28, 32, 64 and 128 pixels square; for other sizes those of the table that divide
     both sides and leave a map nearest to 8×8. Raises ValueError when none does.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"unknown model.variant {variant!r}; choose one of {sorted(VARIANTS)}")
-    table = VARIANTS[variant]["strides"]
+    if variant not in STRIDES:
+        raise ValueError(f"unknown model.variant {variant!r}; choose one of {sorted(STRIDES)}")
+    table = STRIDES[variant]
     rows, columns = image_size
     if rows == columns and rows in table:
         return table[rows]

@@ -13,8 +13,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
-
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.vit import hvt, token_pruning
 
 #: What a variant leaves as it is: the `model` section of DeiT-S.
@@ -59,38 +58,30 @@ def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:
     return total
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> hvt.HVT:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+def _config(*, retained: tuple[int, ...], flops_share: float, **settings: Any) -> hvt.HVTConfig:
+    """A DeiT's sizes. flops_share below 1 makes PoWER's schedule, `token_pruning.linear_schedule`;
+    the paper's own is not published. Raises ValueError when `retained` is given as well."""
+    config = hvt.HVTConfig(stage_depth=0, retained=retained, **settings)
+    if flops_share == 1:
+        return config
+    if retained:
+        raise ValueError(
+            f"model.retained={retained} and model.flops_share={flops_share} both say how many "
+            "tokens stay: leave one of them at () or 1.0"
+        )
+    cost = partial(multiply_adds, config)
+    schedule = token_pruning.linear_schedule(config.depth, config.tokens, flops_share, cost)
+    return dataclasses.replace(config, retained=schedule)
 
-    patch 0 means `hvt.default_patch` for the image size. flops_share below 1 makes PoWER's
-    schedule, `power.linear_schedule`; the paper's own is not published. Raises ValueError when
-    `retained` is given as well.
-    """
-    sizes = {key: settings[key] for key in DEFAULTS if key != "flops_share"}
-    sizes["patch"] = sizes["patch"] or hvt.default_patch(image_size)
-    retained, share = tuple(sizes.pop("retained")), settings["flops_share"]
-    config = hvt.HVTConfig(
-        image_size=image_size,
-        image_channels=channels,
-        num_classes=num_classes,
-        stage_depth=0,
-        retained=retained,
-        **sizes,
-    )
-    if share != 1:
-        if retained:
-            raise ValueError(
-                f"model.retained={retained} and model.flops_share={share} both say how many tokens "
-                "stay: leave one of them at () or 1.0"
-            )
-        cost = partial(multiply_adds, config)
-        schedule = token_pruning.linear_schedule(config.depth, config.tokens, share, cost)
-        config = dataclasses.replace(config, retained=schedule)
-    return hvt.HVT(config, dtype)
+
+FAMILY = Family(
+    name="deit",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="s",
+    config=_config,
+    network=hvt.HVT,
+    automatic=hvt.FAMILY.automatic,
+    paper_recipe="hvt",
+    tiny=hvt.tiny,
+)

@@ -8,9 +8,7 @@ Source: DHVT supplement, section 1 (the three modules), table 11 (sizes), tables
 (ablations); the authors' code where the two differ (no bias in SOPE, dropped paths).
 """
 
-from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +17,14 @@ from jax import lax
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vit.dhvt_sizes import DEFAULTS, NORMS, VARIANTS, DHVTConfig
 from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
 
-__all__ = ["DEFAULTS", "DHVT", "NORMS", "VARIANTS", "DHVTConfig", "from_settings"]
+__all__ = ["DEFAULTS", "DHVT", "FAMILY", "NORMS", "VARIANTS", "DHVTConfig"]
 
 # --- Embedding -----------------------------------------------------------------------------------
 
@@ -268,17 +267,13 @@ class DHVT(Network):
         return total, "multiply-adds without attention's, and normalisation"
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> DHVT:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`."""
-    sizes = {key: settings[key] for key in DEFAULTS}
-    config = DHVTConfig(
-        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
-    )
-    return DHVT(config, dtype)
+FAMILY = Family(
+    name="dhvt",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="t-patch4",
+    config=DHVTConfig,
+    network=DHVT,
+    paper_recipe="dhvt",
+    tiny=lambda settings: {"heads": 2, "embed_dim": 16, "depth": 2},
+)

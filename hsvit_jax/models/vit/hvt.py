@@ -22,6 +22,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vit import token_pruning
 from hsvit_jax.ops.max_pool import max_pool
@@ -351,21 +352,22 @@ def default_patch(image_size: tuple[int, int]) -> int:
     return 1
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> HVT:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
+def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a smoke run of an HVT or a DeiT, with as many pools as its own."""
+    stage_depth = settings.get("stage_depth", 0)
+    stages = settings["depth"] // stage_depth if stage_depth else 0
+    sizes = {"heads": 2, "head_dim": 8, "depth": stages or 2, "patch": 4}
+    return {**sizes, "stage_depth": min(stages, 1)} if "stage_depth" in settings else sizes
 
-    patch 0 means `default_patch` for the image size.
-    """
-    sizes = {key: settings[key] for key in DEFAULTS}
-    sizes["patch"] = sizes["patch"] or default_patch(image_size)
-    config = HVTConfig(
-        image_size=image_size, image_channels=channels, num_classes=num_classes, **sizes
-    )
-    return HVT(config, dtype)
+
+FAMILY = Family(
+    name="hvt",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="s-4",
+    config=HVTConfig,
+    network=HVT,
+    automatic={"patch": lambda settings, image_size: default_patch(image_size)},
+    paper_recipe="hvt",
+    tiny=tiny,
+)

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
-
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.vit import hvt
 
 #: What a variant leaves as it is: the `model` section of ViT-B with patches of 4 pixels.
@@ -49,28 +48,26 @@ class ViT(hvt.HVT):
         """The HSViT paper counts 2 for a multiply-add, as everywhere here."""
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> ViT:
-    """The network of a configuration's `model` section, which has the keys of `DEFAULTS`.
-
-    Raises ValueError for an image that the patch does not divide, and other sizes that do not fit.
-    """
-    sizes = {key: settings[key] for key in DEFAULTS if key != "mlp_dim"}
-    width = max(sizes["heads"] * sizes["head_dim"], 1)
-    config = hvt.HVTConfig(
-        image_size=image_size,
-        image_channels=channels,
-        num_classes=num_classes,
+def _config(*, heads: int, head_dim: int, mlp_dim: int, **settings: Any) -> hvt.HVTConfig:
+    """A ViT's sizes as those of a DeiT."""
+    return hvt.HVTConfig(
+        heads=heads,
+        head_dim=head_dim,
         stage_depth=0,
         cls=True,
-        mlp_ratio=settings["mlp_dim"] / width,
+        mlp_ratio=mlp_dim / max(heads * head_dim, 1),
         patch_init="normal",
-        **sizes,
+        **settings,
     )
-    return ViT(config, dtype)
+
+
+FAMILY = Family(
+    name="vit",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="b-patch4",
+    config=_config,
+    network=ViT,
+    paper_recipe="hsvit_vit",
+    tiny=lambda settings: {"heads": 2, "head_dim": 8, "depth": 2, "mlp_dim": 32, "patch": 4},
+)

@@ -18,6 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
@@ -217,44 +218,37 @@ class CCX(Network):
         return bound["head"](x_BTD), bound.stats()
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> CCX:
-    """The network of a configuration's `model` section.
-
-    Empty conv_strides mean those that leave 32×32 tokens. Raises ValueError for heads that do not
-    divide the width.
-    """
-    heads, d = settings["heads"], settings["embed_dim"]
-    if heads < 1 or d % heads:
-        raise ValueError(f"embed_dim={d} is not divisible by heads={heads}")
-    channels_before = tuple(settings["conv_channels"])
-    strides = tuple(settings["conv_strides"])
-    config = CCXConfig(
-        image_size=image_size,
-        image_channels=channels,
-        num_classes=num_classes,
-        mixing=mixer_config.from_settings(
-            settings,
-            head_dim=d // heads,
-            attention_dropout=settings["attention_dropout"],
-            init="normal",
-            dropout=0.0,
-        ),
-        conv_channels=channels_before,
-        conv_strides=strides or stems.default_strides(image_size, len(channels_before) + 1),
-        conv_kernel=settings["conv_kernel"],
-        pool_window=settings["pool_window"],
-        pool_stride=settings["pool_stride"],
-        embed_dim=d,
-        depth=settings["depth"],
-        mlp_dim=settings["mlp_dim"],
-        dropout=settings["dropout"],
-        drop_path=settings["drop_path"],
+def _config(
+    *, heads: int, embed_dim: int, attention_dropout: float, dropout: float, **settings: Any
+) -> CCXConfig:
+    """A CCX's sizes. Raises ValueError for heads that do not divide the width."""
+    if heads < 1 or embed_dim % heads:
+        raise ValueError(f"embed_dim={embed_dim} is not divisible by heads={heads}")
+    sizes = mixer_config.with_mixing(
+        {**settings, "heads": heads},
+        head_dim=embed_dim // heads,
+        attention_dropout=attention_dropout,
+        init="normal",
+        dropout=0.0,
     )
-    return CCX(config, dtype)
+    return CCXConfig(embed_dim=embed_dim, dropout=dropout, **sizes)
+
+
+FAMILY = Family(
+    name="ccx",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="ccn",
+    config=_config,
+    network=CCX,
+    named_by=mixer_config.named_by(DEFAULTS),
+    automatic={
+        "conv_strides": lambda settings, image_size: stems.default_strides(
+            image_size, len(settings["conv_channels"]) + 1
+        )
+    },
+    aliases=("cct",),
+    paper_recipe="vix",
+    tiny=mixer_config.tiny,
+    digits=mixer_config.digits,
+)

@@ -18,6 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
@@ -196,28 +197,24 @@ class CvX(Network):
         return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> CvX:
-    """The network of a configuration's `model` section.
+def _config(**settings: Any) -> CvXConfig:
+    return CvXConfig(**mixer_config.with_mixing(settings))
 
-    Empty stage_strides mean those that leave 32×32 tokens.
-    """
-    depths = tuple(settings["depths"])
-    strides = tuple(settings["stage_strides"])
-    config = CvXConfig(
-        image_size=image_size,
-        image_channels=channels,
-        num_classes=num_classes,
-        mixing=mixer_config.from_settings(settings),
-        stage_strides=strides or stems.default_strides(image_size, len(depths)),
-        depths=depths,
-        embed_dim=settings["embed_dim"],
-        mlp_dim=settings["mlp_dim"],
-    )
-    return CvX(config, dtype)
+
+FAMILY = Family(
+    name="cvx",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="cvn",
+    config=_config,
+    network=CvX,
+    named_by=mixer_config.named_by(DEFAULTS),
+    automatic={
+        "stage_strides": lambda settings, image_size: stems.default_strides(
+            image_size, len(settings["depths"])
+        )
+    },
+    paper_recipe="vix",
+    tiny=mixer_config.tiny,
+    digits=mixer_config.digits,
+)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
@@ -172,29 +173,24 @@ class LeViX(Network):
         return bound["head"](x_BTD.mean(1)), bound.stats()
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> LeViX:
-    """The network of a configuration's `model` section.
+def _config(**settings: Any) -> LeViXConfig:
+    return LeViXConfig(**mixer_config.with_mixing(settings))
 
-    Empty stem_strides mean those that leave 32×32 tokens.
-    """
-    stem = tuple(settings["stem_channels"])
-    strides = tuple(settings["stem_strides"])
-    config = LeViXConfig(
-        image_size=image_size,
-        image_channels=channels,
-        num_classes=num_classes,
-        mixing=mixer_config.from_settings(settings),
-        stem_channels=stem,
-        stem_strides=strides or stems.default_strides(image_size, len(stem) + 1),
-        embed_dim=settings["embed_dim"],
-        depth=settings["depth"],
-        mlp_dim=settings["mlp_dim"],
-    )
-    return LeViX(config, dtype)
+
+FAMILY = Family(
+    name="levix",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="levip",
+    config=_config,
+    network=LeViX,
+    named_by=mixer_config.named_by(DEFAULTS),
+    automatic={
+        "stem_strides": lambda settings, image_size: stems.default_strides(
+            image_size, len(settings["stem_channels"]) + 1
+        )
+    },
+    paper_recipe="vix",
+    tiny=mixer_config.tiny,
+    digits=mixer_config.digits,
+)

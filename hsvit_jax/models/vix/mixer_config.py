@@ -102,7 +102,7 @@ class Mixing:
                 )
 
 
-#: What `from_settings` reads, with the papers' values.
+#: What a `Mixing` reads, with the papers' values.
 DEFAULTS: Mapping[str, Any] = {
     "mixer": "softmax",
     "heads": 4,
@@ -117,7 +117,54 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def from_settings(settings: Mapping[str, Any], **others: Any) -> Mixing:
-    """The mixing of a configuration's `model` section; `others` are what the family decides."""
+#: Settings that may differ within a named variant.
+_FREE = frozenset(
+    (
+        *("batch_coupling", "features", "drop_path", "patch"),
+        *("dropout", "embed_dropout", "attention_dropout"),
+        *("stem_strides", "stage_strides", "conv_strides"),
+    )
+)
+
+
+def named_by(defaults: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings that tell a family's variants apart."""
+    return tuple(key for key in defaults if key not in _FREE)
+
+
+def with_mixing(settings: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """A family's settings with the mixer's in one `mixing`; `others`: what the family decides."""
     own = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in others}
-    return Mixing(**own, **others)
+    rest = {key: value for key, value in settings.items() if key not in DEFAULTS}
+    return {**rest, "mixing": Mixing(**own, **others)}
+
+
+def digits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """8×8 tokens instead of 32×32: digits are 8×8 images, enlarged to 32×32 pixels, so that such a
+    token is one of their own pixels; and fewer landmarks and projected positions than tokens."""
+    return {**_tokens(settings, (2, 2, 1), 4), "landmarks": 16, "projections": 16}
+
+
+def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a smoke run: narrow, shallow and of few tokens, with its own mixer and stem."""
+    sizes = {"heads": 2, "mlp_dim": 32, "landmarks": 4, "projections": 4, "residual_kernel": 5}
+    sizes |= {"embed_dim": 16, **_tokens(settings, (2, 2, 2), 8)}
+    sizes |= {"head_dim": 8} if "head_dim" in settings else {}
+    sizes |= {"depths": (1,) * len(settings["depths"])} if "depths" in settings else {"depth": 2}
+    for key in ("stem_channels", "conv_channels"):
+        if settings.get(key):
+            sizes[key] = (4,) * len(settings[key])
+    return sizes
+
+
+def _tokens(settings: Mapping[str, Any], strides: tuple[int, ...], patch: int) -> dict[str, Any]:
+    """Strides of the first convolutions, or a patch: whichever makes this network's tokens."""
+    for key, of in (
+        ("conv_strides", "conv_channels"),
+        ("stage_strides", "depths"),
+        ("stem_strides", "stem_channels"),
+    ):
+        if key in settings and settings[of]:
+            convolutions = len(settings[of]) + (of != "depths")
+            return {key: (*strides, *(1,) * convolutions)[:convolutions]}
+    return {"patch": patch} if "stem_strides" in settings else {}

@@ -17,6 +17,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, vix
@@ -157,28 +158,20 @@ class PiX(Network):
         return bound["head"](x_BTD), bound.stats()
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> PiX:
-    """The network of a configuration's `model` section.
+def _config(**settings: Any) -> PiXConfig:
+    sizes = {**mixer_config.with_mixing(settings), **vix.embedding_sizes(settings)}
+    return PiXConfig(dropout=settings["dropout"], **sizes)
 
-    patch 0 and empty stem_strides mean those that leave 32×32 tokens.
-    """
-    config = PiXConfig(
-        image_size=image_size,
-        image_channels=channels,
-        num_classes=num_classes,
-        mixing=mixer_config.from_settings(settings),
-        embed_dim=settings["embed_dim"],
-        depths=tuple(settings["depths"]),
-        mlp_dim=settings["mlp_dim"],
-        dropout=settings["dropout"],
-        embed_dropout=settings["embed_dropout"],
-        **vix.embedding_sizes(settings, image_size),
-    )
-    return PiX(config, dtype)
+
+FAMILY = Family(
+    name="pix",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="hybrid_pin",
+    config=_config,
+    network=PiX,
+    named_by=mixer_config.named_by(DEFAULTS),
+    paper_recipe="vix",
+    tiny=mixer_config.tiny,
+    digits=mixer_config.digits,
+)

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import Call, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -224,46 +224,40 @@ class ViX(Network):
         return bound["head"](x_BTD), bound.stats()
 
 
-def embedding_sizes(settings: Mapping[str, Any], image_size: tuple[int, int]) -> dict[str, Any]:
-    """patch, stem_channels and stem_strides, those that are left open by the image size."""
-    stem, strides = tuple(settings["stem_channels"]), tuple(settings["stem_strides"])
+def embedding_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """patch, stem_channels and stem_strides; what is left open follows from the image size."""
+    stem, image_size = settings["stem_channels"], settings["image_size"]
     if not stem:
-        return {"patch": settings["patch"] or stems.default_patch(image_size)}
-    strides = strides or stems.default_strides(image_size, len(stem) + 1)
+        patch = settings["patch"] or stems.default_patch(image_size)
+        return {"patch": patch, "stem_channels": (), "stem_strides": ()}
+    strides = settings["stem_strides"] or stems.default_strides(image_size, len(stem) + 1)
     return {"patch": settings["patch"] or 1, "stem_channels": stem, "stem_strides": strides}
 
 
-def from_settings(
-    settings: Mapping[str, Any],
-    *,
-    image_size: tuple[int, int],
-    channels: int,
-    num_classes: int,
-    dtype: jnp.dtype = jnp.float32,
-) -> ViX:
-    """The network of a configuration's `model` section.
+def _config(**settings: Any) -> ViXConfig:
+    """A ViX's sizes. For mlp_mixer, `expansion` makes both hidden widths, and mlp_dim is not used.
 
-    patch 0 and empty stem_strides mean those that leave 32×32 tokens. positions: 'learned' or
-    'rope'. For mlp_mixer, `expansion` makes both hidden widths and mlp_dim is not used.
+    Raises ValueError for unknown positions.
     """
-    if settings["positions"] not in ("learned", "rope"):
-        raise ValueError(
-            f"unknown model.positions {settings['positions']!r}; choose learned or rope"
-        )
-    m = mixer_config.from_settings(
-        settings, rope=settings["positions"] == "rope", expansion=settings["expansion"]
-    )
-    d = settings["embed_dim"]
-    config = ViXConfig(
-        image_size=image_size,
-        image_channels=channels,
-        num_classes=num_classes,
-        mixing=m,
-        embed_dim=d,
-        depth=settings["depth"],
-        mlp_dim=m.hidden(d) if m.name == "mlp_mixer" else settings["mlp_dim"],
-        dropout=settings["dropout"],
-        embed_dropout=settings["embed_dropout"],
-        **embedding_sizes(settings, image_size),
-    )
-    return ViX(config, dtype)
+    positions, expansion = settings.pop("positions"), settings.pop("expansion")
+    if positions not in ("learned", "rope"):
+        raise ValueError(f"unknown model.positions {positions!r}; choose learned or rope")
+    sizes = mixer_config.with_mixing(settings, rope=positions == "rope", expansion=expansion)
+    mixing = sizes["mixing"]
+    if mixing.name == "mlp_mixer":
+        sizes["mlp_dim"] = mixing.hidden(sizes["embed_dim"])
+    return ViXConfig(dropout=settings["dropout"], **{**sizes, **embedding_sizes(settings)})
+
+
+FAMILY = Family(
+    name="vix",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="hybrid_vin",
+    config=_config,
+    network=ViX,
+    named_by=mixer_config.named_by(DEFAULTS),
+    paper_recipe="vix",
+    tiny=mixer_config.tiny,
+    digits=mixer_config.digits,
+)

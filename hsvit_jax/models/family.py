@@ -1,0 +1,106 @@
+"""A family of networks as one record: its settings, its named variants and how it is built."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+
+from hsvit_jax.models.network import Network
+
+Settings = Mapping[str, Any]
+ImageSize = tuple[int, int]
+
+
+def _nothing(settings: Settings) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What the package knows of one family; a module of networks ends with its record.
+
+    Attributes:
+      name: `model.family`.
+      defaults: the settings of a `model` section that a variant leaves as they are.
+      variants: named networks, as they differ from `defaults`.
+      default_variant: the one that is meant where none is named.
+      config: from `image_size`, `image_channels`, `num_classes` and all settings to the network's
+        config; its dataclass, where every setting is a field.
+      network: from a config and a dtype to the network.
+      automatic: settings which, left empty, follow from the others and the image size.
+      named_by: the settings that tell a variant; () for all.
+      config_file: the stem of its file in configs/, where that is not `name`.
+      aliases: other names of the family in the description of a PyTorch file.
+      native_size: pixels of a side of the images it was made for; 0 for any.
+      native_sizes: the same by variant, where it is another.
+      paper_recipe: the recipe of its paper, by its name in `config.recipes`.
+      tiny: changes of the settings for a smoke run of seconds.
+      digits: changes of the settings for images of 8×8 pixels, enlarged, by the strong recipe.
+    """
+
+    name: str
+    defaults: Settings
+    variants: Mapping[str, Settings]
+    default_variant: str
+    config: Callable[..., Any]
+    network: Callable[..., Network]
+    automatic: Mapping[str, Callable[[Settings, ImageSize], Any]] = field(default_factory=dict)
+    named_by: tuple[str, ...] = ()
+    config_file: str = ""
+    aliases: tuple[str, ...] = ()
+    native_size: int = 0
+    native_sizes: Mapping[str, int] = field(default_factory=dict)
+    paper_recipe: str = ""
+    tiny: Callable[[Settings], dict[str, Any]] = _nothing
+    digits: Callable[[Settings], dict[str, Any]] = _nothing
+
+    def settings(self, variant: str = "") -> dict[str, Any]:
+        """The whole `model` section of a variant but for `dtype`; of the default one if empty."""
+        variant = variant or self.default_variant
+        return {
+            "family": self.name,
+            "variant": variant,
+            **self.defaults,
+            **self.variants[variant],
+        }
+
+    def variant_of(self, settings: Settings, image_size: ImageSize) -> str:
+        """The variant with these settings for such images, 'custom' where there is none."""
+        for name, changes in self.variants.items():
+            named = {**self.defaults, **changes}
+            for key, follows in self.automatic.items():
+                if key in (self.named_by or named) and not named[key]:
+                    named[key] = follows(named, image_size)
+            if all(settings[key] == named[key] for key in self.named_by or named):
+                return name
+        return "custom"
+
+    def sizes(
+        self, settings: Settings, *, image_size: ImageSize, channels: int, num_classes: int
+    ) -> Any:
+        """The network's config that a `model` section gives for such images and classes.
+
+        Raises:
+            ValueError: the sizes do not fit each other or the images.
+        """
+        own = {key: settings[key] for key in self.defaults}
+        own = {key: tuple(v) if isinstance(v, list) else v for key, v in own.items()}
+        for key, follows in self.automatic.items():
+            own[key] = own[key] or follows({**settings, **own}, image_size)
+        return self.config(
+            image_size=image_size, image_channels=channels, num_classes=num_classes, **own
+        )
+
+    def build(
+        self,
+        settings: Settings,
+        *,
+        image_size: ImageSize,
+        channels: int,
+        num_classes: int,
+        dtype: jnp.dtype = jnp.float32,
+    ) -> Network:
+        """The network of a `model` section, which computes in `dtype`; raises as `sizes`."""
+        size = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
+        return self.network(self.sizes(settings, **size), dtype)
