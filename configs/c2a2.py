@@ -15,16 +15,4 @@ from hsvit_jax import config as _config
 
 def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
     """argument: data set, recipe and switches, comma-separated (see `hsvit_jax.config`)."""
-    return _config.base(
-        argument,
-        model={
-            "variant": "c2a2",
-            "conv_channels": (64, 128),
-            "conv_kernels": (3, 3),
-            "groups": 16,
-            "depth": 2,
-            "embed_dim": 64,
-            "heads": 8,
-            "dropout": 0.2,
-        },
-    )
+    return _config.base(argument, _config.named_model("c2a2"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hsvit_jax import convert_efficientnet, convert_hsvit, convert_mobilenet_v2, convert_resnet
-from hsvit_jax.convert_convnet import Fields, data_section, variant_of
+from hsvit_jax.convert_convnet import Fields, data_section
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble
 from hsvit_jax.models.hsvit import backbone
 
@@ -29,11 +29,11 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
     if not isinstance(described, dict):
         raise ValueError("the constructor has no `backbone` with its configuration's fields")
     family = _family(tensors, described)
-    fields, module = Fields(given), backbone.FAMILIES[family]
+    fields, module = Fields(given), backbone.BACKBONES[family]
     if not fields.flag("enable_conv_layer", True):
         raise ValueError("enable_conv_layer=false: a network without its backbone is not supported")
     own = CONVERTERS[family].sizes(described)
-    variant = variant_of(module, own)
+    variant = module.variant_of(own, (0, 0))
     separator = "" if family == "resnet" else "_"
     name = family if variant == "custom" else f"{family}{separator}{variant}"
     shapes = {k: tensors[k].shape for k in tensors}
@@ -76,7 +76,7 @@ def params_from_torch(tensors: Tensors, config: backbone.BackboneHSViTConfig) ->
 
 def listing(config: backbone.BackboneHSViTConfig) -> Iterator[Entry]:
     """Every tensor the reference saves for these sizes."""
-    for family, module in backbone.FAMILIES.items():
-        if isinstance(config.backbone, module.CONFIG):
+    for family, module in backbone.BACKBONES.items():
+        if isinstance(config.backbone, module.config):
             yield from CONVERTERS[family].entries(config.backbone, PREFIX)
     yield from convert_hsvit.attention_entries(config)

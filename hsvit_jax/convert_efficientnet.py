@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hsvit_jax.config import recipes
 from hsvit_jax.convert_convnet import Fields, conv_norm, data_section, variant_of
 from hsvit_jax.convert_tensors import Entry, Tensors, assemble, linear, pointwise
 from hsvit_jax.models.convnets import efficientnet
@@ -52,7 +51,7 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
     model = {"family": "efficientnet", **sizes(given)}
     model["variant"] = variant_of(efficientnet, model)
     head = tensors.get(f"{CLASSIFIER}.weight")
-    native = recipes.native_size(model["variant"])
+    native = efficientnet.FAMILY.native_sizes.get(model["variant"], 224)
     return model, data_section(tensors, given, None if head is None else len(head), native)
 
 

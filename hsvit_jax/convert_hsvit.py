@@ -95,7 +95,7 @@ def _map_sizes(known: dict[str, Any], pixels: int) -> dict[str, Any]:
     if ratio == 1 or len(nums) == 1:
         return {"pool_strides": [ratio] * len(nums)}
     for name, variant in hsvit.VARIANTS.items():
-        if tuple(nums) == variant["channels"]:
+        if tuple(nums) == variant.get("conv_channels", (64, 128)):
             try:
                 strides = hsvit.default_strides(name, (rows, columns))
             except ValueError:
@@ -141,7 +141,8 @@ def settings(tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
         (
             name
             for name, v in hsvit.VARIANTS.items()
-            if channels == v["channels"] and model["depth"] == v["depth"]
+            if channels == v.get("conv_channels", hsvit.FAMILY.defaults["conv_channels"])
+            and model["depth"] == v.get("depth", 2)
         ),
         "custom",
     )

@@ -47,7 +47,7 @@ def small_file(family, converter, given, shapes=(), image=(3, 8, 8)):
     tensors["input"] = np.zeros((1, *image), np.float32)
     model, data = converter.settings(tensors, given)
     network = models.build({"dtype": "float32", **model}, **data)
-    assert set(model) == {"family", "variant", *models.FAMILIES[family].DEFAULTS}
+    assert set(model) == {"family", "variant", *models.FAMILIES[family].defaults}
     rng = np.random.default_rng(0)
     for entry in converter.listing(network.config):
         tensors[entry.key] = rng.random(entry.shape, np.float32)
@@ -72,7 +72,7 @@ def check_every_tensor_has_its_place(family, converter, *case, **image):
 def check_counts(family, counts):
     """Exact parameters by variant: {(variant, pixels, classes): (values, 10⁻⁹ multiply-adds)}."""
     module = models.FAMILIES[family]
-    assert {name for name, *_ in counts} == set(module.VARIANTS)
+    assert {name for name, *_ in counts} == set(module.variants)
     for (variant, pixels, classes), (values, macs) in counts.items():
         model = network(family, variant, (pixels, pixels), classes)
         params, _ = jax.eval_shape(model.init, jax.random.key(0))
@@ -84,8 +84,8 @@ def check_counts(family, counts):
 def network(family, variant="", size=(64, 64), classes=10, **changes):
     """A network of a family's variant with changed settings."""
     module = models.FAMILIES[family]
-    settings = {"family": family, "dtype": "float32", **module.DEFAULTS}
-    settings |= {**module.VARIANTS.get(variant, {}), **changes}
+    settings = {"family": family, "dtype": "float32", **module.defaults}
+    settings |= {**module.variants.get(variant, {}), **changes}
     return models.build(settings, image_size=size, channels=3, num_classes=classes)
 
 

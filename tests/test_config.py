@@ -250,6 +250,8 @@ def _pairs_read() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
             use = ("total_steps", "default_workdir")
             tree.body = [node for node in tree.body if getattr(node, "name", "") in use]
         for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name == "_config":
+                read |= {("settings", arg.arg) for arg in node.args.kwonlyargs}
             if isinstance(node, ast.Attribute):
                 key = node.attr
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -268,7 +270,7 @@ def _pairs_read() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
 
 def test_every_key_is_read_somewhere():
     read, _ = _pairs_read()
-    names = {"model": ("model", "settings"), "": ("config",), "augment": ("settings",)}
+    names = {"model": ("model", "settings", "c"), "": ("config",), "augment": ("settings",)}
     names["checkpoint"] = ("checkpoint", "keep")
     unread = []
     for key, _ in config_lib.leaves(make()):

@@ -4,17 +4,13 @@ import pytest
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import main, models
-from hsvit_jax.config import keys, variants
+from hsvit_jax.config import keys
 
 
 def sections():
     """The `model` section of every variant of every registered family."""
-    for family, module in models.FAMILIES.items():
-        for variant in module.VARIANTS:
-            if family in variants.DEFAULT_VARIANT:
-                yield variants.model_section(family, variant)
-            else:
-                yield config_lib.named_model(variant)
+    for family, variant in models.VARIANTS:
+        yield models.FAMILIES[family].settings(variant)
 
 
 def test_every_key_of_every_family_has_an_entry_and_its_value_fits():

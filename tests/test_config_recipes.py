@@ -11,7 +11,7 @@ from hsvit_jax import data, models, train
 from hsvit_jax.config import recipes, variants
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-FAMILIES = tuple(variants.DEFAULT_VARIANT)
+FAMILIES = tuple(variants.SIBLINGS)
 
 
 def resolved(spec):
@@ -130,7 +130,7 @@ def test_the_strong_recipe_is_the_same_for_all():
 
 @pytest.mark.parametrize("family", ["vix", "levix", "ccx", "cvx", "pix"])
 def test_digits_have_a_token_for_each_of_their_pixels(family):
-    for variant in models.FAMILIES[family].VARIANTS:
+    for variant in models.FAMILIES[family].variants:
         for recipe, side in (("strong", 8), ("paper", 32)):
             c = train.build_model(resolved(f"{family}:{variant},digits,{recipe}")).config
             size = c.map_sizes[-1] if family == "cvx" else c.map_size
@@ -141,7 +141,7 @@ def test_digits_have_a_token_for_each_of_their_pixels(family):
 def test_a_smoke_run_of_every_variant_is_small(family):
     """And what tells variants apart is still there."""
     seen = set()
-    for variant in models.FAMILIES[family].VARIANTS:
+    for variant in models.FAMILIES[family].variants:
         config = resolved(f"{family}:{variant},digits,tiny")
         assert (config.train.steps, config.train.epochs) == (8, 0)
         model = train.build_model(config)
@@ -153,7 +153,7 @@ def test_a_smoke_run_of_every_variant_is_small(family):
     different = {"hvt": 8, "deit": 4, "dhvt": 14}
     # Baselines: CvT's first patch, the expansion of a MobileViT-XXS.
     different |= {"vit": 1, "swiftformer": 1, "efficientformer": 1, "cvt": 2, "mobilevit": 2}
-    assert len(seen) == different.get(family, len(models.FAMILIES[family].VARIANTS))
+    assert len(seen) == different.get(family, len(models.FAMILIES[family].variants))
 
 
 @pytest.mark.parametrize("data_set", ["fashion_mnist", "tiny_imagenet", "food101", "imagenet"])

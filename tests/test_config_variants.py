@@ -17,7 +17,7 @@ from hsvit_jax.config import variants
 from hsvit_jax.runtime import signals
 from hsvit_jax.train import loop
 
-FAMILIES = tuple(variants.DEFAULT_VARIANT)
+FAMILIES = tuple(variants.SIBLINGS)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ FAMILIES = tuple(variants.DEFAULT_VARIANT)
 def test_words_choose_the_variant(spec, variant, data):
     config = config_lib.get_config(spec)
     assert (config.model.variant, config.data.name) == (variant, data)
-    sizes = {**models.FAMILIES[config.model.family].VARIANTS[variant]}
+    sizes = {**models.FAMILIES[config.model.family].variants[variant]}
     if "digits" not in spec and "tiny" not in spec.split(","):
         assert {key: config.model[key] for key in sizes} == sizes
 

@@ -20,7 +20,7 @@ COUNTS = {
     "c3a4": (2_242_826, 2_255_176),
     "c4a8": (6_873_354, 6_885_704),
 }
-SIBLINGS = tuple(variants.DEFAULT_VARIANT)
+SIBLINGS = tuple(variants.SIBLINGS)
 
 
 def count(config, **shape):
@@ -47,7 +47,7 @@ def test_a_file_is_its_named_network(name):
 @pytest.mark.parametrize("family", SIBLINGS)
 def test_a_file_is_its_family(family):
     words = ("", "digits", "imagenet,paper,bf16", "cifar10,tiny")
-    for argument in (*words, *models.FAMILIES[family].VARIANTS):
+    for argument in (*words, *models.FAMILIES[family].variants):
         from_file = config_lib.get_config(f"{FILES[family]}:{argument}")
         assert from_file == config_lib.get_config(f"{family}:{argument}")
     assert from_file.model.variant == argument
@@ -58,7 +58,7 @@ def test_a_family_s_docstring_claims_the_true_counts(family):
     text = " ".join(FILES[family].read_text().split('"""')[1].split("\n"))
     shapes = [(int(a), int(b)) for a, b in re.findall(r"(\d+) px and (\d+) classes", text)]
     lines = re.findall(r"^ {4}(\S+) +([\d,]+) +([\d,]+)$", FILES[family].read_text(), re.M)
-    assert len(shapes) == 2 and len(lines) >= min(4, len(models.FAMILIES[family].VARIANTS))
+    assert len(shapes) == 2 and len(lines) >= min(4, len(models.FAMILIES[family].variants))
     for variant, *claims in lines:
         config = config_lib.get_config(f"{family}:{variant}")
         for (side, classes), claim in zip(shapes, claims, strict=True):
@@ -69,9 +69,9 @@ def test_a_family_s_docstring_claims_the_true_counts(family):
 @pytest.mark.parametrize("family", SIBLINGS)
 def test_a_family_s_docstring_names_its_variants_and_default(family):
     text = FILES[family].read_text()
-    assert variants.DEFAULT_VARIANT[family] in text
+    assert variants.SIBLINGS[family].default_variant in text
     assert ("`model.batch_coupling=False`" in text) == (
-        "batch_coupling" in models.FAMILIES[family].DEFAULTS
+        "batch_coupling" in models.FAMILIES[family].defaults
     )
     commands = re.findall(r"--config=(\S+)", text)
     assert len(commands) == 3

@@ -19,26 +19,11 @@ TOWERS = (1, 2, 4, 8, 16)
 
 
 def build(variant, towers, convolution, **changes):
-    sizes = hsvit.VARIANTS[variant]
     settings = {
-        "family": "hsvit",
-        "variant": variant,
-        "ablation": "none",
+        **hsvit.FAMILY.settings(variant),
         "dtype": "float32",
-        "conv_channels": sizes["channels"],
-        "conv_kernels": (3,) * len(sizes["channels"]),
-        "pool_strides": (),
-        "groups": 16,
-        "depth": sizes["depth"],
-        "embed_dim": 64,
-        "heads": 8,
-        "dropout": 0.2,
-        "trunk": "replicated",
         "towers": towers,
-        "group_dropout": 0.0,
         "convolution": convolution,
-        "tiles": (1, 1),
-        "votes": "equal",
         **changes,
     }
     return models.build(settings, image_size=(32, 32), channels=3, num_classes=10)
@@ -46,7 +31,8 @@ def build(variant, towers, convolution, **changes):
 
 def by_hand(variant, towers, separable):
     """(parameters, multiply-adds) of one 32×32 image in 10 classes: 16 groups, 64 dimensions."""
-    channels, depth = hsvit.VARIANTS[variant]["channels"], hsvit.VARIANTS[variant]["depth"]
+    sizes = hsvit.FAMILY.settings(variant)
+    channels, depth = sizes["conv_channels"], sizes["depth"]
     sides = {"c2a2": (32, 16), "c3a4": (32, 16, 16), "c4a8": (32, 16, 16, 8)}[variant]
     weights = macs = 0
     before, image = 3, True

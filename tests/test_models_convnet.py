@@ -11,7 +11,7 @@ from jax import lax
 
 from hsvit_jax import mesh, models
 from hsvit_jax.models.conv_layers import convolve
-from hsvit_jax.models.convnets import convnet, efficientnet, mobilenet_v2, resnet
+from hsvit_jax.models.convnets import convnet
 from hsvit_jax.models.convnets.convnet import Conv
 from hsvit_jax.models.network import Call
 from hsvit_jax.ops.activations import ACTIVATIONS
@@ -20,7 +20,7 @@ CALL = Call(train=True, dropout_words=None, example_ids_B=np.arange(3))
 
 
 def built(family, size=(33, 40), **changes):
-    settings = {**models.FAMILIES[family].DEFAULTS, "family": family, "dtype": "float32"}
+    settings = {**models.FAMILIES[family].defaults, "family": family, "dtype": "float32"}
     return models.build(settings | changes, image_size=size, channels=3, num_classes=5)
 
 
@@ -169,10 +169,9 @@ def test_sizes_that_do_not_fit_say_so(family, changes, message):
 @pytest.mark.parametrize("family", ["resnet", "efficientnet", "mobilenet_v2"])
 def test_every_setting_changes_the_network(family):
     """No setting is read and then forgotten: sizes differ wherever a setting does."""
-    module = {
-        "resnet": resnet,
-        "efficientnet": efficientnet,
-        "mobilenet_v2": mobilenet_v2,
-    }[family]
     fields = {field.name for field in dataclasses.fields(built(family).config)}
-    assert set(module.DEFAULTS) == fields - {"image_size", "image_channels", "num_classes"}
+    assert set(models.FAMILIES[family].defaults) == fields - {
+        "image_size",
+        "image_channels",
+        "num_classes",
+    }

@@ -46,28 +46,7 @@ ABLATIONS = {
 
 def settings(variant, **changes):
     """A configuration's `model` section for a named variant, as a plain dict."""
-    named = hsvit.VARIANTS[variant]
-    return {
-        "family": "hsvit",
-        "variant": variant,
-        "ablation": "none",
-        "dtype": "float32",
-        "conv_channels": named["channels"],
-        "conv_kernels": (3,) * len(named["channels"]),
-        "pool_strides": (),
-        "groups": 16,
-        "depth": named["depth"],
-        "embed_dim": 64,
-        "heads": 8,
-        "dropout": 0.2,
-        "trunk": "replicated",
-        "towers": 1,
-        "group_dropout": 0.0,
-        "convolution": "dense",
-        "tiles": (1, 1),
-        "votes": "equal",
-        **changes,
-    }
+    return {**hsvit.FAMILY.settings(variant), "dtype": "float32", **changes}
 
 
 def parameters(model):
@@ -99,7 +78,7 @@ def test_parameter_counts_of_ablations(case):
 def test_every_registered_variant_has_a_count():
     own = {case for case in models.VARIANTS if case[0] == "hsvit"}
     assert own == {case[:2] for case in PARAMETERS}
-    assert {family for family, _ in models.VARIANTS} == set(models.MODELS)
+    assert {family for family, _ in models.VARIANTS} == set(models.FAMILIES)
 
 
 # --- Goldens -------------------------------------------------------------------------------------

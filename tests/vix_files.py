@@ -22,8 +22,8 @@ def small(family, **changes):
         "stem_channels": (),
         "conv_channels": (7,),
     }
-    known = {k: v for k, v in sizes.items() if k in module.DEFAULTS}
-    return {**module.DEFAULTS, **known, "family": family, "dtype": "float32", **changes}
+    known = {k: v for k, v in sizes.items() if k in module.defaults}
+    return {**module.defaults, **known, "family": family, "dtype": "float32", **changes}
 
 
 def state(converter, config):
@@ -34,8 +34,8 @@ def state(converter, config):
 def check_variants_are_recognised(family, converter, given):
     """Every named variant is known by its tensors' names and shapes, and what `given` adds."""
     module = models.FAMILIES[family]
-    for variant, changes in module.VARIANTS.items():
-        settings = {**module.DEFAULTS, **changes, "family": family, "dtype": "float32"}
+    for variant, changes in module.variants.items():
+        settings = {**module.defaults, **changes, "family": family, "dtype": "float32"}
         model = models.build(settings, image_size=(32, 32), channels=3, num_classes=10)
         zero = np.zeros((), np.float32)
         tensors = {e.key: np.broadcast_to(zero, e.shape) for e in converter.listing(model.config)}

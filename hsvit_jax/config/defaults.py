@@ -15,6 +15,7 @@ import ml_collections
 
 from hsvit_jax.config import recipes
 from hsvit_jax.config.keys import nearest
+from hsvit_jax.models import FAMILIES
 
 #: How CLS tokens are reduced over the `group` axis, and how gradients are sent over `data`.
 AGGREGATES = ("psum", "ordered", "bf16")
@@ -70,20 +71,6 @@ def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
     return (data or ["cifar10"])[0], (recipe or ["strong"])[0], tuple(switches)
 
 
-#: What an HSViT's sizes rarely change; other families say all of theirs.
-_HSVIT = {
-    "family": "hsvit",
-    "ablation": "none",
-    "pool_strides": (),
-    "trunk": "replicated",
-    "towers": 1,
-    "group_dropout": 0.0,
-    "convolution": "dense",
-    "tiles": (1, 1),
-    "votes": "equal",
-}
-
-
 def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The configuration of a network on the data set and recipe that `argument` names.
 
@@ -95,7 +82,8 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     config = ml_collections.ConfigDict()
     config.seed = 0
     config.recipe = recipe
-    usual = _HSVIT if model.get("family", "hsvit") == "hsvit" else {}
+    family = model.get("family", "hsvit")
+    usual = {"family": family, **(FAMILIES[family].defaults if family == "hsvit" else {})}
     config.model = ml_collections.ConfigDict({"dtype": "float32", **usual, **model})
     config.data = ml_collections.ConfigDict(
         {
@@ -215,16 +203,15 @@ def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
             f"{switch} is an ablation of hsvit, and {family} has no such part: leave it out"
         )
     if switch == "tiny":
-        if family == "hsvit":
-            blocks = len(config.model.conv_channels)
-            config.model.update({"groups": 4, "depth": 2, "embed_dim": 16, "heads": 2})
-            config.model.conv_channels = (8,) * (blocks - 1) + (16,)
-        _update(config, recipes.tiny(config.model))
+        sizes = FAMILIES[family].tiny(config.model)
+        _update(config, {f"model.{key}": value for key, value in sizes.items()})
+        if family != "hsvit":
+            config.data.image_size = (32, 32)
+        elif config.model.ablation == "attention_only":
+            config.data.image_size = (4, 4)
         config.train.update({"batch": 32, "epochs": 0.0, "steps": 8, "log_every": 1})
         config.optim.warmup_epochs = 0.0
         config.init.freeze = ""  # nobody has trained weights for so small a network
-        if family == "hsvit" and config.model.ablation == "attention_only":
-            config.data.image_size = (4, 4)
     elif switch == "bf16":
         config.model.dtype = "bfloat16"
     else:

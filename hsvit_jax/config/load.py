@@ -17,7 +17,6 @@ import ml_collections
 
 from hsvit_jax.config import defaults, derived, keys, variants
 from hsvit_jax.models import FAMILIES
-from hsvit_jax.models.hsvit import hsvit
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
@@ -46,7 +45,7 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
 def _from_name(name: str, argument: str | None) -> ml_collections.ConfigDict:
     """As the file of that name in configs/ has it."""
     name = variants.OF_FILE.get(name, name)
-    if name in variants.DEFAULT_VARIANT:
+    if name in variants.SIBLINGS:
         return variants.get_config(name, argument)
     return defaults.base(argument, named_model(name))
 
@@ -56,25 +55,16 @@ def named_model(variant: str) -> dict[str, Any]:
 
     Raises ValueError for an unknown name.
     """
-    if variant in variants.DEFAULT_VARIANT:
+    if variant in variants.SIBLINGS:
         return variants.model_section(variant)
-    if variant not in hsvit.VARIANTS:
-        known = (*hsvit.VARIANTS, *variants.DEFAULT_VARIANT)
+    own = FAMILIES["hsvit"]
+    if variant not in own.variants:
+        known = (*own.variants, *variants.SIBLINGS)
         raise ValueError(
             f"unknown network {variant!r}.{keys.nearest(variant, known)} "
             f"Known: {', '.join(known)}, or a file ending in .py ({_EXAMPLE})"
         )
-    channels = hsvit.VARIANTS[variant]["channels"]
-    return {
-        "variant": variant,
-        "conv_channels": channels,
-        "conv_kernels": (3,) * len(channels),
-        "groups": 16,
-        "depth": hsvit.VARIANTS[variant]["depth"],
-        "embed_dim": 64,
-        "heads": 8,
-        "dropout": 0.2,
-    }
+    return own.settings(variant)
 
 
 def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
@@ -139,9 +129,9 @@ def _check_keys(config: Any, path: Path) -> None:
 def _any_of(family: str, variant: str, path: Path) -> dict[str, Any]:
     """The settings of the variant, or of some network of this family if it is none of them."""
     if family == "hsvit":
-        return named_model("c2a2")
+        return FAMILIES[family].settings()
     try:
-        known = family in FAMILIES and variant in FAMILIES[family].VARIANTS
+        known = family in FAMILIES and variant in FAMILIES[family].variants
         return variants.model_section(family, variant if known else "")
     except ValueError as error:
         raise ValueError(f"the configuration of {path}: {error}") from None

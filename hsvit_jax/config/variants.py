@@ -10,46 +10,27 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax.config import defaults, keys, recipes
+from hsvit_jax.config import defaults, keys
 from hsvit_jax.models import FAMILIES
+from hsvit_jax.models.family import Family
 
-#: Families with several variants each, and the one that is meant when no word names any: the
-#: highest accuracy in its paper's CIFAR table; for DeiT, DHVT and the baselines a plain small
-#: one, for convolutional networks the one of their paper's first table.
-DEFAULT_VARIANT: Mapping[str, str] = {
-    "vix": "hybrid_vin",
-    "levix": "levip",
-    "ccx": "ccn",
-    "cvx": "cvn",
-    "pix": "hybrid_pin",
-    "hvt": "s-4",
-    "deit": "s",
-    "dhvt": "t-patch4",
-    "vit": "b-patch4",
-    "mobilevit": "xs",
-    "swiftformer": "xs",
-    "cvt": "13-patch4",
-    "efficientformer": "l1",
-    "resnet": "50",
-    "efficientnet": "b0",
-    "mobilenet_v2": "1.0",
-    "hsvit_backbone": "resnet50",
-}
+#: Families other than HSViT, whose variants are networks with names of their own.
+SIBLINGS: Mapping[str, Family] = {k: v for k, v in FAMILIES.items() if k != "hsvit"}
 
 #: Families whose file in configs/ has another name, by that name.
-OF_FILE: Mapping[str, str] = {"backbone": "hsvit_backbone"}
+OF_FILE: Mapping[str, str] = {v.config_file: k for k, v in SIBLINGS.items() if v.config_file}
 
 
 def get_config(family: str, argument: str | None = None) -> ml_collections.ConfigDict:
     """The configuration of a sibling family: its variant, data set, recipe and switches.
 
     argument: the words after the colon. Raises ValueError for a word that is unknown, for words
-    that name no variant of this family or several, and for a family without an entry above.
+    that name no variant of this family or several, and for an unknown family.
     """
     variant, rest = split(family, argument)
     model, (data, recipe, _) = model_section(family, variant), defaults.parse_argument(rest)
     if (data, recipe) == ("digits", "strong"):
-        model |= recipes.digits(model)
+        model |= FAMILIES[family].digits(model)
     return defaults.base(rest, model)
 
 
@@ -58,19 +39,14 @@ def model_section(family: str, variant: str = "") -> dict[str, Any]:
 
     Raises ValueError for an unknown family or variant, naming the nearest.
     """
-    if family not in DEFAULT_VARIANT:
-        near = keys.nearest(family, tuple(DEFAULT_VARIANT))
-        raise ValueError(f"unknown family {family!r}.{near} Known: {', '.join(DEFAULT_VARIANT)}")
-    module, variant = FAMILIES[family], variant or DEFAULT_VARIANT[family]
-    if variant not in module.VARIANTS:
-        near = keys.nearest(variant, tuple(module.VARIANTS))
+    if family not in SIBLINGS:
+        near = keys.nearest(family, tuple(SIBLINGS))
+        raise ValueError(f"unknown family {family!r}.{near} Known: {', '.join(SIBLINGS)}")
+    names = tuple(SIBLINGS[family].variants)
+    if variant and variant not in names:
+        near = keys.nearest(variant, names)
         raise ValueError(f"unknown {family} variant {variant!r}.{near} {_known(family)}")
-    return {
-        "family": family,
-        "variant": variant,
-        **module.DEFAULTS,
-        **module.VARIANTS[variant],
-    }
+    return SIBLINGS[family].settings(variant)
 
 
 def split(family: str, argument: str | None) -> tuple[str, str]:
@@ -78,7 +54,7 @@ def split(family: str, argument: str | None) -> tuple[str, str]:
 
     Raises ValueError as `get_config`.
     """
-    names = tuple(FAMILIES[family].VARIANTS)
+    names = tuple(FAMILIES[family].variants)
     known = {part for name in names for part in _parts(name)}
     ours, rest = [], []
     for word in filter(None, (w.strip() for w in (argument or "").split(","))):
@@ -103,7 +79,7 @@ def _parts(name: str) -> list[str]:
 def _variant(family: str, names: tuple[str, ...], words: list[str]) -> str:
     """The one variant that has just these parts; their order decides only where it must."""
     if not words:
-        return DEFAULT_VARIANT[family]
+        return FAMILIES[family].default_variant
     parts = [part for word in words for part in _parts(word)]
     same = [name for name in names if sorted(_parts(name)) == sorted(parts)]
     exact = [name for name in same if _parts(name) == parts]
@@ -121,4 +97,4 @@ def _variant(family: str, names: tuple[str, ...], words: list[str]) -> str:
 
 
 def _known(family: str) -> str:
-    return f"Known variants of {family}: {', '.join(FAMILIES[family].VARIANTS)}"
+    return f"Known variants of {family}: {', '.join(FAMILIES[family].variants)}"

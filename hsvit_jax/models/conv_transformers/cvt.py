@@ -297,6 +297,6 @@ FAMILY = Family(
     default_variant="13-patch4",
     config=CvTConfig,
     network=CvT,
-    paper_recipe="hsvit",
+    paper_recipe="hsvit_cvt",
     tiny=lambda settings: {"depths": (1, 1, 2), "widths": (8, 12, 16), "heads": (1, 2, 2)},
 )
