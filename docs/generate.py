@@ -9,7 +9,7 @@ from typing import Any
 
 from hsvit_jax import get_config
 from hsvit_jax.config import keys
-from hsvit_jax.config.variants import DEFAULT_VARIANT, OF_FILE
+from hsvit_jax.models import FAMILIES
 
 DOCS = Path(__file__).resolve().parent
 #: Room of the package → the rooms it may import: the table that tests hold.
@@ -52,9 +52,7 @@ def _keys() -> list[str]:
 
 def _model_keys() -> list[str]:
     """The table of the keys of `model`, with the families that have them."""
-    file_of = {family: file for file, family in OF_FILE.items()}
-    models = {f: get_config(file_of.get(f, f)).model for f in DEFAULT_VARIANT}
-    models = {"hsvit": get_config("c2a2").model, **models}
+    models = {name: {"dtype": "float32", **f.settings()} for name, f in FAMILIES.items()}
     lines = ["| key | meaning | values | defaults |", "|---|---|---|---|"]
     for name, key in keys.MODEL_KEYS.items():
         readers: dict[str, list[str]] = {}

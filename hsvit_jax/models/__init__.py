@@ -14,8 +14,8 @@ from hsvit_jax.models.vit import deit, dhvt, hvt, vit
 from hsvit_jax.models.vix import ccx, cvx, levix, pix, vix
 
 _MODULES = (
-    *(hsvit, hvt, deit, dhvt),
-    *(vix, levix, ccx, cvx, pix),
+    *(hsvit, vix, levix, ccx, cvx, pix),
+    *(hvt, deit, dhvt),
     *(vit, mobilevit, swiftformer, cvt, efficientformer),
     *(resnet, efficientnet, mobilenet_v2, backbone),
 )
