@@ -1,4 +1,4 @@
-"""Training states on disk, checked on the way back in."""
+"""Training states on disk, checked when they are read."""
 
 from hsvit_jax.checkpoint.manager import Checkpoints, CheckpointWarning, Which, load_tree
 from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, few, misfits

@@ -1,9 +1,7 @@
 """The directory of checkpoints: its entries, their size, a probe write and the clean-up."""
 
-import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from pathlib import Path
@@ -50,17 +48,16 @@ def clear_cut_short(directory: Path) -> None:
 def size(directory: Path) -> int:
     """Bytes of all files below; raises Damage where something is neither a file nor a folder."""
     total = 0
-    for folder, folders, files in os.walk(directory):
-        for path in (Path(folder, name) for name in (*folders, *files)):
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                raise Damage(f"{path} is neither a file nor a folder")
-            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    for path in directory.rglob("*"):
+        if path.is_file():
+            total += path.stat().st_size
+        elif not path.is_dir():
+            raise Damage(f"{path} is neither a file nor a folder")
     return total
 
 
 def entries(directory: Path) -> list[Path]:
-    """The entries of a directory; none where there is no directory."""
+    """Lists the entries of a directory; none where there is no directory."""
     return list(directory.iterdir()) if directory.is_dir() else []
 
 

@@ -1,14 +1,14 @@
-"""Training states on disk: the latest ones and the best ones, checked on the way back in.
+"""The checkpoint manager: keeps the latest and the best steps, and checks them when it reads them.
 
-One step is one directory, renamed into place when it is whole:
+One step is one directory, renamed into place when it is complete:
 
     checkpoints/1200/state/          the arrays (OCDBT and zarr, written by every process)
     checkpoints/1200/meta/metadata   JSON: format, SHA-256 of the rest, step, metric, the caller's
                                      metadata, and each leaf's dtype, shape and 64-bit checksum
     checkpoints/1200.damaged         a step that failed its check, moved out of the way
 
-Orbax itself restores a file with a flipped bit without a word; here nothing is returned before
-its checksums agree.
+Orbax itself restores a file with a flipped bit without an error; `Checkpoints` returns nothing
+before its checksums agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import jax
@@ -33,11 +32,9 @@ from hsvit_jax.checkpoint.record import (
     Damage,
     Record,
     brief,
-    diff,
     empties,
     few,
     flatten,
-    misfits,
     nest,
     read_record,
     restorable,
@@ -46,49 +43,37 @@ from hsvit_jax.checkpoint.record import (
     unseal,
 )
 
-__all__ = [
-    "CheckpointError",
-    "CheckpointWarning",
-    "Checkpoints",
-    "Which",
-    "brief",
-    "diff",
-    "few",
-    "load_tree",
-    "misfits",
-]
-
 Which = Literal["latest", "best"] | int
 
 
 class CheckpointWarning(UserWarning):
-    """Something in a checkpoint directory was passed over."""
+    """A warning of something in a checkpoint directory that was passed over."""
 
 
 class _Keep:
-    """Orbax's preservation policy: the newest and the best of the steps with whole metadata."""
+    """Orbax's preservation policy: the newest and the best of the steps with valid metadata."""
 
     def __init__(self, latest: int, best: int) -> None:
         self.latest, self.best = latest, best
         self.metrics: dict[int, float | None] = {}
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """A damaged step is unknown here: it takes nobody's place, and is not ours to delete."""
+        """Keeps damaged steps too, which have no metric: they take no other step's place."""
         del context
         keep = {*sorted(self.metrics)[-self.latest :], *_ranked(self.metrics)[: self.best]}
         return [c.step in keep or c.step not in self.metrics for c in checkpoints]
 
 
 class Checkpoints:
-    """Latest and best training states in `directory`, checked on the way back in.
+    """The latest and best training states in a directory, checked when they are read.
 
-    Every process of a job makes one and calls the same methods in the same order; the directory
+    Every process of a job creates one and calls the same methods in the same order; the directory
     must be one they all see. Every method first waits for a save that is still under way, and
     raises its error. After a failed save the earlier steps are intact and saving can be tried
     again.
 
     Args:
-        directory: where the steps lie; made if it is not there, unless `read_only`.
+        directory: of the steps; created if it is missing, unless `read_only`.
         keep_latest: how many of the newest steps to keep, at least 1.
         keep_best: how many of the steps with the highest metric to keep besides.
         read_only: never write, move or delete anything.
@@ -133,13 +118,13 @@ class Checkpoints:
     ) -> None:
         """Writes `state` as `step`; returns once it is copied from the devices, unless `wait`.
 
-        Saving a step that is there already writes nothing: it is accepted when the state is the
-        same bit for bit (a final save after a periodic one), and an error otherwise.
+        Saving an existing step writes nothing: it is accepted when the state is the same bit for
+        bit (a final save after a periodic one), and an error otherwise.
 
         Args:
             step: not negative, and newer than every step in the directory.
             state: nested dict of jax or NumPy arrays, any sharding; keys are strings or integers.
-            meta: anything `json` can write; it comes back as JSON has it (tuples as lists).
+            meta: anything `json` can write; it is read back as JSON has it (tuples as lists).
             metric: higher is better. None, NaN and infinities are never best.
             wait: return only when the step is on disk.
 
@@ -151,14 +136,13 @@ class Checkpoints:
             raise CheckpointError(f"{self.directory} was opened read-only; step {step} not saved")
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
             raise ValueError(f"step is {step!r}, expected an integer that is not negative")
-        step, metric = int(step), None if metric is None else float(metric)
-        if metric is not None and not math.isfinite(metric):
-            metric = None
+        step = int(step)
+        metric = None if metric is None or not math.isfinite(metric) else float(metric)
         leaves = flatten(state, savable)
         self.wait()
         sums = checksum.of(list(leaves.values()))
         document = seal(step, metric, leaves, sums, empties(state), meta)
-        if self._is_there(step, unseal(document, step)):
+        if self._is_saved(step, unseal(document, step)):
             return
         known = {at: record.metric for at, record in self._records().items()}
         if known and max(known) > step:
@@ -167,7 +151,7 @@ class Checkpoints:
                 "from it, or save into another directory"
             )
         self._keep.metrics = known | {step: metric}
-        with self._reports(f"step {step} was not saved in {self.directory}"):
+        with self._reporting(f"step {step} was not saved in {self.directory}"):
             orbax = arrays.orbax()
             disk.clear_cut_short(self.directory)
             self._manager = self._manager or self._open(orbax)
@@ -180,11 +164,12 @@ class Checkpoints:
             self.wait()
 
     def restore(self, template: dict, which: Which = "latest") -> tuple[int, dict, dict] | None:
-        """Reads the newest (or best, or named) step that is whole, checked against its checksums.
+        """Reads the newest (or best, or named) undamaged step, checked against its checksums.
 
         A damaged step is passed over with a `CheckpointWarning` for the one before it (for
-        'best', the next best; steps without a metric come last), and once a good one is found
-        renamed to `<step>.damaged`, unless read-only. A step asked for by number has no stand-in.
+        'best', the next best; steps without a metric come last), and after a good one was read
+        renamed to `<step>.damaged`, unless read-only. No other step is read in place of a numbered
+        one.
 
         Args:
             template: nested dict of `jax.ShapeDtypeStruct` or jax arrays, whose shardings the
@@ -199,39 +184,39 @@ class Checkpoints:
                 has other keys, shapes or dtypes than `template`, all of them listed.
         """
         wanted = flatten(template, restorable)
-        found = self._first(which, lambda path, record: arrays.read(path, record, wanted))
-        if found is None:
+        first = self._first(which, lambda path, record: arrays.read(path, record, wanted))
+        if first is None:
             return None
-        step, record, leaves = found
+        step, record, leaves = first
         return step, nest(leaves, empties(template)), record.meta
 
     def meta(self, which: Which = "latest") -> dict | None:
-        """The metadata of the step `restore` would try first, without reading or checking arrays.
+        """Reads the metadata of the step `restore` would try first, without its arrays.
 
         Returns None where there is no step at all; raises as `restore` does.
         """
-        found = self._first(which, lambda path, record: {}, set_aside=False)
-        return None if found is None else found[1].meta
+        first = self._first(which, lambda path, record: {}, set_aside=False)
+        return None if first is None else first[1].meta
 
     def steps(self) -> list[int]:
-        """Steps on disk whose metadata is whole, oldest first (the arrays are not read)."""
+        """Lists the steps with valid metadata, oldest first; their arrays are not read."""
         return sorted(self._records())
 
     def best_step(self) -> int | None:
-        """The step with the highest metric, the later of equals; None where no step has one."""
+        """Finds the step with the highest metric, the later of equals; None where none has one."""
         ranked = _ranked({step: record.metric for step, record in self._records().items()})
         return ranked[0] if ranked else None
 
     def wait(self) -> None:
         """Blocks until the save under way is on disk; raises CheckpointError if it failed."""
         if self._manager is not None:
-            with self._reports(f"the last save in {self.directory} failed"):
+            with self._reporting(f"the last save in {self.directory} failed"):
                 self._manager.wait_until_finished()
 
     def alone(self) -> None:
-        """From here on only process 0 saves, without the others: some of them are gone.
+        """Lets process 0 save without the others from now on, because some of them are gone.
 
-        A save that was under way is given up: it could only be finished by all of them.
+        A save under way is given up: only all of them could finish it.
         """
         self._manager, self._alone = None, True
 
@@ -239,18 +224,13 @@ class Checkpoints:
         """Waits as `wait` does and ends Orbax's threads; the object can be used again."""
         manager, self._manager = self._manager, None
         if manager is not None:
-            with self._reports(f"the last save in {self.directory} failed"):
+            with self._reporting(f"the last save in {self.directory} failed"):
                 manager.close()
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None and jax.process_count() > 1:
             self._manager = None  # the others may never come to finish a save with this process
         try:
@@ -261,8 +241,8 @@ class Checkpoints:
             error.add_note(str(failure))  # the first error is the one to show
 
     @contextlib.contextmanager
-    def _reports(self, what: str) -> Iterator[None]:
-        """Orbax's errors are of many types and name no directory: make them one that does."""
+    def _reporting(self, failure: str) -> Iterator[None]:
+        """Turns Orbax's errors, of many types and without a directory, into CheckpointError."""
         try:
             yield
         except Exception as error:
@@ -271,13 +251,13 @@ class Checkpoints:
             disk.clear_cut_short(self.directory)
             kept = "Earlier steps are untouched" if self.steps() else "No step was saved before"
             raise CheckpointError(
-                f"{what}: {brief(error)}. {kept}; free some space or check the disk, then save "
+                f"{failure}: {brief(error)}. {kept}; free some space or check the disk, then save "
                 "again."
             ) from error
 
     def _open(self, orbax: Any) -> Any:
-        """Orbax's manager, told neither metrics nor what to keep: a NaN or a damaged file there
-        would cost it the best step, or the start."""
+        """Opens Orbax's manager, which learns neither metrics nor the number of steps to keep: a
+        NaN or a damaged file there would cost it the best step, or the start."""
         return orbax.CheckpointManager(
             self.directory,
             options=orbax.CheckpointManagerOptions(
@@ -293,11 +273,11 @@ class Checkpoints:
         )
 
     def _numbered(self) -> list[int]:
-        """Directories named as steps are, whole or not, oldest first."""
+        """Numbers of the step directories, damaged or not, oldest first."""
         return sorted(int(p.name) for p in disk.entries(self.directory) if disk.is_step(p))
 
     def _records(self) -> dict[int, Record]:
-        """The metadata of each step that has it whole."""
+        """Records of the steps with valid metadata."""
         self.wait()
         records = {}
         for step in self._numbered():
@@ -305,24 +285,24 @@ class Checkpoints:
                 records[step] = read_record(self.directory, step)
         return records
 
-    def _is_there(self, step: int, record: Record) -> bool:
-        """Whether `step` is on disk with this very state; what is not a checkpoint is moved."""
+    def _is_saved(self, step: int, record: Record) -> bool:
+        """Whether `step` is on disk with this very state; a damaged one is moved away."""
         if step not in self._numbered():
             return False
         try:
-            there = read_record(self.directory, step)
+            saved = read_record(self.directory, step)
         except Damage as damage:
             _warn(f"step {step} in {self.directory} is damaged ({damage}), saved anew")
             self._set_aside([step])
             return False
-        if there.leaves != record.leaves:
+        if saved.leaves != record.leaves:
             raise CheckpointError(
                 f"step {step} not saved: {self.directory} already holds another state under this "
                 "number; resume from it, or save into another directory"
             )
-        if record.metric is not None and there.metric != record.metric:
+        if record.metric is not None and saved.metric != record.metric:
             _warn(
-                f"step {step} is already in {self.directory} with metric {there.metric}, which "
+                f"step {step} is already in {self.directory} with metric {saved.metric}, which "
                 f"stands; {record.metric} was not recorded"
             )
         return True
@@ -330,26 +310,19 @@ class Checkpoints:
     def _first(
         self, which: Which, read: Callable[[Path, Record], dict], set_aside: bool = True
     ) -> tuple[int, Record, dict] | None:
-        """The first step in the order of `which` whose record is whole and that `read` can read;
-        warns of those passed over and moves them away if all that counts came out well."""
-        records = self._records()
+        """Reads the first undamaged step in the order of `which`.
+
+        Warns of those passed over; moves them away after a good one was read, if `set_aside`.
+        """
+        self.wait()
         numbered = self._numbered()
-        if isinstance(which, str) and which not in ("latest", "best"):
-            raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
-        if not isinstance(which, str) and which not in numbered:
-            there = few([str(step) for step in numbered]) or "none"
-            raise CheckpointError(f"no step {which!r} in {self.directory}, only {there}")
-        strangers = sorted(
-            repr(p.name) for p in disk.entries(self.directory) if not disk.is_ours(p)
-        )
+        order = self._order(which, numbered)
+        strangers = [repr(p.name) for p in disk.entries(self.directory) if not disk.is_ours(p)]
         if strangers and numbered:
-            _warn(f"{self.directory} also holds what is no checkpoint, ignored: {few(strangers)}")
-        newest = list(reversed(numbered))
-        ranked = _ranked({step: record.metric for step, record in records.items()})
-        order = {
-            "latest": newest,
-            "best": ranked + [step for step in newest if step not in ranked],
-        }.get(which, [which])
+            _warn(
+                f"{self.directory} also holds what is no checkpoint, ignored: "
+                f"{few(sorted(strangers))}"
+            )
         failures: dict[int, str] = {}
         for step in order:
             try:
@@ -370,6 +343,21 @@ class Checkpoints:
             + ". Move these steps away to start afresh."
         )
 
+    def _order(self, which: Which, numbered: list[int]) -> list[int]:
+        """The steps to try for `which`, in order."""
+        ranked = _ranked({step: record.metric for step, record in self._records().items()})
+        newest = numbered[::-1]
+        if which == "latest":
+            return newest
+        if which == "best":
+            return ranked + [step for step in newest if step not in ranked]
+        if isinstance(which, str):
+            raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
+        if which not in numbered:
+            steps = few([str(step) for step in numbered]) or "none"
+            raise CheckpointError(f"no step {which!r} in {self.directory}, only {steps}")
+        return [which]
+
     def _set_aside(self, steps: list[int]) -> None:
         """Renames damaged steps: nothing is lost, and their numbers are free for saving again."""
         for step in steps if jax.process_index() == 0 else []:
@@ -384,7 +372,7 @@ class Checkpoints:
 
 
 def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dict]:
-    """Reads a whole checked step without a template, every leaf as a NumPy array.
+    """Reads a complete, checked step without a template, every leaf as a NumPy array.
 
     Args:
         path: a directory of checkpoints, or a work directory that has `checkpoints/`.
@@ -399,21 +387,21 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     path = Path(path).expanduser().absolute()
     inner = path / "checkpoints"
     checkpoints = Checkpoints(inner if inner.is_dir() else path, read_only=True)
-    found = checkpoints._first(which, lambda step, record: arrays.read(step, record, None))
-    if found is None:
-        what = "holds no checkpoint" if path.is_dir() else "is not a directory"
+    first = checkpoints._first(which, lambda path, record: arrays.read(path, record, None))
+    if first is None:
+        problem = "holds no checkpoint" if path.is_dir() else "is not a directory"
         raise CheckpointError(
-            f"{path} {what}; expected a work directory with checkpoints/, or a directory of "
+            f"{path} {problem}; expected a work directory with checkpoints/, or a directory of "
             "numbered steps such as checkpoints/ itself"
         )
-    step, record, leaves = found
+    step, record, leaves = first
     return step, nest(leaves, record.empty), record.meta
 
 
 def _ranked(metrics: dict[int, float | None]) -> list[int]:
     """Steps that have a metric, the best first, the later of equals first."""
-    having = [step for step, metric in metrics.items() if metric is not None]
-    return sorted(having, key=lambda step: (metrics[step], step), reverse=True)
+    ranked = sorted((metric, step) for step, metric in metrics.items() if metric is not None)
+    return [step for _, step in reversed(ranked)]
 
 
 def _warn(message: str) -> None:

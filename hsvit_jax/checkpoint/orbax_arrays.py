@@ -1,7 +1,4 @@
-"""A step's arrays as Orbax has them on disk; the only module that imports Orbax.
-
-And only when something is saved or restored.
-"""
+"""A step's arrays as Orbax stores them; the only module that imports Orbax, when it is needed."""
 
 from __future__ import annotations
 
@@ -39,11 +36,16 @@ _PLAUSIBLE, _DENSEST = 1 << 31, 100
 def read(
     directory: Path, record: Record, wanted: dict[TreePath, Any] | None
 ) -> dict[TreePath, Any]:
-    """One step's leaves, placed as `wanted` says (None: NumPy), once their checksums agree.
+    """Reads the leaves of a step and checks their checksums.
+
+    Args:
+        directory: of the step.
+        record: its record.
+        wanted: leaves by path whose shardings the result takes; None for NumPy arrays.
 
     Raises:
-        Damage: they do not agree, on all processes; or the record describes far more than the
-            step's files can hold.
+        Damage: they do not agree, raised on all processes; or the record describes far more than
+            the step's files can hold.
         CheckpointError: `wanted` is another tree, or there is too little memory.
     """
     total = sum(
@@ -51,13 +53,13 @@ def read(
     )
     path = directory / "state"
 
-    def look() -> None:
+    def check_size() -> None:
         if total > max(_PLAUSIBLE, _DENSEST * disk.size(path)):
             raise Damage(
                 f"its record describes {total:,} bytes of arrays, far more than {path} holds"
             )
 
-    agree(look)
+    agree(check_size)
     try:
         if wanted is None:
             wanted = {
@@ -70,18 +72,18 @@ def read(
             f"{directory} holds {total:,} bytes of arrays, more than there is memory for"
         ) from error
 
-    def check() -> None:
+    def check_sums() -> None:
         sums = checksum.of(list(leaves.values()))
-        for (name, leaf), found in zip(leaves.items(), sums, strict=True):
-            if (str(leaf.dtype), leaf.shape, found) != record.leaves[name]:
+        for (name, leaf), digits in zip(leaves.items(), sums, strict=True):
+            if (str(leaf.dtype), leaf.shape, digits) != record.leaves[name]:
                 raise Damage(f"{path}: the data of {dotted(name)} do not agree with its checksum")
 
-    agree(check)
+    agree(check_sums)
     return leaves
 
 
 def _load(path: Path, wanted: dict[TreePath, Any]) -> dict[TreePath, Any]:
-    """Orbax's handler reads without a barrier, so a process that fails leaves none waiting."""
+    """Reads with Orbax's handler, which has no barrier that a failing process would leave."""
     ocp = orbax()
     from etils import epath
 
@@ -121,7 +123,7 @@ def _strings(leaves: dict[TreePath, Any]) -> dict:
 
 
 def orbax_tree(leaves: dict[TreePath, Any]) -> dict:
-    """Orbax turns integer keys into strings and refuses arrays of size 0, which hold nothing."""
+    """Nests leaves for Orbax, which has string keys only and refuses arrays of size 0."""
     return _strings({path: leaf for path, leaf in leaves.items() if math.prod(leaf.shape)})
 
 
@@ -146,8 +148,8 @@ def agree(attempt: Callable[[], Any]) -> Any:
     result, damage = None, None
     try:
         result = attempt()
-    except Damage as found:
-        damage = found
+    except Damage as error:
+        damage = error
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -160,16 +162,16 @@ def agree(attempt: Callable[[], Any]) -> Any:
 
 @functools.cache
 def orbax() -> Any:
-    """Orbax, imported when first needed, silenced: its errors are raised as well as logged, and a
-    full disk would be told by five threads with their tracebacks."""
+    """Imports and silences Orbax: it logs the errors that it raises, a full disk from five threads
+    with their tracebacks."""
     import orbax.checkpoint
 
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
     show = sys.unraisablehook
 
     def unless_late_read(report: Any) -> None:
-        """When one array cannot be read, Orbax closes its event loop while the reads of others
-        are under way; each then complains on stderr of the closed loop, and nothing else."""
+        """Drops the complaints of reads under way when Orbax closes its event loop, as it does
+        when one array cannot be read."""
         if str(report.exc_value) != "Event loop is closed":
             show(report)
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,17 +22,17 @@ import numpy as np
 from hsvit_jax.checkpoint import checksum
 
 FORMAT = 1
-_LONGEST = 1 << 28  # bytes of metadata, which 100,000 arrays and class names do not reach
+_MAX_BYTES = 1 << 28  # of metadata, which 100,000 arrays and class names do not reach
 
 TreePath = tuple[str | int, ...]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written, read or trusted, or does not fit what was asked for."""
+    """A checkpoint cannot be written, read or trusted, or does not fit the template."""
 
 
 class Damage(Exception):
-    """Why a step cannot be trusted."""
+    """A step cannot be trusted; the message is the reason."""
 
 
 class Record(NamedTuple):
@@ -51,15 +52,15 @@ def seal(
     empty: list[TreePath],
     meta: dict,
 ) -> dict:
-    """The JSON document of a step, with the digest that shows a change of any of it.
+    """Builds the JSON document of a step, with the digest that shows any change of it.
 
     `sums` are the leaves' checksums in their order. Raises ValueError where `meta` is not JSON.
     """
     if not isinstance(meta, dict):
         raise ValueError(f"meta is a {type(meta).__name__}, expected a dict")
     table = [
-        [list(path), str(leaf.dtype), list(leaf.shape), found]
-        for (path, leaf), found in zip(leaves.items(), sums, strict=True)
+        [list(path), str(leaf.dtype), list(leaf.shape), checksum]
+        for (path, leaf), checksum in zip(leaves.items(), sums, strict=True)
     ]
     content = {"format": FORMAT, "step": step, "metric": metric, "leaves": table, "empty": empty}
     try:
@@ -70,12 +71,12 @@ def seal(
 
 
 def unseal(document: dict, step: int) -> Record:
-    """The record in a document, which may be anybody's.
+    """Reads the record in a document, which may be anybody's.
 
     Raises:
         Damage: a digest or number that does not agree, or entries that describe no tree of arrays.
         CheckpointError: another version of the format.
-        KeyError, TypeError, ValueError: entries of another kind than they should be.
+        Exception: entries of any other kind, as Python finds them.
     """
     content = document["content"]
     if _digest(content) != document["sha256"]:
@@ -91,11 +92,11 @@ def unseal(document: dict, step: int) -> Record:
     if not isinstance(meta, dict) or not (metric is None or math.isfinite(metric)):
         raise Damage("its metric or metadata are of another kind")
     leaves = {}
-    for path, dtype, shape, found in content["leaves"]:
-        whole = len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
-        if dtype not in checksum.DTYPES or not whole:
+    for path, dtype, shape, digits in content["leaves"]:
+        is_shape = len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
+        if dtype not in checksum.DTYPES or not is_shape:
             raise Damage(f"it describes an array of dtype {dtype!r:.20} and shape {shape!r:.80}")
-        leaves[_path(path)] = (dtype, tuple(shape), found)
+        leaves[_path(path)] = (dtype, tuple(shape), digits)
     empty = [_path(path) for path in content["empty"]]
     ends = [tuple(map(str, path)) for path in (*leaves, *empty)]
     inner = {path[:n] for path in ends for n in range(1, len(path))}
@@ -105,26 +106,23 @@ def unseal(document: dict, step: int) -> Record:
 
 
 def _path(keys: list) -> TreePath:
-    """A leaf's keys as `flatten` writes them."""
-    good = all(type(key) is int or (type(key) is str and key) for key in keys)
-    if not 1 <= len(keys) <= 64 or not good:
+    """Checks the keys of a leaf, which are as `flatten` writes them."""
+    valid = all(type(key) is int or (type(key) is str and key) for key in keys)
+    if not 1 <= len(keys) <= 64 or not valid:
         raise Damage(f"it describes an array named {keys!r:.80}")
     return tuple(keys)
 
 
 def read_record(directory: Path, step: int) -> Record:
-    """The record of a step on disk; raises Damage or CheckpointError as `unseal` does."""
+    """Reads the record of a step; raises Damage or CheckpointError as `unseal` does."""
     path = directory / str(step) / "meta" / "metadata"
     try:
-        if not path.is_file() or path.stat().st_size > _LONGEST:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
             raise Damage("no file, or one too long for metadata")
         return unseal(json.loads(path.read_bytes()), step)
     except CheckpointError:
         raise
-    except (
-        *(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError),
-        *(OverflowError, Damage),
-    ) as error:
+    except Exception as error:  # a damaged or foreign document can raise nearly anything
         raise Damage(f"{path}: {brief(error)}") from error
 
 
@@ -133,9 +131,12 @@ def _digest(content: dict) -> str:
 
 
 def check_fits(directory: Path, record: Record, wanted: dict[TreePath, Any]) -> None:
-    """A healthy step that is not what was asked for is the caller's to solve, not to skip."""
+    """Raises CheckpointError where a healthy step has other leaves than `wanted`.
+
+    That is the caller's to solve: unlike a damaged step, it is not passed over.
+    """
     saved = {path: f"{dtype}{list(shape)}" for path, (dtype, shape, _) in record.leaves.items()}
-    lines = _misfits(saved, _figures(wanted))
+    lines = _misfits(saved, _descriptions(wanted))
     if lines:
         raise CheckpointError(
             f"{directory} holds another model or training state; restore it with the "
@@ -144,63 +145,67 @@ def check_fits(directory: Path, record: Record, wanted: dict[TreePath, Any]) -> 
 
 
 def misfits(saved: dict, wanted: dict) -> list[str]:
-    """One line for each leaf that is missing, extra or of another shape or dtype in `saved`.
+    """Lists the leaves that are missing, extra or of another shape or dtype in `saved`.
 
-    Args:
-        saved: nested dict of arrays.
-        wanted: nested dict of arrays or `jax.ShapeDtypeStruct`.
-
-    Raises:
-        ValueError: one of them is another kind of tree.
+    Both are nested dicts, of arrays or `jax.ShapeDtypeStruct`. Returns a line for each leaf; raises
+    ValueError for another kind of tree.
     """
-    trees = (flatten(tree, restorable) for tree in (saved, wanted))
-    return _misfits(*(_figures(leaves) for leaves in trees))
+    return _misfits(*(_descriptions(flatten(tree, restorable)) for tree in (saved, wanted)))
 
 
-def _figures(leaves: dict[TreePath, Any]) -> dict[TreePath, str]:
+def _descriptions(leaves: dict[TreePath, Any]) -> dict[TreePath, str]:
     return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
 
 
-def _misfits(saved: dict[TreePath, str], asked: dict[TreePath, str]) -> list[str]:
-    lines = [f"missing: {dotted(path)} {asked[path]}" for path in asked if path not in saved]
-    lines += [f"extra: {dotted(path)} {saved[path]}" for path in saved if path not in asked]
+def _misfits(saved: dict[TreePath, str], wanted: dict[TreePath, str]) -> list[str]:
+    lines = [f"missing: {dotted(path)} {wanted[path]}" for path in wanted if path not in saved]
+    lines += [f"extra: {dotted(path)} {saved[path]}" for path in saved if path not in wanted]
     return lines + [
-        f"different: {dotted(path)} checkpoint {saved[path]}, wanted {asked[path]}"
-        for path in asked
-        if saved.get(path, asked[path]) != asked[path]
+        f"different: {dotted(path)} checkpoint {saved[path]}, wanted {wanted[path]}"
+        for path in wanted
+        if saved.get(path, wanted[path]) != wanted[path]
     ]
 
 
-def flatten(
-    tree: Any, check: Callable[[TreePath, Any], Any], path: TreePath = ()
-) -> dict[TreePath, Any]:
-    """Leaves by path, in the order of their names; each goes through `check`."""
-    if isinstance(tree, dict):
-        leaves: dict[TreePath, Any] = {}
-        for key in sorted(tree, key=str):
-            if isinstance(key, bool) or not isinstance(key, str | int) or key == "":
-                raise ValueError(f"key {key!r} under {dotted(path)!r}: expected a str or an int")
-            leaves |= flatten(tree[key], check, (*path, key))
-        names = [dotted(name) for name in leaves]
-        if len(set(names)) < len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"two leaves have the same name: {twice}; rename a key")
-        if not path and not leaves:
-            raise ValueError("the state has no arrays; expected a nested dict of arrays")
-        return leaves
-    if not path:
+def flatten(tree: Any, check: Callable[[TreePath, Any], Any]) -> dict[TreePath, Any]:
+    """Flattens a nested dict to its leaves by path, in the order of their names.
+
+    Args:
+        tree: nested dict; keys are strings or integers.
+        check: `savable` or `restorable`, which every leaf goes through.
+
+    Raises:
+        ValueError: it is no such dict, or two leaves have the same dotted name.
+    """
+    if not isinstance(tree, dict):
         raise ValueError(f"the state is a {type(tree).__name__}, expected a nested dict of arrays")
-    leaf = check(path, tree)
-    if str(leaf.dtype) not in checksum.DTYPES:
-        raise ValueError(
-            f"{dotted(path)} is {leaf.dtype}, expected one of {', '.join(checksum.DTYPES)} "
-            "(of a random key: jax.random.key_data)"
-        )
-    return {path: leaf}
+    leaves = {path: check(path, leaf) for path, leaf in _walk(tree)}
+    if not leaves:
+        raise ValueError("the state has no arrays; expected a nested dict of arrays")
+    for path, leaf in leaves.items():
+        if str(leaf.dtype) not in checksum.DTYPES:
+            raise ValueError(
+                f"{dotted(path)} is {leaf.dtype}, expected one of {', '.join(checksum.DTYPES)} "
+                "(of a random key: jax.random.key_data)"
+            )
+    repeated = [name for name, count in Counter(map(dotted, leaves)).items() if count > 1]
+    if repeated:
+        raise ValueError(f"two leaves have the same name: {repeated}; rename a key")
+    return leaves
+
+
+def _walk(tree: dict, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
+    for key in sorted(tree, key=str):
+        if isinstance(key, bool) or not isinstance(key, str | int) or key == "":
+            raise ValueError(f"key {key!r} under {dotted(path)!r}: expected a str or an int")
+        if isinstance(tree[key], dict):
+            yield from _walk(tree[key], (*path, key))
+        else:
+            yield (*path, key), tree[key]
 
 
 def savable(path: TreePath, leaf: Any) -> jax.Array | np.ndarray:
-    """NumPy leaves are copied: the caller may change them while they are being written."""
+    """Checks a leaf to save; copies a NumPy one, which may change while it is being written."""
     if isinstance(leaf, np.ndarray | np.generic):
         return np.array(leaf)
     if isinstance(leaf, jax.Array):
@@ -209,6 +214,7 @@ def savable(path: TreePath, leaf: Any) -> jax.Array | np.ndarray:
 
 
 def restorable(path: TreePath, leaf: Any) -> Any:
+    """Checks a leaf of a template."""
     if isinstance(leaf, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
         return leaf
     raise ValueError(
@@ -218,15 +224,16 @@ def restorable(path: TreePath, leaf: Any) -> Any:
 
 
 def empties(tree: Any, path: TreePath = ()) -> list[TreePath]:
-    """Paths of the empty dicts, which Orbax would drop."""
+    """Lists the paths of empty dicts, which Orbax would drop."""
     if not isinstance(tree, dict):
         return []
     if path and not tree:
         return [path]
-    return [found for key, value in tree.items() for found in empties(value, (*path, key))]
+    return [at for key, value in tree.items() for at in empties(value, (*path, key))]
 
 
 def nest(leaves: dict[TreePath, Any], empty: Sequence[TreePath] = ()) -> dict:
+    """Builds the nested dict of leaves by path: the inverse of `flatten` and `empties`."""
     tree: dict = {}
     for path, leaf in [*leaves.items(), *((path, {}) for path in empty)]:
         node = tree
@@ -237,6 +244,7 @@ def nest(leaves: dict[TreePath, Any], empty: Sequence[TreePath] = ()) -> dict:
 
 
 def dotted(path: TreePath) -> str:
+    """The name of a leaf in messages."""
     return ".".join(map(str, path))
 
 
@@ -250,39 +258,37 @@ def brief(error: BaseException) -> str:
     return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
 
 
-def few(items: Sequence[str], most: int = 5) -> str:
-    """The first items in one line, and how many more there are."""
-    more = [f"and {len(items) - most} more"] if len(items) > most else []
-    return "; ".join([*items[:most], *more])
+def few(items: Sequence[str]) -> str:
+    """The first five items in one line, and how many more there are."""
+    more = [f"and {len(items) - 5} more"] if len(items) > 5 else []
+    return "; ".join([*items[:5], *more])
 
 
-def diff(saved: dict, wanted: dict) -> list[str]:
-    """One line for each difference between two nested dicts, the saved one named first.
+def diff(saved: Any, wanted: Any, name: str = "") -> list[str]:
+    """Lists the differences between two nested dicts, the saved one named first.
 
-    Lists are compared item by item, and a tuple equals the list JSON made of it.
+    Lists are compared item by item, and a tuple equals the list that JSON makes of it.
 
     >>> diff({"model": {"depth": 2}}, {"model": {"depth": 4}})
     ['model.depth: checkpoint 2, config 4']
     """
-    return list(_differences("", saved, wanted))
-
-
-def _differences(name: str, saved: Any, wanted: Any) -> Iterator[str]:
+    lines = []
     if isinstance(saved, dict) and isinstance(wanted, dict):
         saved = {str(key): value for key, value in saved.items()}
         wanted = {str(key): value for key, value in wanted.items()}
         for key in sorted(saved.keys() | wanted.keys()):
             inner = f"{name}.{key}" if name else key
             if key not in wanted:
-                yield f"{inner}: checkpoint {saved[key]!r}, config has none"
+                lines.append(f"{inner}: checkpoint {saved[key]!r}, config has none")
             elif key not in saved:
-                yield f"{inner}: checkpoint has none, config {wanted[key]!r}"
+                lines.append(f"{inner}: checkpoint has none, config {wanted[key]!r}")
             else:
-                yield from _differences(inner, saved[key], wanted[key])
+                lines += diff(saved[key], wanted[key], inner)
     elif isinstance(saved, list | tuple) and isinstance(wanted, list | tuple):
         if len(saved) != len(wanted):
-            yield f"{name}: checkpoint has {len(saved)} items, config {len(wanted)}"
+            lines.append(f"{name}: checkpoint has {len(saved)} items, config {len(wanted)}")
         for i, (one, other) in enumerate(zip(saved, wanted, strict=False)):
-            yield from _differences(f"{name}[{i}]", one, other)
+            lines += diff(one, other, f"{name}[{i}]")
     elif saved != wanted and not (saved != saved and wanted != wanted):  # NaN equals NaN here
-        yield f"{name}: checkpoint {saved!r}, config {wanted!r}"
+        lines.append(f"{name}: checkpoint {saved!r}, config {wanted!r}")
+    return lines
