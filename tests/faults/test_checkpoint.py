@@ -16,10 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import save_file
+from small_runs import made_up_values
 from support.processes import run_main
 
-from hsvit_jax import checkpoint
+from hsvit_jax import checkpoint, data, main, train
+from hsvit_jax import config as config_lib
 from hsvit_jax.checkpoint import record
 from hsvit_jax.commands import convert
 from hsvit_jax.train import init_from
@@ -49,7 +52,7 @@ ODD = (
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of two steps by the command line, and its one checkpoint as two of them."""
+    """A run of two steps by the command line."""
     folder = tmp_path_factory.mktemp("trained")
     done = run_main(*RUN, f"--workdir={folder}/run", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -59,6 +62,25 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def run(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    """A run's checkpoint without the run."""
+    config = config_lib.get_config("c2a2:digits,tiny", "model.depth=1")
+    config = config_lib.resolve(config, data.describe("digits"))
+    params, stats = made_up_values(train.build_model(config))
+    names = [f"class {i}" for i in range(10)]
+    meta = {"config": config.to_dict(), "class_names": names, "fingerprint": "f" * 64}
+    folder = tmp_path_factory.mktemp("untrained")
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(2, {"params": params, "stats": stats}, meta)
+    return folder
+
+
+@pytest.fixture
+def stored(untrained, tmp_path):
+    return shutil.copytree(untrained, tmp_path / "stored")
 
 
 def reseal(step: Path, change) -> None:
@@ -98,9 +120,8 @@ def empty(step: Path) -> None:
     shutil.rmtree(step / "state")
 
 
-@pytest.mark.parametrize(
-    "harm", [flip, *(pytest.param(harm, marks=pytest.mark.slow) for harm in (truncate, empty))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", [flip, truncate, empty])
 def test_a_damaged_step_is_named_and_the_one_before_is_used(run, harm):
     """Faults 6 and 7."""
     earlier(run)
@@ -198,10 +219,10 @@ def mutate(draw: random.Random, tree, below: tuple):
     return tree
 
 
-def test_a_strangers_record_is_a_network_or_one_line(run):
+def test_a_strangers_record_is_a_network_or_one_line(stored):
     """Every part of the record, changed by somebody who knows to make the digest right."""
     draw = random.Random(0)
-    path = run / "checkpoints" / "2" / "meta" / "metadata"
+    path = stored / "checkpoints" / "2" / "meta" / "metadata"
     content = json.loads(path.read_text())["content"]
     parts = ((), ("leaves",), ("meta",), ("meta", "config"), ("meta", "config", "model"))
     parts += (("meta", "config", "data"), ("meta", "class_names"))
@@ -211,13 +232,14 @@ def test_a_strangers_record_is_a_network_or_one_line(run):
         with contextlib.suppress(ValueError):  # 10**400 is too long a number for a checksum
             digest = record._digest(changed)
         path.write_text(json.dumps({"sha256": digest, "content": changed}))
-        outcomes.add(one_line(lambda: init_from.stored_network(run)))
+        outcomes.add(one_line(lambda: init_from.stored_network(stored)))
     assert outcomes == {True, False}
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
+def test_a_strangers_record_by_name(stored):
+    path = stored / "checkpoints" / "2" / "meta" / "metadata"
+    original = path.read_text()
+    for change, message in (
         (lambda c: c["leaves"][0].__setitem__(2, [2**44]), "far more than"),
         (lambda c: c["leaves"][0].__setitem__(2, [2**28]), "another shape than its record"),
         (lambda c: c["leaves"].append(c["leaves"][0]), "do not make a tree"),
@@ -230,29 +252,28 @@ def test_a_strangers_record_is_a_network_or_one_line(run):
         (lambda c: c["meta"].update(class_names=["cat"] * 11), "11 class names for 10 classes"),
         (lambda c: c["meta"].update(class_names=[]), "0 class names for 10 classes"),
         (lambda c: c["meta"].update(class_names=3), "has no len"),
-    ],
-)
-def test_a_strangers_record_by_name(run, change, told):
-    reseal(run / "checkpoints" / "2", change)
-    with warnings.catch_warnings(), pytest.raises(ValueError) as caught:
-        warnings.simplefilter("ignore")
-        init_from.stored_network(run)
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    ):
+        path.write_text(original)
+        reseal(stored / "checkpoints" / "2", change)
+        with warnings.catch_warnings(), pytest.raises(ValueError) as caught:
+            warnings.simplefilter("ignore")
+            init_from.stored_network(stored)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_strangers_class_names_do_not_reach_the_terminal(run, trained):
+def test_a_strangers_class_names_do_not_reach_the_terminal(stored, tmp_path, capfd):
     """Escaped, and those that are missing are numbered."""
     reseal(
-        run / "checkpoints" / "2",
+        stored / "checkpoints" / "2",
         lambda content: content["meta"].update(class_names=["\x1b]0;owned\x07\x9b31m"]),
     )
-    image = trained / "curves.png"
+    Image.new("L", (32, 32)).save(tmp_path / "image.png")
     for form in ("table", "json"):
-        words = ("--mode=predict", f"--checkpoint={run}", str(image), f"--format={form}")
-        done = run_main(*words, "--top_k=10", cwd=run)
-        assert done.returncode == 0, done.stderr
-        assert not set(done.stdout + done.stderr) & set("\x1b\x07\x9b")
-        assert "owned" in done.stdout and "unnamed 9" in done.stdout
+        words = ("--mode=predict", f"--checkpoint={stored}", str(tmp_path / "image.png"))
+        assert main.main(["main", *words, f"--format={form}", "--top_k=10"]) == 0
+        out, err = capfd.readouterr()
+        assert not set(out + err) & set("\x1b\x07\x9b")
+        assert "owned" in out and "unnamed 9" in out
 
 
 @pytest.mark.slow
@@ -264,10 +285,10 @@ def test_a_resumed_strangers_metadata_is_one_line(run):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_step_with_a_device_in_it_is_damaged(run):
-    (run / "checkpoints" / "2" / "state" / "more").symlink_to("/dev/zero")
+def test_a_step_with_a_device_in_it_is_damaged(stored):
+    (stored / "checkpoints" / "2" / "state" / "more").symlink_to("/dev/zero")
     with pytest.warns(checkpoint.CheckpointWarning, match="neither a file nor a folder"):
-        assert not one_line(lambda: init_from.stored_network(run), quiet=False)
+        assert not one_line(lambda: init_from.stored_network(stored), quiet=False)
 
 
 # --- files of weights ---------------------------------------------------------------------------
@@ -280,15 +301,15 @@ def safetensors(path: Path, header: dict, data: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "F8_E8M0"])
-def test_floats_of_eight_bits_are_refused(tmp_path, capsys, kind):
-    header = {"\x1b[2J": {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}}
-    path = safetensors(tmp_path / "w.safetensors", header, bytes(4))
-    assert convert.main(["convert", str(path)]) == 1
-    assert capsys.readouterr().err == (
-        f"{path} holds tensors of type {kind}, which cannot be read here: save its weights "
-        "as F32, F16 or BF16\n"
-    )
+def test_floats_of_eight_bits_are_refused(tmp_path, capsys):
+    for kind in ("F8_E4M3", "F8_E5M2", "F8_E8M0"):
+        header = {"\x1b[2J": {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}}
+        path = safetensors(tmp_path / "w.safetensors", header, bytes(4))
+        assert convert.main(["convert", str(path)]) == 1
+        assert capsys.readouterr().err == (
+            f"{path} holds tensors of type {kind}, which cannot be read here: save its "
+            "weights as F32, F16 or BF16\n"
+        )
 
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
