@@ -74,8 +74,10 @@ def to_pillow(image_HWC: np.ndarray) -> Image.Image:
     return Image.fromarray(image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("shape", [(19, 37, 3), (29, 23, 1), (2, 5, 3)])
+@pytest.mark.parametrize(
+    ("shape", "wide"),
+    [((19, 37, 3), False), ((19, 37, 3), True), ((29, 23, 1), True), ((2, 5, 3), False)],
+)
 def test_every_op_bin_and_sign_equals_pillow(shape, wide):
     height, width, channels = shape
     images_NHWC = sample_images(height, width, channels)

@@ -14,7 +14,8 @@ from PIL import Image
 from hsvit_jax.augment import Augment, resized_crop, train_batch
 
 # Identity normalisation: float pixels can be compared with the uint8 ones.
-RAW = Augment(mean=(0.0,) * 3, std=(1 / 255,) * 3, num_classes=7, random_resized_crop=(0.08, 1.0))
+AREA = (0.08, 1.0)
+RAW = Augment(mean=(0.0,) * 3, std=(1 / 255,) * 3, num_classes=7, random_resized_crop=AREA)
 
 
 def noise(shape, seed=0):
@@ -32,8 +33,8 @@ def pillow(image_HWC: np.ndarray, box, mirrored: bool) -> np.ndarray:
 resize_boxes = jax.jit(resized_crop.resize_boxes)
 
 
-@pytest.mark.parametrize("size", [(29, 37), (64, 48)])
-def test_given_boxes_are_pillow_s_to_the_bit(size):
+def test_given_boxes_are_pillow_s_to_the_bit():
+    size = (29, 37)
     rng = np.random.default_rng(1)
     boxes = [(0, 0, *size), (0, 0, 1, 1), (size[0] - 1, 3, 1, 9), (2, size[1] - 1, 13, 1)]
     for _ in range(60):
@@ -47,14 +48,10 @@ def test_given_boxes_are_pillow_s_to_the_bit(size):
     assert found.dtype == jnp.uint8
     expected = [pillow(*args) for args in zip(images, boxes, mirrored, strict=True)]
     np.testing.assert_array_equal(found, np.stack(expected))
-
-
-def test_at_a_large_image_s_size_too():
-    """Weights and places stay within 32 bits."""
+    # At a large image's size weights and places stay within 32 bits.
     images, box = noise((1, 3, 8191, 1)), (1, 17, 2, 8100)
     found = resize_boxes(images, np.array([box], np.int32), np.zeros(1, bool))
-    expected = pillow(images[0, ..., 0], box, False)
-    np.testing.assert_array_equal(found[0, ..., 0], expected)
+    np.testing.assert_array_equal(found[0, ..., 0], pillow(images[0, ..., 0], box, False))
 
 
 def drawn(count, size, area=(0.08, 1.0), seed=0):
@@ -102,13 +99,10 @@ def test_as_torchvision_draws_them():
     assert (found[:, :2] + found[:, 2:] <= size).all()
 
 
-@pytest.mark.parametrize(
-    ("size", "box"),
-    [((10, 90), (0, 38, 10, 13)), ((90, 10), (38, 0, 13, 10)), ((1, 1), (0, 0, 1, 1))],
-)
-def test_what_never_fits_falls_back_to_the_centre(size, box):
-    """A whole strip has no box of that ratio: the largest centred one, of 4/3 or 3/4."""
-    assert (drawn(5, size, (1.0, 1.0)) == box).all()
+def test_what_never_fits_falls_back_to_the_centre():
+    """No box of the area of a strip fits: the largest centred one, of 4/3 or 3/4."""
+    for size, box in (((10, 90), (0, 38, 10, 13)), ((90, 10), (38, 0, 13, 10))):
+        assert (drawn(5, size, (1.0, 1.0)) == box).all()
 
 
 @functools.cache
@@ -127,7 +121,8 @@ def run(settings, images, ids, seed=0):
 def test_a_batch_is_cropped_by_its_own_draws():
     """The batch holds the pixels of its boxes, mirrored half of the time."""
     images, ids = noise((40, 13, 17, 3)), np.arange(40, dtype=np.int32) * 31 + 5
-    boxes = resized_crop.random_boxes(jax.random.key(0), ids, (13, 17), (0.08, 1.0))
+    draw = jax.jit(lambda ids: resized_crop.random_boxes(jax.random.key(0), ids, (13, 17), AREA))
+    boxes = draw(ids)
     plain = run(RAW, images, ids)
     expected = np.stack([pillow(*args, False) for args in zip(images, boxes, strict=True)])
     np.testing.assert_array_equal(plain, expected)

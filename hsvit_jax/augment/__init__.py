@@ -7,6 +7,7 @@ devices, after any resume. MixUp and CutMix, which pair neighbours, draw from a 
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,20 @@ _CROP_Y, _CROP_X, _FLIP, _ERASE, _ERASE_Y, _ERASE_X = range(6)
 _ERASE_AREA = slice(6, 6 + ERASING_TRIES)
 _ERASE_RATIO = slice(6 + ERASING_TRIES, 6 + 2 * ERASING_TRIES)
 _OPS_START = 6 + 2 * ERASING_TRIES
-_WORDS_PER_OP = 3
+_WORDS_PER_OP = 3  # op, magnitude bin, sign
+
+# Least and largest values, whole numbers where the least one is; None: any finite number.
+_RANGES = {
+    "num_classes": (1, None),
+    "crop_padding": (0, 4096),
+    "rand_augment_ops": (0, 64),
+    "rand_augment_magnitude": (0, op_tables.NUM_BINS - 1),
+    "erasing": (0.0, 1.0),
+    "mixup": (0.0, None),
+    "cutmix": (0.0, None),
+    "mix_probability": (0.0, 1.0),
+    "label_smoothing": (0.0, 1.0),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,33 +92,26 @@ class Augment:
     label_smoothing: float = 0.0
 
     def __post_init__(self):
-        for name in ("mean", "std"):
-            try:
-                values = tuple(float(value) for value in getattr(self, name))
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; it must be a sequence with one number "
-                    "per channel"
-                ) from error
+        for name in ("mean", "std", "random_resized_crop"):
+            values = _floats(name, getattr(self, name))
             object.__setattr__(self, name, values)  # a list would not be hashable
-        _check_mean_std(self.mean, self.std)
-        area = resized_crop.check(self.random_resized_crop)
-        object.__setattr__(self, "random_resized_crop", area)
-        for name, low, high in (
-            ("num_classes", 1, None),
-            ("crop_padding", 0, 4096),
-            ("rand_augment_ops", 0, 64),
-            ("rand_augment_magnitude", 0, op_tables.NUM_BINS - 1),
-        ):
-            _check_range(name, getattr(self, name), low, high, whole=True)
-        for name, high in (
-            ("erasing", 1.0),
-            ("mixup", None),
-            ("cutmix", None),
-            ("mix_probability", 1.0),
-            ("label_smoothing", 1.0),
-        ):
-            _check_range(name, getattr(self, name), 0.0, high)
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ValueError(
+                f"mean has {len(self.mean)} values and std {len(self.std)}; both need one per "
+                "channel"
+            )
+        if not all(map(math.isfinite, self.mean)):
+            raise ValueError(f"mean is {self.mean}; its values must be finite")
+        if not all(math.isfinite(value) and value > 0.0 for value in self.std):
+            raise ValueError(f"std is {self.std}; its values must be finite and above 0")
+        area = self.random_resized_crop
+        if area and not (len(area) == 2 and 0.0 < area[0] <= area[1] <= 1.0):
+            raise ValueError(
+                f"random_resized_crop is {area}; it must be the least and the largest share of the "
+                "area, such as (0.08, 1.0), or () for none"
+            )
+        for name, (low, high) in _RANGES.items():
+            _check_range(name, getattr(self, name), low, high)
         for name in ("flip", "trivial_augment"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False")
@@ -121,14 +128,11 @@ class Augment:
 
     def active(self) -> dict[str, object]:
         """The settings that change images, each with the value that switches it off."""
-        other = ("mean", "std", "num_classes", "rand_augment_magnitude", "label_smoothing")
-        off = {} if self.mix_probability else {"mixup", "cutmix"}
-        return {
-            field.name: field.default
-            for field in dataclasses.fields(self)
-            if field.name not in (*other, "mix_probability", *off)
-            and getattr(self, field.name) != field.default
-        }
+        names = ["crop_padding", "random_resized_crop", "flip"]
+        names += ["rand_augment_ops", "trivial_augment", "erasing"]
+        names += ["mixup", "cutmix"] if self.mix_probability else []
+        off = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: off[name] for name in names if getattr(self, name) != off[name]}
 
 
 def train_batch(
@@ -139,15 +143,15 @@ def train_batch(
     labels_B: jax.Array,
     indices_B: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Augment one batch: crop, flip, RandAugment, normalise, erase, mix.
+    """Augments one batch: crop, flip, RandAugment, normalise, erase, mix.
 
     Args:
-      settings: what to do; static.
+      settings: of the augmentation; static.
       key: the epoch's threefry key. Draws for an example come from fold_in(key, its index).
       batch_key: key of this batch, for MixUp and CutMix.
       images_BHWC: uint8 (B, H, W, C).
       labels_B: int (B,), from 0 to num_classes - 1.
-      indices_B: int (B,), which example of the data set each one is.
+      indices_B: int (B,), the examples' indices in the data set.
 
     Returns:
       float32 images (B, H, W, C) and float32 targets (B, K) whose rows sum to 1.
@@ -156,6 +160,7 @@ def train_batch(
       ValueError: for shapes or dtypes other than these, other than 1 or 3 channels where
         RandAugment is on, images too large for its integer sums, or a key that is not threefry.
     """
+    _check_images(images_BHWC)
     _check_batch(settings, images_BHWC, labels_B, indices_B)
     op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
     bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
@@ -206,14 +211,9 @@ def normalise(
       `dtype` (B, H, W, C).
 
     Raises:
-      ValueError: another dtype or shape, or channels that do not match.
+      ValueError: another dtype or rank, or channels that do not match.
     """
-    _check_mean_std(mean, std)
-    if images_BHWC.ndim != 4 or images_BHWC.dtype != jnp.uint8:
-        raise ValueError(
-            f"images are {images_BHWC.dtype} of shape {images_BHWC.shape}; expected uint8 of shape "
-            "(batch, height, width, channels)"
-        )
+    _check_images(images_BHWC)
     if images_BHWC.shape[-1] != len(mean):
         raise ValueError(
             f"images have {images_BHWC.shape[-1]} channels, but mean and std have {len(mean)} "
@@ -226,7 +226,7 @@ def normalise(
 
 
 def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:
-    """Target rows with label smoothing s: 1 - s + s/K at the label, s/K elsewhere.
+    """Makes target rows with label smoothing s: 1 - s + s/K at the label, s/K elsewhere.
 
     Args:
       labels_B: int (B,).
@@ -244,7 +244,7 @@ def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: floa
 
 
 def _crop_and_flip(settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array) -> jax.Array:
-    """Crop and flip are one map of rows and columns, so one gather does both."""
+    """Crops and flips with one gather: both together are one map of rows and columns."""
     if not (settings.crop_padding or settings.flip):
         return images_BHWC
     batch, height, width, _ = images_BHWC.shape
@@ -275,7 +275,8 @@ def _random_ops(
     bins = tuple(range(op_tables.NUM_BINS)) if wide else (settings.rand_augment_magnitude,)
     tables = op_tables.make(height, width, wide, bins)
     for i in range(op_count):
-        op_bits_B, bin_bits_B, sign_bits_B = (bits_BS[:, 3 * i + j] for j in range(_WORDS_PER_OP))
+        words = range(_WORDS_PER_OP * i, _WORDS_PER_OP * (i + 1))
+        op_bits_B, bin_bits_B, sign_bits_B = (bits_BS[:, word] for word in words)
         row_B = tables.row(
             whole_number(op_bits_B, len(op_tables.OPS)),
             whole_number(bin_bits_B, len(bins)),
@@ -286,7 +287,7 @@ def _random_ops(
 
 
 def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> jax.Array:
-    """The box to erase in each image: bool (B, H, W). The first of ten tries that fits is taken."""
+    """Draws the box to erase in each image: bool (B, H, W)."""
     words_BA = (bits_BS[:, _ERASE_AREA], bits_BS[:, _ERASE_RATIO])
     rows_B, columns_B, fits_B = box_sizes(
         words_BA, height * width, ERASING_SCALE, ERASING_RATIO, (0, height - 1, width - 1)
@@ -301,34 +302,34 @@ def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> 
     return applied_B[:, None, None] & in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
 
 
-def _check_range(name: str, value: float, low: float, high: float | None, whole: bool = False):
-    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is {values!r}; it must be a sequence of numbers") from error
+
+
+def _check_range(name: str, value: float, low: float, high: float | None):
+    integral = isinstance(low, int)
+    types = (int, np.integer) if integral else (int, float, np.integer, np.floating)
+    is_number = isinstance(value, types) and not isinstance(value, bool)
     ceiling = math.inf if high is None else high
     if not is_number or not math.isfinite(value) or not low <= value <= ceiling:
-        kind = "a whole number" if whole else "a finite number"
+        kind = "a whole number" if integral else "a finite number"
         limits = f"of {low} or more" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} is {value!r}; it must be {kind} {limits}")
 
 
-def _check_mean_std(mean: tuple[float, ...], std: tuple[float, ...]):
-    if not mean or len(mean) != len(std):
+def _check_images(images_BHWC: jax.Array):
+    if images_BHWC.ndim != 4 or images_BHWC.dtype != jnp.uint8 or 0 in images_BHWC.shape:
         raise ValueError(
-            f"mean has {len(mean)} values and std {len(std)}; both need one per channel"
+            f"images are {images_BHWC.dtype} of shape {images_BHWC.shape}; expected uint8 of shape "
+            "(batch, height, width, channels), none of them 0"
         )
-    if not all(math.isfinite(value) for value in mean):
-        raise ValueError(f"mean is {mean}; its values must be finite")
-    if not all(math.isfinite(value) and value > 0.0 for value in std):
-        raise ValueError(f"std is {std}; its values must be finite and above 0")
 
 
 def _check_batch(settings: Augment, images_BHWC, labels_B, indices_B):
     shape = images_BHWC.shape
-    if len(shape) != 4 or images_BHWC.dtype != jnp.uint8 or 0 in shape:
-        raise ValueError(
-            f"images are {images_BHWC.dtype} of shape {shape}; expected uint8 of shape "
-            "(batch, height, width, channels), none of them 0"
-        )
     for name, array in (("labels", labels_B), ("indices", indices_B)):
         if array.shape != shape[:1] or not jnp.issubdtype(array.dtype, jnp.integer):
             raise ValueError(

@@ -36,7 +36,7 @@ BASE_ZERO, BASE_GREY, BASE_MEAN, BASE_SMOOTH = range(4)
 _BASES = {"Color": BASE_GREY, "Contrast": BASE_MEAN, "Sharpness": BASE_SMOOTH}
 # Where an op's table comes from: these two depend on the image.
 LUT_STATIC, LUT_AUTOCONTRAST, LUT_EQUALIZE = range(3)
-_DYNAMIC = {"AutoContrast": LUT_AUTOCONTRAST, "Equalize": LUT_EQUALIZE}
+_IMAGE_LUTS = {"AutoContrast": LUT_AUTOCONTRAST, "Equalize": LUT_EQUALIZE}
 
 # A table is indexed by (pixel - base) + 255, so it has 511 entries; 512 is the aligned size.
 TABLE_SIZE = 512
@@ -70,7 +70,7 @@ class OpTables:
 
 
 def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
-    """The 31 magnitudes of one op, each the float32 value that torchvision takes.
+    """Computes the 31 magnitudes of one op, each the float32 value that torchvision takes.
 
     Args:
       op: one of OPS; those without a magnitude get zeros.
@@ -100,7 +100,7 @@ def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
 
 
 def _float32_bins(start: float, end: float) -> np.ndarray:
-    """As torch.linspace: a float32 step, counted from the nearer end, each sum rounded once.
+    """Spaces bins as torch.linspace: a float32 step from the nearer end, each sum rounded once.
 
     The last bit matters where a magnitude is then truncated: bin 15 of 0..32 is just under 16.
     """
@@ -115,7 +115,7 @@ def _float32_bins(start: float, end: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def make(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables:
-    """All rows for images of one size and the given magnitude bins (a few kB to 300 kB)."""
+    """Makes the rows for images of one size and the given magnitude bins (a few kB to 300 kB)."""
     affine, base, lut, table = [], [], [], []
     products: dict[bytes, int] = {}
     for op in OPS:
@@ -125,7 +125,7 @@ def make(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables
                 magnitude = float(magnitude_M[bin_]) * (sign if op in SIGNED_OPS else 1.0)
                 affine.append(_fixed_point(_inverse_affine(op, magnitude, height, width)))
                 base.append(_BASES.get(op, BASE_ZERO))
-                lut.append(_DYNAMIC.get(op, LUT_STATIC))
+                lut.append(_IMAGE_LUTS.get(op, LUT_STATIC))
                 product_V = _products(op, magnitude)
                 table.append(products.setdefault(product_V.tobytes(), len(products)))
     return OpTables(

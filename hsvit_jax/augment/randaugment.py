@@ -47,19 +47,19 @@ def _affine_nearest(images_BHWC: jax.Array, affine_B6: jax.Array) -> jax.Array:
 
 
 def gather_pixels(images_BHWC: jax.Array, row_BHW: jax.Array, column_BHW: jax.Array) -> jax.Array:
-    """Pixel (row, column) of each image; black where that lies outside. Any dtype, int32 places."""
+    """Gathers pixel (row, column) of each image, int32 places; black where it lies outside."""
     batch, height, width, channels = images_BHWC.shape
     inside_BHW = (row_BHW >= 0) & (row_BHW < height) & (column_BHW >= 0) & (column_BHW < width)
     flat_BHW = jnp.where(inside_BHW, row_BHW * width + column_BHW, 0)
     pixels_BPC = images_BHWC.reshape(batch, height * width, channels)
-    taken_BHWC = jax.vmap(lambda pixels, at: pixels.at[at].get(mode="promise_in_bounds"))(
+    gathered_BHWC = jax.vmap(lambda pixels, place: pixels.at[place].get(mode="promise_in_bounds"))(
         pixels_BPC, flat_BHW
     )
-    return jnp.where(inside_BHW[..., None], taken_BHWC, jnp.zeros((), images_BHWC.dtype))
+    return jnp.where(inside_BHW[..., None], gathered_BHWC, jnp.zeros((), images_BHWC.dtype))
 
 
 def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
-    """output = clip(trunc(base + table[pixel - base + 255])): a blend, or a look-up with base 0."""
+    """Computes clip(trunc(base + table[pixel - base + 255])): a blend, or a look-up with base 0."""
     pixels_BHWC = images_BHWC.astype(jnp.int32)
     base_BHWC = _base(pixels_BHWC, jnp.asarray(tables.base_R)[row_B])
     table_BCV = _table(pixels_BHWC, row_B, tables)
@@ -67,7 +67,7 @@ def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax
     # One flat table per image keeps this a gather with a single index.
     offset_C = jnp.arange(channels, dtype=jnp.int32) * size + TABLE_ZERO
     at_BHWC = pixels_BHWC - base_BHWC + offset_C[None, None, None, :]
-    product_BHWC = jax.vmap(lambda table, at: table.at[at].get(mode="promise_in_bounds"))(
+    product_BHWC = jax.vmap(lambda table, place: table.at[place].get(mode="promise_in_bounds"))(
         table_BCV.reshape(batch, channels * size), at_BHWC
     )
     mixed_BHWC = base_BHWC.astype(jnp.float32) + product_BHWC
@@ -125,7 +125,7 @@ def _table(pixels_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Ar
 
 
 def _equalize_lut(pixels_BHWC: jax.Array) -> jax.Array:
-    """Flatten each channel's histogram: int32 (B, C, 256), as ImageOps.equalize."""
+    """Flattens each channel's histogram: int32 (B, C, 256), as ImageOps.equalize."""
     batch, height, width, channels = pixels_BHWC.shape
     values_BPC = pixels_BHWC.reshape(batch, height * width, channels)
     at_BPC = values_BPC + jnp.arange(channels, dtype=jnp.int32)[None, None, :] * 256
@@ -143,7 +143,7 @@ def _equalize_lut(pixels_BHWC: jax.Array) -> jax.Array:
 
 
 def _autocontrast_lut(pixels_BHWC: jax.Array) -> jax.Array:
-    """Stretch each channel to 0..255: int32 (B, C, 256), as ImageOps.autocontrast in float64."""
+    """Stretches each channel to 0..255: int32 (B, C, 256), as ImageOps.autocontrast in float64."""
     low_BC1 = jnp.min(pixels_BHWC, axis=(1, 2))[..., None]
     span_BC1 = jnp.max(pixels_BHWC, axis=(1, 2))[..., None] - low_BC1
     short_BC1 = jnp.asarray(autocontrast_shortfall())[low_BC1, span_BC1]
@@ -152,13 +152,13 @@ def _autocontrast_lut(pixels_BHWC: jax.Array) -> jax.Array:
     safe_span_BC1 = jnp.maximum(span_BC1, 1)
     scaled_BCV = 255 * jnp.clip(value_11V - low_BC1, 0, safe_span_BC1)
     exact_BCV = _quotient(scaled_BCV, safe_span_BC1)
-    whole_BCV = exact_BCV * safe_span_BC1 == scaled_BCV
+    integral_BCV = exact_BCV * safe_span_BC1 == scaled_BCV
     bit_BCV = _quotient(exact_BCV * steps_BC1, jnp.full_like(steps_BC1, 255)).astype(jnp.uint32)
-    is_short_BCV = whole_BCV & ((short_BC1 >> bit_BCV) & 1).astype(bool) & (bit_BCV < 32)
+    is_short_BCV = integral_BCV & ((short_BC1 >> bit_BCV) & 1).astype(bool) & (bit_BCV < 32)
     stretched_BCV = exact_BCV - is_short_BCV.astype(jnp.int32)
     return jnp.where(span_BC1 == 0, value_11V, stretched_BCV)
 
 
 def _quotient(numerator_BCV: jax.Array, denominator_BC1: jax.Array) -> jax.Array:
-    """Whole quotient of numbers ≥ 0: without the sign handling that makes `//` slow."""
+    """Divides integers ≥ 0, without the sign handling that makes `//` slow."""
     return jax.lax.div(numerator_BCV, jnp.broadcast_to(denominator_BC1, numerator_BCV.shape))

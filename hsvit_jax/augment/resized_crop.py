@@ -1,9 +1,7 @@
-"""A random box of each image, enlarged to the image's size: equal to Pillow's bilinear resizing.
+"""Random resized crops: a box of each image, enlarged to its size as Pillow does bilinearly.
 
 A box never exceeds the image, so nothing is shrunk and two pixels a side decide every new one.
 """
-
-import math
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +24,8 @@ def random_boxes(
 ) -> jax.Array:
     """Draws a box for each example, from (key, its index) alone.
 
-    A share of the image's area, uniform in `area`, a ratio of columns to rows, log-uniform in
-    3/4..4/3, and a place. The first of ten tries that fits is taken. Where none does, it is the
+    Its share of the image's area is uniform in `area`, its ratio of columns to rows log-uniform in
+    3/4..4/3, its place uniform. The first of ten tries that fits is taken; where none does, the
     largest centred box whose ratio is the nearest one allowed. Source: torchvision's
     RandomResizedCrop.
 
@@ -52,6 +50,7 @@ def random_boxes(
 
 
 def _centred(height: int, width: int) -> tuple[int, int, int, int]:
+    """The largest centred box of an allowed ratio: top, left, rows, columns."""
     narrowest, widest = RATIO
     rows, columns = height, width
     if width / height < narrowest:
@@ -62,7 +61,7 @@ def _centred(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 def resize_boxes(images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Array) -> jax.Array:
-    """Enlarges a box of each image to the size of the image, mirrored where told.
+    """Enlarges a box of each image to the size of the image, mirrored where `mirrored_B` is set.
 
     Each pass, columns first, is in Pillow's fixed point, so that cropping and resizing with Pillow
     gives the same bits.
@@ -116,21 +115,3 @@ def _weight(part: jax.Array, size: int) -> jax.Array:
     high = part * half // (2 * size)
     low = ((part * half - high * (2 * size)) * half + size) // (2 * size)
     return high * half + low
-
-
-def check(area: tuple[float, float]) -> tuple[float, ...]:
-    """The shares of the area as floats, () for none.
-
-    Raises:
-      ValueError: other than 0 < low ≤ high ≤ 1.
-    """
-    try:
-        values = tuple(float(value) for value in area)
-    except (TypeError, ValueError):
-        values = (math.nan,)
-    if values and not (len(values) == 2 and 0.0 < values[0] <= values[1] <= 1.0):
-        raise ValueError(
-            f"random_resized_crop is {area!r}; it must be the least and the largest share of the "
-            "area, such as (0.08, 1.0), or () for none"
-        )
-    return values
