@@ -240,7 +240,7 @@ def _help(
 
 
 def _exit_code(
-    work: Callable[[], int | None], command: list[str], say: Callable[[str], None]
+    work: Callable[[], int | None], command: list[str], print_line: Callable[[str], None]
 ) -> int:
     """Does the work, and turns every end that is no bug into a line and an exit code."""
     try:
@@ -249,13 +249,13 @@ def _exit_code(
         return code
     except signals.Interrupted as stop:
         again = shlex.join(command)
-        say(f"{stop}; saved. To go on, give the same command again:\n  {again}")
+        print_line(f"{stop}; saved. To go on, give the same command again:\n  {again}")
         return stop.exit_code
     except KeyboardInterrupt:
-        say(signals.NOTHING_SAVED)
+        print_line(signals.NOTHING_SAVED)
         return _CTRL_C
     except signals.Diverged as error:
-        say(str(error))
+        print_line(str(error))
         return _DIVERGED
     except Misuse as error:
         return _misused(error, command)
@@ -265,13 +265,13 @@ def _exit_code(
     except ValueError as error:
         if not _is_ours(error):
             raise
-        say(report.printable(str(error)))
+        print_line(report.printable(str(error)))
         return _MISTAKE
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
         _drop_output()
-        say(report.printable(f"{error.strerror}: {error.filename or 'writing'}"))
+        print_line(report.printable(f"{error.strerror}: {error.filename or 'writing'}"))
         return _MISTAKE
 
 

@@ -71,7 +71,7 @@ FLAGS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    """Runs the command line and returns its exit code."""
     return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, modes=MODES)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark times: a step of some work, as the trainer makes it."""
+"""Jobs of the benchmark: a step of each kind of work, as the trainer compiles it."""
 
 import dataclasses
 import statistics

@@ -42,7 +42,7 @@ def measure_peak(dtype: str, repeats: int = 5) -> dict:
 
 
 def program_record(compiled: Any) -> dict:
-    """What XLA says of the program that was timed, per device; a loop's body is counted once."""
+    """XLA's costs of the timed program, per device; a loop's body is counted once."""
     if compiled is None:
         return {"program": None}
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()

@@ -151,7 +151,7 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    """Runs the command line and returns its exit code."""
 
     def work(request: cli.Request) -> None:
         values = request.flags

@@ -1,4 +1,4 @@
-"""PyTorch weights to a checkpoint of ours: `python -m hsvit_jax.convert FILE [OUT]`.
+"""Converts PyTorch weights to a checkpoint: `python -m hsvit_jax.convert FILE [OUT]`.
 
 FILE is a state dict as `.npz`, `.safetensors`, or `.ckpt`/`.pt`/`.pth` where PyTorch is installed.
 The network's sizes come from the JSON under `config` (its `constructor`), from options, or from the
@@ -31,7 +31,7 @@ from hsvit_jax.weights.families import FAMILIES, without_prefix
 
 
 class Disagreement(ValueError):
-    """The converted network's logits are not the file's; `report` holds the two figures."""
+    """The converted network's logits differ from the file's; `report` says by how much."""
 
     def __init__(self, message: str, report: dict[str, Any]) -> None:
         super().__init__(message)
@@ -55,19 +55,28 @@ def convert_file(
     data: str = "cifar10",
     tolerance: float | None = None,
 ) -> dict[str, Any]:
-    """Converts `path` to a work directory `out` with `checkpoints/` (step 0) and `config.json`.
+    """Converts a file to a work directory with `checkpoints/` (step 0) and `config.json`.
 
-    out: default `<stem>-jax` beside the file. family: of the network, where the file's `config`
-    does not say (HSViT then). image_size (rows, columns), channels, strides, heads: what the file
-    does not say. mean, std: one value or one per channel, of pixels in [0, 1]; no
-    state dict holds them. data: name of the data set written into the configuration. tolerance: of
-    the largest logit, where the file holds `input` and logits. By default 1e-9 for `logits_f64`, or
-    1e-6 with rotary positions, whose angles the reference keeps in float32; 1e-5 for `logits`.
+    Args:
+      path: of the file.
+      out: the work directory; by default `<stem>-jax` beside the file.
+      family: of the network, where the file's `config` does not name it; hsvit by default.
+      image_size: (rows, columns), where the file does not say.
+      channels, strides, heads: where the file does not say.
+      mean, std: of pixels in [0, 1], one value or one per channel; no state dict holds them.
+      data: name of the data set for the configuration.
+      tolerance: of the logits, where the file has them, relative to the largest. By default 1e-9
+        for `logits_f64`, or 1e-6 with rotary positions, whose angles the reference keeps in
+        float32; 1e-5 for `logits`.
 
-    Returns `parameters`, `checkpoint` and, where compared, `max_abs_error`, `max_abs_logit` and
-    `tolerance`, of the largest logit.
-    Raises ValueError for an unreadable file, tensors or sizes that do not fit, an `out` that holds
-    something else, and `Disagreement` for other logits (then nothing is written).
+    Returns:
+      `parameters`, `checkpoint` and, where compared, `max_abs_error`, `max_abs_logit` and
+      `tolerance`.
+
+    Raises:
+      ValueError: the file cannot be read, its tensors or sizes do not fit, or `out` holds something
+        else.
+      Disagreement: the logits differ; nothing is written.
     """
     path = Path(path)
     tensors, description = files.read(path)
@@ -114,7 +123,7 @@ def convert_file(
 def _configuration(
     model: dict, shapes: dict, mean: Sequence[float], std: Sequence[float], data: str
 ) -> Any:
-    """The project's defaults with this network's sizes filled in."""
+    """Fills this network's sizes into the default configuration."""
     config = configs.base(data, model)
     channels = shapes["channels"]
     for name, values in (("mean", mean), ("std", std)):
@@ -132,7 +141,7 @@ def _configuration(
 def _compare(
     path: Path, model: Any, params: dict, stats: dict, tensors: Tensors, tolerance: float
 ) -> dict[str, float]:
-    """Runs the network on the file's images; raises Disagreement beyond the tolerance."""
+    """Compares the logits on the file's images; raises Disagreement beyond the tolerance."""
     images = tensors["input"]
     logits = tensors["logits_f64"] if "logits_f64" in tensors else tensors["logits"]
     size = (model.config.image_channels, *model.config.image_size)
@@ -163,7 +172,7 @@ def _compare(
 
 
 def _write(out: Path, config: Any, params: dict, stats: dict) -> None:
-    """A work directory; the same conversion again is no error, anything else in the way is."""
+    """Writes the work directory, unless it holds anything but the same conversion."""
     text = configs.to_json(config) + "\n"
     file = out / "config.json"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -216,7 +225,7 @@ FLAGS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code; user mistakes are told in one line."""
+    """Runs the command line and returns its exit code."""
     return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, _run)
 
 
