@@ -1,5 +1,6 @@
 """Writes the tables in docs/ that derive from the code: `python docs/generate.py`."""
 
+import ast
 import dataclasses
 import re
 import runpy
@@ -35,6 +36,23 @@ def _imports() -> list[str]:
     for room, others in MAY_IMPORT.items():
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(others.split())) or "nothing"
         lines.append(f"| `{room}` | {names} |")
+    return lines
+
+
+def _families() -> list[str]:
+    """The table of the families, by their records and the docstrings of their config files."""
+    lines = ["| config file | network | variants, the default in bold |", "|---|---|---|"]
+    for name, family in FAMILIES.items():
+        if name == "hsvit":  # its variants have files of their own
+            continue
+        file = f"configs/{family.config_file or name}.py"
+        docstring = ast.get_docstring(ast.parse((DOCS.parent / file).read_text("utf-8")))
+        network = docstring.partition("\n")[0].removesuffix(".")
+        variants = ", ".join(
+            f"**`{variant}`**" if variant == family.default_variant else f"`{variant}`"
+            for variant in family.variants
+        )
+        lines.append(f"| `{file}` | {network} | {variants} |")
     return lines
 
 
@@ -85,6 +103,7 @@ def _shown(value: Any) -> str:
 #: Name of a table → its lines.
 TABLES: Mapping[str, Callable[[], list[str]]] = {
     "imports": _imports,
+    "families": _families,
     "keys": _keys,
     "model keys": _model_keys,
 }

@@ -93,7 +93,7 @@ def test_names_exist():
     text = "\n".join(PAGES.values())
     files = set(re.findall(r"\b(?:configs|docs|tests|launch|hsvit_jax)/[\w./-]*\w", text))
     assert len(files) > 30
-    assert not [name for name in files if not (ROOT / name).exists()]
+    assert not [name for name in files if not (ROOT / name).exists() and "NAME" not in name]
     sources = "\n".join(path.read_text("utf-8") for path in ROOT.glob("tests/**/*.py"))
     tests = set(re.findall(r"`(?:[\w./]*::)?(test_\w+)`", text))
     assert len(tests) > 20
