@@ -85,7 +85,10 @@ class Classifier:
         """The forward pass, compiled once for each instance."""
         if "forward" not in self.__dict__:
             mean, std = tuple(self.config.data.mean), tuple(self.config.data.std)
-            self.__dict__["forward"] = evaluate.make_forward(self.model, self.mesh, mean, std)
+            flip = self.config.eval.get("tta") == "flip"
+            self.__dict__["forward"] = evaluate.make_forward(
+                self.model, self.mesh, mean, std, flip=flip
+            )
         return self.__dict__["forward"]
 
     def predict(self, images_BHWC: np.ndarray) -> np.ndarray:
@@ -115,7 +118,7 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
             f"load needs the folder of a run, such as 'runs/c2a2-digits-strong-seed0'; got {path!r}"
         )
     stored = init_from.stored_network(path, which)
-    mesh = mesh_lib.make(1, -1, groups=stored.model.group_axis_limit, devices=devices)
+    mesh = mesh_lib.make(1, -1, groups=stored.model.groups, devices=devices)
     placed = jax.device_put((stored.params, stored.stats), mesh_lib.replicated(mesh))
     return Classifier(
         stored.config,

@@ -24,13 +24,13 @@ USAGE = """usage: python -m hsvit_jax.main --config=FILE[:DATA,RECIPE,SWITCHES] 
 
 DATA      digits cifar10 cifar100 fashion_mnist tiny_imagenet food101 imagenet
           folder=<path> tfds=<name>          (default: cifar10)
-RECIPE    strong (default) or paper          SWITCHES  tiny bf16 conv_only attention_only
+RECIPE    strong (default), fast or paper    SWITCHES  tiny bf16 conv_only attention_only
 All flags: python -m hsvit_jax.main --help      All keys: the same with --config=... --help"""
 
 _RUN = "checkpoint workdir which"
 _PLAN = "devices group batch bandwidth flops latency verify json out"
 _DATA = "data.name data.dir"
-_EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval.batch"
+_EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval"
 _COSTS = f"model {_DATA} data.image_size data.channels data.num_classes train.batch train.ema_decay"
 
 #: What each mode reads: flags, and sections or keys of the configuration. The rest is refused.

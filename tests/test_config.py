@@ -145,6 +145,7 @@ def test_digits_are_never_mirrored():
         ({"data__on_bad_image": "ignore"}, "'error', 'skip'"),
         ({"checkpoint__keep_latest": 0}, "checkpoint.keep_latest"),
         ({"checkpoint__every": 0}, "checkpoint.every"),
+        ({"eval__tta": "flip", "init__cache": "features"}, "none of the mirror images that"),
         ({"mesh__aggregate": "mean"}, "mesh.aggregate must be one of"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from hsvit_jax import config as config_lib
 from hsvit_jax import data, models, train
 from hsvit_jax.config import recipes, variants
+from hsvit_jax.train import step
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 FAMILIES = tuple(variants.SIBLINGS)
@@ -126,6 +127,15 @@ def test_the_strong_recipe_is_the_same_for_all():
             for c in [config_lib.get_config(f"{family}:{data_set}")]
         }
         assert len(sections) == 1
+
+
+def test_the_fast_recipe_is_muon_with_crop_and_flip_alone():
+    for family in ("c2a2", *FAMILIES):
+        c = resolved(f"{family}:cifar10,fast")
+        assert (c.optim.name, c.train.epochs, c.eval.tta) == ("muon", 12, "flip")
+        assert c.model.get("dropout", 0.0) == c.train.ema_decay == 0
+        assert set(step.augment_settings(c).active()) == {"crop_padding", "flip"}
+    assert resolved("c2a2:digits,fast").eval.tta == "none"
 
 
 @pytest.mark.parametrize("family", ["vix", "levix", "ccx", "cvx", "pix"])

@@ -13,15 +13,15 @@ from hsvit_jax.train import evaluate
 class Linear:
     """A network of one matrix: logits are the normalised pixels times a kernel."""
 
-    group_axis_limit = 8
+    groups = 8
     part_names = ("groups", "kernel")
 
     def spread_axis(self, path):
         return 0 if path[0] == "groups" else None
 
-    def apply(self, params, stats, images_BHWC, *, shard, **_):
+    def apply(self, params, stats, images_BHWC, *, share, **_):
         flat = images_BHWC.reshape(images_BHWC.shape[0], -1)
-        return shard.sum(params["groups"]["scale"][:, None, None] * flat[None]) @ params[
+        return share.total(params["groups"]["scale"][:, None, None] * flat[None]) @ params[
             "kernel"
         ], stats
 
@@ -130,6 +130,15 @@ def test_it_can_be_given_up_between_batches():
     with pytest.raises(KeyboardInterrupt):
         evaluator(linear_params(7), {}, split_of(101, 7), 16, stop)
     assert len(calls) == 3
+
+
+def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
+    mesh, params = mesh_lib.make(1, 1, groups=8), linear_params(7)
+    images = split_of(5, 7).images
+    plain = evaluate.make_forward(Linear(), mesh, (0.4,), (0.3,))
+    both = evaluate.make_forward(Linear(), mesh, (0.4,), (0.3,), flip=True)
+    expected = (plain(params, {}, images) + plain(params, {}, images[:, :, ::-1])) / 2
+    np.testing.assert_allclose(both(params, {}, images), expected, rtol=1e-6)
 
 
 class Coupled(Linear):

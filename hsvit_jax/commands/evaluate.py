@@ -28,6 +28,7 @@ def run(request: Request) -> int:
         std=tuple(config.data.std),
         num_classes=config.data.num_classes,
         votes_G=_votes(request.flags.drop_groups, classifier.model),
+        flip=config.eval.get("tta") == "flip",
     )
     batch = config_lib.eval_batch(config)
     result = evaluator(classifier.params, classifier.stats, part, batch)
@@ -53,7 +54,8 @@ def _images(
         config = config.copy_and_resolve_references().unlock()
         for key in ("name", "dir", "val_fraction", "on_bad_image"):
             config.data[key] = request.config.data[key]
-        config.eval.batch = request.config.eval.batch
+        given = request.config.eval
+        config.eval.batch, config.eval.tta = given.batch, given.tta
     name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
     if split is None:
         other_data = request.config is not None and name.startswith("folder=")
@@ -110,7 +112,7 @@ def _votes(lost: list[str], model: Any) -> np.ndarray | None:
     """A weight for each attention group, 0 for the lost ones; None where none is lost."""
     if not lost:
         return None
-    groups = model.group_axis_limit and model.config.groups
+    groups = model.groups and model.config.groups
     if not groups:
         raise ValueError(
             f"--drop_groups={','.join(lost)}: this network has no attention groups that could be "

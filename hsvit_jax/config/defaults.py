@@ -33,7 +33,7 @@ DATA_SETS = (
 )
 #: optim.warmup_epochs that is not set by hand: see `derived.with_warmup`.
 AUTOMATIC = -1.0
-RECIPES = ("strong", "paper")
+RECIPES = ("strong", "fast", "paper")
 SWITCHES = ("tiny", "bf16", "conv_only", "attention_only")
 _ABLATIONS = ("conv_only", "attention_only")  # of hsvit
 
@@ -111,7 +111,12 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
             "select_on": "val",  # split that chooses the best checkpoint; 'test' only when told to
         }
     )
-    config.eval = ml_collections.ConfigDict({"batch": 0})  # 0: see `derived.eval_batch`
+    config.eval = ml_collections.ConfigDict(
+        {
+            "batch": 0,  # see `derived.eval_batch`
+            "tta": "none",  # or 'flip'
+        }
+    )
     config.optim = ml_collections.ConfigDict(_optim(recipe))
     config.init = ml_collections.ConfigDict(
         {
@@ -181,7 +186,8 @@ def _optim(recipe: str) -> dict[str, Any]:
 
 
 def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
-    """What a data set changes in the strong recipe, and a family's own paper recipe."""
+    """What a data set changes in the strong recipe, what `fast` does, and a family's own paper
+    recipe."""
     if config.recipe == "paper":
         recipe = recipes.paper(config.model.family, data, config.model.variant)
         _update(config, {**recipe, "optim.warmup_epochs": AUTOMATIC})
@@ -192,8 +198,10 @@ def _apply_data(config: ml_collections.ConfigDict, data: str) -> None:
         config.augment.update({"mixup": 0.0, "cutmix": 0.0, "label_smoothing": 0.05})
     elif data in ("food101", "imagenet"):
         config.augment.crop_padding = 16
-    if config.recipe == "strong":
+    if config.recipe != "paper":
         _update(config, recipes.strong(config.model.family, data))
+    if config.recipe == "fast":
+        _update(config, recipes.fast(config.model))
 
 
 def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:

@@ -34,6 +34,7 @@ def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.Conf
     data.mean = _per_channel("data.mean", data.mean or info.mean, data.channels)
     data.std = _per_channel("data.std", data.std or info.std, data.channels)
     config.augment.flip = config.augment.flip and info.flip  # a mirrored digit is another digit
+    config.eval.tta = config.eval.tta if info.flip else "none"
     validate(config)
     return config.lock()
 
@@ -50,6 +51,11 @@ def _per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[fl
 def validate(config: ml_collections.ConfigDict) -> None:
     """Raises ValueError for a value outside its key's range, and for values that contradict."""
     keys.check(config)
+    if config.eval.tta == "flip" and config.init.cache:
+        raise ValueError(
+            "init.cache holds features of the images as they are, none of the mirror images that "
+            "eval.tta='flip' needs: set eval.tta='none' or init.cache=''"
+        )
     train = config.train
     if train.epochs and train.steps:
         raise ValueError(

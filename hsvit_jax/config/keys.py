@@ -161,7 +161,7 @@ def _ratio(meaning: str) -> Key:
 KEYS: Mapping[str, Key] = {
     "seed": _whole("seed of every random number of the run", 0, 2**32 - 1),
     "recipe": _choice(
-        "recipe of training and augmentation, named after the colon", "strong", "paper"
+        "recipe of training and augmentation, named after the colon", "strong", "fast", "paper"
     ),
     "data.name": _text("data set: a name, folder=PATH or tfds=NAME"),
     "data.dir": _text("directory of data sets; empty: $HSVIT_DATA_DIR, or the user's cache"),
@@ -200,6 +200,9 @@ KEYS: Mapping[str, Key] = {
     "train.bad_steps_limit": _whole("consecutive non-finite steps that end the run", 1, MOST_STEPS),
     "train.select_on": _choice("split that selects the best checkpoint", "val", "test"),
     "eval.batch": _whole("batch size of evaluation; 0: train.batch", 0, 2**20),
+    "eval.tta": _choice(
+        "test-time augmentation; flip: mean logits of an image and its mirror image", "none", "flip"
+    ),
     "optim.name": _choice(
         "optimizer: AdamW, or Muon on kernels and Adam on the other parameters", "adamw", "muon"
     ),

@@ -29,7 +29,7 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
     """
     variant, rest = split(family, argument)
     model, (data, recipe, _) = model_section(family, variant), defaults.parse_argument(rest)
-    if (data, recipe) == ("digits", "strong"):
+    if data == "digits" and recipe != "paper":
         model |= FAMILIES[family].digits(model)
     return defaults.base(rest, model)
 

@@ -33,18 +33,24 @@ def make_forward(
     std: tuple[float, ...],
     aggregate: str = "psum",
     votes_G: Array | None = None,
+    flip: bool = False,
 ) -> Callable[[dict, dict, Array], Array]:
     """A jitted (params, stats, images uint8 (B, H, W, C) split over `data`) → logits (B, K).
 
     Floating-point features in place of images are taken as they are. votes_G: weight of each
-    attention group's CLS in the average, 0 for one that is lost.
+    attention group's CLS in the average, 0 for one that is lost. flip: test-time augmentation, the
+    mean of the logits of an image and of its mirror image.
     """
     apply = mesh_lib.spread(model, mesh, aggregate)
 
     def forward(params: dict, stats: dict, images_BHWC: Array) -> Array:
         features = jnp.issubdtype(images_BHWC.dtype, jnp.floating)
         x_BHWC = images_BHWC if features else augment.normalise(images_BHWC, mean, std)
-        return apply(params, stats, x_BHWC, votes_G=votes_G)[0]
+        logits_BK = apply(params, stats, x_BHWC, votes_G=votes_G)[0]
+        if flip:
+            logits_BK += apply(params, stats, x_BHWC[:, :, ::-1], votes_G=votes_G)[0]
+            logits_BK /= 2
+        return logits_BK
 
     return jax.jit(forward)
 
@@ -58,6 +64,7 @@ def make_evaluator(
     num_classes: int,
     aggregate: str = "psum",
     votes_G: Array | None = None,
+    flip: bool = False,
 ) -> Callable[..., Evaluation]:
     """A function (params, stats, split, batch) → Evaluation; it compiles once per batch size.
 
@@ -65,7 +72,7 @@ def make_evaluator(
     `before_batch`, is called before each batch and may raise to give up. Raises ValueError for an
     empty split.
     """
-    forward = make_forward(model, mesh, mean, std, aggregate, votes_G)
+    forward = make_forward(model, mesh, mean, std, aggregate, votes_G, flip)
 
     def count(
         params: dict, stats: dict, images_BHWC: Array, labels_B: Array, valid_B: Array

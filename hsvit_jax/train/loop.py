@@ -57,6 +57,7 @@ class Loop:
             std=tuple(config.data.std),
             num_classes=config.data.num_classes,
             aggregate=config.mesh.aggregate,
+            flip=config.eval.tta == "flip",
         )
 
     def take_steps(self, state: dict) -> dict:
