@@ -118,7 +118,7 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
             f"load needs the folder of a run, such as 'runs/c2a2-digits-strong-seed0'; got {path!r}"
         )
     stored = init_from.stored_network(path, which)
-    mesh = mesh_lib.make(1, -1, groups=stored.model.groups, devices=devices)
+    mesh = mesh_lib.make(1, -1, groups=stored.model.group_axis_limit, devices=devices)
     placed = jax.device_put((stored.params, stored.stats), mesh_lib.replicated(mesh))
     return Classifier(
         stored.config,

@@ -227,21 +227,21 @@ def _bf16_votes(size: int) -> Callable[[jax.Array], jax.Array]:
     return straight
 
 
-class _MeshShare:
-    """A `models.network.Share` of one device of the `group` axis, inside the manual region."""
+class _MeshShard:
+    """A `models.network.GroupShard` of one device of the `group` axis, inside the manual region."""
 
     def __init__(self, mesh: Mesh, aggregate: str) -> None:
         self.size, self.ordered = mesh.shape[GROUP], aggregate == "ordered"
         self.bf16 = aggregate == "bf16" and self.size > 1
 
-    def take(self, x: jax.Array, axis: int) -> jax.Array:
+    def slice(self, x: jax.Array, axis: int) -> jax.Array:
         here = x.shape[axis] // self.size
         return lax.dynamic_slice_in_dim(x, lax.axis_index(GROUP) * here, here, axis)
 
-    def gather(self, x: jax.Array, axis: int) -> jax.Array:
+    def all_gather(self, x: jax.Array, axis: int) -> jax.Array:
         return lax.all_gather(x, GROUP, axis=axis, tiled=True)
 
-    def total(self, x_GBD: jax.Array) -> jax.Array:
+    def sum(self, x_GBD: jax.Array) -> jax.Array:
         if self.ordered:
             return lax.all_gather(x_GBD, GROUP, axis=0, tiled=True, to="invarying").sum(0)
         if self.bf16:
@@ -326,7 +326,7 @@ def spread(
                 train=train,
                 dropout_key=dropout_key,
                 example_ids_B=example_ids_B,
-                share=_MeshShare(mesh, aggregate),
+                shard=_MeshShard(mesh, aggregate),
                 batch_axes=(DATA,),
                 votes_G=votes_G,
             )
@@ -347,13 +347,13 @@ def ordered_norm(mesh: Mesh, grads: dict, network: Any) -> jax.Array:
     As a sum over devices is added in an order of its own: each group's (or tower's) squares by
     themselves, those numbers gathered, and added in the order of the groups.
     """
-    whole, by_group_G = jnp.zeros(()), jnp.zeros(network.groups)
+    whole, by_group_G = jnp.zeros(()), jnp.zeros(network.group_axis_limit)
     specs = jax.tree.leaves(_specs(grads, network))
     for spec, leaf in zip(specs, jax.tree.leaves(grads), strict=True):
         squares = jnp.square(leaf.astype(jnp.float32))
         if GROUP in spec:
             squares = jnp.moveaxis(squares, spec.index(GROUP), 0)
-            by_group_G += squares.reshape(network.groups, -1).sum(1)
+            by_group_G += squares.reshape(network.group_axis_limit, -1).sum(1)
         else:
             whole += squares.sum()
     by_group_G = lax.with_sharding_constraint(by_group_G, replicated(mesh))

@@ -18,16 +18,16 @@ PARTS, WIDTH, BATCH = 8, 7, 12
 class Votes:
     """A network that only aggregates: each group's token is its own weights times the image."""
 
-    groups = PARTS
+    group_axis_limit = PARTS
     part_names = ("groups", "head")
     frozen = frozenset()
 
     def spread_axis(self, path):
         return 0 if path[0] == "groups" else None
 
-    def apply(self, params, stats, images_BD, *, share, **_):
+    def apply(self, params, stats, images_BD, *, shard, **_):
         cls_GBD = params["groups"]["weight"][:, None] * images_BD[None]
-        return share.total(cls_GBD) * params["head"]["weight"][None], stats
+        return shard.sum(cls_GBD) * params["head"]["weight"][None], stats
 
 
 def values():

@@ -13,15 +13,15 @@ from hsvit_jax.train import evaluate
 class Linear:
     """A network of one matrix: logits are the normalised pixels times a kernel."""
 
-    groups = 8
+    group_axis_limit = 8
     part_names = ("groups", "kernel")
 
     def spread_axis(self, path):
         return 0 if path[0] == "groups" else None
 
-    def apply(self, params, stats, images_BHWC, *, share, **_):
+    def apply(self, params, stats, images_BHWC, *, shard, **_):
         flat = images_BHWC.reshape(images_BHWC.shape[0], -1)
-        return share.total(params["groups"]["scale"][:, None, None] * flat[None]) @ params[
+        return shard.sum(params["groups"]["scale"][:, None, None] * flat[None]) @ params[
             "kernel"
         ], stats
 

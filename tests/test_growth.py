@@ -166,16 +166,16 @@ def test_learned_votes_of_the_groups_left():
     params, stats = small_runs.made_up_values(large)
     params["groups"]["vote"] = vote = np.array([0.5, 0.25, 0.0, -0.25], np.float32)
 
-    class Keep(hsvit.Share):
+    class Keep(hsvit.GroupShard):
         """Sees the weighted CLS outputs before they are added up."""
 
-        def total(self, x_GBD):
+        def sum(self, x_GBD):
             self.cls = x_GBD
             return x_GBD.sum(0)
 
     def weighted(votes_G):
         keep = Keep()
-        logits = large.apply(params, stats, images(), share=keep, votes_G=votes_G)[0]
+        logits = large.apply(params, stats, images(), shard=keep, votes_G=votes_G)[0]
         return np.asarray(keep.cls), np.asarray(logits)
 
     whole, _ = weighted(None)

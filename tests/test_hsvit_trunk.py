@@ -59,8 +59,8 @@ def test_a_block_is_depthwise_then_pointwise_then_norm():
     own, norm = params["trunk"]["blocks"]["1"], stats["trunk"]["blocks"]["1"]["norms"]
     x = np.random.default_rng(2).normal(size=(2, 4, 2, 4)).astype(np.float32)
     block = network.bind(params, stats)["trunk"].blocks[1]
-    call = network_lib.Call(False, None, jnp.arange(2))
-    found = block(x, call, network_lib.WHOLE, whole=False)
+    context = network_lib.ForwardContext(False, None, jnp.arange(2))
+    found = block(x, context, network_lib.UNSHARDED, whole=False)
     for i in ("0", "1"):
         y = depthwise_conv2d_xla(x, own["depthwise"][i])
         y = conv_direct.conv2d_xla(y, own["kernels"][i])

@@ -9,10 +9,10 @@ from hsvit_jax.models import layers, network
 from hsvit_jax.ops import remat
 
 
-def call(key=None, ids=range(64)):
+def context(key=None, ids=range(64)):
     """A pass whose masks are keyed by `key`, of examples with these identities."""
     words = None if key is None else tuple(np.uint32([key, 7 * key + 1]))
-    return network.Call(train=True, dropout_words=words, example_ids_B=jnp.array(list(ids)))
+    return network.ForwardContext(train=True, key_words=words, example_ids_B=jnp.array(list(ids)))
 
 
 def test_patches_are_read_row_by_row_channel_last():
@@ -43,25 +43,25 @@ def test_normal_start(init, std):
 
 def test_dropout_is_a_function_of_key_example_and_place():
     x = jnp.ones((64, 30, 10))
-    y = layers.dropout(x, 0.25, call(3), 5)
+    y = layers.dropout(x, 0.25, context(3), 5)
     assert set(np.unique(y)) == {0, np.float32(1 / 0.75)}
     assert np.mean(np.asarray(y) == 0) == pytest.approx(0.25, abs=0.01)
     np.testing.assert_array_equal(
-        layers.dropout(x[:3], 0.25, call(3, [9, 2, 40]), 5), y[np.array([9, 2, 40])]
+        layers.dropout(x[:3], 0.25, context(3, [9, 2, 40]), 5), y[np.array([9, 2, 40])]
     )
-    for other in (layers.dropout(x, 0.25, call(4), 5), layers.dropout(x, 0.25, call(3), 6)):
+    for other in (layers.dropout(x, 0.25, context(4), 5), layers.dropout(x, 0.25, context(3), 6)):
         assert np.mean(np.asarray(other) != np.asarray(y)) == pytest.approx(
             2 * 0.25 * 0.75, abs=0.02
         )
-    np.testing.assert_array_equal(layers.dropout(x, 0.25, call(), 5), x)
+    np.testing.assert_array_equal(layers.dropout(x, 0.25, context(), 5), x)
 
 
 def test_dropped_paths_are_whole_examples():
     x = jnp.ones((64, 3, 2))
-    y = np.asarray(layers.drop_path(x, 0.5, call(3), 5))
+    y = np.asarray(layers.drop_path(x, 0.5, context(3), 5))
     assert set(np.unique(y)) == {0, 2} and 16 < (y[:, 0, 0] == 0).sum() < 48
     np.testing.assert_array_equal(y, np.broadcast_to(y[:, :1, :1], y.shape))
-    np.testing.assert_array_equal(layers.drop_path(x, 0.5, call(), 5), x)
+    np.testing.assert_array_equal(layers.drop_path(x, 0.5, context(), 5), x)
     assert layers.drop_path_rates(0.1, 5) == pytest.approx([0, 0.025, 0.05, 0.075, 0.1])
 
 
@@ -77,30 +77,30 @@ def test_attention_of_heads_of_any_width(dim_head, bias):
         weights = np.exp(q @ k.transpose(0, 2, 1) / width**0.5)
         heads.append(weights / weights.sum(-1, keepdims=True) @ v)
     expected = module.out(jnp.concatenate(heads, -1))
-    np.testing.assert_allclose(module(x_BTD, call(ids=range(2)), 0), expected, atol=1e-6)
+    np.testing.assert_allclose(module(x_BTD, context(ids=range(2)), 0), expected, atol=1e-6)
     assert (module.qkv.bias is not None) == bias
 
 
 def test_dropout_of_attention_weights_needs_a_key():
     module = layers.MultiHeadAttention(6, 2, jax.random.key(0), attention_dropout=0.5)
     x_BTD = jax.random.normal(jax.random.key(1), (2, 4, 6))
-    plain, dropped = (module(x_BTD, call(key, range(2)), 0) for key in (None, 3))
+    plain, dropped = (module(x_BTD, context(key, range(2)), 0) for key in (None, 3))
     assert np.abs(plain - dropped).max() > 1e-3
-    np.testing.assert_allclose(module(x_BTD[1:], call(3, [1]), 0), dropped[1:], atol=1e-6)
+    np.testing.assert_allclose(module(x_BTD[1:], context(3, [1]), 0), dropped[1:], atol=1e-6)
 
 
 def test_the_two_halves_of_a_block_drop_apart():
     """Each half has its own mask: all four combinations of dropped halves occur."""
 
-    def one(x, call, salt):
+    def one(x, context, stream):
         return jnp.ones_like(x)
 
-    def ten(x, call, salt):
+    def ten(x, context, stream):
         return 10 * jnp.ones_like(x)
 
     block = layers.Block(2, one, ten, drop_path=0.5)
     x_BTD = jnp.zeros((64, 1, 2))
-    sums = [np.asarray(block(x_BTD, call(3), index))[:, 0, 0] for index in (0, 1)]
+    sums = [np.asarray(block(x_BTD, context(3), index))[:, 0, 0] for index in (0, 1)]
     assert set(sums[0]) == set(sums[1]) == {0, 2, 20, 22}
     assert (sums[0] != sums[1]).any()
 
@@ -120,7 +120,7 @@ def test_recomputed_changes_neither_value_nor_gradient():
 
     def results(wrap):
         def loss(x, up, down, ids):
-            now = network.Call(train=True, dropout_words=(ids[0], ids[1]), example_ids_B=ids)
+            now = network.ForwardContext(train=True, key_words=(ids[0], ids[1]), example_ids_B=ids)
 
             def function(x, y):
                 return layers.dropout(jnp.sin(x @ up) * y, 0.4, now, 3) @ down

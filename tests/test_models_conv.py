@@ -79,7 +79,7 @@ def test_with_norm_and_activation():
     assert module.conv.bias is None
     x_BHWC = 40 * jax.random.normal(jax.random.key(1), (2, 6, 8, 3))
     y = module.conv(x_BHWC)
-    out = module(x_BHWC, network.Call(True, None, jnp.arange(2)))
+    out = module(x_BHWC, network.ForwardContext(True, None, jnp.arange(2)))
     normed = (y - y.mean((0, 1, 2), keepdims=True)) / jnp.sqrt(
         y.var((0, 1, 2), keepdims=True) + 0.5
     )

@@ -13,10 +13,10 @@ from hsvit_jax import mesh, models
 from hsvit_jax.models.conv_layers import convolve
 from hsvit_jax.models.convnets import convnet
 from hsvit_jax.models.convnets.convnet import Conv
-from hsvit_jax.models.network import Call
+from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.ops.activations import ACTIVATIONS
 
-CALL = Call(train=True, dropout_words=None, example_ids_B=np.arange(3))
+CALL = ForwardContext(train=True, key_words=None, example_ids_B=np.arange(3))
 
 
 def built(family, size=(33, 40), **changes):

@@ -140,7 +140,7 @@ def test_bfloat16_computes_narrow_and_returns_float32(small):
 
 # --- What the feed-forward's ablations do --------------------------------------------------------
 
-CALL = network.Call(train=False, dropout_words=None, example_ids_B=jnp.arange(2))
+CALL = network.ForwardContext(train=False, key_words=None, example_ids_B=jnp.arange(2))
 
 
 @functools.cache

@@ -212,19 +212,19 @@ def images_for(model, batch=2, seed=3):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-class Spy(network.Share):
+class Spy(network.GroupShard):
     """Sees, and can replace, what goes into the groups; sees what comes out."""
 
     def __init__(self, tokens=None, part=slice(None)):
         self.replacement, self.part = tokens, part
 
-    def take(self, x, axis):
+    def slice(self, x, axis):
         if axis == 0:
             return x[self.part]
         self.tokens = x if self.replacement is None else self.replacement
         return self.tokens[:, self.part]
 
-    def total(self, x_GBD):
+    def sum(self, x_GBD):
         self.cls = x_GBD
         return x_GBD.sum(0)
 
@@ -235,7 +235,7 @@ def encoder(model, params, stats, dropout_key=None):
     def run(group_params, tokens=None):
         spy = Spy(tokens)
         own = {**params, "groups": group_params}
-        model.apply(own, stats, images_for(model), dropout_key=dropout_key, share=spy)
+        model.apply(own, stats, images_for(model), dropout_key=dropout_key, shard=spy)
         return spy
 
     encode = jax.jit(lambda p, z: run(p, z).cls)
@@ -283,7 +283,7 @@ def test_the_last_block_for_cls_alone_equals_all_of_it(depth):
     def whole(z_BGTD):
         """Every block for every token, one group after the other."""
         out = []
-        for g in range(model.groups):
+        for g in range(model.group_axis_limit):
             p = jax.tree.map(lambda x: x[g], params)  # noqa: B023
             cls = jnp.tile(p["cls"][None, None], (len(z_BGTD), 1, 1))
             z = jnp.concatenate([cls, z_BGTD[:, g]], 1) + p["position"][None]
@@ -339,7 +339,7 @@ def test_a_group_elsewhere_drops_the_same():
         spy = Spy(part=part)
         own = {**params, "groups": jax.tree.map(lambda x: x[part], params["groups"])}
         key = jax.random.key(6)
-        model.apply(own, stats, images_for(model), dropout_key=key, share=spy)
+        model.apply(own, stats, images_for(model), dropout_key=key, shard=spy)
         return spy.cls
 
     whole, alone = (jax.jit(lambda p=part: run(p))() for part in (slice(0, 3), slice(1, 2)))

@@ -80,7 +80,7 @@ def alone(state):
 def test_the_mesh_changes_no_number(trunk, state, alone):
     """Groups, and where it is so the backbone's channels, on two devices."""
     network = small(dropout=0.2, trunk=trunk)
-    spread = mesh.spread(network, mesh.make(2, 1, groups=network.groups))
+    spread = mesh.spread(network, mesh.make(2, 1, groups=network.group_axis_limit))
     many = step(spread, state, dropout_key=jax.random.key(3))
     largest = max(np.abs(x).max() for x in jax.tree.leaves(alone))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * largest), many, alone)
@@ -113,7 +113,10 @@ def test_squeezed_and_dropped_channels_can_be_spread():
 
 def test_what_a_sharded_backbone_spreads():
     network = small(trunk="sharded")
-    assert (small().groups, network.groups) == (4, 2)  # 2 channels inside the first bottleneck
+    assert (small().group_axis_limit, network.group_axis_limit) == (
+        4,
+        2,
+    )  # 2 channels inside the first bottleneck
     assert network.spread_axis(("backbone", "stem", "kernel")) == 3
     assert network.spread_axis(("backbone", "blocks", "0", "convs", "1", "norm", "scale")) == 0
     assert network.spread_axis(("backbone", "blocks", "0", "squeeze", "reduce", "kernel")) is None
@@ -141,8 +144,8 @@ def test_tokens_are_channels_in_order_row_by_row():
     assert network.config.map_size == (5, 5)
     params = {"embed": {"kernel": jnp.eye(25)[:, :6], "bias": jnp.zeros(6)}}
     maps = np.random.default_rng(0).random((2, 5, 5, 16)).astype(np.float32)
-    call = backbone.Call(train=False, dropout_words=None, example_ids_B=jnp.arange(2))
-    tokens = network.bind({"trunk": params}, {})["trunk"](jnp.asarray(maps), call, 0)
+    context = backbone.ForwardContext(train=False, key_words=None, example_ids_B=jnp.arange(2))
+    tokens = network.bind({"trunk": params}, {})["trunk"](jnp.asarray(maps), context, 0)
     expected = maps.reshape(2, 25, 16).swapaxes(1, 2)[:, :, :6]
     np.testing.assert_allclose(tokens, expected, atol=1e-6)
 

@@ -7,7 +7,7 @@ import pytest
 
 from hsvit_jax.models.convnets import inverted_residual
 from hsvit_jax.models.convnets.convnet import Conv
-from hsvit_jax.models.network import WHOLE, Call
+from hsvit_jax.models.network import UNSHARDED, ForwardContext
 
 
 def test_squeeze_and_excitation_weights_channels():
@@ -37,8 +37,8 @@ def branch():
         if seed is not None:
             bits = jax.random.bits(jax.random.key(seed), (2,), jnp.uint32)
             words = (bits[0], bits[1])
-        call = Call(train=False, dropout_words=words, example_ids_B=jnp.asarray(ids))
-        return np.asarray(block(x[jnp.asarray(ids)], call, WHOLE, 3) - x[jnp.asarray(ids)])
+        context = ForwardContext(train=False, key_words=words, example_ids_B=jnp.asarray(ids))
+        return np.asarray(block(x[jnp.asarray(ids)], context, UNSHARDED, 3) - x[jnp.asarray(ids)])
 
     return run
 

@@ -29,9 +29,9 @@ class Alone(network.Network):
     def parts(self, key):
         return {"mixer": mixers.build(self.m, self.tokens, self.dim, key)}
 
-    def forward(self, params, stats, images_BHWC, call):
+    def forward(self, params, stats, images_BHWC, context):
         bound = self.bind(params, stats)
-        return bound["mixer"](images_BHWC[:, 0], call, 0), bound.stats()
+        return bound["mixer"](images_BHWC[:, 0], context, 0), bound.stats()
 
 
 def sequences(batch=4):

@@ -16,9 +16,9 @@ class Normalised(network.Network):
     def parts(self, key):
         return {"norm": BatchNorm(3)}
 
-    def forward(self, params, stats, images_BHWC, call):
+    def forward(self, params, stats, images_BHWC, context):
         bound = self.bind(params, stats)
-        return bound["norm"](images_BHWC, train=call.train).mean((1, 2)), bound.stats()
+        return bound["norm"](images_BHWC, train=context.train).mean((1, 2)), bound.stats()
 
 
 def test_training_leaves_numpy_statistics_as_they_are():

@@ -223,7 +223,7 @@ def test_a_muon_step_does_not_depend_on_the_mesh(trunk):
     tx = optim.build(chosen, optim.schedule(chosen, 10, 5))
 
     def step(group, data):
-        mesh = mesh_lib.make(group, data, groups=network.groups, batch=16)
+        mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=16)
         trees = [
             jax.device_put(tree, mesh_lib.state_shardings(mesh, tree, network))
             for tree in (grads, tx.init(params), params)

@@ -323,5 +323,5 @@ def test_too_few_fake_devices_name_the_variable():
 def test_the_mesh_agrees_on_the_group_axis():
     for way, network in costs.networks(odd()).items():
         axis = costs.group_axis(way, network, 8, None)
-        mesh = mesh_lib.make(axis, -1, groups=network.groups, batch=16)
+        mesh = mesh_lib.make(axis, -1, groups=network.group_axis_limit, batch=16)
         assert dict(mesh.shape) == {"data": 8 // axis, "group": axis}

@@ -58,17 +58,17 @@ def test_what_is_left_is_the_network_less_the_lost_votes(towers):
     state = jax.device_put(trees, mesh_lib.state_shardings(run.mesh, trees, model))
     apply = jax.jit(model.apply)
     for gone in (0, 2), (0,):
-        each = model.groups // run.mesh.size
-        numbers = np.asarray(model.left())
+        each = model.group_axis_limit // run.mesh.size
+        numbers = np.asarray(model.surviving())
         lost = np.concatenate([numbers[i * each : (i + 1) * each] for i in gone])
         devices = [d for i, d in enumerate(run.mesh.devices.flat) if i not in gone]
         model = model.without(lost.tolist())
-        mesh = mesh_lib.make(len(devices), 1, groups=model.groups, devices=devices)
+        mesh = mesh_lib.make(len(devices), 1, groups=model.group_axis_limit, devices=devices)
         state = mesh_lib.relabel(mesh, state, model)
         run = dataclasses.replace(run, mesh=mesh)
 
-        here = np.repeat(np.asarray(model.left()), 2) * 2 + [0, 1] * model.groups
-        here = here if towers == 4 else np.asarray(model.left())
+        here = np.repeat(np.asarray(model.surviving()), 2) * 2 + [0, 1] * model.group_axis_limit
+        here = here if towers == 4 else np.asarray(model.surviving())
         votes_G = np.isin(np.arange(8), here).astype(np.float32)
         expected = apply(trees["params"], trees["stats"], images, votes_G=votes_G)[0]
         spread = mesh_lib.spread(model, mesh)
@@ -77,7 +77,7 @@ def test_what_is_left_is_the_network_less_the_lost_votes(towers):
     part = "groups" if towers == 1 else "towers"
     fetched = mesh_lib.fetch(mesh, state)["params"]
     for a, b in zip(*(jax.tree.leaves(p[part]) for p in (fetched, trees["params"])), strict=True):
-        np.testing.assert_array_equal(a, np.asarray(b)[np.asarray(model.left())])
+        np.testing.assert_array_equal(a, np.asarray(b)[np.asarray(model.surviving())])
     with pytest.raises(ValueError, match="cannot lose"):
         model.without(range(8 if towers == 1 else 4))
 

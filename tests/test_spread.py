@@ -58,7 +58,7 @@ def objective(apply, votes_G=None):
 def placed(network, group, data):
     """A mesh, and parameters, statistics and images where they belong on it."""
     devices = jax.devices()[: group * data]
-    mesh = mesh_lib.make(group, data, groups=network.groups, batch=BATCH, devices=devices)
+    mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=BATCH, devices=devices)
     params, stats = network.init(jax.random.key(0))
     trees = [jax.device_put(t, mesh_lib.state_shardings(mesh, t, network)) for t in (params, stats)]
     return mesh, (*trees, mesh_lib.put_batch(mesh, inputs()[0]))
@@ -200,10 +200,10 @@ def test_towers_are_small_networks_averaged():
     params, stats = network.init(jax.random.key(0))
     images = inputs()[0]
 
-    class Keep(hsvit.Share):
+    class Keep(hsvit.GroupShard):
         """Sees the CLS outputs before they are averaged."""
 
-        def total(self, x_GBD):
+        def sum(self, x_GBD):
             self.cls = x_GBD
             return x_GBD.sum(0)
 
@@ -211,10 +211,10 @@ def test_towers_are_small_networks_averaged():
     for k in range(8):
         own = jax.tree.map(lambda x, k=k: x[k], (params["towers"], stats["towers"]))
         keep = Keep()
-        small.apply({**own[0], "head": params["head"]}, own[1], images, share=keep)
+        small.apply({**own[0], "head": params["head"]}, own[1], images, shard=keep)
         seen.append(np.asarray(keep.cls))
     keep = Keep()
-    logits, _ = network.apply(params, stats, images, share=keep)
+    logits, _ = network.apply(params, stats, images, shard=keep)
     np.testing.assert_allclose(keep.cls, np.concatenate(seen), rtol=0, atol=1e-5)
     head = network.bind(params, {})["head"]
     mean_BD = jnp.asarray(np.concatenate(seen).mean(0))

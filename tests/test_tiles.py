@@ -33,17 +33,17 @@ CONFIG = hsvit.HSViTConfig(
 SMALL = dataclasses.replace(CONFIG, conv_channels=(16, 16), groups=4, towers=4)
 
 
-class Keep(hsvit.Share):
+class Keep(hsvit.GroupShard):
     """Sees the CLS outputs before they are averaged."""
 
-    def total(self, x_GBD):
+    def sum(self, x_GBD):
         self.cls = x_GBD
         return x_GBD.sum(0)
 
 
 def cls_of(network, values, images):
     keep = Keep()
-    network.apply(*values, images, share=keep)
+    network.apply(*values, images, shard=keep)
     return keep.cls
 
 

@@ -114,8 +114,8 @@ def test_tokens_come_from_the_maps_that_are_shown():
     embed = c.params["trunk"]["embed"]
     maps_BPC = np.asarray(seen["maps"][0]).reshape(2, 24, 12)
     expected = np.maximum(np.einsum("bpc,pd->bcd", maps_BPC, embed["kernel"]) + embed["bias"], 0)
-    call = network.Call(False, None, np.arange(2))
-    found = jax.jit(lambda x: bound["trunk"](x, call, network.WHOLE, 0))(IMAGES)
+    context = network.ForwardContext(False, None, np.arange(2))
+    found = jax.jit(lambda x: bound["trunk"](x, context, network.UNSHARDED, 0))(IMAGES)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -143,7 +143,7 @@ def test_attention_is_what_the_block_used():
     c = make("vit")
     weights_BNTS = views("vit")["attention"][0]
     bound = c.model.bind(c.params, c.stats)
-    call = network.Call(False, None, np.arange(2))
+    context = network.ForwardContext(False, None, np.arange(2))
 
     def first(x):
         encoder = bound["encoder"]
@@ -151,7 +151,7 @@ def test_attention_is_what_the_block_used():
         x_BTD = layers.add_positions(x_BTD, encoder.position[...])
         block = encoder.blocks[0]
         y_BTD = block.norm1(x_BTD)
-        return block.mixer.project(y_BTD)[2], block.mixer(y_BTD, call, 0)
+        return block.mixer.project(y_BTD)[2], block.mixer(y_BTD, context, 0)
 
     v_BNSE, expected = jax.jit(first)(IMAGES)
     out = c.params["encoder"]["blocks"]["0"]["mixer"]["out"]
@@ -202,7 +202,7 @@ def test_who_does_not_look_pays_nothing(name, monkeypatch):
         return re.sub("0x[0-9a-f]+", "", str(traced))  # addresses of functions
 
     usual = program()
-    monkeypatch.setattr(network.Call, "show", lambda *_: None)
+    monkeypatch.setattr(network.ForwardContext, "call_hook", lambda *_: None)
     assert program() == usual
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from hsvit_jax.benchmark import jobs, machine
-from hsvit_jax.models.network import Share
+from hsvit_jax.models.network import GroupShard
 from hsvit_jax.ops.max_pool import max_pool
 from hsvit_jax.train import batches, step
 
@@ -54,9 +54,9 @@ def measure_parts(
 def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
     """Name → a function that runs that part once.
 
-    Trunk, groups and head are cut apart by a `Share`, which stands between them: what a part does
-    not need is dead code to the compiler. A part's own arguments, the ones that its gradient is
-    taken for, are the first: its parameters, and the activations it is given.
+    Trunk, groups and head are cut apart by a `GroupShard`, which stands between them: what a part
+    does not need is dead code to the compiler. A part's own arguments, the ones that its gradient
+    is taken for, are the first: its parameters, and the activations it is given.
     """
     model, batch = run.model, run.config.train.batch
     state = step.first_state(run)
@@ -65,7 +65,7 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
     images, ids = _normal(size), jnp.arange(batch)
     rest = (params, state["stats"], images, key, ids)
 
-    def logits(own: dict, cut: Share, rest: tuple[Any, ...]) -> Any:
+    def logits(own: dict, cut: GroupShard, rest: tuple[Any, ...]) -> Any:
         params, stats, images, key, ids = rest
         return model.apply(
             {**params, **own},
@@ -74,24 +74,24 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
             train=True,
             dropout_key=key,
             example_ids_B=ids,
-            share=cut,
+            shard=cut,
         )[0]
 
-    class Cut(Share):
+    class Cut(GroupShard):
         """Notes what passes; gives tokens or CLS sums other than those that come."""
 
         def __init__(self, tokens: Any = None, total: Callable[[Any, Any], Any] | None = None):
-            self.tokens, self.sum = tokens, total
+            self.tokens, self.total = tokens, total
 
-        def take(self, x: Any, axis: int) -> Any:
+        def slice(self, x: Any, axis: int) -> Any:
             if axis == 0:
                 return x
             shapes["tokens"] = self.seen = x
             return x if self.tokens is None else self.tokens
 
-        def total(self, x_GBD: Any) -> Any:
+        def sum(self, x_GBD: Any) -> Any:
             shapes["cls"] = x_GBD.sum(0)
-            return shapes["cls"] if self.sum is None else self.sum(self.seen, shapes["cls"])
+            return shapes["cls"] if self.total is None else self.total(self.seen, shapes["cls"])
 
     shapes = {}
     jax.eval_shape(lambda rest: logits({}, Cut(), rest), rest)

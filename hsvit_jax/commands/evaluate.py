@@ -112,7 +112,7 @@ def _votes(lost: list[str], model: Any) -> np.ndarray | None:
     """A weight for each attention group, 0 for the lost ones; None where none is lost."""
     if not lost:
         return None
-    groups = model.groups and model.config.groups
+    groups = model.group_axis_limit and model.config.groups
     if not groups:
         raise ValueError(
             f"--drop_groups={','.join(lost)}: this network has no attention groups that could be "

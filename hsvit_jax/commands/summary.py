@@ -37,7 +37,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     macs = sum(row[2] for row in rows)
     paper = model.paper_flops(macs)
     every, cls_only = "", ""
-    if model.groups:  # HSViT's last block is computed for less than the literature counts
+    if model.group_axis_limit:  # HSViT's last block is computed for less than the literature counts
         every, cls_only = ", every token of the last block", ", the last block for its CLS only"
     ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
     lines = [

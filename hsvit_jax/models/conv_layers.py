@@ -8,7 +8,7 @@ from jax import lax
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.layers import over_last, start_bias, start_kernel
-from hsvit_jax.models.network import Call
+from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.ops import conv
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.conv_depthwise import depthwise_conv2d
@@ -164,9 +164,9 @@ class ConvNorm(nnx.Module):
         self.norm = layers.BatchNorm(c_out, eps=eps, momentum=momentum)
         self.activate = by_name(activation)
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, c_in) → (B, H', W', c_out)."""
-        y = self.norm(self.conv(x_BHWC), train=call.train, batch_axes=call.batch_axes)
+        y = self.norm(self.conv(x_BHWC), train=context.train, batch_axes=context.batch_axes)
         return self.activate(y)
 
 
@@ -187,10 +187,10 @@ class NormedStem(nnx.Module):
                 )
             )
 
-    def __call__(self, images_BHWC: Array, call: Call) -> Array:
+    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, ⌈H/4⌉, ⌈W/4⌉, D)."""
         for layer in self.convs:
-            images_BHWC = layer(images_BHWC, call)
+            images_BHWC = layer(images_BHWC, context)
         return images_BHWC
 
 

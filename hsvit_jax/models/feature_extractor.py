@@ -1,7 +1,7 @@
 """A network cut after its frozen parts: what they make of an image, and the network from there on.
 
-Any family can be cut, without knowing of it: a network's parts are called by name (`Bound`), and a
-tap stands where one hands on its result.
+Any family can be cut, without knowing of it: a network's parts are called by name (`BoundModules`),
+and a `Network.part_hook` receives what each returns.
 """
 
 import copy
@@ -24,12 +24,12 @@ def boundary(network: Network) -> str:
     order: list[str] = []
     shapes: dict[str, Any] = {}
 
-    def tap(name: str, output: Any) -> Any:
+    def hook(name: str, output: Any) -> Any:
         order.append(name)
         shapes[name] = output
         return output
 
-    seen = _tapped(network, tap)
+    seen = _hooked(network, hook)
     images = jax.ShapeDtypeStruct((3, *_image(network)), jnp.float32)
     trees = jax.eval_shape(network.init, jax.random.key(0))
     jax.eval_shape(seen.apply, *trees, images)
@@ -53,11 +53,11 @@ def features(network: Network, part: str, params: dict, stats: dict, images_BHWC
     """What `part` makes of normalised images (B, H, W, C), in inference: (B, …)."""
     seen: dict[str, Array] = {}
 
-    def tap(name: str, output: Any) -> Any:
+    def hook(name: str, output: Any) -> Any:
         seen[name] = output
         return output
 
-    _tapped(network, tap).apply(params, stats, images_BHWC)
+    _hooked(network, hook).apply(params, stats, images_BHWC)
     return seen[part]
 
 
@@ -77,7 +77,7 @@ class Rest:
     def apply(self, params: dict, stats: dict, features: Array, **how: Any) -> tuple[Array, dict]:
         """As `Network.apply`, of what `part` makes (B, …)."""
 
-        def tap(name: str, output: Any) -> Any:
+        def hook(name: str, output: Any) -> Any:
             if name == self.part:
                 return features.astype(output.dtype)
             if name in self.network.frozen:
@@ -89,14 +89,14 @@ class Rest:
         images_BHWC = jnp.broadcast_to(
             nan_B.reshape(batch, 1, 1, 1), (batch, *_image(self.network))
         )
-        return _tapped(self.network, tap).apply(params, stats, images_BHWC, **how)
+        return _hooked(self.network, hook).apply(params, stats, images_BHWC, **how)
 
 
 def _image(network: Network) -> tuple[int, int, int]:
     return *network.config.image_size, network.config.image_channels
 
 
-def _tapped(network: Network, tap: Any) -> Network:
-    tapped = copy.copy(network)
-    tapped.tap = tap
-    return tapped
+def _hooked(network: Network, hook: Any) -> Network:
+    hooked = copy.copy(network)
+    hooked.part_hook = hook
+    return hooked

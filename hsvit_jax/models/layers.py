@@ -5,9 +5,9 @@ G attention groups, T tokens of a group (CLS included), D embedding, N heads, K 
 A name carries its shape: `z_GBTD`.
 
 Two kinds of thing go between a normalisation and a residual sum, mixers (tokens meet) and
-feed-forwards (tokens stay apart); both are called as `(tokens_BTD, call, salt)`. A mask is a
-function of (the step's key, example, salt) alone: `salt` numbers the places where something is
-dropped. A mixer may use salt … salt + 3; `Block` gives every place of every block its own.
+feed-forwards (tokens stay apart); both are called as `(tokens_BTD, context, stream)`. A mask is a
+function of (the step's key, example, stream) alone: `stream` numbers the places where something is
+dropped. A mixer may use stream … stream + 3; `Block` gives every place of every block its own.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models.network import Call
+from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.ops import normalise, remat, varying
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.attention import attention, attention_weights
@@ -26,16 +26,16 @@ from hsvit_jax.ops.dropout import dropout_scale
 
 Array = jax.Array
 
-#: Salts from here on belong to what comes before the first block.
+#: Streams from here on belong to what comes before the first block.
 EMBEDDING = 1 << 20
-SALTS_PER_BLOCK = 16
+STREAMS_PER_BLOCK = 16
 
 
 class TokenMap(Protocol):
     """A mixer or a feed-forward."""
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
-        """(B, T, D) → (B, T, D); salt … salt + 3 key its masks."""
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
+        """(B, T, D) → (B, T, D); stream … stream + 3 key its masks."""
         ...
 
 
@@ -116,9 +116,9 @@ class BatchNorm(nnx.Module):
 
     def __call__(self, x: Array, *, train: bool, batch_axes: tuple[str, ...] = ()) -> Array:
         """(…, C) → (…, C); in training the running mean and variance (C,) are updated."""
-        return normalise.scale_shift(x, *self.line(x, train=train, batch_axes=batch_axes))
+        return normalise.scale_shift(x, *self.affine(x, train=train, batch_axes=batch_axes))
 
-    def line(
+    def affine(
         self,
         x: Array,
         *,
@@ -180,25 +180,25 @@ class LayerNorm(nnx.Module):
 # --- What is dropped -----------------------------------------------------------------------------
 
 
-def _keyed(shape: tuple[int, ...], rate: float, call: Call, salt: int) -> Array:
+def _keyed(shape: tuple[int, ...], rate: float, context: ForwardContext, stream: int) -> Array:
     """Dropout's factors; axis 0 of `shape` is the batch."""
-    ids = call.example_ids_B.reshape((-1,) + (1,) * (len(shape) - 1))
-    return dropout_scale((*call.dropout_words, salt, ids), shape, rate)
+    ids = context.example_ids_B.reshape((-1,) + (1,) * (len(shape) - 1))
+    return dropout_scale((*context.key_words, stream, ids), shape, rate)
 
 
-def dropout(x: Array, rate: float, call: Call, salt: int) -> Array:
+def dropout(x: Array, rate: float, context: ForwardContext, stream: int) -> Array:
     """Inverted dropout of single values; axis 0 is the batch. Nothing is dropped without a key."""
-    if not rate or call.dropout_words is None:
+    if not rate or context.key_words is None:
         return x
-    return x * _keyed(x.shape, rate, call, salt).astype(x.dtype)
+    return x * _keyed(x.shape, rate, context, stream).astype(x.dtype)
 
 
-def drop_path(x: Array, rate: float, call: Call, salt: int) -> Array:
+def drop_path(x: Array, rate: float, context: ForwardContext, stream: int) -> Array:
     """Stochastic depth: an example's whole branch is dropped, or scaled by 1/(1 − rate)."""
-    if not rate or call.dropout_words is None:
+    if not rate or context.key_words is None:
         return x
     shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    return x * _keyed(shape, rate, call, salt).astype(x.dtype)
+    return x * _keyed(shape, rate, context, stream).astype(x.dtype)
 
 
 # --- From images to tokens -----------------------------------------------------------------------
@@ -294,24 +294,26 @@ class MultiHeadAttention(nnx.Module):
         q, k, v = (qkv[:, :, j].swapaxes(1, 2) for j in range(3))
         return q, k, v
 
-    def attend(self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, call: Call, salt: int) -> Array:
+    def attend(
+        self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, context: ForwardContext, stream: int
+    ) -> Array:
         """What the heads find, (B, N, T, E)."""
-        call.show("attention", lambda: attention_weights(q_BNTE[None], k_BNSE[None])[0])
-        rate = self.attention_rate if call.dropout_words is not None else 0.0
+        context.call_hook("attention", lambda: attention_weights(q_BNTE[None], k_BNSE[None])[0])
+        rate = self.attention_rate if context.key_words is not None else 0.0
         words = ()
         if rate:
-            words = (*call.dropout_words, salt, call.example_ids_B.reshape(1, -1, 1, 1, 1))
+            words = (*context.key_words, stream, context.example_ids_B.reshape(1, -1, 1, 1, 1))
         return attention(rate, q_BNTE[None], k_BNSE[None], v_BNSE[None], words)[0]
 
-    def output(self, o_BNTE: Array, call: Call, salt: int) -> Array:
+    def output(self, o_BNTE: Array, context: ForwardContext, stream: int) -> Array:
         """Heads side by side, mixed by the last linear map: (B, T, D)."""
         batch, heads, tokens, width = o_BNTE.shape
         y_BTD = self.out(o_BNTE.swapaxes(1, 2).reshape(batch, tokens, heads * width))
-        return dropout(y_BTD, self.rate, call, salt + 1)
+        return dropout(y_BTD, self.rate, context, stream + 1)
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
-        return self.output(self.attend(*self.project(x_BTD), call, salt), call, salt)
+        return self.output(self.attend(*self.project(x_BTD), context, stream), context, stream)
 
 
 class FeedForward(nnx.Module):
@@ -337,13 +339,13 @@ class FeedForward(nnx.Module):
         self.up = Linear(dim, hidden, up_key, init=init)
         self.down = Linear(hidden, dim, down_key, init=init)
 
-    def __call__(self, x: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x: Array, context: ForwardContext, stream: int) -> Array:
         """(B, …, D) → (B, …, D)."""
 
         def down(hidden: Array) -> Array:
-            return self.down(dropout(self.activate(hidden), self.inner_rate, call, salt))
+            return self.down(dropout(self.activate(hidden), self.inner_rate, context, stream))
 
-        return dropout(remat.recomputed(down, self.up(x)), self.rate, call, salt + 1)
+        return dropout(remat.recomputed(down, self.up(x)), self.rate, context, stream + 1)
 
 
 class Block(nnx.Module):
@@ -362,25 +364,27 @@ class Block(nnx.Module):
         self.norm1, self.mixer = LayerNorm(dim, eps), mixer
         self.norm2, self.feed_forward = LayerNorm(dim, eps), feed_forward
 
-    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
         """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
-        return self.feed(self.mix(x_BTD, call, index), call, index)
+        return self.feed(self.mix(x_BTD, context, index), context, index)
 
-    def mix(self, x_BTD: Array, call: Call, index: int) -> Array:
+    def mix(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
         """The first half."""
-        salt = index * SALTS_PER_BLOCK
-        return self.add(x_BTD, self.mixer(self.norm1(x_BTD), call, salt), call, salt)
+        stream = index * STREAMS_PER_BLOCK
+        return self.add(x_BTD, self.mixer(self.norm1(x_BTD), context, stream), context, stream)
 
-    def feed(self, x_BTD: Array, call: Call, index: int) -> Array:
+    def feed(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
         """The second half."""
-        salt = index * SALTS_PER_BLOCK + SALTS_PER_BLOCK // 2
-        x_BTD = self.add(x_BTD, self.feed_forward(self.norm2(x_BTD), call, salt), call, salt)
-        call.show("tokens", lambda: x_BTD)
+        stream = index * STREAMS_PER_BLOCK + STREAMS_PER_BLOCK // 2
+        x_BTD = self.add(
+            x_BTD, self.feed_forward(self.norm2(x_BTD), context, stream), context, stream
+        )
+        context.call_hook("tokens", lambda: x_BTD)
         return x_BTD
 
-    def add(self, x_BTD: Array, y_BTD: Array, call: Call, salt: int) -> Array:
-        """The residual sum of a half whose mixer or feed-forward was called with `salt`."""
-        return x_BTD + drop_path(y_BTD, self.rate, call, salt + 4)
+    def add(self, x_BTD: Array, y_BTD: Array, context: ForwardContext, stream: int) -> Array:
+        """The residual sum of a half whose mixer or feed-forward was called with `stream`."""
+        return x_BTD + drop_path(y_BTD, self.rate, context, stream + 4)
 
 
 class TwoHeads(nnx.Module):

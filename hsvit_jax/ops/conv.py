@@ -70,8 +70,8 @@ def rectified_conv2d(
 ) -> tuple[Array, tuple[Array, ...]]:
     """`conv2d` of `rectified(x, *line)`, of which only x is kept for the gradient.
 
-    Returns (B, H, W, O) and, if `moments` are wanted and at hand, for `BatchNorm.line` the mean and
-    variance of each channel in each of S equal parts of the batch, both (S, O); otherwise ().
+    Returns (B, H, W, O) and, if `moments` are wanted and at hand, for `BatchNorm.affine` the mean
+    and variance of each channel in each of S equal parts of the batch, both (S, O); otherwise ().
     """
     x_BHWC, kernel_HWIO, *line = vary_alike(x_BHWC, kernel_HWIO.astype(x_BHWC.dtype), *line)
     if not in_slices():

@@ -165,13 +165,14 @@ def group_axis(way: str, network: Any, devices: int, group: int | None) -> int:
         raise ValueError(f"--group must be at least 1; got {group}")
     if way == "data":
         return 1
-    if group is not None and network.groups % group:
-        fitting = [d for d in range(1, network.groups + 1) if network.groups % d == 0]
+    limit = network.group_axis_limit
+    if group is not None and limit % group:
+        fitting = [d for d in range(1, limit + 1) if limit % d == 0]
         raise ValueError(
-            f"--group={group} does not divide the {network.groups} parts that the way {way!r} can "
-            f"spread: choose one of {fitting}"
+            f"--group={group} does not divide the {limit} parts that the way {way!r} can spread: "
+            f"choose one of {fitting}"
         )
-    return math.gcd(devices, group or network.groups)
+    return math.gcd(devices, group or limit)
 
 
 def predict(

@@ -86,7 +86,7 @@ def compile_network(
     than data × group.
     """
     devices = cpu_devices(data * group)
-    mesh = mesh_lib.make(group, data, groups=network.groups, batch=batch, devices=devices)
+    mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=batch, devices=devices)
     apply = mesh_lib.spread(network, mesh, aggregate, gradients)
     params, stats = jax.eval_shape(network.init, jax.random.key(0))
     where = [mesh_lib.state_shardings(mesh, tree, network) for tree in (params, stats)]

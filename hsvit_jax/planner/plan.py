@@ -216,7 +216,7 @@ def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[
     """The three equations for K devices; HSViT's with one of this network's parts on each, so that
     more devices make a larger network."""
     way = "towers" if network.config.towers > 1 else "replicated"
-    cost = costs.predict(way, network, data=1, group=network.groups, batch=1)
+    cost = costs.predict(way, network, data=1, group=network.group_axis_limit, batch=1)
     return [
         {
             "devices": k,

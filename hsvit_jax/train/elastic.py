@@ -32,7 +32,7 @@ def check(run: Run) -> None:
             f"--recoverable needs all devices on the group axis, but mesh.data is "
             f"{run.mesh.shape[mesh_lib.DATA]}: set mesh.data=1 and mesh.group=-1"
         )
-    if run.model.groups < 2:
+    if run.model.group_axis_limit < 2:
         raise ValueError("--recoverable needs at least two attention groups or towers to lose one")
     run.model.without([0])  # says itself what cannot be lost
 
@@ -79,7 +79,7 @@ class RecoverableLoop(Loop):
     def _without(self, state: dict, gone: set[jax.Device]) -> dict:
         """Makes the run smaller, and its state: what the devices `gone` held is no more."""
         model, devices = self.run.model, list(self.run.mesh.devices.flat)
-        numbers, each = np.asarray(model.left()), model.groups // len(devices)
+        numbers, each = np.asarray(model.surviving()), model.group_axis_limit // len(devices)
         lost = [
             int(number)
             for place, device in enumerate(devices)
@@ -88,7 +88,7 @@ class RecoverableLoop(Loop):
         ]
         devices = [device for device in devices if device not in gone]
         model = model.without(lost)
-        mesh = mesh_lib.make(len(devices), 1, groups=model.groups, devices=devices)
+        mesh = mesh_lib.make(len(devices), 1, groups=model.group_axis_limit, devices=devices)
         self.run = dataclasses.replace(self.run, model=model, mesh=mesh)
         self.evaluator = self.make_evaluator()
         self.checkpoints.alone()
@@ -99,7 +99,7 @@ class RecoverableLoop(Loop):
         self.bar.say(
             f"lost process {', '.join(map(str, processes))} and with it groups or towers "
             f"{', '.join(map(str, lost))}: going on after step {int(state['step'])} with the "
-            f"{model.groups} that are left"
+            f"{model.group_axis_limit} that are left"
         )
         return mesh_lib.relabel(mesh, state, model)
 
@@ -119,7 +119,7 @@ class RecoverableLoop(Loop):
         here = mesh_lib.fetch(self.run.mesh, plain)
         model, tx, config = self.whole.model, self.whole.tx, self.whole.config
         fresh = jax.jit(lambda: step_lib.to_plain(step_lib.init_state(model, tx, config)))()
-        left = np.asarray(self.run.model.left())
+        left = np.asarray(self.run.model.surviving())
 
         def fill(path: tuple, fresh: jax.Array, kept: np.ndarray) -> np.ndarray:
             if not mesh_lib.is_spread(path, self.run.model):

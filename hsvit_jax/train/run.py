@@ -61,7 +61,7 @@ def prepare(
             f"train.batch={batch} is larger than the training split of {examples} images: lower "
             "train.batch or give more images"
         )
-    if not model.groups and config.mesh.group > 1:
+    if not model.group_axis_limit and config.mesh.group > 1:
         raise ValueError(
             f"mesh.group={config.mesh.group}, but {config.model.variant} ({config.model.family}) "
             "has no attention groups to spread over devices: set mesh.group=1; mesh.data splits "
@@ -70,7 +70,7 @@ def prepare(
     mesh = mesh_lib.make(
         config.mesh.group,
         config.mesh.data,
-        groups=model.groups,
+        groups=model.group_axis_limit,
         batch=batch,
         devices=devices,
         parts=_parts(config),

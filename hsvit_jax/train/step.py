@@ -50,19 +50,19 @@ def init_state(
         "step": jnp.zeros((), jnp.int32),
         "params": params,
         "stats": stats,
-        "opt": tx.init(trained(params, model.frozen)),
+        "opt": tx.init(trainable(params, model.frozen)),
         "bad": jnp.zeros((), jnp.int32),
         "skipped": jnp.zeros((), jnp.int32),
         "meter": {name: jnp.zeros(()) for name in ("loss", "accuracy", "steps")},
     }
     if config.train.ema_decay > 0:
         moving = {"params": params, "stats": stats}
-        moving = {name: trained(tree, model.frozen) for name, tree in moving.items()}
+        moving = {name: trainable(tree, model.frozen) for name, tree in moving.items()}
         state["ema"] = jax.tree.map(jnp.array, moving)
     return state
 
 
-def trained(tree: dict, frozen: Collection[str]) -> dict:
+def trainable(tree: dict, frozen: Collection[str]) -> dict:
     """What of a tree of parts is not frozen."""
     return {name: part for name, part in tree.items() if name not in frozen}
 
@@ -144,7 +144,7 @@ def make_train_step(
                 labels_B,
                 ids_B,
             )
-        own = trained(state["params"], model.frozen)
+        own = trainable(state["params"], model.frozen)
         fixed = {name: part for name, part in state["params"].items() if name not in own}
         (loss, (stats, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
             own,
@@ -159,12 +159,12 @@ def make_train_step(
         loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
         norm = (
             mesh_lib.ordered_norm(mesh, grads, model)
-            if aggregate == "ordered" and model.groups
+            if aggregate == "ordered" and model.group_axis_limit
             else optax.tree.norm(grads)
         )
         updates, opt = tx.update(grads, state["opt"], own, norm=norm)
         own = optax.apply_updates(own, updates)
-        moving = trained(stats, model.frozen)
+        moving = trainable(stats, model.frozen)
         # The new parameters too: a learning rate that overflows them has a finite gradient.
         sizes = jnp.stack([loss, norm, optax.tree.norm(own), optax.tree.norm(moving)])
         good = jnp.isfinite(sizes).all()

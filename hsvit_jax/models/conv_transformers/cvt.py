@@ -29,7 +29,7 @@ from hsvit_jax.models.layers import (
     Linear,
     split_heads,
 )
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 
 Array = jax.Array
 
@@ -179,20 +179,20 @@ class ConvAttention(layers.MultiHeadAttention):
                 init="normal",
             )
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D), CLS first if there is one."""
         batch, _, dim = x_BTD.shape
         cls_B1D = x_BTD[:, : int(self.cls)]
         x_BHWD = x_BTD[:, int(self.cls) :].reshape(batch, *self.map_size, dim)
         heads = []
         for i, name in enumerate(("query", "key", "value")):
-            y_BTD = conv_layers.flatten(self.local[name](x_BHWD, call))
+            y_BTD = conv_layers.flatten(self.local[name](x_BHWD, context))
             y_BTD = jnp.concatenate([cls_B1D, y_BTD], axis=1)
             heads.append(split_heads(self._part(i, y_BTD), self.heads))
         q, k, v = heads
         # Scores are divided by the root of a head's width there; the reference divides by √D.
         q = q * self.heads**-0.5
-        return self.output(self.attend(q, k, v, call, salt), call, salt)
+        return self.output(self.attend(q, k, v, context, stream), context, stream)
 
     def _part(self, i: int, x_BTD: Array) -> Array:
         """Queries (0), keys (1) or values (2): a third of one linear map."""
@@ -219,14 +219,14 @@ class Block(layers.Block):
         )
         self.whole = c.drop_path_of == "tokens"
 
-    def feed(self, x_BTD: Array, call: Call, index: int) -> Array:
+    def feed(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
         """The second half."""
         if not self.whole:
-            return super().feed(x_BTD, call, index)
-        salt = index * layers.SALTS_PER_BLOCK + layers.SALTS_PER_BLOCK // 2
-        x_BTD = x_BTD + self.feed_forward(self.norm2(x_BTD), call, salt)
-        x_BTD = layers.drop_path(x_BTD, self.rate, call, salt + 4)
-        call.show("tokens", lambda: x_BTD)
+            return super().feed(x_BTD, context, index)
+        stream = index * layers.STREAMS_PER_BLOCK + layers.STREAMS_PER_BLOCK // 2
+        x_BTD = x_BTD + self.feed_forward(self.norm2(x_BTD), context, stream)
+        x_BTD = layers.drop_path(x_BTD, self.rate, context, stream + 4)
+        context.call_hook("tokens", lambda: x_BTD)
         return x_BTD
 
 
@@ -248,15 +248,15 @@ class Stage(nnx.Module):
         self.cls = nnx.Param(normal) if c.has_cls(number) else None
         self.blocks = nnx.List(Block(c, number, i, k) for i, k in enumerate(keys))
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', D), or tokens (B, T, D) with a CLS."""
         x_BHWD = self.norm(self.conv(x_BHWC))
-        x_BHWD = layers.dropout(x_BHWD, self.rate, call, layers.EMBEDDING + self.number)
+        x_BHWD = layers.dropout(x_BHWD, self.rate, context, layers.EMBEDDING + self.number)
         x_BTD = conv_layers.flatten(x_BHWD)
         if self.cls is not None:
             x_BTD = layers.prepend(self.cls[...], x_BTD)
         for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, call, self.first + i)
+            x_BTD = block(x_BTD, context, self.first + i)
         return x_BTD if self.cls is not None else x_BTD.reshape(x_BHWD.shape)
 
 
@@ -273,11 +273,11 @@ class CvT(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound, x = self.bind(params, stats), images_BHWC
         for i in range(len(self.config.depths)):
-            x = bound[f"stage{i}"](x, call)
+            x = bound[f"stage{i}"](x, context)
         return bound["head"](bound["norm"](x[:, 0])), bound.stats()
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:

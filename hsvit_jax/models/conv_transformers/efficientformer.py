@@ -24,7 +24,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.ops import remat
 from hsvit_jax.ops.activations import activation as by_name
 
@@ -178,13 +178,13 @@ class PoolBlock(nnx.Module):
         self.down = ConvNorm(hidden, width, 1, down_key, **shared)
         self.scales = layers.LayerScales(width, c.layer_scale)
 
-    def __call__(self, x_BHWC: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
         y = self.scales(0, neighbour_mean(x_BHWC, self.window) - x_BHWC)
-        x_BHWC = x_BHWC + layers.drop_path(y, self.rate, call, salt)
-        y = layers.dropout(self.up(x_BHWC, call), self.dropout, call, salt + 1)
-        y = layers.dropout(self.down(y, call), self.dropout, call, salt + 2)
-        return x_BHWC + layers.drop_path(self.scales(1, y), self.rate, call, salt + 3)
+        x_BHWC = x_BHWC + layers.drop_path(y, self.rate, context, stream)
+        y = layers.dropout(self.up(x_BHWC, context), self.dropout, context, stream + 1)
+        y = layers.dropout(self.down(y, context), self.dropout, context, stream + 2)
+        return x_BHWC + layers.drop_path(self.scales(1, y), self.rate, context, stream + 3)
 
 
 class BiasedAttention(nnx.Module):
@@ -199,7 +199,7 @@ class BiasedAttention(nnx.Module):
         self.out = Linear(c.heads * c.value_dim, dim, out_key, init="normal")
         self.offset_bias = nnx.Param(jnp.zeros((c.heads, map_size[0] * map_size[1])))
 
-    def __call__(self, x_BTD: Array, call: Call) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T, D)."""
         batch, tokens, _ = x_BTD.shape
         parts = self.qkv(x_BTD).reshape(batch, tokens, self.heads, -1).swapaxes(1, 2)
@@ -212,7 +212,7 @@ class BiasedAttention(nnx.Module):
             wide = wide * self.key_dim**-0.5 + bias_NTS[None].astype(wide.dtype)
             return jax.nn.softmax(wide, axis=-1)
 
-        call.show("attention", lambda: weights(q, k))
+        context.call_hook("attention", lambda: weights(q, k))
         found = remat.recomputed(
             lambda q, k, v: jnp.einsum("bnts,bnse->bnte", weights(q, k).astype(v.dtype), v), q, k, v
         )
@@ -243,13 +243,13 @@ class AttentionBlock(nnx.Module):
         )
         self.scales = layers.LayerScales(width, c.layer_scale)
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
-        y = self.scales(0, self.attention(self.norm1(x_BTD), call))
-        x_BTD = x_BTD + layers.drop_path(y, self.rate, call, salt)
-        y = self.scales(1, self.feed_forward(self.norm2(x_BTD), call, salt + 1))
-        x_BTD = x_BTD + layers.drop_path(y, self.rate, call, salt + 3)
-        call.show("tokens", lambda: x_BTD)
+        y = self.scales(0, self.attention(self.norm1(x_BTD), context))
+        x_BTD = x_BTD + layers.drop_path(y, self.rate, context, stream)
+        y = self.scales(1, self.feed_forward(self.norm2(x_BTD), context, stream + 1))
+        x_BTD = x_BTD + layers.drop_path(y, self.rate, context, stream + 3)
+        context.call_hook("tokens", lambda: x_BTD)
         return x_BTD
 
 
@@ -268,18 +268,18 @@ class Stage(nnx.Module):
                 self.pool_blocks.append(PoolBlock(c, number, rates[i], block_key))
         self.down = _down(c, number, down_key) if c.follows(number) else None
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', C')."""
-        salt = self.first * layers.SALTS_PER_BLOCK
+        stream = self.first * layers.STREAMS_PER_BLOCK
         for block in self.pool_blocks:
-            x_BHWC = block(x_BHWC, call, salt)
-            salt += layers.SALTS_PER_BLOCK
+            x_BHWC = block(x_BHWC, context, stream)
+            stream += layers.STREAMS_PER_BLOCK
         x_BTD = conv_layers.flatten(x_BHWC)
         for block in self.attention_blocks:
-            x_BTD = block(x_BTD, call, salt)
-            salt += layers.SALTS_PER_BLOCK
+            x_BTD = block(x_BTD, context, stream)
+            stream += layers.STREAMS_PER_BLOCK
         x_BHWC = x_BTD.reshape(x_BHWC.shape)
-        return x_BHWC if self.down is None else self.down(x_BHWC, call)
+        return x_BHWC if self.down is None else self.down(x_BHWC, context)
 
 
 def _down(c: EfficientFormerConfig, stage: int, key: Array) -> ConvNorm:
@@ -308,12 +308,12 @@ class EfficientFormer(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BHWC = bound["stem"](images_BHWC, call)
+        x_BHWC = bound["stem"](images_BHWC, context)
         for i in range(len(self.config.depths)):
-            x_BHWC = bound[f"stage{i}"](x_BHWC, call)
+            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
         x_BTD = bound["norm"](conv_layers.flatten(x_BHWC))
         return bound["head"](x_BTD.mean(1)), bound.stats()
 

@@ -21,7 +21,7 @@ from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
 
 Array = jax.Array
@@ -166,9 +166,9 @@ class InvertedResidual(nnx.Module):
         )
         self.reduce = ConvNorm(inner, c_out, 1, keys[2], init="normal")
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', C')."""
-        y = self.reduce(self.depthwise(self.expand(x_BHWC, call), call), call)
+        y = self.reduce(self.depthwise(self.expand(x_BHWC, context), context), context)
         return x_BHWC + y if self.residual else y
 
 
@@ -215,22 +215,22 @@ class TransformerLayer(nnx.Module):
         self.back = _conv(c, width, channels, 1, keys[3])
         self.fuse = _conv(c, 2 * channels, channels, c.kernel, keys[4])
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', C')."""
-        x_BHWC = self.down(x_BHWC, call)
+        x_BHWC = self.down(x_BHWC, context)
         map_size, patch = x_BHWC.shape[1:3], self.patch
         whole = tuple(-(-n // patch) * patch for n in map_size)
-        y_BHWD = resized(self.project(self.local(x_BHWC, call)), whole)
+        y_BHWD = resized(self.project(self.local(x_BHWC, context)), whole)
         y_STD = unfold(y_BHWD, patch)
         # Sequences of one example are told apart: each has masks of its own.
         places = jnp.arange(patch * patch)
-        ids_BP = call.example_ids_B[:, None] * (patch * patch) + places[None]
-        inner = dataclasses.replace(call, example_ids_B=ids_BP.reshape(-1), look=None)
+        ids_BP = context.example_ids_B[:, None] * (patch * patch) + places[None]
+        inner = dataclasses.replace(context, example_ids_B=ids_BP.reshape(-1), hook=None)
         for i, block in enumerate(self.blocks):
             y_STD = block(y_STD, inner, self.first + i)
         y_BHWD = resized(fold(self.norm(y_STD), whole, patch), map_size)
-        y_BHWC = self.back(y_BHWD, call)
-        return self.fuse(jnp.concatenate([x_BHWC, y_BHWC], axis=-1), call)
+        y_BHWC = self.back(y_BHWD, context)
+        return self.fuse(jnp.concatenate([x_BHWC, y_BHWC], axis=-1), context)
 
 
 def _block(c: MobileViTConfig, layer: int, key: Array) -> layers.Block:
@@ -264,10 +264,10 @@ class Residuals(nnx.Module):
             sizes = (c_out if i else c_in, c_out)
             self.blocks.append(InvertedResidual(c, *sizes, block_key, 1 if i else stride))
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', C')."""
         for block in self.blocks:
-            x_BHWC = block(x_BHWC, call)
+            x_BHWC = block(x_BHWC, context)
         return x_BHWC
 
 
@@ -291,14 +291,14 @@ class MobileViT(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
         x_BHWC = images_BHWC
         for name in ("stem", *(f"layer{i}" for i in range(5)), "last"):
-            x_BHWC = bound[name](x_BHWC, call)
-        rate, salt = self.config.head_dropout, layers.EMBEDDING
-        pooled_BC = layers.dropout(x_BHWC.mean((1, 2)), rate, call, salt)
+            x_BHWC = bound[name](x_BHWC, context)
+        rate, stream = self.config.head_dropout, layers.EMBEDDING
+        pooled_BC = layers.dropout(x_BHWC.mean((1, 2)), rate, context, stream)
         return bound["head"](pooled_BC), bound.stats()
 
 

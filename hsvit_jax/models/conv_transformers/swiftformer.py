@@ -23,7 +23,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.activations import gelu
 
@@ -143,11 +143,11 @@ class ConvBlock(nnx.Module):
         self.down = Linear(hidden, width, down_key, init="normal")
         self.scale = nnx.Param(jnp.ones(width))
 
-    def __call__(self, x_BHWC: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
-        y = self.down(gelu(self.up(self.depthwise(x_BHWC, call))))
+        y = self.down(gelu(self.up(self.depthwise(x_BHWC, context))))
         y = y * layers.over_last(self.scale[...], y)
-        return x_BHWC + layers.drop_path(y, self.rate, call, salt)
+        return x_BHWC + layers.drop_path(y, self.rate, context, stream)
 
 
 class AdditiveAttention(nnx.Module):
@@ -200,15 +200,15 @@ class AttentionBlock(nnx.Module):
         )
         self.scales = layers.LayerScales(width, c.layer_scale)
 
-    def __call__(self, x_BHWC: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
-        x = self.local(x_BHWC, call, salt)
+        x = self.local(x_BHWC, context, stream)
         batch, rows, columns, width = x.shape
         y = self.attention(x.reshape(batch, rows * columns, width)).reshape(x.shape)
-        x = x + layers.drop_path(self.scales(0, y), self.rate, call, salt + 4)
-        y = self.norm(x, train=call.train, batch_axes=call.batch_axes)
-        y = self.scales(1, self.feed_forward(y, call, salt + 6))
-        return x + layers.drop_path(y, self.rate, call, salt + 5)
+        x = x + layers.drop_path(self.scales(0, y), self.rate, context, stream + 4)
+        y = self.norm(x, train=context.train, batch_axes=context.batch_axes)
+        y = self.scales(1, self.feed_forward(y, context, stream + 6))
+        return x + layers.drop_path(y, self.rate, context, stream + 5)
 
 
 class Stage(nnx.Module):
@@ -224,11 +224,11 @@ class Stage(nnx.Module):
         self.blocks.append(AttentionBlock(c, *sizes, last_rate, keys[-1]))
         self.down = _down(c, number, down_key) if c.follows(number) else None
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', C')."""
         for i, block in enumerate(self.blocks):
-            x_BHWC = block(x_BHWC, call, (self.first + i) * layers.SALTS_PER_BLOCK)
-        return x_BHWC if self.down is None else self.down(x_BHWC, call)
+            x_BHWC = block(x_BHWC, context, (self.first + i) * layers.STREAMS_PER_BLOCK)
+        return x_BHWC if self.down is None else self.down(x_BHWC, context)
 
 
 def _down(c: SwiftFormerConfig, stage: int, key: Array) -> ConvNorm:
@@ -257,13 +257,13 @@ class SwiftFormer(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BHWC = bound["stem"](images_BHWC, call)
+        x_BHWC = bound["stem"](images_BHWC, context)
         for i in range(len(self.config.depths)):
-            x_BHWC = bound[f"stage{i}"](x_BHWC, call)
-        x_BHWC = bound["norm"](x_BHWC, train=call.train, batch_axes=call.batch_axes)
+            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
+        x_BHWC = bound["norm"](x_BHWC, train=context.train, batch_axes=context.batch_axes)
         return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
 
 

@@ -5,7 +5,8 @@ and the converters are made from that description, so that they cannot differ.
 
 The channels of a map may be spread over devices: a module is then given this device's part of a
 map, gathers it where all channels meet (every convolution but a depthwise one) and returns its part
-of the channels out. `kernels` is the `Share` that says which; `WHOLE` where nothing is spread.
+of the channels out. `kernels` is the `GroupShard` that says which; `UNSHARDED` where nothing is
+spread.
 """
 
 import abc
@@ -18,7 +19,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Pads, convolve, pads
-from hsvit_jax.models.network import WHOLE, Call, Network, Share
+from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard, Network
 from hsvit_jax.ops.activations import ACTIVATIONS
 
 Array = jax.Array
@@ -74,13 +75,15 @@ class ConvNorm(nnx.Module):
         self.kernel = nnx.Param(layers.start_kernel(key, shape, fan_in, init))
         self.norm = layers.BatchNorm(spec.c_out, eps=spec.eps, momentum=spec.momentum)
 
-    def __call__(self, x_BHWC: Array, call: Call, kernels: Share = WHOLE) -> Array:
+    def __call__(
+        self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard = UNSHARDED
+    ) -> Array:
         """(B, H, W, C) → (B, H', W', C'), the channels that are here."""
         if not self.spec.depthwise and x_BHWC.shape[3] != self.spec.c_in:
-            x_BHWC = kernels.gather(x_BHWC, 3)
+            x_BHWC = kernels.all_gather(x_BHWC, 3)
         spec, kernel = self.spec, self.kernel[...].astype(x_BHWC.dtype)
         y_BHWC = convolve(x_BHWC, kernel, spec.stride, spec.pads(x_BHWC.shape[1:3]), spec.dilation)
-        y_BHWC = self.norm(y_BHWC, train=call.train, batch_axes=call.batch_axes)
+        y_BHWC = self.norm(y_BHWC, train=context.train, batch_axes=context.batch_axes)
         return ACTIVATIONS[spec.activation](y_BHWC)
 
 
@@ -123,7 +126,7 @@ class ConvNetConfig(abc.ABC):
 
     @abc.abstractmethod
     def features(self, key: Array) -> nnx.Module:
-        """A fresh module: (images (B, H, W, C), call, kernels) → the last map (B, h, w, C')."""
+        """A fresh module: (images (B, H, W, C), context, kernels) → the last map (B, h, w, C')."""
 
     @abc.abstractmethod
     def convs(self) -> Iterator[Conv]:
@@ -193,10 +196,10 @@ class Head(nnx.Module):
         self.dropout, self.pooling = c.dropout, c.pooling
         self.linear = layers.Linear(c.channels, c.num_classes, key, init=c.init)
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, h, w, C) → logits (B, K)."""
         x_BC = x_BHWC.mean((1, 2)) if self.pooling == "mean" else x_BHWC.max((1, 2))
-        return self.linear(layers.dropout(x_BC, self.dropout, call, layers.EMBEDDING))
+        return self.linear(layers.dropout(x_BC, self.dropout, context, layers.EMBEDDING))
 
 
 class ConvNet(Network):
@@ -210,14 +213,16 @@ class ConvNet(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BHWC = bound["backbone"](images_BHWC, self.call_of("backbone", call))
-        call.show("maps", lambda: x_BHWC)
-        return bound["head"](x_BHWC, self.call_of("head", call)), bound.stats()
+        x_BHWC = bound["backbone"](images_BHWC, context)
+        context.call_hook("maps", lambda: x_BHWC)
+        return bound["head"](x_BHWC, context), bound.stats()
 
     def features(self, params: dict, stats: dict, images_BHWC: Array) -> Array:
         """The last map (B, h, w, C) of normalised images (B, H, W, C), in inference mode."""
-        call = Call(train=False, dropout_words=None, example_ids_B=jnp.arange(len(images_BHWC)))
-        return self.bind(params, stats)["backbone"](images_BHWC, call)
+        context = ForwardContext(
+            train=False, key_words=None, example_ids_B=jnp.arange(len(images_BHWC))
+        )
+        return self.bind(params, stats)["backbone"](images_BHWC, context)

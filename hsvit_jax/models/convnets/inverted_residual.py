@@ -18,7 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.convnets.convnet import Conv, ConvNetConfig, ConvNorm
-from hsvit_jax.models.network import WHOLE, Call, Share
+from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops.activations import ACTIVATIONS
 
 Array = jax.Array
@@ -81,9 +81,9 @@ class SqueezeExcite(nnx.Module):
         self.reduce = layers.Linear(channels, inner, reduce_key, init="normal")
         self.expand = layers.Linear(inner, channels, expand_key, init="normal")
 
-    def __call__(self, x_BHWC: Array, kernels: Share = WHOLE) -> Array:
+    def __call__(self, x_BHWC: Array, kernels: GroupShard = UNSHARDED) -> Array:
         """(B, H, W, C) → same; of spread channels the means are gathered, (B, C) numbers."""
-        mean_BC = kernels.gather(x_BHWC.mean((1, 2)), 1)
+        mean_BC = kernels.all_gather(x_BHWC.mean((1, 2)), 1)
         inner = ACTIVATIONS[self.activation](self.reduce(mean_BC))
         weight_BC = jax.nn.sigmoid(self.expand(inner))
         return x_BHWC * weight_BC[:, None, None]
@@ -102,25 +102,29 @@ class Block(nnx.Module):
         self.squeeze = gate
         self.project = ConvNorm(block.project, project_key)
 
-    def __call__(self, x_BHWC: Array, call: Call, kernels: Share, index: int) -> Array:
+    def __call__(
+        self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard, index: int
+    ) -> Array:
         """(B, H, W, C) → (B, H', W', C'), the channels that are here; index keys its masks."""
-        y_BHWC = x_BHWC if self.expand is None else self.expand(x_BHWC, call, kernels)
-        y_BHWC = self.depthwise(y_BHWC, call, kernels)
+        y_BHWC = x_BHWC if self.expand is None else self.expand(x_BHWC, context, kernels)
+        y_BHWC = self.depthwise(y_BHWC, context, kernels)
         if self.squeeze is not None:
             y_BHWC = self.squeeze(y_BHWC, kernels)
-        y_BHWC = self.project(y_BHWC, call, kernels)
+        y_BHWC = self.project(y_BHWC, context, kernels)
         if not self.residual:
             return y_BHWC
-        return x_BHWC + self._dropped(y_BHWC, call, kernels, index * layers.SALTS_PER_BLOCK)
+        return x_BHWC + self._dropped(y_BHWC, context, kernels, index * layers.STREAMS_PER_BLOCK)
 
-    def _dropped(self, y_BHWC: Array, call: Call, kernels: Share, salt: int) -> Array:
+    def _dropped(
+        self, y_BHWC: Array, context: ForwardContext, kernels: GroupShard, stream: int
+    ) -> Array:
         """A single value's mask is that of its place in the whole map, wherever its channel is."""
         if self.drop == "paths":
-            return layers.drop_path(y_BHWC, self.rate, call, salt)
-        if not self.rate or call.dropout_words is None:
+            return layers.drop_path(y_BHWC, self.rate, context, stream)
+        if not self.rate or context.key_words is None:
             return y_BHWC
         whole = jnp.ones((*y_BHWC.shape[:3], self.project.spec.c_out), y_BHWC.dtype)
-        return y_BHWC * kernels.take(layers.dropout(whole, self.rate, call, salt), 3)
+        return y_BHWC * kernels.slice(layers.dropout(whole, self.rate, context, stream), 3)
 
 
 class Features(nnx.Module):
@@ -132,9 +136,11 @@ class Features(nnx.Module):
         self.blocks = nnx.List(Block(b, k) for b, k in zip(plan.blocks, keys, strict=True))
         self.top = ConvNorm(plan.top, top_key)
 
-    def __call__(self, images_BHWC: Array, call: Call, kernels: Share = WHOLE) -> Array:
+    def __call__(
+        self, images_BHWC: Array, context: ForwardContext, kernels: GroupShard = UNSHARDED
+    ) -> Array:
         """(B, H, W, C) → (B, h, w, C'), the channels that are here."""
-        x_BHWC = self.stem(images_BHWC, call, kernels)
+        x_BHWC = self.stem(images_BHWC, context, kernels)
         for i, block in enumerate(self.blocks):
-            x_BHWC = block(x_BHWC, call, kernels, i)
-        return self.top(x_BHWC, call, kernels)
+            x_BHWC = block(x_BHWC, context, kernels, i)
+        return self.top(x_BHWC, context, kernels)

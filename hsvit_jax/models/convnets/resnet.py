@@ -21,7 +21,7 @@ from hsvit_jax.models.convnets.convnet import (
     HeadConfig,
 )
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.network import WHOLE, Call, Share
+from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops.activations import ACTIVATIONS
 from hsvit_jax.ops.max_pool import max_pool
 
@@ -154,13 +154,13 @@ class Block(nnx.Module):
         self.convs = nnx.List(ConvNorm(c, k) for c, k in zip(block.convs, keys, strict=True))
         self.shortcut = None if block.shortcut is None else ConvNorm(block.shortcut, shortcut_key)
 
-    def __call__(self, x_BHWC: Array, call: Call, kernels: Share) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard) -> Array:
         """(B, H, W, C) → (B, H', W', C'), the channels that are here."""
-        y_BHWC = kernels.gather(x_BHWC, 3)
+        y_BHWC = kernels.all_gather(x_BHWC, 3)
         if self.shortcut is not None:
-            x_BHWC = self.shortcut(y_BHWC, call, kernels)
+            x_BHWC = self.shortcut(y_BHWC, context, kernels)
         for conv in self.convs:
-            y_BHWC = conv(y_BHWC, call, kernels)
+            y_BHWC = conv(y_BHWC, context, kernels)
         return ACTIVATIONS[self.activation](x_BHWC + y_BHWC)
 
 
@@ -175,11 +175,13 @@ class Features(nnx.Module):
             Block(block, c.activation, k) for block, k in zip(residuals, keys, strict=True)
         )
 
-    def __call__(self, images_BHWC: Array, call: Call, kernels: Share = WHOLE) -> Array:
+    def __call__(
+        self, images_BHWC: Array, context: ForwardContext, kernels: GroupShard = UNSHARDED
+    ) -> Array:
         """(B, H, W, C) → (B, h, w, C'), the channels that are here."""
-        x_BHWC = max_pool(self.stem(images_BHWC, call, kernels), 3, 2)
+        x_BHWC = max_pool(self.stem(images_BHWC, context, kernels), 3, 2)
         for block in self.blocks:
-            x_BHWC = block(x_BHWC, call, kernels)
+            x_BHWC = block(x_BHWC, context, kernels)
         return x_BHWC
 
 

@@ -28,7 +28,7 @@ from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
 from hsvit_jax.models.hsvit.sizes import divisors
 from hsvit_jax.models.hsvit.trunk import channel_tokens
-from hsvit_jax.models.network import Bound, Call, Network, Share
+from hsvit_jax.models.network import BoundModules, ForwardContext, GroupShard, Network
 
 Array = jax.Array
 
@@ -181,9 +181,9 @@ class Projection(nnx.Module):
         self.dropout = c.dropout
         self.embed = nnx.Dict(layers.torch_linear(key, (), prod(c.map_size), c.embed_dim))
 
-    def __call__(self, x_BHWC: Array, call: Call, first_token: Array | int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext, first_token: Array | int) -> Array:
         """(B, h, w, C) → (B, C, D), for the channels that are here; see `channel_tokens`."""
-        return channel_tokens(self.embed, x_BHWC, self.dropout, call, first_token)
+        return channel_tokens(self.embed, x_BHWC, self.dropout, context, first_token)
 
 
 class BackboneHSViT(HSViT):
@@ -211,10 +211,15 @@ class BackboneHSViT(HSViT):
         return 3 if path[-1] == "kernel" else 0
 
     def channel_tokens(
-        self, bound: Bound, images_BHWC: Array, call: Call, kernels: Share, first_token: Array | int
+        self,
+        bound: BoundModules,
+        images_BHWC: Array,
+        context: ForwardContext,
+        kernels: GroupShard,
+        first_token: Array | int,
     ) -> Array:
-        x_BHWC = bound["backbone"](images_BHWC, self.call_of("backbone", call), kernels)
-        return bound["trunk"](x_BHWC, call, first_token)
+        x_BHWC = bound["backbone"](images_BHWC, context, kernels)
+        return bound["trunk"](x_BHWC, context, first_token)
 
     def feature_network(self) -> tuple[str, Network]:
         """The backbone's family, and its classifier of the same sizes."""

@@ -10,7 +10,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.hsvit.sizes import HSViTConfig
-from hsvit_jax.models.network import Call
+from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.ops import normalise, varying
 from hsvit_jax.ops.attention import attention, attention_weights
 
@@ -32,7 +32,12 @@ class Block(nnx.Module):
         self.out_bias = nnx.Param(jnp.zeros((g, d)))
 
     def __call__(
-        self, z_GBTD: Array, words: tuple[Array | int, ...] | None, call: Call, *, cls_only: bool
+        self,
+        z_GBTD: Array,
+        words: tuple[Array | int, ...] | None,
+        context: ForwardContext,
+        *,
+        cls_only: bool,
     ) -> Array:
         """(G, B, T, D) → same, or (G, B, 1, D) where only the CLS token's output is wanted."""
         g, batch, _, d = z_GBTD.shape
@@ -59,7 +64,7 @@ class Block(nnx.Module):
             (q_GBNTE,), (k_GBNSE, v_GBNSE) = project(y_GBTD[:, :, :1], 0, 1), project(y_GBTD, 1, 3)
         else:
             q_GBNTE, k_GBNSE, v_GBNSE = project(y_GBTD, 0, 3)
-        call.show("group attention", lambda: attention_weights(q_GBNTE, k_GBNSE))
+        context.call_hook("group attention", lambda: attention_weights(q_GBNTE, k_GBNSE))
         rate = self.rate if words is not None else 0.0
         o_GBNTE = attention(rate, q_GBNTE, k_GBNSE, v_GBNSE, words or ())
         o_GBTD = o_GBNTE.swapaxes(2, 3).reshape(z_in.shape)
@@ -80,7 +85,7 @@ class Groups(nnx.Module):
         if c.votes == "learned":
             self.vote = nnx.Param(jnp.full(c.groups, 1 / c.groups))
 
-    def __call__(self, z_BGTD: Array, call: Call, group_ids_G: Array) -> Array:
+    def __call__(self, z_BGTD: Array, context: ForwardContext, group_ids_G: Array) -> Array:
         """Channel tokens (B, G, T−1, D) → each group's CLS output (G, B, D)."""
         batch, g, _, d = z_BGTD.shape
         cls_GD = varying.vary_like(self.cls[...].astype(z_BGTD.dtype), z_BGTD)
@@ -89,9 +94,9 @@ class Groups(nnx.Module):
         z_GBTD = z_GBTD + self.position[...].astype(z_BGTD.dtype)[:, None]
         for i, block in enumerate(self.blocks):
             words = None
-            if call.dropout_words is not None:
-                group, examples = group_ids_G, call.example_ids_B
-                words = (*call.dropout_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
+            if context.key_words is not None:
+                group, examples = group_ids_G, context.example_ids_B
+                words = (*context.key_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
                 words += (examples.reshape(1, -1, 1, 1, 1),)
-            z_GBTD = block(z_GBTD, words, call, cls_only=i == len(self.blocks) - 1)
+            z_GBTD = block(z_GBTD, words, context, cls_only=i == len(self.blocks) - 1)
         return z_GBTD[:, :, 0]

@@ -6,7 +6,7 @@ positions and encoder. Head: the groups' CLS tokens are averaged, normalised and
 
 Source: HSViT paper, sections 3.1 to 3.3; where it is silent (projection, learned positions,
 dropout) the authors' code. What can be spread over devices has a leading axis of groups or towers,
-or is a kernel's output channels; the `Share` in a call says which part is here.
+or is a kernel's output channels; the `GroupShard` in a call says which part is here.
 """
 
 import copy
@@ -30,7 +30,7 @@ from hsvit_jax.models.hsvit.sizes import (
     default_strides,
 )
 from hsvit_jax.models.hsvit.trunk import Trunk
-from hsvit_jax.models.network import WHOLE, Bound, Call, Network, Share
+from hsvit_jax.models.network import UNSHARDED, BoundModules, ForwardContext, GroupShard, Network
 from hsvit_jax.ops import normalise
 from hsvit_jax.ops.dropout import dropout_scale
 
@@ -39,7 +39,6 @@ __all__ = [
     "VARIANTS",
     "HSViT",
     "HSViTConfig",
-    "Share",
     "TowerHSViT",
     "default_strides",
 ]
@@ -49,7 +48,7 @@ Array = jax.Array
 #: A trunk's convolutions: as in the paper, or depthwise and pointwise ones in their place.
 CONVOLUTIONS = ("dense", "separable")
 
-#: Salt of group dropout's masks; the embedding's is 0 and an attention block's its number from 1.
+#: Stream of group dropout's masks; the embedding's is 0 and an attention block's its number from 1.
 _VOTES = 1 << 20
 
 
@@ -69,7 +68,7 @@ class Head(nnx.Module):
 
 
 def average_votes(
-    c: HSViTConfig, call: Call, cls_GBD: Array, here_G: Array, vote_G: Array | None
+    c: HSViTConfig, context: ForwardContext, cls_GBD: Array, here_G: Array, vote_G: Array | None
 ) -> Array:
     """The CLS outputs of the groups that vote, averaged over all devices: (B, D).
 
@@ -81,32 +80,32 @@ def average_votes(
     if vote_G is not None:
         vote_G = vote_G.astype(cls_GBD.dtype)
         cls_GBD = cls_GBD * vote_G[:, None, None]
-    if call.votes_G is None and (call.dropout_words is None or not c.group_dropout):
-        total_BD = call.share.total(cls_GBD)
+    if context.votes_G is None and (context.key_words is None or not c.group_dropout):
+        total_BD = context.shard.sum(cls_GBD)
         return total_BD / c.groups if vote_G is None else total_BD
     weights_GB = jnp.ones((c.groups, cls_GBD.shape[1]), cls_GBD.dtype)
-    if call.votes_G is not None:
-        weights_GB *= call.votes_G.astype(cls_GBD.dtype)[:, None]
-    if call.dropout_words is not None and c.group_dropout:
-        groups, examples = jnp.arange(c.groups)[:, None], call.example_ids_B[None]
-        words = (*call.dropout_words, _VOTES, groups, examples)
+    if context.votes_G is not None:
+        weights_GB *= context.votes_G.astype(cls_GBD.dtype)[:, None]
+    if context.key_words is not None and c.group_dropout:
+        groups, examples = jnp.arange(c.groups)[:, None], context.example_ids_B[None]
+        words = (*context.key_words, _VOTES, groups, examples)
         kept_GB = weights_GB * (dropout_scale(words, weights_GB.shape, c.group_dropout) > 0)
         weights_GB = jnp.where(kept_GB.sum(0, keepdims=True) > 0, kept_GB, weights_GB)
     if vote_G is None:
-        total_BD = call.share.total(cls_GBD * weights_GB[here_G][:, :, None])
+        total_BD = context.shard.sum(cls_GBD * weights_GB[here_G][:, :, None])
         return total_BD / weights_GB.sum(0)[:, None]
-    size_G = jnp.abs(call.share.gather(vote_G, 0))
+    size_G = jnp.abs(context.shard.all_gather(vote_G, 0))
     share_B = (weights_GB * size_G[:, None]).sum(0) / size_G.sum()
     share_B = jnp.where(share_B > 0, share_B, 1)  # of those left none has a vote
-    return call.share.total(cls_GBD * (weights_GB[here_G] / share_B[None])[:, :, None])
+    return context.shard.sum(cls_GBD * (weights_GB[here_G] / share_B[None])[:, :, None])
 
 
-def without_votes(call: Call, groups: int, lost: Collection[int]) -> Call:
+def without_votes(context: ForwardContext, groups: int, lost: Collection[int]) -> ForwardContext:
     """The call with the votes of lost groups taken away."""
     if not lost:
-        return call
-    votes_G = jnp.ones(groups) if call.votes_G is None else call.votes_G
-    return dataclasses.replace(call, votes_G=votes_G.at[jnp.array(sorted(lost))].set(0.0))
+        return context
+    votes_G = jnp.ones(groups) if context.votes_G is None else context.votes_G
+    return dataclasses.replace(context, votes_G=votes_G.at[jnp.array(sorted(lost))].set(0.0))
 
 
 def _refuse_learned(c: HSViTConfig) -> None:
@@ -115,14 +114,14 @@ def _refuse_learned(c: HSViTConfig) -> None:
         raise ValueError("a network with model.votes='learned' cannot lose groups in training")
 
 
-def show_votes(head: Head, cls_GBD: Array, call: Call) -> None:
+def show_votes(head: Head, cls_GBD: Array, context: ForwardContext) -> None:
     """What the head would say to each group's CLS alone."""
 
     def votes_GBK() -> Array:
         g, batch, d = cls_GBD.shape
         return head(cls_GBD.reshape(g * batch, d)).reshape(g, batch, -1)
 
-    call.show("votes", votes_GBK)
+    context.call_hook("votes", votes_GBK)
 
 
 class HSViT(Network):
@@ -130,9 +129,9 @@ class HSViT(Network):
 
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
-        self.groups = config.groups
+        self.group_axis_limit = config.groups
         if config.trunk == "sharded":
-            self.groups = gcd(config.groups, *config.conv_channels)
+            self.group_axis_limit = gcd(config.groups, *config.conv_channels)
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         trunk_key, groups_key, head_key = jax.random.split(key, 3)
@@ -156,58 +155,67 @@ class HSViT(Network):
 
     def _numbers(self) -> Array:
         """Of the groups that are there (with kernels spread, what is spread is not the groups)."""
-        return self.left() if self.lost else jnp.arange(self.config.groups)
+        return self.surviving() if self.lost else jnp.arange(self.config.groups)
 
     def group_cls(
-        self, bound: Bound, images_BHWC: Array, call: Call, first_group: Array | int = 0
+        self,
+        bound: BoundModules,
+        images_BHWC: Array,
+        context: ForwardContext,
+        first_group: Array | int = 0,
     ) -> Array:
         """CLS outputs (G, B, D) of the groups that are here; first_group numbers this network's."""
         c = self.config
         per_group = c.conv_channels[-1] // c.groups
-        here = call.share.take(first_group + self._numbers(), 0)
+        here = context.shard.slice(first_group + self._numbers(), 0)
         sharded = c.trunk == "sharded"
         first_token = (here[0] if sharded else first_group) * per_group
-        kernels = call.share if sharded else WHOLE
-        z_BCD = self.channel_tokens(bound, images_BHWC, call, kernels, first_token)
+        kernels = context.shard if sharded else UNSHARDED
+        z_BCD = self.channel_tokens(bound, images_BHWC, context, kernels, first_token)
         z_BGTD = z_BCD.reshape(len(images_BHWC), -1, per_group, z_BCD.shape[-1])
         if self.lost:
-            z_BGTD = z_BGTD[:, self.left()]
-        if call.share.ordered:  # nothing of the trunk may be fused with what depends on the mesh
+            z_BGTD = z_BGTD[:, self.surviving()]
+        if context.shard.ordered:  # nothing of the trunk may be fused with what depends on the mesh
             z_BGTD = jax.lax.optimization_barrier(z_BGTD)
         if not sharded:
-            z_BGTD = call.share.take(z_BGTD, 1)
-        if not call.share.ordered:
-            return bound["groups"](z_BGTD, call, here)
+            z_BGTD = context.shard.slice(z_BGTD, 1)
+        if not context.shard.ordered:
+            return bound["groups"](z_BGTD, context, here)
         # One by one: a product's bits can depend on how many are batched with it.
         params = bound.params("groups")
         return jnp.concatenate(
             [
                 self.bind({"groups": jax.tree.map(lambda x, i=i: x[i : i + 1], params)}, {})[
                     "groups"
-                ](z_BGTD[:, i : i + 1], call, here[i : i + 1])
+                ](z_BGTD[:, i : i + 1], context, here[i : i + 1])
                 for i in range(len(here))
             ]
         )
 
     def channel_tokens(
-        self, bound: Bound, images_BHWC: Array, call: Call, kernels: Share, first_token: Array | int
+        self,
+        bound: BoundModules,
+        images_BHWC: Array,
+        context: ForwardContext,
+        kernels: GroupShard,
+        first_token: Array | int,
     ) -> Array:
         """Tokens (B, C, D) of the channels that are here, the first numbered first_token."""
-        return bound["trunk"](images_BHWC, call, kernels, first_token)
+        return bound["trunk"](images_BHWC, context, kernels, first_token)
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
         if self.config.groups:
-            cls_GBD = self.group_cls(bound, images_BHWC, call)
-            here_G = call.share.take(self._numbers(), 0)
-            call = without_votes(call, self.config.groups, self.lost)
+            cls_GBD = self.group_cls(bound, images_BHWC, context)
+            here_G = context.shard.slice(self._numbers(), 0)
+            context = without_votes(context, self.config.groups, self.lost)
             vote_G = params["groups"].get("vote")
-            cls_BD = average_votes(self.config, call, cls_GBD, here_G, vote_G)
-            show_votes(bound["head"], cls_GBD, call)
+            cls_BD = average_votes(self.config, context, cls_GBD, here_G, vote_G)
+            show_votes(bound["head"], cls_GBD, context)
         else:
-            cls_BD = bound["trunk"](images_BHWC, call, WHOLE, 0).mean(1)
+            cls_BD = bound["trunk"](images_BHWC, context, UNSHARDED, 0).mean(1)
         return bound["head"](cls_BD), bound.stats()
 
     def saved_multiply_adds(self) -> dict[str, int]:
@@ -229,7 +237,7 @@ class TowerHSViT(Network):
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
         self.tower = HSViT(config.tower, dtype)
-        self.groups = config.towers
+        self.group_axis_limit = config.towers
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         return {"head": Head(self.config, key)}
@@ -263,10 +271,10 @@ class TowerHSViT(Network):
         return {**params, "towers": towers}, {**stats, "towers": tower_stats}
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
-        ids_K = call.share.take(self.left(), 0)
-        alone = dataclasses.replace(call, share=WHOLE)
+        ids_K = context.shard.slice(self.surviving(), 0)
+        alone = dataclasses.replace(context, shard=UNSHARDED)
 
         def run(tower: tuple[dict, dict, Array]) -> tuple[Array, dict]:
             own_params, own_stats, number = tower
@@ -277,7 +285,7 @@ class TowerHSViT(Network):
 
         here = (params["towers"], stats["towers"], ids_K)
         # No loop where it would be compiled differently, nor where what is shown must leave it.
-        if len(ids_K) == 1 or call.share.ordered or call.look is not None:
+        if len(ids_K) == 1 or context.shard.ordered or context.hook is not None:
             own = [jax.tree.map(lambda x, k=k: x[k], here) for k in range(len(ids_K))]
             cls, stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(run, own))
         else:
@@ -285,16 +293,16 @@ class TowerHSViT(Network):
         cls_GBD = cls.reshape(-1, *cls.shape[2:])
         per_tower = jnp.arange(self.tower.config.groups)
         here_G = (ids_K[:, None] * len(per_tower) + per_tower[None]).reshape(-1)
-        call = without_votes(
-            call,
+        context = without_votes(
+            context,
             self.config.groups,
             [k * len(per_tower) + g for k in self.lost for g in range(len(per_tower))],
         )
         vote_KG = params["towers"]["groups"].get("vote")
         vote_G = None if vote_KG is None else vote_KG.reshape(-1)
-        cls_BD = average_votes(self.config, call, cls_GBD, here_G, vote_G)
+        cls_BD = average_votes(self.config, context, cls_GBD, here_G, vote_G)
         head = self.bind(params, {})["head"]
-        show_votes(head, cls_GBD, call)
+        show_votes(head, cls_GBD, context)
         return head(cls_BD), {**stats, "towers": stacked}
 
     def tile(self, images_BHWC: Array, tower: Array | int) -> Array:

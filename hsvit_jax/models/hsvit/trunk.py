@@ -15,7 +15,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.hsvit.sizes import HSViTConfig
-from hsvit_jax.models.network import WHOLE, Call, Share
+from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops import normalise
 from hsvit_jax.ops.conv import rectified, rectified_conv2d
 from hsvit_jax.ops.conv_depthwise import depthwise_conv2d
@@ -56,7 +56,9 @@ class ConvBlock(nnx.Module):
             self.kernels.append(nnx.Param(layers.uniform(key_, (size, size, inputs, c_out), bound)))
         self.norms = nnx.List(layers.BatchNorm(c_out) for _ in range(2))
 
-    def __call__(self, x_BHWC: Array, call: Call, kernels: Share, *, whole: bool) -> Array:
+    def __call__(
+        self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard, *, whole: bool
+    ) -> Array:
         """This device's share of the channels in (all of them if `whole`) and out.
 
         What a convolution makes is normalised and rectified by what reads it, and again in the
@@ -66,12 +68,21 @@ class ConvBlock(nnx.Module):
         line: tuple[Array, ...] = ()
         for i, norm in enumerate(self.norms):
             here = whole and i == 0
-            x_BHWC, moments = self._convolve(i, x_BHWC, line, call, WHOLE if here else kernels)
-            line = norm.line(x_BHWC, train=call.train, batch_axes=call.batch_axes, moments=moments)
+            x_BHWC, moments = self._convolve(
+                i, x_BHWC, line, context, UNSHARDED if here else kernels
+            )
+            line = norm.affine(
+                x_BHWC, train=context.train, batch_axes=context.batch_axes, moments=moments
+            )
         return recomputed(self._pool, x_BHWC, *line)
 
     def _convolve(
-        self, i: int, x_BHWC: Array, line: tuple[Array, ...], call: Call, kernels: Share
+        self,
+        i: int,
+        x_BHWC: Array,
+        line: tuple[Array, ...],
+        context: ForwardContext,
+        kernels: GroupShard,
     ) -> tuple[Array, tuple[Array, ...]]:
         """The i-th convolution of what the line before makes of x, and the moments of its output,
         where they come with it.
@@ -81,15 +92,15 @@ class ConvBlock(nnx.Module):
         """
         kernel_HWIO, apart = self.kernels[i], i - (len(self.kernels) - len(self.depthwise))
         if apart < 0:
-            if kernels is not WHOLE:
-                x_BHWC, line = kernels.gather(rectified(x_BHWC, *line), 3), ()
-            return rectified_conv2d(x_BHWC, line, kernel_HWIO[...], moments=call.train)
+            if kernels is not UNSHARDED:
+                x_BHWC, line = kernels.all_gather(rectified(x_BHWC, *line), 3), ()
+            return rectified_conv2d(x_BHWC, line, kernel_HWIO[...], moments=context.train)
 
         def separable(x: Array, *line: Array) -> Array:
             x = depthwise_conv2d(rectified(x, *line), self.depthwise[apart][...])
-            return kernels.gather(x, 3) @ kernel_HWIO[...].astype(x.dtype)[0, 0]
+            return kernels.all_gather(x, 3) @ kernel_HWIO[...].astype(x.dtype)[0, 0]
 
-        again = line and kernels is WHOLE
+        again = line and kernels is UNSHARDED
         return (partial(recomputed, separable) if again else separable)(x_BHWC, *line), ()
 
     def _pool(self, x_BHWC: Array, *line: Array) -> Array:
@@ -117,24 +128,30 @@ class Trunk(nnx.Module):
             c_in, apart = c_out, (c.separable,) * 2
         self.embed = nnx.Dict(layers.torch_linear(embed_key, (), prod(c.map_size), c.embed_dim))
 
-    def __call__(self, images_BHWC: Array, call: Call, kernels: Share, first_token: Array) -> Array:
+    def __call__(
+        self, images_BHWC: Array, context: ForwardContext, kernels: GroupShard, first_token: Array
+    ) -> Array:
         """(B, H, W, C) → (B, channel tokens, D), for the kernels that are here.
 
         first_token: number of the first of them among all the network's, which keys its dropout.
         """
         x_BHWC = images_BHWC
         for i, block in enumerate(self.blocks):
-            x_BHWC = block(x_BHWC, call, kernels, whole=i == 0)
+            x_BHWC = block(x_BHWC, context, kernels, whole=i == 0)
         if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
             batch, rows, columns, channels = x_BHWC.shape
             x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
             repeats = -(-self.tokens // channels)
             return jnp.tile(x_BPC.swapaxes(1, 2), (1, repeats, 1))[:, : self.tokens]
-        return channel_tokens(self.embed, x_BHWC, self.dropout, call, first_token)
+        return channel_tokens(self.embed, x_BHWC, self.dropout, context, first_token)
 
 
 def channel_tokens(
-    embed: nnx.Dict, x_BHWC: Array, dropout: float, call: Call, first_token: Array | int
+    embed: nnx.Dict,
+    x_BHWC: Array,
+    dropout: float,
+    context: ForwardContext,
+    first_token: Array | int,
 ) -> Array:
     """Each channel's map (row by row) through a linear layer, ReLU and dropout: (B, C, D).
 
@@ -142,13 +159,13 @@ def channel_tokens(
     """
     batch, rows, columns, channels = x_BHWC.shape
     x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
-    call.show("maps", lambda: x_BHWC)
+    context.call_hook("maps", lambda: x_BHWC)
     kernel_PD = embed["kernel"][...].astype(x_BPC.dtype)
     bias_D = embed["bias"][...].astype(x_BPC.dtype)
     z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
-    if call.dropout_words is not None and dropout:
+    if context.key_words is not None and dropout:
         tokens = first_token + jnp.arange(channels)
-        examples = call.example_ids_B.reshape(-1, 1, 1)
-        words = (*call.dropout_words, 0, examples, tokens.reshape(1, -1, 1))
+        examples = context.example_ids_B.reshape(-1, 1, 1)
+        words = (*context.key_words, 0, examples, tokens.reshape(1, -1, 1))
         z_BCD *= dropout_scale(words, z_BCD.shape, dropout).astype(z_BCD.dtype)
     return z_BCD

@@ -18,7 +18,7 @@ from jax import lax
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vit.dhvt_sizes import DEFAULTS, NORMS, VARIANTS, DHVTConfig
 from hsvit_jax.ops.activations import gelu
 
@@ -46,10 +46,10 @@ class MapNorm(nnx.Module):
     def __init__(self, kind: str, channels: int) -> None:
         self.norm = layers.BatchNorm(channels) if kind == "batch" else layers.LayerNorm(channels)
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
         if isinstance(self.norm, layers.BatchNorm):
-            return self.norm(x_BHWC, train=call.train, batch_axes=call.batch_axes)
+            return self.norm(x_BHWC, train=context.train, batch_axes=context.batch_axes)
         return self.norm(x_BHWC)
 
 
@@ -66,12 +66,12 @@ class SOPE(nnx.Module):
             self.norms.append(MapNorm(c.sope_norm, c_out))
             c_in = c_out
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → patches (B, P, D), row by row."""
         if self.before is not None:
             x_BHWC = self.before(x_BHWC)
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            x_BHWC = norm(conv(x_BHWC), call)
+            x_BHWC = norm(conv(x_BHWC), context)
             if i < len(self.convs) - 1 or len(self.convs) == 1:  # a single one has its own
                 x_BHWC = gelu(x_BHWC)
         if self.after is not None:
@@ -91,10 +91,10 @@ class Embedding(nnx.Module):
         position = 0.02 * jax.random.normal(position_key, (c.tokens, c.embed_dim))
         self.position = nnx.Param(position) if c.positions else None
 
-    def __call__(self, images_BHWC: Array, call: Call) -> Array:
+    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, T, D)."""
         sope = self.sope is not None
-        x_BPD = self.sope(images_BHWC, call) if sope else self.patches(images_BHWC)
+        x_BPD = self.sope(images_BHWC, context) if sope else self.patches(images_BHWC)
         x_BTD = layers.prepend(self.cls[...], x_BPD)
         return x_BTD if self.position is None else layers.add_positions(x_BTD, self.position[...])
 
@@ -128,10 +128,10 @@ class HeadInteractedAttention(nnx.Module):
         h_BND = gelu(self.norm(parts_BNNE)).reshape(batch, self.heads, dim)
         return layers.add_positions(h_BND, self.embedding[...])
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D), CLS first."""
         tokens = x_BTD.shape[1]
-        y = self.attention(jnp.concatenate([x_BTD, self.head_tokens(x_BTD)], 1), call, salt)
+        y = self.attention(jnp.concatenate([x_BTD, self.head_tokens(x_BTD)], 1), context, stream)
         cls_B1D = y[:, :1] + y[:, tokens:].mean(1, keepdims=True)
         return jnp.concatenate([cls_B1D, y[:, 1:tokens]], axis=1)
 
@@ -160,22 +160,22 @@ class DAFF(nnx.Module):
             }
         )
 
-    def _normed(self, name: str, x: Array, call: Call) -> Array:
-        return self.norms[name](x, call) if name in self.norms else x
+    def _normed(self, name: str, x: Array, context: ForwardContext) -> Array:
+        return self.norms[name](x, context) if name in self.norms else x
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D), CLS first."""
         if not self.does.split:
             return self.down(gelu(self.up(x_BTD)))
         batch, _, dim = x_BTD.shape
         cls_B1D, t = x_BTD[:, :1], x_BTD[:, 1:].reshape(batch, *self.grid, dim)
-        t = gelu(self._normed("up", self.up(t), call))
+        t = gelu(self._normed("up", self.up(t), context))
         if self.does.neighbours == "depthwise":
-            met = gelu(self._normed("conv", self.conv(t), call))
+            met = gelu(self._normed("conv", self.conv(t), context))
             t = t + met if self.does.shortcut else met
         elif self.does.neighbours == "average":
             t = _neighbour_mean(t)
-        t = self._normed("down", self.down(t), call)
+        t = self._normed("down", self.down(t), context)
         patches_BPD = t.reshape(batch, -1, dim)
         if self.does.aggregate:
             squeezed = gelu(self.gate["squeeze"](patches_BPD.mean(1, keepdims=True)))
@@ -210,10 +210,10 @@ class Encoder(nnx.Module):
             block = layers.Block(d, mixer, DAFF(c, feed_key), eps=1e-6, drop_path=rate)
             self.blocks.append(block)
 
-    def __call__(self, x_BTD: Array, call: Call) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T, D)."""
         for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, call, i)
+            x_BTD = block(x_BTD, context, i)
         return x_BTD
 
 
@@ -241,10 +241,10 @@ class DHVT(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, call), call)
+        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, context), context)
         return bound["head"](x_BTD), bound.stats()
 
     def paper_flops(self, multiply_adds: int) -> tuple[int, str]:

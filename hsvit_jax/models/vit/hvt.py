@@ -23,7 +23,7 @@ from jax import lax
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vit import token_pruning
 from hsvit_jax.ops.max_pool import max_pool
 
@@ -183,13 +183,13 @@ class Embedding(nnx.Module):
         self.cls = nnx.Param(normal) if c.cls else None
         self.position = _positions(position_key, c.tokens, c.dim)
 
-    def __call__(self, images_BHWC: Array, call: Call) -> Array:
+    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, T, D)."""
         x_BTD = self.patches(images_BHWC)
         if self.cls is not None:
             x_BTD = layers.prepend(self.cls[...], x_BTD)
         x_BTD = layers.add_positions(x_BTD, self.position[...])
-        return layers.dropout(x_BTD, self.rate, call, layers.EMBEDDING)
+        return layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
 
 
 def _positions(key: Array, tokens: int, dim: int) -> nnx.Param:
@@ -272,16 +272,16 @@ class Encoder(nnx.Module):
             if c.pools_after(i):
                 self.pools[f"after{i}"] = Pool(c, lengths[i], lengths[i + 1], pool_key)
 
-    def __call__(self, x_BTD: Array, call: Call) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T', D), T' after all pools."""
         for i, block in enumerate(self.blocks):
             if self.retained:
                 keep = self.retained[i]
                 x_BTD = token_pruning.block_with_elimination(
-                    block, x_BTD, call, i, keep, cls=self.cls
+                    block, x_BTD, context, i, keep, cls=self.cls
                 )
             else:
-                x_BTD = block(x_BTD, call, i)
+                x_BTD = block(x_BTD, context, i)
             if f"after{i}" in self.pools:
                 x_BTD = self.pools[f"after{i}"](x_BTD)
         return x_BTD
@@ -312,10 +312,10 @@ class HVT(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, call), call)
+        x_BTD = bound["encoder"](bound["embedding"](images_BHWC, context), context)
         return bound["head"](x_BTD), bound.stats()
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.network import Call
+from hsvit_jax.models.network import ForwardContext
 
 Array = jax.Array
 
@@ -73,18 +73,18 @@ def keep_significant(x_BTD: Array, significance_BT: Array, keep: int, *, cls: bo
 
 
 def block_with_elimination(
-    block: layers.Block, x_BTD: Array, call: Call, index: int, keep: int, *, cls: bool
+    block: layers.Block, x_BTD: Array, context: ForwardContext, index: int, keep: int, *, cls: bool
 ) -> Array:
     """A block of softmax attention that keeps `keep` tokens between its halves: (B, keep, D)."""
     if keep == x_BTD.shape[1]:
-        return block(x_BTD, call, index)
-    salt = index * layers.SALTS_PER_BLOCK
+        return block(x_BTD, context, index)
+    stream = index * layers.STREAMS_PER_BLOCK
     q_BNTE, k_BNSE, v_BNSE = block.mixer.project(block.norm1(x_BTD))
     scores_BNTS = jnp.einsum("bnte,bnse->bnts", q_BNTE, k_BNSE) * q_BNTE.shape[-1] ** -0.5
     wide = jnp.promote_types(scores_BNTS.dtype, jnp.float32)
     weights_BNTS = jax.nn.softmax(scores_BNTS.astype(wide), axis=-1)
-    call.show("attention", lambda: weights_BNTS)
+    context.call_hook("attention", lambda: weights_BNTS)
     o_BNTE = jnp.einsum("bnts,bnse->bnte", weights_BNTS.astype(v_BNSE.dtype), v_BNSE)
-    x_BTD = block.add(x_BTD, block.mixer.output(o_BNTE, call, salt), call, salt)
+    x_BTD = block.add(x_BTD, block.mixer.output(o_BNTE, context, stream), context, stream)
     x_BTD = keep_significant(x_BTD, weights_BNTS.sum((1, 2)), keep, cls=cls)
-    return block.feed(x_BTD, call, index)
+    return block.feed(x_BTD, context, index)

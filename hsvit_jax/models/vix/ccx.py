@@ -20,7 +20,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.max_pool import max_pool
@@ -153,14 +153,14 @@ class Block(nnx.Module):
             d, c.mlp_dim, ff_key, dropout=c.dropout, init="normal"
         )
 
-    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
         """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
-        salt = index * layers.SALTS_PER_BLOCK
-        y_BTD = self.mixer(self.norm1(x_BTD), call, salt)
-        s_BTD = self.norm2(x_BTD + layers.drop_path(y_BTD, self.rate, call, salt + 4))
-        salt += layers.SALTS_PER_BLOCK // 2
-        y_BTD = self.feed_forward(s_BTD, call, salt)
-        return s_BTD + layers.drop_path(y_BTD, self.rate, call, salt + 4)
+        stream = index * layers.STREAMS_PER_BLOCK
+        y_BTD = self.mixer(self.norm1(x_BTD), context, stream)
+        s_BTD = self.norm2(x_BTD + layers.drop_path(y_BTD, self.rate, context, stream + 4))
+        stream += layers.STREAMS_PER_BLOCK // 2
+        y_BTD = self.feed_forward(s_BTD, context, stream)
+        return s_BTD + layers.drop_path(y_BTD, self.rate, context, stream + 4)
 
 
 class Encoder(nnx.Module):
@@ -172,11 +172,11 @@ class Encoder(nnx.Module):
         rates = layers.drop_path_rates(c.drop_path, c.depth)
         self.blocks = nnx.List(Block(c, r, k) for r, k in zip(rates, keys, strict=True))
 
-    def __call__(self, x_BTD: Array, call: Call) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T, D)."""
         x_BTD = layers.add_positions(x_BTD, self.position[...])
         for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, call, i)
+            x_BTD = block(x_BTD, context, i)
         return x_BTD
 
 
@@ -211,10 +211,10 @@ class CCX(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BTD = bound["encoder"](bound["tokenizer"](images_BHWC), call)
+        x_BTD = bound["encoder"](bound["tokenizer"](images_BHWC), context)
         return bound["head"](x_BTD), bound.stats()
 
 

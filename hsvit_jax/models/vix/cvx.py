@@ -20,7 +20,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import BatchNorm, Linear
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.attention import attention, attention_weights
@@ -120,20 +120,20 @@ class ConvAttention(nnx.Module):
         self.key_value = Linear(dim, 2 * m.inner, key_value_key, bias=False)
         self.out = Linear(m.inner, dim, out_key)
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
         x_BHWD = x_BTD.reshape(x_BTD.shape[0], *self.map_size, x_BTD.shape[-1])
 
         def local(conv: Conv, norm: BatchNorm) -> Array:
-            y = norm(conv(x_BHWD), train=call.train, batch_axes=call.batch_axes)
+            y = norm(conv(x_BHWD), train=context.train, batch_axes=context.batch_axes)
             return conv_layers.flatten(y)
 
         k_and_v = jnp.split(self.key_value(local(self.kv_conv, self.kv_norm)), 2, axis=-1)
         parts = (self.query(local(self.q_conv, self.q_norm)), *k_and_v)
         q, k, v = (layers.split_heads(part, self.m.heads)[None] for part in parts)
-        call.show("attention", lambda: attention_weights(q, k)[0])
+        context.call_hook("attention", lambda: attention_weights(q, k)[0])
         o_BTD = layers.merge_heads(attention(0.0, q, k, v, ())[0])
-        return layers.dropout(self.out(o_BTD), self.m.dropout, call, salt)
+        return layers.dropout(self.out(o_BTD), self.m.dropout, context, stream)
 
 
 class Block(nnx.Module):
@@ -149,11 +149,13 @@ class Block(nnx.Module):
         self.feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=m.dropout)
         self.norm1, self.norm2 = ChannelNorm(d), ChannelNorm(d)
 
-    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
         """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
-        salt = index * layers.SALTS_PER_BLOCK
-        x_BTD = x_BTD + self.mixer(self.norm1(x_BTD), call, salt)
-        y_BTD = self.feed_forward(self.norm2(x_BTD), call, salt + layers.SALTS_PER_BLOCK // 2)
+        stream = index * layers.STREAMS_PER_BLOCK
+        x_BTD = x_BTD + self.mixer(self.norm1(x_BTD), context, stream)
+        y_BTD = self.feed_forward(
+            self.norm2(x_BTD), context, stream + layers.STREAMS_PER_BLOCK // 2
+        )
         return x_BTD + y_BTD
 
 
@@ -169,12 +171,12 @@ class Stage(nnx.Module):
         self.first = sum(c.depths[:number])
         self.blocks = nnx.List(Block(c, c.map_sizes[number], k) for k in keys)
 
-    def __call__(self, x_BHWC: Array, call: Call) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', D)."""
         x_BHWD = self.norm(self.conv(x_BHWC))
         x_BTD = conv_layers.flatten(x_BHWD)
         for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, call, self.first + i)
+            x_BTD = block(x_BTD, context, self.first + i)
         return x_BTD.reshape(x_BHWD.shape)
 
 
@@ -188,12 +190,12 @@ class CvX(Network):
         return {**stages, "head": Linear(c.embed_dim, c.num_classes, head_key)}
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
         x_BHWC = images_BHWC
         for i in range(len(self.config.depths)):
-            x_BHWC = bound[f"stage{i}"](x_BHWC, call)
+            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
         return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
 
 

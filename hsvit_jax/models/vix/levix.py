@@ -20,7 +20,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import BatchNorm, Linear
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.activations import gelu
@@ -106,18 +106,18 @@ class LeViTAttention(nnx.Module):
         self.out, self.out_norm = Linear(m.inner, dim, out_key), BatchNorm(dim)
         self.out_norm.scale = nnx.Param(jnp.zeros(dim))
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
-        how = {"train": call.train, "batch_axes": call.batch_axes}
+        how = {"train": context.train, "batch_axes": context.batch_axes}
 
         def project(linear: Linear, norm: BatchNorm) -> Array:
             return layers.split_heads(norm(linear(x_BTD), **how), self.heads)[None]
 
         q, k = project(self.query, self.query_norm), project(self.key, self.key_norm)
-        call.show("attention", lambda: attention_weights(q, k)[0])
+        context.call_hook("attention", lambda: attention_weights(q, k)[0])
         o_GBNTE = attention(0.0, q, k, project(self.value, self.value_norm), ())
         y_BTD = self.out(gelu(layers.merge_heads(o_GBNTE[0])))
-        return layers.dropout(self.out_norm(y_BTD, **how), self.rate, call, salt)
+        return layers.dropout(self.out_norm(y_BTD, **how), self.rate, context, stream)
 
 
 class Block(nnx.Module):
@@ -133,11 +133,11 @@ class Block(nnx.Module):
             c.embed_dim, c.mlp_dim, ff_key, dropout=c.mixing.dropout
         )
 
-    def __call__(self, x_BTD: Array, call: Call, index: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
         """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
-        salt = index * layers.SALTS_PER_BLOCK
-        x_BTD = x_BTD + self.mixer(x_BTD, call, salt)
-        return x_BTD + self.feed_forward(x_BTD, call, salt + layers.SALTS_PER_BLOCK // 2)
+        stream = index * layers.STREAMS_PER_BLOCK
+        x_BTD = x_BTD + self.mixer(x_BTD, context, stream)
+        return x_BTD + self.feed_forward(x_BTD, context, stream + layers.STREAMS_PER_BLOCK // 2)
 
 
 class Encoder(nnx.Module):
@@ -146,10 +146,10 @@ class Encoder(nnx.Module):
     def __init__(self, c: LeViXConfig, key: Array) -> None:
         self.blocks = nnx.List(Block(c, k) for k in jax.random.split(key, c.depth))
 
-    def __call__(self, x_BTD: Array, call: Call) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T, D)."""
         for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, call, i)
+            x_BTD = block(x_BTD, context, i)
         return x_BTD
 
 
@@ -166,10 +166,10 @@ class LeViX(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BTD = bound["encoder"](conv_layers.flatten(bound["stem"](images_BHWC)), call)
+        x_BTD = bound["encoder"](conv_layers.flatten(bound["stem"](images_BHWC)), context)
         return bound["head"](x_BTD.mean(1)), bound.stats()
 
 

@@ -1,4 +1,4 @@
-"""Token mixing, one idea with several implementations: `(tokens_BTD, call, salt) → tokens`.
+"""Token mixing, one idea with several implementations: `(tokens_BTD, context, stream) → tokens`.
 
 softmax, and five whose cost grows linearly with the tokens or nearly so: performer, linformer,
 nystrom, fnet; mlp_mixer is quadratic in its parameters too. What is said here about each follows
@@ -18,7 +18,7 @@ from jax import lax
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.layers import Linear
-from hsvit_jax.models.network import Call
+from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vix.mixer_config import PINV_STEPS, Mixing
 from hsvit_jax.ops import remat
 
@@ -67,12 +67,12 @@ def _softmax(scores: Array, like: Array) -> Array:
     return jax.nn.softmax(_wide(scores), axis=-1).astype(like.dtype)
 
 
-def _maximum(x_B: Array, call: Call, coupled: bool) -> Array:
+def _maximum(x_B: Array, context: ForwardContext, coupled: bool) -> Array:
     """The largest value of each example, or of the whole batch; all axes are kept."""
     if not coupled:
         return x_B.max(tuple(range(1, x_B.ndim)), keepdims=True)
     largest = x_B.max(keepdims=True)
-    return lax.all_gather(largest, call.batch_axes).max(0) if call.batch_axes else largest
+    return lax.all_gather(largest, context.batch_axes).max(0) if context.batch_axes else largest
 
 
 # --- The mixers ----------------------------------------------------------------------------------
@@ -127,19 +127,19 @@ class Performer(nnx.Module):
         norm = 0.5 * scale**2 * jnp.square(wide).sum(-1, keepdims=True)
         return jnp.exp(u - norm - shift(u)) + 1e-4
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D), O(T·R·E) per head."""
         q, k, v = (
             layers.split_heads(f(x_BTD), self.m.heads) for f in (self.query, self.key, self.value)
         )
-        o_BNTE = remat.recomputed(lambda *qkv: self._attend(*qkv, call), q, k, v)
-        return layers.dropout(self.out(layers.merge_heads(o_BNTE)), self.m.dropout, call, salt)
+        o_BNTE = remat.recomputed(lambda *qkv: self._attend(*qkv, context), q, k, v)
+        return layers.dropout(self.out(layers.merge_heads(o_BNTE)), self.m.dropout, context, stream)
 
-    def _attend(self, q: Array, k: Array, v: Array, call: Call) -> Array:
+    def _attend(self, q: Array, k: Array, v: Array, context: ForwardContext) -> Array:
         if self.m.rope:
             q, k = rotate(q), rotate(k)
         q_BNTR = self._positive(q, lambda u: u.max(-1, keepdims=True))
-        k_BNTR = self._positive(k, lambda u: _maximum(u, call, self.m.batch_coupling))
+        k_BNTR = self._positive(k, lambda u: _maximum(u, context, self.m.batch_coupling))
         context = jnp.einsum("bntr,bnte->bnre", k_BNTR.astype(v.dtype), v)
         norm = jnp.einsum("bntr,bnr->bnt", q_BNTR, k_BNTR.sum(2))[..., None]
         o_BNTE = jnp.einsum("bntr,bnre->bnte", q_BNTR.astype(v.dtype), context)
@@ -170,7 +170,7 @@ class Linformer(nnx.Module):
         )
         self.out = Linear(m.inner, dim, out_key, init=m.init)
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D), O(T·P·E) per head."""
         m = self.m
         q_BNTE = layers.split_heads(self.query(x_BTD), m.heads)
@@ -188,7 +188,7 @@ class Linformer(nnx.Module):
 
         def attend(q_BNTE: Array, k_BNPE: Array, v_BNPE: Array) -> Array:
             scores_BNTP = jnp.einsum("bnte,bnpe->bntp", q_BNTE, k_BNPE) * m.head_dim**-0.5
-            weights_BNTP = layers.dropout(_softmax(scores_BNTP, q_BNTE), m.dropout, call, salt)
+            weights_BNTP = layers.dropout(_softmax(scores_BNTP, q_BNTE), m.dropout, context, stream)
             return jnp.einsum("bntp,bnpe->bnte", weights_BNTP, v_BNPE)
 
         return self.out(layers.merge_heads(remat.recomputed(attend, q_BNTE, k_BNPE, v_BNPE)))
@@ -209,7 +209,7 @@ class Nystrom(nnx.Module):
         taps = m.residual_kernel
         self.residual_kernel = nnx.Param(layers.uniform(conv_key, (m.heads, taps), taps**-0.5))
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D), O(T·M·E) per head."""
         m, tokens = self.m, x_BTD.shape[1]
         segment = -(-tokens // m.landmarks)
@@ -218,10 +218,10 @@ class Nystrom(nnx.Module):
         q, k, v = (
             layers.split_heads(part, m.heads) for part in jnp.split(self.qkv(padded), 3, axis=-1)
         )
-        o_BNTE = remat.recomputed(lambda *qkv: self._attend(*qkv, front, call), q, k, v)
-        return layers.dropout(self.out(layers.merge_heads(o_BNTE)), m.dropout, call, salt)
+        o_BNTE = remat.recomputed(lambda *qkv: self._attend(*qkv, front, context), q, k, v)
+        return layers.dropout(self.out(layers.merge_heads(o_BNTE)), m.dropout, context, stream)
 
-    def _attend(self, q: Array, k: Array, v: Array, front: int, call: Call) -> Array:
+    def _attend(self, q: Array, k: Array, v: Array, front: int, context: ForwardContext) -> Array:
         """What the heads find for all but the `front` tokens that lengthen the sequence."""
         m = self.m
         if m.rope:
@@ -236,16 +236,16 @@ class Nystrom(nnx.Module):
             return _softmax(jnp.einsum("bnte,bnse->bnts", q_BNTE, k_BNSE), v)
 
         q_BNME, k_BNME = landmarks(q), landmarks(k)
-        inverse_BNMM = self._inverse(_wide(kernel(q_BNME, k_BNME)), call).astype(v.dtype)
+        inverse_BNMM = self._inverse(_wide(kernel(q_BNME, k_BNME)), context).astype(v.dtype)
         found_BNME = inverse_BNMM @ (kernel(q_BNME, k) @ v)
         o_BNTE = kernel(q[:, :, front:], k_BNME) @ found_BNME
         return o_BNTE + along_sequence(v, self.residual_kernel[...].astype(v.dtype))[:, :, front:]
 
-    def _inverse(self, a_BNMM: Array, call: Call) -> Array:
+    def _inverse(self, a_BNMM: Array, context: ForwardContext) -> Array:
         """The pseudo-inverse of non-negative matrices: six steps from Aᵀ/(‖A‖₁·‖A‖∞)."""
         coupled = self.m.batch_coupling
-        rows = _maximum(a_BNMM.sum(-1, keepdims=True), call, coupled)
-        columns = _maximum(a_BNMM.sum(-2, keepdims=True), call, coupled)
+        rows = _maximum(a_BNMM.sum(-1, keepdims=True), context, coupled)
+        columns = _maximum(a_BNMM.sum(-2, keepdims=True), context, coupled)
         one = jnp.eye(a_BNMM.shape[-1], dtype=a_BNMM.dtype)[None, None]
         z = a_BNMM.swapaxes(-1, -2) / (rows * columns)
         for _ in range(PINV_STEPS):
@@ -278,7 +278,7 @@ def along_sequence(x_BNTE: Array, kernel_NK: Array) -> Array:
 class FNet(nnx.Module):
     """The real part of the Fourier transform over channels and tokens (CLS included)."""
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D); no parameters, nothing dropped."""
         return jnp.fft.fftn(_wide(x_BTD), axes=(1, 2)).real.astype(x_BTD.dtype)
 
@@ -289,6 +289,6 @@ class TokenMLP(layers.FeedForward):
     def __init__(self, m: Mixing, tokens: int, key: Array) -> None:
         super().__init__(tokens, m.hidden(tokens), key, dropout=m.dropout, init=m.init)
 
-    def __call__(self, x_BTD: Array, call: Call, salt: int) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
-        return super().__call__(x_BTD.swapaxes(1, 2), call, salt).swapaxes(1, 2)
+        return super().__call__(x_BTD.swapaxes(1, 2), context, stream).swapaxes(1, 2)

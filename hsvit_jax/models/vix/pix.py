@@ -19,7 +19,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, vix
 
 Array = jax.Array
@@ -125,15 +125,15 @@ class Encoder(nnx.Module):
             if i + 1 < len(c.depths):
                 self.pools.append(Pool(stage, keys[2 * i + 1]))
 
-    def __call__(self, x_BTD: Array, call: Call) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → the last stage's tokens, CLS first."""
         x_BTD = layers.add_positions(layers.prepend(self.cls[...], x_BTD), self.position[...])
-        x_BTD = layers.dropout(x_BTD, self.rate, call, layers.EMBEDDING)
+        x_BTD = layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
         index = 0
         for i, stage in enumerate(self.stages):
             x_BTD = self.pools[i - 1](x_BTD) if i else x_BTD
             for block in stage:
-                x_BTD = block(x_BTD, call, index)
+                x_BTD = block(x_BTD, context, index)
                 index += 1
         return x_BTD
 
@@ -151,10 +151,10 @@ class PiX(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BTD = bound["encoder"](bound["patches"](images_BHWC), call)
+        x_BTD = bound["encoder"](bound["patches"](images_BHWC), context)
         return bound["head"](x_BTD), bound.stats()
 
 

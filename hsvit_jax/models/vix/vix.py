@@ -17,7 +17,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.network import Call, Network
+from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
 
@@ -165,15 +165,15 @@ class Encoder(nnx.Module):
         self.position = None if start is None else nnx.Param(start)
         self.blocks = mixer_blocks(c.mixing, c.tokens, d, c.mlp_dim, c.dropout, block_keys)
 
-    def __call__(self, x_BTD: Array, call: Call) -> Array:
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T + 1, D) with a CLS, first, or (B, T, D)."""
         if self.cls is not None:
             x_BTD = layers.prepend(self.cls[...], x_BTD)
         if self.position is not None and not self.rope:
             x_BTD = layers.add_positions(x_BTD, self.position[...])
-        x_BTD = layers.dropout(x_BTD, self.rate, call, layers.EMBEDDING)
+        x_BTD = layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
         for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, call, i)
+            x_BTD = block(x_BTD, context, i)
         return x_BTD
 
 
@@ -217,10 +217,10 @@ class ViX(Network):
         }
 
     def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, call: Call
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
-        x_BTD = bound["encoder"](bound["patches"](images_BHWC), call)
+        x_BTD = bound["encoder"](bound["patches"](images_BHWC), context)
         return bound["head"](x_BTD), bound.stats()
 
 
