@@ -1,7 +1,7 @@
 """HSViT-C4A8: 4 convolution blocks, 8 attention blocks in each of 16 groups.
 
 6,873,354 parameters at 32 px and 10 classes, 6,885,704 at 64 px and 200
-(HSViT paper, table 2). Accuracy, time and hardware of our own runs: the table in README.md.
+(HSViT paper, table 2). Accuracy, time and hardware of our own runs: docs/results.md.
 
 The recipe `paper` (section 4.1): AdamW 1e-3, decay 0.01, cosine, 300 epochs. From the authors'
 configurations, as the paper is silent: decay on every parameter, batch 512, a cosine that moves
