@@ -67,7 +67,7 @@ def test_a_new_classifier_is_the_only_fresh_part():
         fresh = jax.jit(new.init)(KEY)[0]["head"]["linear"]
         jax.tree.map(np.testing.assert_array_equal, made.params["head"]["linear"], fresh)
         assert made.fresh == ("params.head.linear.bias", "params.head.linear.kernel")
-        assert "head.linear.kernel" in made.said[0]
+        assert "head.linear.kernel" in made.notes[0]
 
 
 def test_the_background_class_is_left_out():

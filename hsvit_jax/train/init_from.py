@@ -80,7 +80,7 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     params, stats = made.params, made.stats
     total = len(jax.tree.leaves((params, stats)))
     loaded = f"{total - len(made.fresh)} of {total} tensors are from {source}"
-    return Start(params, stats, (loaded, *made.said))
+    return Start(params, stats, (loaded, *made.notes))
 
 
 class Stored(NamedTuple):
@@ -179,8 +179,8 @@ def _backbone(
     for kind, tree in adapt.nested(fresh).items():
         trees[kind] |= tree
     parts = sorted({path[1] for path in fresh})
-    said = (*made.said, f"fresh: {', '.join(parts)}")
-    return adapt.Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), said)
+    notes = (*made.notes, f"fresh: {', '.join(parts)}")
+    return adapt.Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), notes)
 
 
 def _check_frozen(fresh: tuple[str, ...], model: Any) -> None:

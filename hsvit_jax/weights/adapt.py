@@ -1,11 +1,11 @@
-"""A trained network's weights for other classes, image channels or another image size.
+"""Adapts trained weights to other classes, image channels or another image size.
 
-Only what is asked for is done, and it is said. Classifier: fresh, or without the first class, which
-some networks keep for the background. First convolution or patches: each new channel gets an equal
-share of the sum of the old channels' kernels, so that a grey picture gives the same map, whether it
-is seen as one channel or three. Positions: interpolated over the grid of patches by Keys' cubic
-kernel, a CLS's kept; the weights of an HSViT's projection, a picture of the map, likewise, and
-scaled to its new area.
+Only the settings that ask for it change a leaf, and each change is noted. Classifier: fresh, or
+without the first class, which some networks keep for the background. First convolution or patches:
+each new channel gets an equal share of the sum of the old channels' kernels, so that a grey picture
+gives the same map, whether it is seen as one channel or three. Positions: interpolated over the
+grid of patches by Keys' cubic kernel, a CLS's kept; the weights of an HSViT's projection, a picture
+of the map, likewise, and scaled to its new area.
 """
 
 import math
@@ -14,20 +14,30 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from hsvit_jax.models.network import Network
 
 Array = jax.Array
-Leaves = dict[tuple[str, ...], Any]
+Path = tuple[str, ...]
+Leaves = dict[Path, Any]
 
 
 class Refitted(NamedTuple):
-    """The trees for the new sizes, names of the leaves that are `fresh`, and what was done."""
+    """Trees of NumPy arrays for the new sizes, the names of their fresh leaves, and log lines."""
 
     params: dict
     stats: dict
     fresh: tuple[str, ...]
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+#: Size → the setting for it, and for messages: a label, the mode that adapts to it and its effect.
+_SIZES = {
+    "image_size": ("positions", "images of", "resize", "resizes its positions"),
+    "image_channels": ("stem", "image channels:", "refit", "refits its first kernels"),
+    "num_classes": ("classifier", "classes:", "new", "starts with a fresh classifier"),
+}
 
 
 def refit(
@@ -38,56 +48,54 @@ def refit(
     how: Mapping[str, str],
     key: Array,
 ) -> Refitted:
-    """The (params, stats) of `old` as those of `new`, a network of the same architecture.
+    """Adapts the weights of `old` to `new`, a network of the same architecture.
 
-    how: 'classifier' ('keep', 'new', 'drop_first'), 'stem' ('keep', 'refit'), 'positions' ('keep',
-    'resize'). key draws what is fresh. Returns NumPy arrays. Raises ValueError, naming the setting
-    that would do it, for a difference that is not asked for, and for one that cannot be made up.
+    Args:
+        params: parameters of `old`.
+        stats: batch statistics of `old`.
+        old: the network whose weights they are.
+        new: the network to adapt them to.
+        how: 'classifier' ('keep', 'new', 'drop_first'), 'stem' ('keep', 'refit'), 'positions'
+            ('keep', 'resize').
+        key: draws fresh leaves.
+
+    Raises:
+        ValueError: a difference that no setting allows, or that cannot be adapted; names the
+            setting that would allow it.
     """
-    leaves = _flat({"params": params, "stats": stats})
-    said = []
-    now = old
-    sizes = {"image_size": "positions", "image_channels": "stem", "num_classes": "classifier"}
+    leaves = traverse_util.flatten_dict({"params": params, "stats": stats})
     fresh: Leaves = {}
-    for name, setting in sizes.items():
-        size, mode = getattr(new.config, name), how[setting]
-        after = now.resized(**{name: size})
-        if getattr(now.config, name) != size:
-            wanted = _changed(now, after)
-        elif mode == "new":
-            wanted = _changed(now.resized(num_classes=size + 1), after)
-        else:
-            continue
-        if mode == "new":
-            fresh = drawn(after, wanted.__contains__, key)
+    notes = []
+    network = old
+    for name, (setting, *_) in _SIZES.items():
+        mode = how[setting]
+        before, after = (getattr(net.config, name) for net in (network, new))
+        resized = network.resized(**{name: after})
+        if mode == "new":  # other classes, even if they are as many
+            other = network if before != after else network.resized(num_classes=after + 1)
+            fresh = drawn(resized, _changed(other, resized).__contains__, key)
             leaves |= fresh
-            said.append(f"fresh for {size} classes: {_names(fresh)}")
-        elif wanted:
-            change = _CHANGES.get(mode)
-            if change is None:
-                raise ValueError(_refusal(name, setting, getattr(now.config, name), size))
-            for path, shape in wanted.items():
-                leaves[path] = change(path, np.asarray(leaves[path]), shape, now, after)
-            said.append(f"{_DONE[mode]} {_figures(size)}: {_names(wanted)}")
-        now = after
+            notes.append(f"fresh for {after} classes: {_names(fresh)}")
+        elif before != after and (shapes := _changed(network, resized)):
+            if mode not in _CHANGES:
+                raise ValueError(_refusal(name, before, after))
+            change, label = _CHANGES[mode]
+            for path, shape in shapes.items():
+                leaves[path] = change(path, np.asarray(leaves[path]), shape, network, resized)
+            notes.append(f"{label} {_figures(after)}: {_names(shapes)}")
+        network = resized
     tree = nested(leaves)
-    names = tuple(".".join(path) for path in fresh)
-    return Refitted(tree.get("params", {}), tree.get("stats", {}), names, tuple(said))
+    names = tuple(map(".".join, fresh))
+    return Refitted(tree.get("params", {}), tree.get("stats", {}), names, tuple(notes))
 
 
-def _refusal(name: str, setting: str, there: Any, wanted: Any) -> str:
-    what = {
-        "image_size": ("images of", "resizes its positions", "resize"),
-        "image_channels": ("image channels:", "refits its first kernels", "refit"),
-        "num_classes": ("classes:", "starts with a fresh classifier", "new"),
-    }
-    label, does, mode = what[name]
-    extra = ""
-    if name == "num_classes" and there == wanted + 1:
+def _refusal(name: str, before: Any, after: Any) -> str:
+    (setting, label, mode, effect), extra = _SIZES[name], ""
+    if name == "num_classes" and before == after + 1:
         extra = ", and init.classifier=drop_first leaves out the first class (the background)"
     return (
-        f"{label} it has {_figures(there)}, this configuration {_figures(wanted)}; "
-        f"init.{setting}={mode} {does}{extra}"
+        f"{label} it has {_figures(before)}, this configuration {_figures(after)}; "
+        f"init.{setting}={mode} {effect}{extra}"
     )
 
 
@@ -99,11 +107,11 @@ def _names(leaves: Leaves) -> str:
     return ", ".join(".".join(path[1:]) for path in leaves)
 
 
-# --- What is done to a leaf ----------------------------------------------------------------------
+# --- Changes of a leaf ---------------------------------------------------------------------------
 
 
-def _one_axis(path: tuple[str, ...], x: np.ndarray, shape: tuple[int, ...]) -> int:
-    """The only axis along which a leaf must change."""
+def _one_axis(path: Path, x: np.ndarray, shape: tuple[int, ...]) -> int:
+    """The one axis along which a leaf must change."""
     axes = [i for i, (a, b) in enumerate(zip(x.shape, shape, strict=True)) if a != b]
     if len(axes) != 1:
         raise ValueError(
@@ -114,7 +122,7 @@ def _one_axis(path: tuple[str, ...], x: np.ndarray, shape: tuple[int, ...]) -> i
 
 
 def _without_first(
-    path: tuple[str, ...], x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
+    path: Path, x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
 ) -> np.ndarray:
     axis = _one_axis(path, x, shape)
     if x.shape[axis] != shape[axis] + 1:
@@ -126,9 +134,9 @@ def _without_first(
 
 
 def _other_channels(
-    path: tuple[str, ...], x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
+    path: Path, x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
 ) -> np.ndarray:
-    """Channels are the last of what an axis runs over: a patch's pixels, or channels alone."""
+    """Refits an axis that runs over a patch's pixels and then channels, or over channels alone."""
     axis = _one_axis(path, x, shape)
     before, after = old.config.image_channels, new.config.image_channels
     pixels = x.shape[axis] // before
@@ -143,7 +151,7 @@ def _other_channels(
 
 
 def _resized(
-    path: tuple[str, ...], x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
+    path: Path, x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
 ) -> np.ndarray:
     axis = _one_axis(path, x, shape)
     grids = old.grid(x.shape[axis]), new.grid(shape[axis])
@@ -155,40 +163,29 @@ def _resized(
     (before, *from_grid), (_, *to_grid) = grids
     flat = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
     places = flat[before:].reshape(*from_grid, -1)
-    made = jax.image.resize(places, (*to_grid, flat.shape[1]), "cubic", antialias=False)
-    made = np.asarray(made).reshape(math.prod(to_grid), -1)
+    resized = jax.image.resize(places, (*to_grid, flat.shape[1]), "cubic", antialias=False)
+    resized = np.asarray(resized).reshape(math.prod(to_grid), -1)
     if path[-1] == "kernel":  # a sum over places, which are more or fewer now
-        made = made * np.float32(math.prod(from_grid) / math.prod(to_grid))
-    whole = np.concatenate([flat[:before], made])
+        resized = resized * np.float32(math.prod(from_grid) / math.prod(to_grid))
+    rows = np.concatenate([flat[:before], resized])
     rest = x.shape[:axis] + x.shape[axis + 1 :]
-    return np.moveaxis(whole.reshape(shape[axis], *rest), 0, axis)
+    return np.moveaxis(rows.reshape(shape[axis], *rest), 0, axis)
 
 
-_CHANGES = {"drop_first": _without_first, "refit": _other_channels, "resize": _resized}
-_DONE = {
-    "drop_first": "the first class left out, for",
-    "refit": "refitted to image channels",
-    "resize": "resized for images of",
+#: Mode → the change, and the words that note it.
+_CHANGES = {
+    "drop_first": (_without_first, "the first class left out, for"),
+    "refit": (_other_channels, "refitted to image channels"),
+    "resize": (_resized, "resized for images of"),
 }
 
 
 # --- Trees ---------------------------------------------------------------------------------------
 
 
-def _flat(tree: Any) -> Leaves:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {tuple(str(k.key) for k in path): leaf for path, leaf in leaves}
-
-
 def nested(leaves: Leaves) -> dict:
-    """Leaves by path as nested dicts of NumPy arrays."""
-    tree: dict = {}
-    for path, leaf in leaves.items():
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = np.asarray(leaf)
-    return tree
+    """Nests leaves by path as dicts of NumPy arrays."""
+    return traverse_util.unflatten_dict({path: np.asarray(x) for path, x in leaves.items()})
 
 
 def _trees(network: Network, key: Array) -> dict:
@@ -196,13 +193,13 @@ def _trees(network: Network, key: Array) -> dict:
     return {"params": params, "stats": stats}
 
 
-def _shapes(network: Network) -> dict[tuple[str, ...], tuple[int, ...]]:
+def _shapes(network: Network) -> dict[Path, tuple[int, ...]]:
     trees = jax.eval_shape(lambda: _trees(network, jax.random.key(0)))
-    return {path: leaf.shape for path, leaf in _flat(trees).items()}
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(trees).items()}
 
 
-def _changed(old: Network, new: Network) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Shapes in `new` of the leaves that have others in `old`."""
+def _changed(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
+    """Shapes in `new` of the leaves that have other shapes in `old`."""
     before, after = _shapes(old), _shapes(new)
     if before.keys() != after.keys():
         names = {".".join(path[1:]) for path in before.keys() ^ after.keys()}
@@ -210,12 +207,12 @@ def _changed(old: Network, new: Network) -> dict[tuple[str, ...], tuple[int, ...
     return {path: shape for path, shape in after.items() if shape != before[path]}
 
 
-def drawn(network: Network, wanted: Callable[[tuple[str, ...]], bool], key: Array) -> Leaves:
-    """Some leaves of a fresh network, by their paths; the others are not even computed."""
-    order = [path for path in _flat(jax.eval_shape(lambda: _trees(network, key))) if wanted(path)]
+def drawn(network: Network, wanted: Callable[[Path], bool], key: Array) -> Leaves:
+    """Draws the wanted leaves of a fresh network, by path; the others are not even computed."""
+    order = [path for path in _shapes(network) if wanted(path)]
 
     def draw(key: Array) -> list[Array]:
-        fresh = _flat(_trees(network, key))
+        fresh = traverse_util.flatten_dict(_trees(network, key))
         return [fresh[path] for path in order]
 
     return dict(zip(order, map(np.asarray, jax.jit(draw)(key)), strict=True))

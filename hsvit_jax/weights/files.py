@@ -1,6 +1,6 @@
-"""Weights from files of other libraries, read without running anything that is in them.
+"""Weight files of other libraries, read without running code in them.
 
-`.npz`, `.safetensors`, and `.ckpt`/`.pt`/`.pth` where PyTorch is installed, by its own restricted
+`.npz`, `.safetensors`, and `.ckpt`/`.pt`/`.pth` where PyTorch is installed, by its restricted
 reader (`weights_only=True`).
 """
 
@@ -19,11 +19,11 @@ _NUMBERS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
 _NUMBERS |= {"F16", "BF16", "F32", "F64"}
 # Bytes that any archive may unpack to, and how many times its own size beyond that.
 _PLAUSIBLE, _DENSEST = 1 << 31, 100
-#: How PyTorch's files start, which are pickles or zip archives of one.
-_OF_PICKLES = {b"PK": "a zip archive (as PyTorch writes them)"} | {
+#: First bytes of PyTorch's files, which are pickles or zip archives of one.
+_PICKLES = {b"PK": "a zip archive (as PyTorch writes them)"} | {
     bytes([0x80, n]): "a Python pickle" for n in range(2, 6)
 }
-#: What the readers of damaged or foreign files raise; each becomes one ValueError naming the file.
+#: Errors of the readers for damaged or foreign files; each becomes a ValueError naming the file.
 _UNREADABLE = (
     *(OSError, ValueError, EOFError, MemoryError, KeyError, SyntaxError, TypeError),
     *(NotImplementedError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error),
@@ -32,14 +32,15 @@ _UNREADABLE = (
 
 
 def is_weights(path: Path) -> bool:
-    """Whether the suffix is one of a file of weights."""
+    """Whether the suffix is that of a weight file."""
     return path.suffix.lower() in _SUFFIXES
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """All tensors of the file, and what its `config` JSON says ({} without one).
+    """Reads all tensors of a weight file, and its `config` JSON ({} without one).
 
-    Raises ValueError naming the file where it is missing, cut short, or not what its name says.
+    Raises:
+        ValueError: the file is missing, cut short, or of another format than its suffix says.
     """
     if not path.is_file():
         raise ValueError(f"{path} is not a file")
@@ -62,9 +63,9 @@ def _unreadable(path: Path, kind: str, error: Exception) -> ValueError:
     if path.is_file():
         with path.open("rb") as file:
             first = file.read(2)
-    if kind == ".safetensors" and first in _OF_PICKLES:
+    if kind == ".safetensors" and first in _PICKLES:
         return ValueError(
-            f"{path} is not a whole {kind} file but {_OF_PICKLES[first]} under that name. Nothing "
+            f"{path} is not a whole {kind} file but {_PICKLES[first]} under that name. Nothing "
             "in it was read, for it can hold code: save its weights with "
             "safetensors.torch.save_file where you trust it"
         )
@@ -80,8 +81,8 @@ def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], str]:
             size = sum(info.file_size for info in archive.zip.infolist())
             if size > max(_PLAUSIBLE, _DENSEST * path.stat().st_size):
                 raise ValueError(f"it would unpack to {size:,} bytes")
-            wanted = [k for k in archive.files if not k.startswith(("grad/", "after/"))]
-            tensors = {k: archive[k] for k in wanted}
+            names = [k for k in archive.files if not k.startswith(("grad/", "after/"))]
+            tensors = {k: archive[k] for k in names}
             if not all(isinstance(v, np.ndarray) for v in tensors.values()):
                 raise ValueError("an entry is not an array")
             text = tensors.pop("config", np.array("")).item()
@@ -96,14 +97,14 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
     try:
         with safetensors.safe_open(path, "numpy") as file:
             names = list(file.keys())
-            strange = sorted({file.get_slice(name).get_dtype() for name in names} - _NUMBERS)
-            tensors = {} if strange else {name: np.array(file.get_tensor(name)) for name in names}
+            foreign = sorted({file.get_slice(name).get_dtype() for name in names} - _NUMBERS)
+            tensors = {} if foreign else {name: np.array(file.get_tensor(name)) for name in names}
             text = (file.metadata() or {}).get("config", "")
     except (*_UNREADABLE, safetensors.SafetensorError) as error:
-        raise _unreadable(path, ".safetensors", error) from None
-    if strange:
+        raise _foreign(path, ".safetensors", error) from None
+    if foreign:
         raise ValueError(
-            f"{path} holds tensors of type {', '.join(strange)}, which cannot be read here: save "
+            f"{path} holds tensors of type {', '.join(foreign)}, which cannot be read here: save "
             "its weights as F32, F16 or BF16"
         )
     return tensors, text

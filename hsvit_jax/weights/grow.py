@@ -1,7 +1,7 @@
-"""A trained network made larger: more towers, or more channels and groups, the same answers.
+"""Grows a trained network: more towers, or more channels and groups, with the same logits.
 
 New groups start without a vote (see `model.votes`), and kernels from new channels to old ones at
-zero, so the larger network computes what the smaller one does until training moves it.
+zero, so the larger network computes the same function until it is trained.
 """
 
 import dataclasses
@@ -16,21 +16,13 @@ Array = jax.Array
 
 #: Sizes that growth leaves as they are.
 _FIXED = (
-    "image_size",
-    "image_channels",
-    "num_classes",
-    "conv_kernels",
-    "pool_strides",
-    "depth",
-    "embed_dim",
-    "heads",
-    "separable",
-    "tiles",
+    *("image_size", "image_channels", "num_classes", "conv_kernels", "pool_strides"),
+    *("depth", "embed_dim", "heads", "separable", "tiles"),
 )
 
 
 def misfits(old: Any, new: Any) -> list[str]:
-    """Why a network of sizes `new` cannot be grown from one of sizes `old`, a line for each reason.
+    """Lists the reasons why a network of config `new` cannot be grown from one of config `old`.
 
     Towers: any number more, each of the same size. One tower: no fewer channels in each block, and
     as many tokens in a group as before. More groups need learned votes.
@@ -71,7 +63,7 @@ def misfits(old: Any, new: Any) -> list[str]:
 
 
 def _other_settings(old: Any, new: Any) -> list[str]:
-    """Differences for which a network cannot grow into another; rates of dropping may differ."""
+    """Lists the settings of a network of any family that differ; dropout rates may."""
     if type(old) is not type(new):
         return [f"sizes: checkpoint {old}, config {new}"]
     return [
@@ -92,12 +84,18 @@ def check(old: Any, new: Any) -> None:
 
 
 def grow(params: dict, stats: dict, old: Any, new: Any, key: Array) -> tuple[dict, dict]:
-    """The (params, stats) of `old`, a network, as ones of `new`, whose answers are the same.
+    """Grows the weights of the network `old` to `new`, which then computes the same logits.
 
-    key draws what is new. Where the sizes are equal nothing is. Returns NumPy arrays. Raises
-    ValueError with every difference when `new` is not a larger `old`; see `misfits`.
+    Args:
+        params: parameters of `old`.
+        stats: batch statistics of `old`.
+        old: the smaller network.
+        new: the larger network, for which `check` must pass.
+        key: draws the leaves that `old` does not have.
+
+    Returns:
+        (params, stats) of `new`, NumPy arrays.
     """
-    check(old.config, new.config)
     fresh_params, fresh_stats = jax.tree.map(np.asarray, jax.jit(new.init)(key))
     if getattr(new.config, "votes", "equal") == "learned":
         params = _with_votes(params, old.config)
@@ -112,7 +110,7 @@ def _groups(params: dict) -> dict:
 
 
 def _with_votes(params: dict, old: HSViTConfig) -> dict:
-    """Equal votes as learned ones: 1/groups each."""
+    """Writes equal votes as learned ones: 1/groups each."""
     if old.votes == "learned":
         return params
     groups = _groups(params)
@@ -124,20 +122,20 @@ def _with_votes(params: dict, old: HSViTConfig) -> dict:
 
 
 def _as_tower(tree: dict) -> dict:
-    """A reference network's tree as that of a network with one tower."""
+    """Nests the tree of a network without towers as that of a network with one."""
     inside = {part: tree[part] for part in ("trunk", "groups") if part in tree}
     outside = {part: tree[part] for part in tree if part not in inside}
     return {**outside, "towers": jax.tree.map(lambda x: np.asarray(x)[None], inside)}
 
 
 def _placed(fresh: dict, old: dict) -> dict:
-    """Each old array in the first corner of the new one."""
+    """Places each old array in the first corner of the new one."""
 
-    def place(path: tuple[Any, ...], new: np.ndarray, was: Any) -> np.ndarray:
-        new, was = np.array(new), np.asarray(was)
-        if "kernels" in {k.key for k in path}:  # what is old does not see what is new
-            new[..., was.shape[-2] :, : was.shape[-1]] = 0
-        new[tuple(slice(n) for n in was.shape)] = was
+    def place(path: tuple[Any, ...], new: np.ndarray, old: Any) -> np.ndarray:
+        new, old = np.array(new), np.asarray(old)
+        if "kernels" in {k.key for k in path}:  # old channels must not depend on new ones
+            new[..., old.shape[-2] :, : old.shape[-1]] = 0
+        new[tuple(slice(n) for n in old.shape)] = old
         return new
 
     return jax.tree_util.tree_map_with_path(place, fresh, old)
