@@ -101,7 +101,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
             tensors = {} if foreign else {name: np.array(file.get_tensor(name)) for name in names}
             text = (file.metadata() or {}).get("config", "")
     except (*_UNREADABLE, safetensors.SafetensorError) as error:
-        raise _foreign(path, ".safetensors", error) from None
+        raise _unreadable(path, ".safetensors", error) from None
     if foreign:
         raise ValueError(
             f"{path} holds tensors of type {', '.join(foreign)}, which cannot be read here: save "
