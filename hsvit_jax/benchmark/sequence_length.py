@@ -26,7 +26,7 @@ from hsvit_jax.models.vix import mixer_config, vix  # noqa: E402
 
 USAGE = """usage: python -m hsvit_jax.benchmark.sequence_length [--tokens=256,...] [--mixers=...]
 
-  python -m hsvit_jax.benchmark.sequence_length --batch=64 --out=benchmarks/sequence
+  python -m hsvit_jax.benchmark.sequence_length --batch=64 --out=docs/benchmarks/sequence
 Prints a table, and writes it as CSV with a plot. All flags: --help"""
 
 _LENGTHS = ["256", "512", "1024", "2048", "4096"]
