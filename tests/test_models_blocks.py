@@ -26,19 +26,19 @@ def test_patches_are_read_row_by_row_channel_last():
 
 @pytest.mark.parametrize(("init", "std", "cut"), [("torch", 40**-0.5 / 3**0.5, 40**-0.5)])
 def test_uniform_start(init, std, cut):
-    kernel = layers.start_kernel(jax.random.key(0), (40, 300), 40, init)
+    kernel = layers.init_kernel(jax.random.key(0), (40, 300), 40, init)
     assert np.std(kernel) == pytest.approx(std, rel=0.03)
     assert 0.99 * cut < np.abs(kernel).max() <= cut
-    bias = layers.start_bias(jax.random.key(0), 300, 40, init)
+    bias = layers.init_bias(jax.random.key(0), 300, 40, init)
     assert 0.95 * cut < np.abs(bias).max() <= cut
 
 
 @pytest.mark.parametrize(("init", "std"), [("normal", 0.02), ("kaiming", (2 / 40) ** 0.5)])
 def test_normal_start(init, std):
-    kernel = layers.start_kernel(jax.random.key(0), (40, 300), 40, init)
+    kernel = layers.init_kernel(jax.random.key(0), (40, 300), 40, init)
     assert np.std(kernel) == pytest.approx(std, rel=0.03)
     assert np.abs(kernel).max() > 3 * std  # not cut off
-    assert not np.any(layers.start_bias(jax.random.key(0), 300, 40, init))
+    assert not np.any(layers.init_bias(jax.random.key(0), 300, 40, init))
 
 
 def test_dropout_is_a_function_of_key_example_and_place():

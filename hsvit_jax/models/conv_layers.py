@@ -7,7 +7,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.layers import over_last, start_bias, start_kernel
+from hsvit_jax.models.layers import init_bias, init_kernel, over_last
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.ops import conv
 from hsvit_jax.ops.activations import activation as by_name
@@ -92,7 +92,7 @@ class Conv(nnx.Module):
     """Convolution; kernel (size, size, c_in/groups, c_out).
 
     padding: see `Padding`; symmetric, size//2·dilation, when left out. init: as
-    `blocks.start_kernel`, or 'kaiming_out', N(0, 2/(size²·c_out)).
+    `layers.init_kernel`, or 'kaiming_out', N(0, 2/(size²·c_out)).
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Conv(nnx.Module):
             fan, init = size * size * c_out, "kaiming"
         else:
             fan = fan_in
-        self.kernel = nnx.Param(start_kernel(k_key, shape, fan, init))
-        self.bias = nnx.Param(start_bias(b_key, c_out, fan_in, init)) if bias else None
+        self.kernel = nnx.Param(init_kernel(k_key, shape, fan, init))
+        self.bias = nnx.Param(init_bias(b_key, c_out, fan_in, init)) if bias else None
 
     def __call__(self, x_BHWC: Array) -> Array:
         """(B, H, W, c_in) → (B, H', W', c_out), see `size_out`; ⌈H/stride⌉ for an odd size."""

@@ -1,13 +1,13 @@
 """Layers that the families are composed of: linear, normalisation, attention, block, head.
 
-Legend of dimensions, here and in every model: B batch, H/W image rows and columns, C channels,
-G attention groups, T tokens of a group (CLS included), D embedding, N heads, K classes.
-A name carries its shape: `z_GBTD`.
+Dimensions, here and in every model: B batch, H and W image rows and columns, C channels, G
+attention groups, T tokens of a group (CLS included), S keys, D embedding, N heads, E width of a
+head, K classes. A name carries its shape: `z_GBTD`.
 
-Two kinds of thing go between a normalisation and a residual sum, mixers (tokens meet) and
-feed-forwards (tokens stay apart); both are called as `(tokens_BTD, context, stream)`. A mask is a
-function of (the step's key, example, stream) alone: `stream` numbers the places where something is
-dropped. A mixer may use stream … stream + 3; `Block` gives every place of every block its own.
+A residual branch is a mixer (tokens attend to each other) or a feed-forward (each token alone);
+both are called as `(x_BTD, context, stream)`. A dropout mask is a function of (the step's key,
+example, stream) alone, where the stream numbers the dropout layers of a network: a branch may use
+stream … stream + 3, and `Block` gives each branch of each block its own.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ STREAMS_PER_BLOCK = 16
 
 
 class TokenMap(Protocol):
-    """A mixer or a feed-forward."""
+    """The call of a mixer or a feed-forward."""
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D); stream … stream + 3 key its masks."""
@@ -48,9 +48,10 @@ def uniform(key: Array, shape: Sequence[int], bound: float) -> Array:
 
 
 def torch_linear(key: Array, groups: tuple[int, ...], fan_in: int, fan_out: int) -> dict:
-    """A linear layer as PyTorch starts it: weight and bias uniform in ±1/√fan_in.
+    """A linear layer with PyTorch's initialisation: weight and bias uniform in ±1/√fan_in.
 
-    Returns float32 parameters `kernel` (*groups, fan_in, fan_out) and `bias` (*groups, fan_out).
+    Returns:
+        Float32 parameters `kernel` (*groups, fan_in, fan_out) and `bias` (*groups, fan_out).
     """
     k_key, b_key = jax.random.split(key)
     bound = fan_in**-0.5
@@ -60,11 +61,15 @@ def torch_linear(key: Array, groups: tuple[int, ...], fan_in: int, fan_out: int)
     }
 
 
-def start_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> Array:
-    """Fresh float32 weights.
+def init_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> Array:
+    """Initial float32 weights of this shape.
 
-    init: 'torch', uniform in ±1/√fan_in; 'normal', N(0, 0.02²), not cut off (the reference's
-    truncated normal cuts at ±2, a hundred standard deviations); 'kaiming', N(0, 2/fan_in).
+    Args:
+        key: a jax key.
+        shape: of the kernel.
+        fan_in: inputs of one output.
+        init: 'torch', uniform in ±1/√fan_in; 'normal', N(0, 0.02²) without truncation (the
+            reference truncates at ±2, a hundred standard deviations); 'kaiming', N(0, 2/fan_in).
     """
     if init == "torch":
         return uniform(key, shape, fan_in**-0.5)
@@ -72,13 +77,13 @@ def start_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> 
     return std * jax.random.normal(key, shape)
 
 
-def start_bias(key: Array, features: int, fan_in: int, init: str) -> Array:
-    """Fresh float32 biases: uniform in ±1/√fan_in for 'torch', else zero."""
+def init_bias(key: Array, features: int, fan_in: int, init: str) -> Array:
+    """Initial float32 biases: uniform in ±1/√fan_in for 'torch', else zero."""
     return uniform(key, (features,), fan_in**-0.5) if init == "torch" else jnp.zeros(features)
 
 
 def over_last(vector: Array, like: Array) -> Array:
-    """A (C,) parameter in the dtype and rank of `like`, to be combined with its last axis."""
+    """A (C,) parameter in the dtype and rank of `like`, to broadcast over its last axis."""
     return vector.astype(like.dtype).reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
@@ -89,8 +94,8 @@ class Linear(nnx.Module):
         self, fan_in: int, fan_out: int, key: Array, *, bias: bool = True, init: str = "torch"
     ) -> None:
         k_key, b_key = jax.random.split(key)
-        self.kernel = nnx.Param(start_kernel(k_key, (fan_in, fan_out), fan_in, init))
-        self.bias = nnx.Param(start_bias(b_key, fan_out, fan_in, init)) if bias else None
+        self.kernel = nnx.Param(init_kernel(k_key, (fan_in, fan_out), fan_in, init))
+        self.bias = nnx.Param(init_bias(b_key, fan_out, fan_in, init)) if bias else None
 
     def __call__(self, x: Array) -> Array:
         """(…, fan_in) → (…, fan_out), in x's dtype."""
@@ -101,10 +106,9 @@ class Linear(nnx.Module):
 class BatchNorm(nnx.Module):
     """Batch normalisation over all axes but the last, with PyTorch's running statistics.
 
-    momentum, in Flax's sense: the part of the old statistics that stays; PyTorch's is 1 − momentum.
-    Normalises by the biased variance of the batch and, as PyTorch does, keeps the unbiased one for
-    inference. `batch_axes` names mesh axes over which the batch is split by hand; the moments are
-    then averaged over them.
+    Normalises by the batch's biased variance; the running variance is the unbiased one. `momentum`
+    is Flax's, the weight of the old statistics (PyTorch's is 1 − momentum). Over `batch_axes`, mesh
+    axes over which the batch is split by hand, the moments are averaged.
     """
 
     def __init__(self, features: int, *, eps: float = 1e-5, momentum: float = 0.9) -> None:
@@ -126,9 +130,19 @@ class BatchNorm(nnx.Module):
         batch_axes: tuple[str, ...] = (),
         moments: tuple[Array, ...] = (),
     ) -> tuple[Array, Array]:
-        """The (factor, shift), each (C,), that normalise x, for `scale_shift`; else as a call.
+        """The normalisation as an affine map, and in training the update of running statistics.
 
-        moments: where they are known already, the mean and variance of equal parts of x, (S, C).
+        Args:
+            x: (…, C).
+            train: normalise by the moments of x, not by the running statistics.
+            batch_axes: see the class.
+            moments: mean and variance of S equal parts of x, each (S, C), where already computed.
+
+        Returns:
+            (factor, shift), each (C,), for `normalise.scale_shift`.
+
+        Raises:
+            ValueError: training has a single value per channel.
         """
         dtype = normalise.moments_dtype(x)
         if train:
@@ -146,17 +160,17 @@ class BatchNorm(nnx.Module):
                 var = (moments[1] + jnp.square(moments[0] - mean[None])).mean(0)
             else:
 
-                def spread(x: Array, mean: Array) -> Array:
+                def variance(x: Array, mean: Array) -> Array:
                     centred = x.astype(dtype) - normalise.last_axis(mean, x.ndim)
                     return jnp.square(centred).mean(axes)
 
-                var = remat.recomputed(spread, x, mean)
+                var = remat.recomputed(variance, x, mean)
             if batch_axes:
                 var = lax.pmean(var, batch_axes)
             unbiased = var * (count / (count - 1))
-            for kept, new in ((self.mean, mean), (self.var, unbiased)):
-                fresh = (1 - self.momentum) * new.astype(kept.dtype)
-                kept[...] = self.momentum * kept[...] + fresh
+            for running, batch in ((self.mean, mean), (self.var, unbiased)):
+                update = (1 - self.momentum) * batch.astype(running.dtype)
+                running[...] = self.momentum * running[...] + update
         else:
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
         factor = self.scale[...].astype(dtype) * lax.rsqrt(var + self.eps)
@@ -177,37 +191,39 @@ class LayerNorm(nnx.Module):
         return remat.recomputed(lambda x: normalise.layer_norm(x, scale, bias, self.eps), x)
 
 
-# --- What is dropped -----------------------------------------------------------------------------
+# --- Dropout -------------------------------------------------------------------------------------
 
 
-def _keyed(shape: tuple[int, ...], rate: float, context: ForwardContext, stream: int) -> Array:
-    """Dropout's factors; axis 0 of `shape` is the batch."""
+def _dropout_scale(
+    shape: tuple[int, ...], rate: float, context: ForwardContext, stream: int
+) -> Array:
+    """The factors of inverted dropout; axis 0 of `shape` is the batch."""
     ids = context.example_ids_B.reshape((-1,) + (1,) * (len(shape) - 1))
     return dropout_scale((*context.key_words, stream, ids), shape, rate)
 
 
 def dropout(x: Array, rate: float, context: ForwardContext, stream: int) -> Array:
-    """Inverted dropout of single values; axis 0 is the batch. Nothing is dropped without a key."""
+    """Inverted dropout of single values; axis 0 is the batch. The identity without key words."""
     if not rate or context.key_words is None:
         return x
-    return x * _keyed(x.shape, rate, context, stream).astype(x.dtype)
+    return x * _dropout_scale(x.shape, rate, context, stream).astype(x.dtype)
 
 
 def drop_path(x: Array, rate: float, context: ForwardContext, stream: int) -> Array:
-    """Stochastic depth: an example's whole branch is dropped, or scaled by 1/(1 − rate)."""
+    """Stochastic depth: drops an example's whole branch, or scales it by 1/(1 − rate)."""
     if not rate or context.key_words is None:
         return x
     shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    return x * _keyed(shape, rate, context, stream).astype(x.dtype)
+    return x * _dropout_scale(shape, rate, context, stream).astype(x.dtype)
 
 
 # --- From images to tokens -----------------------------------------------------------------------
 
 
 class PatchEmbedding(nnx.Module):
-    """Non-overlapping patches, each one linear map of its pixels (row, column, channel).
+    """A linear map of each non-overlapping patch's pixels (row, column, channel).
 
-    The same as a convolution of the patch's size and stride, its kernel (patch·patch·C, D) flat.
+    Equal to a convolution of the patch's size and stride, with its kernel flat, (patch·patch·C, D).
     """
 
     def __init__(
@@ -225,7 +241,7 @@ class PatchEmbedding(nnx.Module):
 
 
 def check_patches(image_size: tuple[int, int], patch: int) -> None:
-    """Raises ValueError for an image that the patch does not divide, naming both."""
+    """Raises ValueError for an image that the patch does not divide."""
     rows, columns = image_size
     if patch < 1 or rows % patch or columns % patch:
         raise ValueError(
@@ -235,14 +251,14 @@ def check_patches(image_size: tuple[int, int], patch: int) -> None:
 
 
 def prepend(cls_D: Array, x_BTD: Array) -> Array:
-    """The CLS token before every example's tokens: (B, T + 1, D)."""
+    """Every example's tokens behind the CLS token: (B, T + 1, D)."""
     cls_D = varying.vary_like(cls_D.astype(x_BTD.dtype), x_BTD)
     cls_B1D = jnp.broadcast_to(cls_D[None, None], (x_BTD.shape[0], 1, cls_D.shape[0]))
     return jnp.concatenate([cls_B1D, x_BTD], axis=1)
 
 
 def add_positions(x_BTD: Array, position_TD: Array) -> Array:
-    """Learned positions, the same for every example."""
+    """Adds learned position embeddings."""
     return x_BTD + position_TD.astype(x_BTD.dtype)[None]
 
 
@@ -261,11 +277,18 @@ def merge_heads(x_BNTE: Array) -> Array:
 
 
 class MultiHeadAttention(nnx.Module):
-    """Softmax attention of N heads of width E: q, k, v as thirds of one linear map.
+    """Multi-head softmax attention; queries, keys and values are thirds of one linear map.
 
-    dim_head: E, dim/heads when left out (heads must divide dim then). bias: of queries, keys and
-    values; output_bias: of the last linear map. attention_dropout: of the weights; dropout: of the
-    output.
+    Args:
+        dim: D.
+        heads: N.
+        key: a jax key.
+        dim_head: E; dim/heads when left out.
+        bias: of queries, keys and values.
+        output_bias: of the output projection.
+        dropout: rate, of the output.
+        attention_dropout: rate, of the attention weights.
+        init: see `init_kernel`.
     """
 
     def __init__(
@@ -297,19 +320,17 @@ class MultiHeadAttention(nnx.Module):
     def attend(
         self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, context: ForwardContext, stream: int
     ) -> Array:
-        """What the heads find, (B, N, T, E)."""
+        """Each head's weighted values, (B, N, T, E)."""
         context.call_hook("attention", lambda: attention_weights(q_BNTE[None], k_BNSE[None])[0])
         rate = self.attention_rate if context.key_words is not None else 0.0
-        words = ()
+        counters = ()
         if rate:
-            words = (*context.key_words, stream, context.example_ids_B.reshape(1, -1, 1, 1, 1))
-        return attention(rate, q_BNTE[None], k_BNSE[None], v_BNSE[None], words)[0]
+            counters = (*context.key_words, stream, context.example_ids_B.reshape(1, -1, 1, 1, 1))
+        return attention(rate, q_BNTE[None], k_BNSE[None], v_BNSE[None], counters)[0]
 
     def output(self, o_BNTE: Array, context: ForwardContext, stream: int) -> Array:
-        """Heads side by side, mixed by the last linear map: (B, T, D)."""
-        batch, heads, tokens, width = o_BNTE.shape
-        y_BTD = self.out(o_BNTE.swapaxes(1, 2).reshape(batch, tokens, heads * width))
-        return dropout(y_BTD, self.rate, context, stream + 1)
+        """The output projection of the concatenated heads: (B, T, D)."""
+        return dropout(self.out(merge_heads(o_BNTE)), self.rate, context, stream + 1)
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
@@ -317,9 +338,9 @@ class MultiHeadAttention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """Linear, activation (the exact GELU), dropout, linear, dropout.
+    """Linear, activation (by default the exact GELU), dropout, linear, dropout.
 
-    inner_dropout: False for the second dropout alone.
+    Without inner_dropout there is the second dropout alone.
     """
 
     def __init__(
@@ -365,16 +386,16 @@ class Block(nnx.Module):
         self.norm2, self.feed_forward = LayerNorm(dim, eps), feed_forward
 
     def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        """(B, T, D) → (B, T, D); the index among the blocks gives the streams of its masks."""
         return self.feed(self.mix(x_BTD, context, index), context, index)
 
     def mix(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """The first half."""
+        """The residual branch of the mixer."""
         stream = index * STREAMS_PER_BLOCK
         return self.add(x_BTD, self.mixer(self.norm1(x_BTD), context, stream), context, stream)
 
     def feed(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """The second half."""
+        """The residual branch of the feed-forward."""
         stream = index * STREAMS_PER_BLOCK + STREAMS_PER_BLOCK // 2
         x_BTD = self.add(
             x_BTD, self.feed_forward(self.norm2(x_BTD), context, stream), context, stream
@@ -383,16 +404,16 @@ class Block(nnx.Module):
         return x_BTD
 
     def add(self, x_BTD: Array, y_BTD: Array, context: ForwardContext, stream: int) -> Array:
-        """The residual sum of a half whose mixer or feed-forward was called with `stream`."""
+        """The residual sum with stochastic depth; stream: the branch's."""
         return x_BTD + drop_path(y_BTD, self.rate, context, stream + 4)
 
 
 class TwoHeads(nnx.Module):
-    """Two linear classifiers, averaged: the second is meant for a teacher's labels."""
+    """The average of two linear classifiers, the second distilled from a teacher's labels."""
 
     def __init__(self, width: int, classes: int, key: Array) -> None:
-        own_key, teacher_key = jax.random.split(key)
-        self.own = Linear(width, classes, own_key, init="normal")
+        label_key, teacher_key = jax.random.split(key)
+        self.own = Linear(width, classes, label_key, init="normal")
         self.teacher = Linear(width, classes, teacher_key, init="normal")
 
     def __call__(self, x_BD: Array) -> Array:
@@ -401,19 +422,20 @@ class TwoHeads(nnx.Module):
 
 
 class LayerScales(nnx.Module):
-    """A learned factor for each channel of a block's first and second half, starting from `start`.
+    """LayerScale: a learned factor for each channel of a block's two residual branches.
 
-    Nothing is scaled with start 0.
+    With initial value 0 there are no factors.
     """
 
-    def __init__(self, width: int, start: float) -> None:
-        self.scales = nnx.List(nnx.Param(jnp.full(width, start)) for _ in range(2 if start else 0))
+    def __init__(self, width: int, initial: float) -> None:
+        count = 2 if initial else 0
+        self.scales = nnx.List(nnx.Param(jnp.full(width, initial)) for _ in range(count))
 
-    def __call__(self, half: int, y: Array) -> Array:
-        """(…, C) → (…, C); half: 0 or 1."""
-        return y * over_last(self.scales[half][...], y) if len(self.scales) else y
+    def __call__(self, branch: int, y: Array) -> Array:
+        """(…, C) → (…, C); branch: 0 or 1."""
+        return y * over_last(self.scales[branch][...], y) if len(self.scales) else y
 
 
 def drop_path_rates(last: float, blocks: int) -> list[float]:
-    """Stochastic depth's rate by block: evenly from 0 to `last`."""
+    """The rate of stochastic depth by block: linear from 0 to `last`."""
     return [last * i / max(blocks - 1, 1) for i in range(blocks)]

@@ -31,7 +31,7 @@ def _relu_squared(x: Array) -> Array:
 
 
 #: Name → element-wise function. 'gelu' is exact; 'gelu_new', 'gelu_fast' and 'gelu_pytorch_tanh'
-#: are its tanh form; '', 'none' and 'linear' leave all as it is.
+#: are its tanh approximation; '', 'none' and 'linear' are the identity.
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
         "": _identity,
@@ -57,7 +57,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
 
 
 def activation(name: str) -> Callable[[Array], Array]:
-    """The function called `name`; raises ValueError for another name than those known."""
+    """The function of this name; raises ValueError for an unknown one."""
     if name not in ACTIVATIONS:
         raise ValueError(
             f"unknown activation {name!r}; known: {', '.join(filter(None, ACTIVATIONS))}"

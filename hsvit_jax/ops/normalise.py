@@ -1,4 +1,4 @@
-"""Normalisation of arrays: layer normalisation, and the affine map that BatchNorm ends with."""
+"""Layer normalisation, and the affine map of batch normalisation."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def scale_shift(x: Array, factor: Array, shift: Array) -> Array:
 
 
 def last_axis(vector: Array, ndim: int) -> Array:
-    """A (C,) vector with leading axes of one, so that nothing broadcasts by accident."""
+    """A (C,) vector with leading axes of size one, so that nothing is broadcast implicitly."""
     return vector.reshape((1,) * (ndim - 1) + vector.shape)
 
 

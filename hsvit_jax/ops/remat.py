@@ -1,4 +1,9 @@
-"""What a gradient computes again, because it is large and cheap, instead of keeping it."""
+"""Rematerialisation: a gradient recomputes what is large and cheap instead of keeping it.
+
+XLA for CPU drops the barriers of `jax.checkpoint` when it orders a program (jax 0.10.2, see
+docs/performance.md), and then recomputes everything at once and holds it. When it keeps them,
+`jax.checkpoint` can take the place of `recomputed`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,29 +16,26 @@ Array = jax.Array
 
 
 def after(gradient: Array, values: Any) -> Any:
-    """The same values, which now depend on `gradient`.
+    """The same values with a data dependency on `gradient`.
 
-    So that what a gradient computes again from them is not computed before, and held. The barriers
-    by which `jax.checkpoint` says so are gone when XLA for CPU orders a program; a sum with a zero
-    that is made of the gradient stays. values: a tree; left as they are: integers, and what is
-    whole on devices where the gradient is in parts.
+    Adds a zero computed from the gradient, so that XLA cannot start the recomputation early.
+    Integers stay without, and so do arrays that are replicated where the gradient is split.
     """
     zero = jnp.minimum(jnp.abs(gradient[(0,) * gradient.ndim]), 0)
 
-    def late(x: Array) -> Array:
-        whole = jax.typeof(zero).mat.varying - jax.typeof(x).mat.varying
-        if whole or not jnp.issubdtype(x.dtype, jnp.floating):
+    def dependent(x: Array) -> Array:
+        replicated = jax.typeof(zero).mat.varying - jax.typeof(x).mat.varying
+        if replicated or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         return x + zero.astype(x.dtype)
 
-    return jax.tree.map(late, values)
+    return jax.tree.map(dependent, values)
 
 
 def recomputed(function: Callable[..., Array], *args: Array) -> Array:
-    """function(*args), of which only the arguments are kept for the gradient.
+    """function(*args), recomputed for the gradient from the arguments, `after` it has arrived.
 
-    For what is large and cheap: the gradient computes it again, `after` it has come. What
-    `function` closes over is kept too, and has its gradient.
+    What `function` closes over is kept too, and has its gradient.
     """
     traced = jax.make_jaxpr(function)(*args)
 
@@ -44,8 +46,8 @@ def recomputed(function: Callable[..., Array], *args: Array) -> Array:
     def forward(args: tuple[Array, ...], closed_over: list[Array]) -> tuple[Array, Any]:
         return plain(args, closed_over), (args, closed_over)
 
-    def backward(kept: Any, gradient: Array) -> tuple[tuple[Array, ...], list[Array]]:
-        _, backwards = jax.vjp(lambda *both: plain(*after(gradient, both)), *kept)
+    def backward(residuals: Any, gradient: Array) -> tuple[tuple[Array, ...], list[Array]]:
+        _, backwards = jax.vjp(lambda *both: plain(*after(gradient, both)), *residuals)
         return backwards(gradient)
 
     run = jax.custom_vjp(plain)

@@ -31,7 +31,7 @@ class Conv:
 
     padding: zeros (before, after) the map along both axes, or 'same': as many as leave
     ⌈side/stride⌉, the odd one after (what TensorFlow and XLA call SAME). depthwise: a kernel for
-    each channel. momentum: BatchNorm's, see `layers.BatchNorm`. init: as `blocks.start_kernel`, or
+    each channel. momentum: BatchNorm's, see `layers.BatchNorm`. init: as `layers.init_kernel`, or
     'fan_out', N(0, 2/(size²·c_out)).
     """
 
@@ -72,7 +72,7 @@ class ConvNorm(nnx.Module):
         shape, init = (spec.size, spec.size, c_in, spec.c_out), spec.init
         if init == "fan_out":
             fan_in, init = spec.size**2 * spec.c_out, "kaiming"
-        self.kernel = nnx.Param(layers.start_kernel(key, shape, fan_in, init))
+        self.kernel = nnx.Param(layers.init_kernel(key, shape, fan_in, init))
         self.norm = layers.BatchNorm(spec.c_out, eps=spec.eps, momentum=spec.momentum)
 
     def __call__(
@@ -175,7 +175,7 @@ def last_map(c: ConvNetConfig) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """Pool ('mean' or 'max'), dropout, linear; init as `blocks.start_kernel`."""
+    """Pool ('mean' or 'max'), dropout, linear; init as `layers.init_kernel`."""
 
     channels: int
     num_classes: int

@@ -75,7 +75,7 @@ class HVTConfig:
     of the last block, growing evenly from 0. retained: tokens that each block keeps (`power.py`),
     CLS included; empty for all. activation: of the feed-forward; dropout: of what is embedded and
     of both halves' outputs; attention_dropout: of the weights; patch_init: see
-    `blocks.start_kernel`. Raises ValueError for sizes that do not fit.
+    `layers.init_kernel`. Raises ValueError for sizes that do not fit.
     """
 
     image_size: tuple[int, int]
@@ -209,8 +209,8 @@ class Pool(nnx.Module):
         if c.pool == "conv":
             fan_in = c.dim * c.pool_window ** len(before)
             shape = (c.pool_window,) * len(before) + (c.dim, c.dim)
-            self.conv["kernel"] = nnx.Param(layers.start_kernel(conv_key, shape, fan_in, "torch"))
-            self.conv["bias"] = nnx.Param(layers.start_bias(bias_key, c.dim, fan_in, "torch"))
+            self.conv["kernel"] = nnx.Param(layers.init_kernel(conv_key, shape, fan_in, "torch"))
+            self.conv["bias"] = nnx.Param(layers.init_bias(bias_key, c.dim, fan_in, "torch"))
 
     def __call__(self, x_BTD: Array) -> Array:
         """(B, T, D) → (B, T', D)."""

@@ -22,7 +22,7 @@ class Mixing:
     heads of queries. landmarks, residual_kernel: nystrom's. features: performer's random features,
     0 for ⌊E·ln E⌋. expansion: of mlp_mixer's hidden layer. batch_coupling: performer and nystrom
     take their maxima for stability over the batch, as the reference does, so that an example's
-    output depends on the others; otherwise over each example. init: see `blocks.start_kernel`.
+    output depends on the others; otherwise over each example. init: see `layers.init_kernel`.
     Raises ValueError for what does not fit.
     """
 
