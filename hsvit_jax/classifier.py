@@ -70,9 +70,7 @@ class Classifier:
         if not len(images_BHWC):
             return np.zeros((0, len(self.class_names)), np.float32)
         forward = self._forward
-        split = data.Split(
-            labels=np.zeros(len(images_BHWC), np.int32), images=images_BHWC, reader=None
-        )
+        split = data.Split(np.zeros(len(images_BHWC), np.int32), images_BHWC)
         out = []
         batch = batch or config_lib.eval_batch(self.config)
         for part, _, valid in evaluate.padded_batches(split, batch, self.mesh.shape["data"]):

@@ -17,17 +17,6 @@ from hsvit_jax.train import evaluate
 CLASSES, SIDE = 7, 8
 
 
-class _Reader:
-    """Images of a streamed split, which the trainer may only ask for one by one."""
-
-    def __init__(self, images: np.ndarray) -> None:
-        self._images = images
-
-    def read(self, index: int) -> np.ndarray:
-        """Image `index`."""
-        return self._images[index]
-
-
 def small_dataset(
     sizes: tuple[int, int, int] = (70, 21, 23), *, seed: int = 3, streamed: bool = False
 ) -> data.Dataset:
@@ -39,7 +28,7 @@ def small_dataset(
         images = rng.integers(0, 120, size=(count, SIDE, SIDE, 1), dtype=np.uint8)
         images[np.arange(count), labels] += 120
         if streamed:
-            return data.Split(labels, None, _Reader(images))
+            return data.Split(labels, None, images.__getitem__)
         return data.Split(labels, images, None)
 
     info = data.DataInfo(

@@ -21,7 +21,7 @@ class Reader:
         self.bad, self.reads = bad, 0
         self.lock = threading.Lock()
 
-    def read(self, index: int) -> np.ndarray:
+    def __call__(self, index: int) -> np.ndarray:
         with self.lock:
             self.reads += 1
         time.sleep(random.random() * 0.002)
@@ -64,10 +64,10 @@ def test_endless_iterators_are_read_ahead_only_so_far():
         assert next(stream)[2].tolist() == [step % N] * 4
     stream.close()
     time.sleep(0.05)
-    reads = source.reader.reads
+    reads = source.read.reads
     assert next(drawn) < 20 + 2 + 4
     time.sleep(0.05)
-    assert source.reader.reads == reads  # nothing goes on in the background
+    assert source.read.reads == reads  # nothing goes on in the background
 
 
 def test_no_batches_at_all():

@@ -105,12 +105,7 @@ def test_empty_split():
 
 def test_streamed_split_counts_the_same():
     split = split_of(21, 7)
-
-    class Reader:
-        def read(self, index):
-            return split.images[index]
-
-    streamed = data.Split(split.labels, None, Reader())
+    streamed = data.Split(split.labels, None, split.images.__getitem__)
     mesh = mesh_lib.make(1, 4, groups=8)
     one, other = (run(linear_params(7), s, 8, mesh, 7) for s in (split, streamed))
     assert one.loss == other.loss

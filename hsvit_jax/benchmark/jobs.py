@@ -59,7 +59,6 @@ def _random_dataset(config: ml_collections.ConfigDict) -> Any:
     split = data.Split(
         rng.integers(info.num_classes, size=shape[0], dtype=np.int32),
         rng.integers(256, size=shape, dtype=np.uint8),
-        None,
     )
     info = info.with_shape(shape[1:3], shape[3])
     return data.Dataset(info, split, split, split, fingerprint="random")

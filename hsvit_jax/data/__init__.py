@@ -13,17 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from hsvit_jax.data.cache import remove_abandoned
-from hsvit_jax.data.catalog import (
-    REGISTRY,
-    imagenet_missing,
-    load_digits,
-    load_imagenet_folders,
-    load_published,
-)
+from hsvit_jax.data.catalog import REGISTRY, load_named
 from hsvit_jax.data.dataset import (
     DataInfo,
     Dataset,
-    ImageReader,
     Split,
     assign_splits,
     fingerprint,
@@ -33,14 +26,13 @@ from hsvit_jax.data.decode import Progress, Request, Source
 from hsvit_jax.data.download import DataUnavailable
 from hsvit_jax.data.folder import describe_folder, find_listing, load_listing
 from hsvit_jax.data.images import BadImage, check_shape, few, read_image
-from hsvit_jax.data.tfds import describe_tfds, is_prepared, load_tfds, open_builder
+from hsvit_jax.data.tfds import describe_tfds, load_tfds
 
 __all__ = [
     "BadImage",
     "DataInfo",
     "DataUnavailable",
     "Dataset",
-    "ImageReader",
     "Split",
     "describe",
     "load",
@@ -135,25 +127,9 @@ def load(
         source = load_listing(listing, f"folder-{Path(argument).name}", request)
     elif kind == "tfds":
         source = load_tfds(argument, request)
-    elif name == "digits":
-        source = load_digits(request)
-    elif name == "imagenet":
-        source = _load_imagenet(request)
     else:
-        source = load_published(name, request)
+        source = load_named(name, request)
     return _split(source, info.with_shape(size, channels), val_fraction, test_only)
-
-
-@dataclasses.dataclass
-class _Reader:
-    """Reads the images of a streamed source that belong to one split."""
-
-    source: Source
-    indices: np.ndarray
-
-    def read(self, index: int) -> np.ndarray:
-        """Reads image ``index`` of the split, uint8 (H, W, C)."""
-        return self.source.read(int(self.indices[index]))
 
 
 def _split(source: Source, info: DataInfo, val_fraction: float, test_only: bool) -> Dataset:
@@ -163,22 +139,16 @@ def _split(source: Source, info: DataInfo, val_fraction: float, test_only: bool)
         parts = every[:0], every[:0], every
     else:
         parts = assign_splits(source.labels, source.parts, val_fraction)
-    splits = []
-    for indices in parts:
-        images = None if source.images is None else source.images[indices]
-        reader = _Reader(source, indices) if source.images is None else None
-        splits.append(Split(source.labels[indices], images, reader))
+    splits = [_take(source, indices) for indices in parts]
     rule = split_rule(source.parts, val_fraction)
     return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
 
 
-def _load_imagenet(request: Request) -> Source:
-    source = load_imagenet_folders(request)
-    if source is not None:
-        return source
-    if is_prepared(open_builder("imagenet2012", request.data_dir)):
-        return load_tfds("imagenet2012", request)
-    raise imagenet_missing(request.data_dir)
+def _take(source: Source, indices: np.ndarray) -> Split:
+    labels = source.labels[indices]
+    if source.images is not None:
+        return Split(labels, source.images[indices])
+    return Split(labels, None, lambda index: source.read(int(indices[index])))
 
 
 def _data_dir(data_dir: str | None) -> Path:

@@ -16,6 +16,7 @@ from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
 from hsvit_jax.data.folder import load_listing, unpack_once
 from hsvit_jax.data.images import fit_array
 from hsvit_jax.data.listing import Listing, Tree, arrange, walk
+from hsvit_jax.data.tfds import is_prepared, load_tfds, open_builder
 
 _MOST_EXAMPLES = 70_000  # in any set published as arrays; known before they are read
 
@@ -130,7 +131,21 @@ REGISTRY: dict[str, Named] = {
 }
 
 
-def load_digits(request: Request) -> Source:
+def load_named(name: str, request: Request) -> Source:
+    """Loads all examples of a set in REGISTRY.
+
+    Raises:
+      DataUnavailable: its files are missing and cannot be downloaded.
+      ValueError: a file is not the published one.
+    """
+    if name == "digits":
+        return _load_digits(request)
+    if name == "imagenet":
+        return _load_imagenet(request)
+    return _load_published(name, request)
+
+
+def _load_digits(request: Request) -> Source:
     """Loads the embedded digits, upsampled bilinearly from 8×8."""
     from importlib.resources import files
 
@@ -147,40 +162,25 @@ def load_digits(request: Request) -> Source:
     return Source(labels, parts, class_names, "digits, 8×8, scikit-learn", images, read)
 
 
-def load_imagenet_folders(request: Request) -> Source | None:
-    """Loads ImageNet-1k from ``data_dir/imagenet/{train,val}``; None without that folder."""
+def _load_imagenet(request: Request) -> Source:
+    """Loads ImageNet-1k from ``data_dir/imagenet/{train,val}``, else as TFDS has prepared it."""
     root = request.data_dir / "imagenet"
-    if not (root / "train").is_dir():
-        return None
-    return load_listing(arrange(walk(root)), "imagenet", request)
-
-
-def imagenet_missing(data_dir: Path) -> DataUnavailable:
-    """Makes the error that says where ImageNet's files have to be."""
-    root = data_dir / "imagenet"
-    return DataUnavailable(
+    if (root / "train").is_dir():
+        return load_listing(arrange(walk(root)), "imagenet", request)
+    if is_prepared(open_builder("imagenet2012", request.data_dir)):
+        return load_tfds("imagenet2012", request)
+    raise DataUnavailable(
         "ImageNet-1k cannot be downloaded without an account. Get ILSVRC2012_img_train.tar and "
         "ILSVRC2012_img_val.tar from https://image-net.org/download and put the images at\n"
         f"  {root}/train/<class>/*.JPEG   (1,000 class folders)\n"
         f"  {root}/val/<class>/*.JPEG     (the same folders)\n"
-        f"or prepare TFDS' imagenet2012 in the array_record format in {data_dir} or ~/"
+        f"or prepare TFDS' imagenet2012 in the array_record format in {request.data_dir} or ~/"
         "tensorflow_datasets. The data set 'digits' is embedded and needs nothing (':digits')."
     )
 
 
-def load_published(name: str, request: Request) -> Source:
-    """Loads a set that is published as an archive of arrays or of image files.
-
-    Args:
-      name: in REGISTRY.
-      request: image shape and folders.
-
-    Returns:
-      The examples of all splits.
-
-    Raises:
-      ValueError: see `download.fetch` and the parsers in formats.py.
-    """
+def _load_published(name: str, request: Request) -> Source:
+    """Loads a set that is published as an archive of arrays or of image files."""
     entry = REGISTRY[name]
     checksums = [remote.checksum for remote in entry.files]
     key = {"name": name, "files": checksums}

@@ -3,10 +3,9 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -54,14 +53,6 @@ class DataInfo:
         )
 
 
-class ImageReader(Protocol):
-    """The images of a streamed split; safe to call from several threads."""
-
-    def read(self, index: int) -> np.ndarray:
-        """Reads image ``index``, uint8 (H, W, C)."""
-        ...
-
-
 @dataclass(frozen=True)
 class Split:
     """The examples of a split, in memory or read as needed.
@@ -69,12 +60,12 @@ class Split:
     Attributes:
       labels: int32 (N,).
       images: uint8 (N, H, W, C), or None for a streamed split.
-      reader: reads the images of a streamed split.
+      read: reads image ``i`` of a streamed split, uint8 (H, W, C); safe to call from threads.
     """
 
     labels: np.ndarray
     images: np.ndarray | None
-    reader: ImageReader | None
+    read: Callable[[int], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -97,7 +88,7 @@ class Split:
         if self.images is not None:
             return self.images[indices]
         with ThreadPoolExecutor(min(16, len(indices))) as pool:
-            return np.stack(list(pool.map(self.reader.read, indices.tolist())))
+            return np.stack(list(pool.map(self.read, indices.tolist())))
 
 
 @dataclass(frozen=True)

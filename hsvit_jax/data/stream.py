@@ -39,7 +39,7 @@ def stream_batches(
 def _stream(
     split: Split, index_batches: Iterator[np.ndarray], threads: int, prefetch: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    read = split.images.__getitem__ if split.images is not None else split.reader.read
+    read = split.images.__getitem__ if split.images is not None else split.read
     pool = ThreadPoolExecutor(threads)
     ahead: deque[tuple[np.ndarray, list[Future[np.ndarray]]]] = deque()
 

@@ -29,17 +29,6 @@ from hsvit_jax.train.run_spec import Run
 _RESIDENT_BYTES = 1 << 31
 
 
-class _Rows:
-    """Features of a split that are read from disk one by one."""
-
-    def __init__(self, features: np.ndarray) -> None:
-        self._features = features
-
-    def read(self, index: int) -> np.ndarray:
-        """What the frozen parts make of example `index`."""
-        return np.array(self._features[index])
-
-
 def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
     """Raises ValueError, naming what to change, for a run whose features cannot be kept."""
     where = f"init.cache={config.init.cache}"
@@ -92,9 +81,9 @@ def attach(
     splits = {name: getattr(run.dataset, name) for name in ("train", "val", "test")}
     resident = run.dataset.resident and arrays["train"].nbytes <= _RESIDENT_BYTES
     made = {
-        name: data.Split(split.labels, arrays[name], None)
+        name: data.Split(split.labels, arrays[name])
         if resident or name != "train"
-        else data.Split(split.labels, None, _Rows(arrays[name]))
+        else data.Split(split.labels, None, lambda index: np.array(arrays["train"][index]))
         for name, split in splits.items()
     }
     rest = feature_extractor.Rest(run.model, part)

@@ -8,6 +8,7 @@ after it was compiled. stream: made-up images that are read one by one, each rea
 $READS-<process>. none: as it is.
 """
 
+import dataclasses
 import functools
 import os
 import resource
@@ -116,14 +117,15 @@ def stream() -> None:
     from hsvit_jax.train import run
 
     dataset = small_dataset(streamed=True)
-    read = dataset.train.reader.read
+    read = dataset.train.read
 
     def noted(index: int):
         with open(f"{os.environ['READS']}-{jax.process_index()}", "a") as file:
             file.write(f"{index}\n")
         return read(index)
 
-    dataset.train.reader.read = noted
+    train = dataclasses.replace(dataset.train, read=noted)
+    dataset = dataclasses.replace(dataset, train=train)
     run.load_data = lambda *_, **__: dataset
 
 
