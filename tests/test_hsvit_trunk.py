@@ -60,7 +60,7 @@ def test_a_block_is_depthwise_then_pointwise_then_norm():
     x = np.random.default_rng(2).normal(size=(2, 4, 2, 4)).astype(np.float32)
     block = network.bind(params, stats)["trunk"].blocks[1]
     context = network_lib.ForwardContext(False, None, jnp.arange(2))
-    found = block(x, context, network_lib.UNSHARDED, whole=False)
+    found = block(x, context, network_lib.UNSHARDED, replicated=False)
     for i in ("0", "1"):
         y = depthwise_conv2d_xla(x, own["depthwise"][i])
         y = conv_direct.conv2d_xla(y, own["kernels"][i])

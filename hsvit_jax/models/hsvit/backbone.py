@@ -165,7 +165,7 @@ class BackboneHSViTConfig:
 
     @property
     def convolution(self) -> bool:
-        """There always is; without it an HSViT's tokens are colour planes."""
+        """True: a backbone always convolves."""
         return True
 
     @property
@@ -182,7 +182,7 @@ class Projection(nnx.Module):
         self.embed = nnx.Dict(layers.torch_linear(key, (), prod(c.map_size), c.embed_dim))
 
     def __call__(self, x_BHWC: Array, context: ForwardContext, first_token: Array | int) -> Array:
-        """(B, h, w, C) → (B, C, D), for the channels that are here; see `channel_tokens`."""
+        """(B, h, w, C) → (B, C, D), for this device's channels; see `channel_tokens`."""
         return channel_tokens(self.embed, x_BHWC, self.dropout, context, first_token)
 
 
@@ -201,7 +201,7 @@ class BackboneHSViT(HSViT):
         }
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
-        """Groups by their first axis; of a sharded backbone each convolution's channels out."""
+        """As `Network.spread_axis`: groups, and the output channels of a sharded backbone."""
         if path[0] == "groups":
             return 0
         if self.config.trunk != "sharded" or path[0] != "backbone":
@@ -223,9 +223,9 @@ class BackboneHSViT(HSViT):
 
     def feature_network(self) -> tuple[str, Network]:
         """The backbone's family, and its classifier of the same sizes."""
-        own = self.config.backbone
-        family = next(f for f in BACKBONES.values() if isinstance(own, f.config))
-        return family.name, ConvNet(own, self.dtype)
+        backbone = self.config.backbone
+        family = next(f for f in BACKBONES.values() if isinstance(backbone, f.config))
+        return family.name, ConvNet(backbone, self.dtype)
 
 
 def _config(

@@ -1,7 +1,8 @@
-"""HSViT's attention groups: each is a transformer of its own, and none sees another's tokens.
+"""HSViT's attention groups: independent transformers, batched over a leading G axis.
 
-All groups are one computation, every parameter with a leading G axis. Source: HSViT paper, sections
-3.2 and 3.3; where it is silent (learned positions, dropout) the authors' code.
+Source: HSViT paper, section 3.1: each group adds a CLS token to its N image-level embeddings and
+attends within its 1 + N tokens; 4.1: a block is one multi-head self-attention. The positions, the
+pre-normalisation and dropout are those of the authors' code.
 """
 
 import jax
@@ -18,7 +19,7 @@ Array = jax.Array
 
 
 class Block(nnx.Module):
-    """One attention block of all groups: z + MHSA(LN(z)), and nothing else (no MLP)."""
+    """One attention block of all groups: z + MHSA(LN(z)), without a feed-forward."""
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         self.heads, self.rate = c.heads, c.dropout
@@ -34,12 +35,19 @@ class Block(nnx.Module):
     def __call__(
         self,
         z_GBTD: Array,
-        words: tuple[Array | int, ...] | None,
+        counters: tuple[Array | int, ...] | None,
         context: ForwardContext,
         *,
         cls_only: bool,
     ) -> Array:
-        """(G, B, T, D) → same, or (G, B, 1, D) where only the CLS token's output is wanted."""
+        """The block's output, (G, B, T, D), or of the CLS token alone, (G, B, 1, D).
+
+        Args:
+            z_GBTD: each group's tokens, its CLS token first.
+            counters: of the attention weights' dropout (`dropout.counter_bits`); None for none.
+            context: of the pass.
+            cls_only: compute the CLS token's output alone.
+        """
         g, batch, _, d = z_GBTD.shape
         y_GBTD = normalise.layer_norm(
             z_GBTD, self.norm_scale[...][:, None, None], self.norm_bias[...][:, None, None]
@@ -48,7 +56,7 @@ class Block(nnx.Module):
         bias_GJD = self.qkv_bias[...].astype(z_GBTD.dtype)
 
         def project(y: Array, first: int, last: int) -> list[Array]:
-            """Of queries, keys and values these, heads as a batch axis: each (G, B, N, T, D/N).
+            """Queries, keys and values from first to last, each (G, B, N, T, D/N).
 
             Split, not indexed: the gradient of a split is one concatenation.
             """
@@ -65,15 +73,15 @@ class Block(nnx.Module):
         else:
             q_GBNTE, k_GBNSE, v_GBNSE = project(y_GBTD, 0, 3)
         context.call_hook("group attention", lambda: attention_weights(q_GBNTE, k_GBNSE))
-        rate = self.rate if words is not None else 0.0
-        o_GBNTE = attention(rate, q_GBNTE, k_GBNSE, v_GBNSE, words or ())
+        rate = self.rate if counters is not None else 0.0
+        o_GBNTE = attention(rate, q_GBNTE, k_GBNSE, v_GBNSE, counters or ())
         o_GBTD = o_GBNTE.swapaxes(2, 3).reshape(z_in.shape)
         out = jnp.einsum("gbtd,gde->gbte", o_GBTD, self.out_kernel[...].astype(z_GBTD.dtype))
         return z_in + out + self.out_bias[...].astype(z_GBTD.dtype)[:, None, None]
 
 
 class Groups(nnx.Module):
-    """All attention groups' encoders at once; every parameter has a leading G axis."""
+    """The encoders of all attention groups; every parameter has a leading G axis."""
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         cls_key, position_key, *block_keys = jax.random.split(key, c.depth + 2)
@@ -86,17 +94,23 @@ class Groups(nnx.Module):
             self.vote = nnx.Param(jnp.full(c.groups, 1 / c.groups))
 
     def __call__(self, z_BGTD: Array, context: ForwardContext, group_ids_G: Array) -> Array:
-        """Channel tokens (B, G, T−1, D) → each group's CLS output (G, B, D)."""
+        """The encoders' output at the CLS tokens, (G, B, D).
+
+        Args:
+            z_BGTD: image-level embeddings, T − 1 of each group.
+            context: of the pass.
+            group_ids_G: numbers of these groups among the network's, which key their dropout.
+        """
         batch, g, _, d = z_BGTD.shape
         cls_GD = varying.vary_like(self.cls[...].astype(z_BGTD.dtype), z_BGTD)
         cls_GBTD = jnp.broadcast_to(cls_GD[:, None, None], (g, batch, 1, d))
         z_GBTD = jnp.concatenate([cls_GBTD, z_BGTD.swapaxes(0, 1)], axis=2)
         z_GBTD = z_GBTD + self.position[...].astype(z_BGTD.dtype)[:, None]
         for i, block in enumerate(self.blocks):
-            words = None
+            counters = None
             if context.key_words is not None:
                 group, examples = group_ids_G, context.example_ids_B
-                words = (*context.key_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
-                words += (examples.reshape(1, -1, 1, 1, 1),)
-            z_GBTD = block(z_GBTD, words, context, cls_only=i == len(self.blocks) - 1)
+                counters = (*context.key_words, i + 1, group.reshape(-1, 1, 1, 1, 1))
+                counters += (examples.reshape(1, -1, 1, 1, 1),)
+            z_GBTD = block(z_GBTD, counters, context, cls_only=i == len(self.blocks) - 1)
         return z_GBTD[:, :, 0]

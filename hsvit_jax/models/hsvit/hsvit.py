@@ -1,12 +1,20 @@
-"""HSViT: every convolution kernel's whole feature map is one token, attended to in groups.
+"""HSViT: the feature map of every convolution kernel is one token, attended to in groups.
 
-Trunk: convolution blocks, then each channel's map is flattened and projected to one token. Groups:
-the tokens are split into G contiguous attention groups that never meet; each has its own CLS,
-positions and encoder. Head: the groups' CLS tokens are averaged, normalised and classified.
+Source: the HSViT paper. Section 3.1, the feature processing pipeline, for K groups of N kernels:
 
-Source: HSViT paper, sections 3.1 to 3.3; where it is silent (projection, learned positions,
-dropout) the authors' code. What can be spread over devices has a leading axis of groups or towers,
-or is a kernel's output channels; the `GroupShard` in a call says which part is here.
+    X                   images, C×H×W
+    F = trunk(X)        K·N feature maps, downsampled by Q to H/Q × W/Q: convolution blocks
+    z = embed(F)        K·N image-level embeddings: each map flattened, projected to D
+    z_k = (CLS_k, z_kN … z_kN+N-1) + positions_k     attention group k, 1 + N tokens
+    z_k ← z_k + MHSA(LN(z_k))                        in each of its attention blocks
+    logits = FC(LN(1/K Σ_k CLS_k))                   average pooling of the CLS tokens
+
+Section 3.2, horizontal scalability: the groups exchange nothing but their CLS tokens, so that each
+device computes its own (`HSViT`, one trunk for all groups), or its own kernels too (`TowerHSViT`,
+the paper's submodules). The projection, the positions and dropout are those of the authors' code.
+
+K is written G, 1 + N is T. Everything that can be spread over devices has a leading axis of groups
+or towers, or is a kernel's output channels; `ForwardContext.shard` names this device's part.
 """
 
 import copy
@@ -45,15 +53,15 @@ __all__ = [
 
 Array = jax.Array
 
-#: A trunk's convolutions: as in the paper, or depthwise and pointwise ones in their place.
+#: A trunk's convolutions: the paper's, or depthwise and pointwise ones in their place.
 CONVOLUTIONS = ("dense", "separable")
 
-#: Stream of group dropout's masks; the embedding's is 0 and an attention block's its number from 1.
+#: Stream of group dropout's masks; the embedding's is 0, attention block i's is i + 1.
 _VOTES = 1 << 20
 
 
 class Head(nnx.Module):
-    """LayerNorm and a linear classifier on the averaged CLS token."""
+    """The final prediction from the averaged CLS token: LayerNorm, fully connected layer."""
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         self.norm_scale = nnx.Param(jnp.ones(c.embed_dim))
@@ -68,14 +76,24 @@ class Head(nnx.Module):
 
 
 def average_votes(
-    c: HSViTConfig, context: ForwardContext, cls_GBD: Array, here_G: Array, vote_G: Array | None
+    c: HSViTConfig,
+    context: ForwardContext,
+    cls_GBD: Array,
+    group_ids_G: Array,
+    vote_G: Array | None,
 ) -> Array:
-    """The CLS outputs of the groups that vote, averaged over all devices: (B, D).
+    """The average pooling of all devices' CLS tokens (sections 3.1 and 3.2): (B, D).
 
-    cls: of the groups that are here, numbered here_G among all c.groups; vote: their learned
-    weights, None where all count alike. A group whose weight in the call is 0, or that group
-    dropout leaves out, does not count; an example that would lose all keeps all. Learned weights of
-    the groups left are then divided by their share of all groups' (of absolute values).
+    Group dropout and lost groups leave the average to the others; an example that would lose every
+    group keeps all. Learned weights of the remaining groups are divided by their share of all
+    groups' absolute weights.
+
+    Args:
+        c: the network's sizes.
+        context: votes_G are weights of the groups, 0 for a lost one.
+        cls_GBD: CLS tokens of this device's groups.
+        group_ids_G: their numbers among all c.groups.
+        vote_G: their learned weights; None for the plain average.
     """
     if vote_G is not None:
         vote_G = vote_G.astype(cls_GBD.dtype)
@@ -88,20 +106,20 @@ def average_votes(
         weights_GB *= context.votes_G.astype(cls_GBD.dtype)[:, None]
     if context.key_words is not None and c.group_dropout:
         groups, examples = jnp.arange(c.groups)[:, None], context.example_ids_B[None]
-        words = (*context.key_words, _VOTES, groups, examples)
-        kept_GB = weights_GB * (dropout_scale(words, weights_GB.shape, c.group_dropout) > 0)
+        counters = (*context.key_words, _VOTES, groups, examples)
+        kept_GB = weights_GB * (dropout_scale(counters, weights_GB.shape, c.group_dropout) > 0)
         weights_GB = jnp.where(kept_GB.sum(0, keepdims=True) > 0, kept_GB, weights_GB)
     if vote_G is None:
-        total_BD = context.shard.sum(cls_GBD * weights_GB[here_G][:, :, None])
+        total_BD = context.shard.sum(cls_GBD * weights_GB[group_ids_G][:, :, None])
         return total_BD / weights_GB.sum(0)[:, None]
-    size_G = jnp.abs(context.shard.all_gather(vote_G, 0))
-    share_B = (weights_GB * size_G[:, None]).sum(0) / size_G.sum()
-    share_B = jnp.where(share_B > 0, share_B, 1)  # of those left none has a vote
-    return context.shard.sum(cls_GBD * (weights_GB[here_G] / share_B[None])[:, :, None])
+    magnitude_G = jnp.abs(context.shard.all_gather(vote_G, 0))
+    share_B = (weights_GB * magnitude_G[:, None]).sum(0) / magnitude_G.sum()
+    share_B = jnp.where(share_B > 0, share_B, 1)  # every remaining group has weight 0
+    return context.shard.sum(cls_GBD * (weights_GB[group_ids_G] / share_B[None])[:, :, None])
 
 
 def without_votes(context: ForwardContext, groups: int, lost: Collection[int]) -> ForwardContext:
-    """The call with the votes of lost groups taken away."""
+    """The context with weight 0 for lost groups."""
     if not lost:
         return context
     votes_G = jnp.ones(groups) if context.votes_G is None else context.votes_G
@@ -109,13 +127,13 @@ def without_votes(context: ForwardContext, groups: int, lost: Collection[int]) -
 
 
 def _refuse_learned(c: HSViTConfig) -> None:
-    """Learned votes are normalised over all groups, lost ones too, and theirs are gone."""
+    """Raises ValueError for learned votes: their normalisation needs the lost groups' weights."""
     if c.votes == "learned":
         raise ValueError("a network with model.votes='learned' cannot lose groups in training")
 
 
-def show_votes(head: Head, cls_GBD: Array, context: ForwardContext) -> None:
-    """What the head would say to each group's CLS alone."""
+def hook_votes(head: Head, cls_GBD: Array, context: ForwardContext) -> None:
+    """Passes the head's logits of each group's CLS token alone to the context's hook."""
 
     def votes_GBK() -> Array:
         g, batch, d = cls_GBD.shape
@@ -125,7 +143,10 @@ def show_votes(head: Head, cls_GBD: Array, context: ForwardContext) -> None:
 
 
 class HSViT(Network):
-    """The reference network. Parameters: {'trunk', 'groups' (leading G axis), 'head'}."""
+    """One trunk, whose kernels all groups share (section 3.1), as in the authors' code.
+
+    Parameters: {'trunk', 'groups' (each leaf with a leading G axis), 'head'}.
+    """
 
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
@@ -153,8 +174,8 @@ class HSViT(Network):
         _refuse_learned(self.config)
         return super().without(lost)
 
-    def _numbers(self) -> Array:
-        """Of the groups that are there (with kernels spread, what is spread is not the groups)."""
+    def _group_ids(self) -> Array:
+        """Numbers of the groups that are not lost; a sharded trunk can lose none."""
         return self.surviving() if self.lost else jnp.arange(self.config.groups)
 
     def group_cls(
@@ -164,31 +185,30 @@ class HSViT(Network):
         context: ForwardContext,
         first_group: Array | int = 0,
     ) -> Array:
-        """CLS outputs (G, B, D) of the groups that are here; first_group numbers this network's."""
-        c = self.config
+        """CLS tokens (G, B, D) of this device's groups; first_group numbers the network's first."""
+        c, shard, sharded = self.config, context.shard, self.config.trunk == "sharded"
         per_group = c.conv_channels[-1] // c.groups
-        here = context.shard.slice(first_group + self._numbers(), 0)
-        sharded = c.trunk == "sharded"
-        first_token = (here[0] if sharded else first_group) * per_group
-        kernels = context.shard if sharded else UNSHARDED
+        group_ids_G = shard.slice(first_group + self._group_ids(), 0)
+        first_token = (group_ids_G[0] if sharded else first_group) * per_group
+        kernels = shard if sharded else UNSHARDED
         z_BCD = self.channel_tokens(bound, images_BHWC, context, kernels, first_token)
         z_BGTD = z_BCD.reshape(len(images_BHWC), -1, per_group, z_BCD.shape[-1])
         if self.lost:
             z_BGTD = z_BGTD[:, self.surviving()]
-        if context.shard.ordered:  # nothing of the trunk may be fused with what depends on the mesh
+        if shard.ordered:  # the trunk's fusions must not depend on the mesh
             z_BGTD = jax.lax.optimization_barrier(z_BGTD)
         if not sharded:
-            z_BGTD = context.shard.slice(z_BGTD, 1)
-        if not context.shard.ordered:
-            return bound["groups"](z_BGTD, context, here)
-        # One by one: a product's bits can depend on how many are batched with it.
+            z_BGTD = shard.slice(z_BGTD, 1)
+        if not shard.ordered:
+            return bound["groups"](z_BGTD, context, group_ids_G)
+        # Group by group: the rounding of a product can depend on the size of its batch.
         params = bound.params("groups")
         return jnp.concatenate(
             [
                 self.bind({"groups": jax.tree.map(lambda x, i=i: x[i : i + 1], params)}, {})[
                     "groups"
-                ](z_BGTD[:, i : i + 1], context, here[i : i + 1])
-                for i in range(len(here))
+                ](z_BGTD[:, i : i + 1], context, group_ids_G[i : i + 1])
+                for i in range(len(group_ids_G))
             ]
         )
 
@@ -200,7 +220,7 @@ class HSViT(Network):
         kernels: GroupShard,
         first_token: Array | int,
     ) -> Array:
-        """Tokens (B, C, D) of the channels that are here, the first numbered first_token."""
+        """Image-level embeddings (B, C, D) of this device's kernels, numbered from first_token."""
         return bound["trunk"](images_BHWC, context, kernels, first_token)
 
     def forward(
@@ -209,11 +229,11 @@ class HSViT(Network):
         bound = self.bind(params, stats)
         if self.config.groups:
             cls_GBD = self.group_cls(bound, images_BHWC, context)
-            here_G = context.shard.slice(self._numbers(), 0)
+            group_ids_G = context.shard.slice(self._group_ids(), 0)
             context = without_votes(context, self.config.groups, self.lost)
             vote_G = params["groups"].get("vote")
-            cls_BD = average_votes(self.config, context, cls_GBD, here_G, vote_G)
-            show_votes(bound["head"], cls_GBD, context)
+            cls_BD = average_votes(self.config, context, cls_GBD, group_ids_G, vote_G)
+            hook_votes(bound["head"], cls_GBD, context)
         else:
             cls_BD = bound["trunk"](images_BHWC, context, UNSHARDED, 0).mean(1)
         return bound["head"](cls_BD), bound.stats()
@@ -223,15 +243,18 @@ class HSViT(Network):
         c = self.config
         if not c.groups:
             return {}
-        others, d = c.tokens - 1, c.embed_dim  # two products with kernels, two of tokens
-        return {f"groups.blocks.{c.depth - 1}": c.groups * 2 * others * d * (d + c.tokens)}
+        d, t = c.embed_dim, c.tokens
+        projections, attention = 2 * (t - 1) * d * d, 2 * (t - 1) * t * d
+        return {f"groups.blocks.{c.depth - 1}": c.groups * (projections + attention)}
 
 
 class TowerHSViT(Network):
-    """K independent towers, each a small HSViT with its own kernels; only CLS tokens meet.
+    """K submodules (section 3.2): each a small HSViT with its own kernels and groups, and no head.
+
+    Only the CLS tokens are exchanged. The authors' code has one submodule.
 
     Parameters: {'towers' (a tower's 'trunk' and 'groups', each leaf with a leading K axis),
-    'head'}. Source: paper, section 3.2; the reference implementation has one tower.
+    'head'}.
     """
 
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
@@ -261,7 +284,7 @@ class TowerHSViT(Network):
         return super().without(lost)
 
     def init(self, key: Array) -> tuple[dict, dict]:
-        """Fresh (params, stats); each tower is started as a network of its own."""
+        """Initial (params, stats); each tower is initialised as a network of its own."""
         head_key, *tower_keys = jax.random.split(key, self.config.towers + 1)
         params, stats = super().init(head_key)
         towers, tower_stats = jax.vmap(self.tower.init)(jnp.stack(tower_keys))
@@ -273,48 +296,46 @@ class TowerHSViT(Network):
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
-        ids_K = context.shard.slice(self.surviving(), 0)
-        alone = dataclasses.replace(context, shard=UNSHARDED)
+        tower_ids_K = context.shard.slice(self.surviving(), 0)
+        per_tower = self.tower.config.groups
+        tower_context = dataclasses.replace(context, shard=UNSHARDED)
 
         def run(tower: tuple[dict, dict, Array]) -> tuple[Array, dict]:
-            own_params, own_stats, number = tower
-            bound = self.tower.bind(own_params, own_stats)
-            first_group = number * self.tower.config.groups
+            tower_params, tower_stats, number = tower
+            bound = self.tower.bind(tower_params, tower_stats)
+            first_group = number * per_tower
             tile_BHWC = self.tile(images_BHWC, number)
-            return self.tower.group_cls(bound, tile_BHWC, alone, first_group), bound.stats()
+            cls_GBD = self.tower.group_cls(bound, tile_BHWC, tower_context, first_group)
+            return cls_GBD, bound.stats()
 
-        here = (params["towers"], stats["towers"], ids_K)
-        # No loop where it would be compiled differently, nor where what is shown must leave it.
-        if len(ids_K) == 1 or context.shard.ordered or context.hook is not None:
-            own = [jax.tree.map(lambda x, k=k: x[k], here) for k in range(len(ids_K))]
-            cls, stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(run, own))
+        towers = (params["towers"], stats["towers"], tower_ids_K)
+        # A loop would be compiled differently, and a hook's arrays could not leave it.
+        if len(tower_ids_K) == 1 or context.shard.ordered or context.hook is not None:
+            each = [jax.tree.map(lambda x, k=k: x[k], towers) for k in range(len(tower_ids_K))]
+            cls, tower_stats = jax.tree.map(lambda *x: jnp.stack(x), *map(run, each))
         else:
-            cls, stacked = jax.lax.map(run, here)
+            cls, tower_stats = jax.lax.map(run, towers)
         cls_GBD = cls.reshape(-1, *cls.shape[2:])
-        per_tower = jnp.arange(self.tower.config.groups)
-        here_G = (ids_K[:, None] * len(per_tower) + per_tower[None]).reshape(-1)
-        context = without_votes(
-            context,
-            self.config.groups,
-            [k * len(per_tower) + g for k in self.lost for g in range(len(per_tower))],
-        )
+        group_ids_G = (tower_ids_K[:, None] * per_tower + jnp.arange(per_tower)[None]).reshape(-1)
+        lost = [k * per_tower + g for k in self.lost for g in range(per_tower)]
+        context = without_votes(context, self.config.groups, lost)
         vote_KG = params["towers"]["groups"].get("vote")
         vote_G = None if vote_KG is None else vote_KG.reshape(-1)
-        cls_BD = average_votes(self.config, context, cls_GBD, here_G, vote_G)
+        cls_BD = average_votes(self.config, context, cls_GBD, group_ids_G, vote_G)
         head = self.bind(params, {})["head"]
-        show_votes(head, cls_GBD, context)
-        return head(cls_BD), {**stats, "towers": stacked}
+        hook_votes(head, cls_GBD, context)
+        return head(cls_BD), {**stats, "towers": tower_stats}
 
     def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
-        """The part of each image that a tower sees: (B, H / rows, W / columns, C)."""
+        """A tower's tile of each image: (B, H / rows, W / columns, C)."""
         c = self.config
         if c.tiles == (1, 1):
             return images_BHWC
-        zero = jnp.int32(0)  # all of one type, in double precision too
+        zero = jnp.int32(0)  # indices of one dtype, in double precision too
         row, column = jnp.divmod(zero + tower % prod(c.tiles), c.tiles[1])
-        places = (zero, row * c.tile_size[0], column * c.tile_size[1], zero)
+        corner = (zero, row * c.tile_size[0], column * c.tile_size[1], zero)
         size = (images_BHWC.shape[0], *c.tile_size, images_BHWC.shape[3])
-        return jax.lax.dynamic_slice(images_BHWC, places, size)
+        return jax.lax.dynamic_slice(images_BHWC, corner, size)
 
     def saved_multiply_adds(self) -> dict[str, int]:
         tower = self.tower.saved_multiply_adds()

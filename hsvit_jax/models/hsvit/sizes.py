@@ -46,16 +46,32 @@ STRIDES: Mapping[str, Mapping[int, tuple[int, ...]]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class HSViTConfig:
-    """Every size of an HSViT. `groups=0` leaves attention out, a last kernel of 0 convolution.
+    """The sizes of an HSViT.
 
-    image_size in pixels (H, W); conv_kernels are odd sizes of each block's first convolution and of
-    its pool; pool_strides of 1 mean no pool. trunk: 'replicated' or 'sharded' (its kernels spread
-    over devices). towers: independent networks that share nothing but the head; each has a 1/towers
-    share of every block's kernels and of the groups. group_dropout: probability that a group's vote
-    is left out of an example's average in training. separable: see
-    `hsvit_trunk`. tiles: rows and columns of parts that the image is cut into; tower k sees part
-    k mod (rows × columns), counted row by row. votes: 'equal' or 'learned', a weight for each
-    group's CLS that starts at 1/groups. Raises ValueError for sizes that do not fit.
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        image_channels: of an image.
+        num_classes: logits, K.
+        conv_channels: kernels of each convolution block; the last block's are the tokens.
+        conv_kernels: odd size of each block's first convolution and pool; a last 0 leaves
+            convolution out.
+        pool_strides: of each block's pool; 1 for none.
+        groups: attention groups, G; 0 leaves attention out.
+        depth: attention blocks.
+        embed_dim: D.
+        heads: of each group's attention, N.
+        dropout: rate, of tokens and attention weights.
+        trunk: 'replicated', or 'sharded': its kernels are spread over devices.
+        towers: submodules that share nothing but the head; each has 1/towers of every block's
+            kernels and of the groups.
+        group_dropout: probability that a group is left out of an example's average in training.
+        separable: depthwise and pointwise convolutions, see `trunk`.
+        tiles: rows and columns of tiles that the image is cut into; tower k sees tile
+            k mod (rows × columns), counted row by row.
+        votes: 'equal', or 'learned': a weight for each group's CLS token, initially 1/groups.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]

@@ -1,9 +1,11 @@
-"""The trunk of an HSViT: convolution blocks, and the projection of each channel's map to a token.
+"""HSViT's trunk: convolution blocks, and each kernel's feature map as an image-level embedding.
 
-A block's convolutions are dense, or separable as in MobileNet and Xception: a depthwise k×k and
-then a pointwise 1×1, one BatchNorm and ReLU after the pair (Xception's paper, section 4.7, finds
-nothing between them best). The convolution of the image itself stays dense, as in both: with one or
-three channels in, a depthwise kernel each would leave the network one or three filters.
+Source: HSViT paper, section 3.1 (downsampling by pooling, one token per feature map) and 4.1 (a
+block is two convolutions and a max pool). A separable convolution, which section 4.2 proposes for
+fewer FLOPs, is a depthwise k×k and then a pointwise 1×1, one BatchNorm and ReLU after the pair
+(Xception's paper, section 4.7, finds no activation between them best). The convolution of the image
+itself stays dense, as in Xception and MobileNet: depthwise kernels on one or three channels would
+leave the network one or three filters.
 """
 
 from functools import partial
@@ -29,8 +31,16 @@ Array = jax.Array
 class ConvBlock(nnx.Module):
     """Two convolutions, each with BatchNorm and ReLU, then a max pool if the stride is over 1.
 
-    separable: for each convolution; its kernel is then a pointwise one, (1, 1, I, O), after a
-    depthwise one, (k, k, 1, I).
+    The kernel of a separable convolution is pointwise, (1, 1, I, O), after a depthwise one,
+    (k, k, 1, I). Source: HSViT paper, section 4.1.
+
+    Args:
+        c_in: channels in, I.
+        c_out: kernels, O.
+        kernel: k of the first convolution and the window of the pool; the second's is 3.
+        stride: of the pool.
+        key: a jax key.
+        separable: of each convolution.
     """
 
     def __init__(
@@ -44,74 +54,79 @@ class ConvBlock(nnx.Module):
     ) -> None:
         self.window, self.stride = kernel, stride
         self.kernels, self.depthwise = nnx.List(), nnx.List()
-        for key_, size, inputs, apart in zip(
+        for key_, size, inputs, split in zip(
             jax.random.split(key), (kernel, 3), (c_in, c_out), separable, strict=True
         ):
-            if apart:
-                key_, own_key = jax.random.split(key_)
-                own = layers.uniform(own_key, (size, size, 1, inputs), 1 / size)
-                self.depthwise.append(nnx.Param(own))
+            if split:
+                key_, depthwise_key = jax.random.split(key_)
+                depthwise = layers.uniform(depthwise_key, (size, size, 1, inputs), 1 / size)
+                self.depthwise.append(nnx.Param(depthwise))
                 size = 1
             bound = (size * size * inputs) ** -0.5
             self.kernels.append(nnx.Param(layers.uniform(key_, (size, size, inputs, c_out), bound)))
         self.norms = nnx.List(layers.BatchNorm(c_out) for _ in range(2))
 
     def __call__(
-        self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard, *, whole: bool
+        self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard, *, replicated: bool
     ) -> Array:
-        """This device's share of the channels in (all of them if `whole`) and out.
+        """(B, H, W, I) → (B, H/stride, W/stride, O), this device's channels.
 
-        What a convolution makes is normalised and rectified by what reads it, and again in the
-        gradient: of the two maps only one is kept. Not where it is gathered, which would be twice.
+        BatchNorm and ReLU of a convolution's output are computed by its consumer, and recomputed
+        for the gradient, so that of the two maps one is kept; not where the map is all-gathered,
+        which would happen twice.
+
+        Args:
+            x_BHWC: this device's channels; all of them if `replicated`.
+            context: of the pass.
+            kernels: this device's part of the kernels.
+            replicated: every device has all channels of x.
         """
-
-        line: tuple[Array, ...] = ()
+        affine: tuple[Array, ...] = ()
         for i, norm in enumerate(self.norms):
-            here = whole and i == 0
-            x_BHWC, moments = self._convolve(
-                i, x_BHWC, line, context, UNSHARDED if here else kernels
-            )
-            line = norm.affine(
+            shard = UNSHARDED if replicated and i == 0 else kernels
+            x_BHWC, moments = self._convolve(i, x_BHWC, affine, context, shard)
+            affine = norm.affine(
                 x_BHWC, train=context.train, batch_axes=context.batch_axes, moments=moments
             )
-        return recomputed(self._pool, x_BHWC, *line)
+        return recomputed(self._pool, x_BHWC, *affine)
 
     def _convolve(
         self,
         i: int,
         x_BHWC: Array,
-        line: tuple[Array, ...],
+        affine: tuple[Array, ...],
         context: ForwardContext,
         kernels: GroupShard,
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The i-th convolution of what the line before makes of x, and the moments of its output,
-        where they come with it.
+        """The i-th convolution of relu(affine(x)), and the moments of its output where computed.
 
-        A depthwise kernel works on the channels that are here, so what is gathered for the
-        pointwise one is as large as for a dense convolution.
+        A depthwise kernel needs this device's channels alone: the all-gather before the pointwise
+        one is as large as for a dense convolution.
         """
-        kernel_HWIO, apart = self.kernels[i], i - (len(self.kernels) - len(self.depthwise))
-        if apart < 0:
+        kernel_HWIO, depthwise = self.kernels[i], i - (len(self.kernels) - len(self.depthwise))
+        if depthwise < 0:
             if kernels is not UNSHARDED:
-                x_BHWC, line = kernels.all_gather(rectified(x_BHWC, *line), 3), ()
-            return rectified_conv2d(x_BHWC, line, kernel_HWIO[...], moments=context.train)
+                x_BHWC, affine = kernels.all_gather(rectified(x_BHWC, *affine), 3), ()
+            return rectified_conv2d(x_BHWC, affine, kernel_HWIO[...], moments=context.train)
 
-        def separable(x: Array, *line: Array) -> Array:
-            x = depthwise_conv2d(rectified(x, *line), self.depthwise[apart][...])
+        def separable(x: Array, *affine: Array) -> Array:
+            x = depthwise_conv2d(rectified(x, *affine), self.depthwise[depthwise][...])
             return kernels.all_gather(x, 3) @ kernel_HWIO[...].astype(x.dtype)[0, 0]
 
-        again = line and kernels is UNSHARDED
-        return (partial(recomputed, separable) if again else separable)(x_BHWC, *line), ()
+        recompute = affine and kernels is UNSHARDED
+        return (partial(recomputed, separable) if recompute else separable)(x_BHWC, *affine), ()
 
-    def _pool(self, x_BHWC: Array, *line: Array) -> Array:
-        """The largest is rectified: that is what the rectified ones' largest is, and smaller."""
+    def _pool(self, x_BHWC: Array, *affine: Array) -> Array:
+        """Max-pool before ReLU: the same result (ReLU is monotonic) on fewer values."""
         if self.stride == 1:
-            return rectified(x_BHWC, *line)
-        return jax.nn.relu(max_pool(normalise.scale_shift(x_BHWC, *line), self.window, self.stride))
+            return rectified(x_BHWC, *affine)
+        return jax.nn.relu(
+            max_pool(normalise.scale_shift(x_BHWC, *affine), self.window, self.stride)
+        )
 
 
 class Trunk(nnx.Module):
-    """Images to one token per channel of the last block."""
+    """Images to image-level embeddings, one token for each kernel of the last block."""
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         self.tokens = c.conv_channels[-1]
@@ -120,24 +135,28 @@ class Trunk(nnx.Module):
             return
         *block_keys, embed_key = jax.random.split(key, len(c.conv_channels) + 1)
         c_in = c.image_channels
-        apart = (False, c.separable)
+        separable = (False, c.separable)
         for block_key, c_out, kernel, stride in zip(
             block_keys, c.conv_channels, c.conv_kernels, c.pool_strides, strict=True
         ):
-            self.blocks.append(ConvBlock(c_in, c_out, kernel, stride, block_key, apart))
-            c_in, apart = c_out, (c.separable,) * 2
+            self.blocks.append(ConvBlock(c_in, c_out, kernel, stride, block_key, separable))
+            c_in, separable = c_out, (c.separable,) * 2
         self.embed = nnx.Dict(layers.torch_linear(embed_key, (), prod(c.map_size), c.embed_dim))
 
     def __call__(
         self, images_BHWC: Array, context: ForwardContext, kernels: GroupShard, first_token: Array
     ) -> Array:
-        """(B, H, W, C) → (B, channel tokens, D), for the kernels that are here.
+        """(B, H, W, C) → (B, C', D), a token for each of this device's C' kernels.
 
-        first_token: number of the first of them among all the network's, which keys its dropout.
+        Args:
+            images_BHWC: normalised.
+            context: of the pass.
+            kernels: this device's part of the kernels.
+            first_token: number of its first among all the network's, which keys its dropout.
         """
         x_BHWC = images_BHWC
         for i, block in enumerate(self.blocks):
-            x_BHWC = block(x_BHWC, context, kernels, whole=i == 0)
+            x_BHWC = block(x_BHWC, context, kernels, replicated=i == 0)
         if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
             batch, rows, columns, channels = x_BHWC.shape
             x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
@@ -153,9 +172,16 @@ def channel_tokens(
     context: ForwardContext,
     first_token: Array | int,
 ) -> Array:
-    """Each channel's map (row by row) through a linear layer, ReLU and dropout: (B, C, D).
+    """Each channel's map, flattened row by row, through a linear layer, ReLU, dropout: (B, C, D).
 
-    first_token: number of the first channel that is here, which keys its dropout.
+    Source: HSViT paper, section 3.1, for the flattening; the authors' code for the rest.
+
+    Args:
+        embed: kernel (H·W, D) and bias (D,).
+        x_BHWC: this device's channels.
+        dropout: rate.
+        context: of the pass.
+        first_token: number of the first channel, which keys its dropout.
     """
     batch, rows, columns, channels = x_BHWC.shape
     x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
@@ -166,6 +192,6 @@ def channel_tokens(
     if context.key_words is not None and dropout:
         tokens = first_token + jnp.arange(channels)
         examples = context.example_ids_B.reshape(-1, 1, 1)
-        words = (*context.key_words, 0, examples, tokens.reshape(1, -1, 1))
-        z_BCD *= dropout_scale(words, z_BCD.shape, dropout).astype(z_BCD.dtype)
+        counters = (*context.key_words, 0, examples, tokens.reshape(1, -1, 1))
+        z_BCD *= dropout_scale(counters, z_BCD.shape, dropout).astype(z_BCD.dtype)
     return z_BCD
