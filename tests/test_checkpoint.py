@@ -332,7 +332,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path):
     found = harmless = 0
     for path in files_of(tmp_path / "2"):
         whole = path.read_bytes()
-        for offset in np.unique(rng.integers(0, len(whole), size=14)) if whole else []:
+        for offset in np.unique(rng.integers(0, len(whole), size=8)) if whole else []:
             broken = bytearray(whole)
             broken[offset] ^= 1 << int(rng.integers(8))
             path.write_bytes(broken)
@@ -343,7 +343,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path):
             found, harmless = found + (step == 1), harmless + (step == 2)
             assert (step == 1) == any("damaged" in str(w.message) for w in caught)
         path.write_bytes(whole)
-    assert found > 50 and harmless > 0
+    assert found > 30 and harmless > 0
     assert same(states[2], load_tree(tmp_path)[1])
 
 

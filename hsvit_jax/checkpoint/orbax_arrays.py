@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from jax.sharding import SingleDeviceSharding
 
 from hsvit_jax.checkpoint import checksum
@@ -87,50 +88,50 @@ def _load(path: Path, wanted: dict[TreePath, Any]) -> dict[TreePath, Any]:
     ocp = orbax()
     from etils import epath
 
+    stored = _as_stored(wanted)
     args = {
         name: ocp.RestoreArgs(restore_type=np.ndarray)
         if isinstance(leaf, np.ndarray)
         else ocp.ArrayRestoreArgs(
             restore_type=jax.Array, sharding=_sharding(leaf), global_shape=leaf.shape
         )
-        for name, leaf in wanted.items()
-        if math.prod(leaf.shape)
+        for name, leaf in stored.items()
     }
     handler = ocp.PyTreeCheckpointHandler()
     try:
-        if any(isinstance(leaf, np.ndarray) for leaf in wanted.values()):
+        if any(isinstance(leaf, np.ndarray) for leaf in stored.values()):
             # Orbax reads these as they are stored, whatever their size; the others it checks.
-            stored = handler.metadata(epath.Path(path)).tree
-            for name in args:
-                if tuple(_at(stored, name).shape) != wanted[name].shape:
+            metadata = traverse_util.flatten_dict(handler.metadata(epath.Path(path)).tree)
+            for name, leaf in stored.items():
+                if tuple(metadata[name].shape) != leaf.shape:
                     raise Damage(f"{dotted(name)} has another shape than its record says")
-        tree = handler.restore(
-            epath.Path(path),
-            args=ocp.args.PyTreeRestore(item=orbax_tree(wanted), restore_args=_strings(args)),
-        )
-        leaves = {name: _at(tree, name) for name in args}
+        restore = ocp.args.PyTreeRestore(item=nest(stored), restore_args=nest(args))
+        arrays = traverse_util.flatten_dict(handler.restore(epath.Path(path), args=restore))
+        arrays = {name: arrays[name] for name in stored}
     except (MemoryError, jax.errors.JaxRuntimeError):
         raise  # of this machine, not of the files
     except Exception as error:  # damaged bytes can make any of the parsers below raise anything
         raise Damage(f"{path}: {brief(error)}") from error
     finally:
         handler.close()
-    return {name: leaves[name] if name in leaves else _empty(leaf) for name, leaf in wanted.items()}
+    return {
+        name: arrays[_words(name)] if _words(name) in arrays else _empty(leaf)
+        for name, leaf in wanted.items()
+    }
 
 
-def _strings(leaves: dict[TreePath, Any]) -> dict:
-    return nest({tuple(map(str, path)): leaf for path, leaf in leaves.items()})
+def _words(path: TreePath) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+def _as_stored(leaves: dict[TreePath, Any]) -> dict[TreePath, Any]:
+    """Leaves as Orbax stores them: under string keys, without arrays of size 0."""
+    return {_words(path): leaf for path, leaf in leaves.items() if math.prod(leaf.shape)}
 
 
 def orbax_tree(leaves: dict[TreePath, Any]) -> dict:
-    """Nests leaves for Orbax, which has string keys only and refuses arrays of size 0."""
-    return _strings({path: leaf for path, leaf in leaves.items() if math.prod(leaf.shape)})
-
-
-def _at(tree: dict, path: TreePath) -> Any:
-    for key in path:
-        tree = tree[str(key)]
-    return tree
+    """Nests leaves as Orbax stores them."""
+    return nest(_as_stored(leaves))
 
 
 def _empty(leaf: Any) -> jax.Array | np.ndarray:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from hsvit_jax.checkpoint import checksum
 
@@ -234,13 +235,7 @@ def empties(tree: Any, path: TreePath = ()) -> list[TreePath]:
 
 def nest(leaves: dict[TreePath, Any], empty: Sequence[TreePath] = ()) -> dict:
     """Builds the nested dict of leaves by path: the inverse of `flatten` and `empties`."""
-    tree: dict = {}
-    for path, leaf in [*leaves.items(), *((path, {}) for path in empty)]:
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = leaf
-    return tree
+    return traverse_util.unflatten_dict({**leaves, **{path: {} for path in empty}})
 
 
 def dotted(path: TreePath) -> str:
