@@ -32,13 +32,38 @@ def cache_folder(data_dir: Path, name: str, key: dict[str, Any]) -> Path:
     return data_dir / "cache" / f"{slug}-{hashlib.sha256(body.encode()).hexdigest()[:24]}"
 
 
-def read_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Reads the memory-mapped arrays and the notes of a folder.
+def read_or_build(
+    folder: Path, build: Callable[[Path], dict[str, Any]]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Reads the arrays and notes of a folder, building it first where it is missing or damaged.
+
+    Args:
+      folder: from `cache_folder`.
+      build: writes ``.npy`` files to a scratch folder and returns the notes, JSON.
 
     Returns:
-      (arrays by name, notes); None where there is no folder, or a damaged one, which is removed
-      with a warning.
+      (arrays by name, memory-mapped, and notes).
+
+    Raises:
+      ValueError: the folder cannot be written.
     """
+    cached = _read(folder)
+    if cached is None:
+        with scratch_folder(folder) as scratch:
+            notes = build(scratch)
+            crc32 = {path.stem: _crc(path) for path in sorted(scratch.glob("*.npy"))}
+            body = json.dumps({"crc32": crc32, "notes": notes})
+            sealed = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}
+            (scratch / "notes.json").write_text(json.dumps(sealed), encoding="utf-8")
+            publish(scratch, folder)
+        cached = _read(folder)
+    if cached is None:
+        raise ValueError(f"the arrays just written to {folder} cannot be read back: bad disk?")
+    return cached
+
+
+def _read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """Reads a folder; None where there is none, or a damaged one, which is removed."""
     if not folder.is_dir():
         return None
     try:
@@ -56,52 +81,10 @@ def read_cache(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | N
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         warnings.warn(
             f"the cached arrays in {folder} are damaged ({error}); they are built again",
-            stacklevel=2,
+            stacklevel=3,
         )
         shutil.rmtree(folder, ignore_errors=True)
         return None
-
-
-def read_or_build(
-    folder: Path, build: Callable[[Path], dict[str, Any]]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads the arrays and notes of a folder, building it first where it is missing or damaged.
-
-    Args:
-      folder: from `cache_folder`.
-      build: writes ``.npy`` files to a scratch folder and returns the notes, JSON.
-
-    Returns:
-      (arrays by name, memory-mapped, and notes).
-
-    Raises:
-      ValueError: the folder cannot be written.
-    """
-    cached = read_cache(folder)
-    if cached is None:
-        with building(folder) as (scratch, notes):
-            notes.update(build(scratch))
-        cached = read_cache(folder)
-    if cached is None:
-        raise ValueError(f"the arrays just written to {folder} cannot be read back: bad disk?")
-    return cached
-
-
-@contextlib.contextmanager
-def building(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Gives a scratch folder for ``.npy`` files and a dict for notes; publishes both on success.
-
-    Raises:
-      ValueError: the data folder cannot be written.
-    """
-    with scratch_folder(folder) as scratch:
-        notes: dict[str, Any] = {}
-        yield scratch, notes
-        crc32 = {path.stem: _crc(path) for path in sorted(scratch.glob("*.npy"))}
-        body = json.dumps({"crc32": crc32, "notes": notes})
-        sealed = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}
-        (scratch / "notes.json").write_text(json.dumps(sealed), encoding="utf-8")
-        publish(scratch, folder)
 
 
 def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -94,7 +94,7 @@ def describe_folder(name: str, listing: Listing) -> DataInfo:
     one channel only if every file peeked at is grey.
     """
     spread = 2 ** np.arange(20) - 1  # few, spread over the classes, and always the same ones
-    headers = [_header(listing.files[i].path) for i in spread[spread < len(listing.files)]]
+    headers = [_header(listing.rows[i].file.path) for i in spread[spread < len(listing.rows)]]
     readable = [header for header in headers if header is not None]
     median = float(np.median([side for side, _ in readable])) if readable else 128.0
     side = next((size for size in (32, 64, 128) if size >= median), 128)
@@ -115,15 +115,17 @@ def load_listing(
       key: identifies the content; without one the arrays are used again as long as the same
         files have the same sizes and times.
     """
+    names = [f"{listing.where}/{row.file.name}" for row in listing.rows]
+    parts = np.array([row.part for row in listing.rows], np.int8)
     if key is None:
-        files = json.dumps([listing.names, listing.files, listing.parts.tolist()])
+        files = json.dumps([names, listing.rows])
         key = {"files": hashlib.sha256(files.encode()).hexdigest()}
 
     def read(index: int) -> tuple[bytes, int]:
-        return read_file(listing.files[index].path), int(listing.labels[index])
+        row = listing.rows[index]
+        return read_file(row.file.path), row.label
 
-    items = Items(listing.names, listing.parts, read)
-    return decode_items(items, listing.class_names, request, name, key)
+    return decode_items(Items(names, parts, read), listing.class_names, request, name, key)
 
 
 def _header(path: str) -> tuple[int, bool] | None:

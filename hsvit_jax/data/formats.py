@@ -10,7 +10,7 @@ import numpy as np
 
 from hsvit_jax.data.archives import members
 from hsvit_jax.data.dataset import TEST, TRAIN
-from hsvit_jax.data.listing import File, Listing, Tree
+from hsvit_jax.data.listing import File, Listing, Row, Tree
 
 _IDX_LIMIT = 1 << 28  # the largest IDX file we know is 47 MB unpacked
 
@@ -162,8 +162,10 @@ def _listing(
             f"({wrong[:3]}…), {len(classes)} classes; the archive is not as published"
         )
     rows = sorted(rows, key=lambda row: (row[2], index[row[0]], row[1]))
-    return Listing.of(
-        tree.where, class_names, [(files[name], index[label], part) for label, name, part in rows]
+    return Listing(
+        tree.where,
+        class_names,
+        tuple(Row(files[name], index[label], part) for label, name, part in rows),
     )
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL
 from hsvit_jax.data.images import few, is_image_name, is_printable, printable
 
@@ -41,36 +39,21 @@ class Tree:
     dirs: frozenset[str]
 
 
+class Row(NamedTuple):
+    """An image file with its label and the part, TRAIN to UNSPLIT, that it was found in."""
+
+    file: File
+    label: int
+    part: int
+
+
 @dataclass(frozen=True)
 class Listing:
-    """Image files in a stable order.
+    """The image files of a tree in a stable order; label ``i`` is ``class_names[i]``."""
 
-    Attributes:
-      class_names: label ``i`` is ``class_names[i]``.
-      names: of the files, for messages.
-      files: the files.
-      labels: int32 (N,).
-      parts: int8 (N,), the splits they were found in.
-    """
-
+    where: str
     class_names: tuple[str, ...]
-    names: tuple[str, ...]
-    files: tuple[File, ...]
-    labels: np.ndarray
-    parts: np.ndarray
-
-    @classmethod
-    def of(
-        cls, where: str, class_names: tuple[str, ...], rows: list[tuple[File, int, int]]
-    ) -> "Listing":
-        """Builds a listing from (file, label, part) rows."""
-        return cls(
-            class_names,
-            names=tuple(f"{where}/{file.name}" for file, _, _ in rows),
-            files=tuple(file for file, _, _ in rows),
-            labels=np.array([label for _, label, _ in rows], np.int32),
-            parts=np.array([part for _, _, part in rows], np.int8),
-        )
+    rows: tuple[Row, ...]
 
 
 def walk(root: Path) -> Tree:
@@ -152,13 +135,13 @@ def arrange(tree: Tree) -> Listing:
     first = by_part[min(by_part)]
     _check_classes(tree, groups, by_part, first)
     class_names = tuple(sorted(first))
-    rows = [
-        (file, label, part)
+    rows = (
+        Row(file, label, part)
         for part in sorted(by_part)
         for label, name in enumerate(class_names)
         for file in by_part[part][name]
-    ]
-    return Listing.of(tree.where, class_names, rows)
+    )
+    return Listing(tree.where, class_names, tuple(rows))
 
 
 def _wrapper(tree: Tree) -> str:

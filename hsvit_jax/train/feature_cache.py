@@ -70,14 +70,15 @@ def attach(
         raise ValueError(
             f"cannot write to init.cache={config.init.cache}: {error.strerror}; choose another"
         ) from error
-    found = cache.read_cache(folder)
-    if found is None:
+
+    def build(scratch: Path) -> dict:
         say(f"computing what {part} makes of each image, to be kept in {folder}")
-        _build(run, state, part, folder, beat)
-        found = cache.read_cache(folder)
-    else:
+        _build(run, state, part, scratch, beat)
+        return {}
+
+    if folder.is_dir():
         say(f"what {part} makes of each image is read from {folder}")
-    arrays = found[0]
+    arrays, _ = cache.read_or_build(folder, build)
     splits = {name: getattr(run.dataset, name) for name in ("train", "val", "test")}
     resident = run.dataset.resident and arrays["train"].nbytes <= _RESIDENT_BYTES
     made = {
@@ -115,7 +116,7 @@ def _folder(run: Run, state: dict, part: str) -> Path:
     return Path(run.config.init.cache).expanduser() / cache.cache_folder(Path(), part, key).name
 
 
-def _build(run: Run, state: dict, part: str, folder: Path, beat: Callable[[], None]) -> None:
+def _build(run: Run, state: dict, part: str, scratch: Path, beat: Callable[[], None]) -> None:
     """Writes the features of every split, float32, in the order of its examples."""
     settings = run.config.data
     mean, std = tuple(settings.mean), tuple(settings.std)
@@ -126,22 +127,21 @@ def _build(run: Run, state: dict, part: str, folder: Path, beat: Callable[[], No
 
     compiled = jax.jit(compute, out_shardings=mesh_lib.replicated(run.mesh))
     batch, multiple = config_lib.eval_batch(run.config), run.mesh.shape[mesh_lib.DATA]
-    with cache.building(folder) as (scratch, _):
-        for name in ("train", "val", "test"):
-            split, place = getattr(run.dataset, name), 0
-            if not len(split):
-                _empty(scratch / f"{name}.npy")
-                continue
-            for images, _, valid in evaluate.padded_batches(split, batch, multiple):
-                beat()
-                placed = mesh_lib.put_batch(run.mesh, images)
-                made = np.asarray(compiled(state["params"], state["stats"], placed))[valid]
-                if not place:
-                    shape = (len(split), *made.shape[1:])
-                    out = cache.new_array(scratch / f"{name}.npy", np.float32, shape)
-                out[place : place + len(made)] = made
-                place += len(made)
-            out.flush()
+    for name in ("train", "val", "test"):
+        split, place = getattr(run.dataset, name), 0
+        if not len(split):
+            _empty(scratch / f"{name}.npy")
+            continue
+        for images, _, valid in evaluate.padded_batches(split, batch, multiple):
+            beat()
+            placed = mesh_lib.put_batch(run.mesh, images)
+            made = np.asarray(compiled(state["params"], state["stats"], placed))[valid]
+            if not place:
+                shape = (len(split), *made.shape[1:])
+                out = cache.new_array(scratch / f"{name}.npy", np.float32, shape)
+            out[place : place + len(made)] = made
+            place += len(made)
+        out.flush()
 
 
 def _empty(path: Path) -> None:
