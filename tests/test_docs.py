@@ -121,3 +121,10 @@ def test_tables_of_the_code_are_current():
 
 def test_the_readme_is_short():
     assert len(PAGES["README.md"].splitlines()) <= 150
+
+
+def test_docstrings_are_markdown():
+    """`[i][j]` outside backticks is a link to nowhere, with which `make docs` fails."""
+    for path in (ROOT / "hsvit_jax").rglob("*.py"):
+        for text in re.findall('"""(.*?)"""', path.read_text("utf-8"), re.DOTALL):
+            assert not re.search(r"\[[^][]+\]\[[^][]*\]", re.sub("`[^`]*`", "", text)), path

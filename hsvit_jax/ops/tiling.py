@@ -46,7 +46,7 @@ def join_batch(parts: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def cut_planes(x_BHWC: Array, stride: int) -> list[list[Array]]:
-    """The s×s planes of a map: [i][j] has rows i, i + s, … and columns j, j + s, …"""
+    """The s×s planes of a map: `planes[i][j]` has rows i, i + s, … and columns j, j + s, …"""
     batch, height, width, channels = x_BHWC.shape
     rows, columns = -(-height // stride), -(-width // stride)
     ends = (0, rows * stride - height), (0, columns * stride - width)
