@@ -184,7 +184,7 @@ def refuse_unused(request: Request, modes: Mapping[str, Mode]) -> None:
     by_config = mode.finds_run and not named
     for key in (setting.partition("=")[0] for setting in request.settings):
         if not (mode.reads_key(key) or (by_config and config_lib.names_run(key))):
-            read = mode.config.replace(" ", ", ") or "none"
+            read = config_lib.few(mode.config.split())
             raise Misuse(
                 f"--mode={name} does not use --config.{key}: leave it out (keys that it reads: "
                 f"{read})"

@@ -35,13 +35,13 @@ def append_to(path: Path) -> IO[bytes]:
     """Opens a regular file for adding to its end, following no link and waiting for nobody.
 
     Args:
-        path: the file, made if it is not there.
+      path: the file, made if it is not there.
 
     Returns:
-        an unbuffered binary file.
+      an unbuffered binary file.
 
     Raises:
-        ValueError: `path` is a link, a folder, a fifo or a device.
+      ValueError: `path` is a link, a folder, a fifo or a device.
     """
     refuse_special(path)
     return open(
@@ -53,11 +53,11 @@ def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file whole or not at all: beside it first, then renamed over it.
 
     Args:
-        path: the file; an existing one is replaced.
-        content: bytes, or text to be written as UTF-8.
+      path: the file; an existing one is replaced.
+      content: bytes, or text to be written as UTF-8.
 
     Raises:
-        ValueError: `path` is a link, a folder, a fifo or a device.
+      ValueError: `path` is a link, a folder, a fifo or a device.
     """
     refuse_special(path)
     part = path.with_name(f".{secrets.token_hex(8)}.part")
@@ -107,14 +107,14 @@ def write(
     """Writes a table as CSV and a figure as PNG.
 
     Args:
-        rows: dataclass instances of one kind, at least one; a column for each field.
-        folder: of both files, made if it is not there.
-        name: of both files, without suffix.
-        draw: fills a Matplotlib figure, whose first panel gets the legend.
-        inches: size of the figure.
+      rows: dataclass instances of one kind, at least one; a column for each field.
+      folder: of both files, made if it is not there.
+      name: of both files, without suffix.
+      draw: fills a Matplotlib figure, whose first panel gets the legend.
+      inches: size of the figure.
 
     Returns:
-        the paths of the CSV and the PNG.
+      the paths of the CSV and the PNG.
     """
     from matplotlib.figure import Figure
 

@@ -135,13 +135,13 @@ def test_a_file_and_a_name(tmp_path):
             "def get_config(argument):\n"
             "    c = config.base('digits', config.named_model('c2a2'))\n"
             "    c.unlock()\n    del c.train.batch\n    c.train.bach = 5\n    return c",
-            r"other keys: missing train.batch; unknown train.bach. Did you mean train.batch\?",
+            r"mine.py: unknown configuration key 'train.bach'; did you mean train.batch\?",
         ),
         (
             "def get_config(argument):\n"
             "    c = variants.get_config('dhvt', 'digits')\n"
             "    c.unlock()\n    c.model.head_token = False\n    return c",
-            r"other keys: unknown model.head_token. Did you mean model.head_tokens\?",
+            r"unknown configuration key 'model.head_token'; did you mean model.head_tokens\?",
         ),
         (
             "def get_config(argument):\n"

@@ -132,17 +132,12 @@ def _check_classes(trained: tuple[str, ...], classes: tuple[str, ...], data: str
     if tuple(classes) == tuple(trained[: len(classes)]):
         return
     missing = [name for name in trained if name not in classes]
-    extra = [name for name in classes if name not in trained]
+    extra, few = [name for name in classes if name not in trained], config_lib.few
     raise ValueError(
         f"the checkpoint knows {len(trained)} classes and {data} has {len(classes)}; only in the "
-        f"checkpoint: {_few(missing)}; only in the data: {_few(extra)}. Give --config=... with "
+        f"checkpoint: {few(missing)}; only in the data: {few(extra)}. Give --config=... with "
         "data of the same classes in the same order"
     )
-
-
-def _few(names: list[str]) -> str:
-    """The first five names."""
-    return (", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "none"
 
 
 def confusion_table(confusion_KK: Any, names: tuple[str, ...], most: int = 10) -> str:

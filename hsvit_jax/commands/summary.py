@@ -1,7 +1,7 @@
-"""--mode=summary: what a network is made of, and what it costs.
+"""--mode=summary: a network's modules, parameters, FLOPs and memory.
 
-The table counts as the literature does; what a compiled program really computes and holds is asked
-of XLA, for the back end at hand. Nothing is computed or allocated: shapes alone are enough.
+The table counts FLOPs as the literature does; the costs of the compiled programs are XLA's, for the
+back end at hand. Nothing is computed or allocated: the programs are compiled for shapes.
 """
 
 from typing import Any
@@ -25,10 +25,12 @@ def run(request: Request) -> int:
 
 
 def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
-    """The modules and the totals of `model` as text, for the training that `config` describes.
+    """Formats the modules and the totals of a network; compiles three programs.
 
-    config: resolved (`hsvit_jax.config.resolve`); of it, the batches, `train.ema_decay` and the
-    names in `model` are read. Compiles three programs, which takes seconds for a large network.
+    Args:
+      config: resolved (`hsvit_jax.config.resolve`); of it, the batches, `train.ema_decay` and the
+        names in `model` are read.
+      model: the network.
     """
     count, batch, rows = costs.parameters(model), config.train.batch, costs.modules(model)
     at_once = config_lib.eval_batch(config)
@@ -36,9 +38,9 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
     macs = sum(row[2] for row in rows)
     paper = model.paper_flops(macs)
-    every, cls_only = "", ""
+    tokens, cls_only = "", ""
     if model.group_axis_limit:  # HSViT's last block is computed for less than the literature counts
-        every, cls_only = ", every token of the last block", ", the last block for its CLS only"
+        tokens, cls_only = ", every token of the last block", ", the last block for its CLS only"
     ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
     lines = [
         f"{config.model.variant} ({config.model.family}), images {image}, "
@@ -51,7 +53,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         "",
         f"parameters {count:,}",
         f"FLOPs {2 * macs / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and "
-        f"matrix products{every})",
+        f"matrix products{tokens})",
         *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
         f"compiled FLOPs {costs.compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's "
         f"count on {jax.default_backend()}{cls_only})",

@@ -100,10 +100,8 @@ def with_warmup(
     """
     if config.optim.warmup_epochs != defaults.AUTOMATIC:
         return config
-    epochs = 1.0 if config.data.name == "digits" else 5.0
-    if config.recipe == "paper":
-        recipe = recipes.paper(config.model.family, config.data.name, config.model.variant)
-        epochs = recipe.get("optim.warmup_epochs", 0.0)
+    recipe = recipes.values(config.recipe, config.model, config.data.name)
     config = config.copy_and_resolve_references()
-    config.optim.warmup_epochs = min(epochs, total // 10 / steps_per_epoch)
+    most = total // 10 / steps_per_epoch
+    config.optim.warmup_epochs = min(recipe["optim.warmup_epochs"], most)
     return config.lock()

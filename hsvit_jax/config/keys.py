@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -422,9 +422,16 @@ def check(config: ml_collections.ConfigDict) -> None:
             raise ValueError(f"{path} must be {key.expected}; got {reprlib.repr(value)}")
 
 
-def nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
+def few(words: Iterable[str], separator: str = ", ") -> str:
+    """Joins the first five words and counts the rest; 'none' for no words."""
+    words = list(words)
+    more = f" and {len(words) - 5} more" if len(words) > 5 else ""
+    return (separator.join(words[:5]) or "none") + more
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
     """Suggests the closest known word: ' Did you mean …?', or nothing."""
-    close = difflib.get_close_matches(word, known, 1, 0.5)
+    close = difflib.get_close_matches(word, list(known), 1, 0.5)
     return f" Did you mean {close[0]}?" if close else ""
 
 

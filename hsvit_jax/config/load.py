@@ -1,4 +1,4 @@
-"""From what a user writes to a configuration: `FILE:words`, `NAME:words`, and `KEY=VALUE`.
+"""Reads a configuration: `FILE:words` or `NAME:words`, with `KEY=VALUE` overrides.
 
 A configuration file is Python that defines `get_config(argument)`; it is run, so use only files you
 trust. The named networks (`c2a2`, `c3a4`, `c4a8`) and the sibling families (`vix:vin,hybrid`, see
@@ -22,10 +22,15 @@ _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
 
 def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
-    """The configuration of `spec`, such as 'configs/c4a8.py:cifar100' or 'c2a2:digits,tiny'.
+    """Reads and validates a configuration.
 
-    settings: 'KEY=VALUE' texts, applied by `override`. Raises ValueError when there is no such file
-    or name, when the file fails, or for a word, key or value that does not fit.
+    Args:
+      spec: file or name, and words, such as 'configs/c4a8.py:cifar100' or 'c2a2:digits,tiny'.
+      settings: 'KEY=VALUE' texts, see `override`.
+
+    Raises:
+      ValueError: there is no such file or name, the file fails, or a word, key or value does not
+        fit.
     """
     for text in (spec, *settings):
         if not isinstance(text, str):
@@ -43,45 +48,47 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
 
 
 def _from_name(name: str, argument: str | None) -> ml_collections.ConfigDict:
-    """As the file of that name in configs/ has it."""
+    """The same as from the file of that name in configs/."""
     name = variants.OF_FILE.get(name, name)
     if name in variants.SIBLINGS:
         return variants.get_config(name, argument)
     return defaults.base(argument, named_model(name))
 
 
-def named_model(variant: str) -> dict[str, Any]:
-    """The `model` section of a named network, or of a sibling family's default variant.
+def named_model(name: str) -> dict[str, Any]:
+    """The `model` section of an HSViT, or of a sibling family's default variant.
 
     Raises ValueError for an unknown name.
     """
-    if variant in variants.SIBLINGS:
-        return variants.model_section(variant)
-    own = FAMILIES["hsvit"]
-    if variant not in own.variants:
-        known = (*own.variants, *variants.SIBLINGS)
+    if name in variants.SIBLINGS:
+        return variants.model_section(name)
+    hsvit = FAMILIES["hsvit"]
+    if name not in hsvit.variants:
+        known = (*hsvit.variants, *variants.SIBLINGS)
         raise ValueError(
-            f"unknown network {variant!r}.{keys.nearest(variant, known)} "
-            f"Known: {', '.join(known)}, or a file ending in .py ({_EXAMPLE})"
+            f"unknown network {name!r}.{keys.nearest(name, known)} "
+            f"Known: {keys.few(known)}, or a file ending in .py ({_EXAMPLE})"
         )
-    return own.settings(variant)
+    return hsvit.settings(name)
 
 
 def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
-    """Runs the file and its `get_config`; whatever goes wrong there is told with its line."""
+    """Runs the file and its `get_config`; errors name the line."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         others = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        there = f" {path.parent}/ has {', '.join(others)}." if others else ""
-        raise ValueError(f"cannot read the config file {path}: {why}.{there}") from None
+        hint = f" {path.parent}/ has {keys.few(others)}." if others else ""
+        raise ValueError(f"cannot read the config file {path}: {why}.{hint}") from None
     module = {"__name__": f"hsvit_config_{path.stem}", "__file__": str(path)}
     try:
         exec(compile(text, str(path), "exec"), module)
         config = module["get_config"](argument)
     except Exception as error:  # the file may raise anything
-        if _spoken_by(error).startswith("hsvit_jax.") and isinstance(error, ValueError):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        module_name = frame.f_globals.get("__name__", "")
+        if isinstance(error, ValueError) and module_name.startswith("hsvit_jax."):
             raise
         if isinstance(error, KeyError) and error.args == ("get_config",):
             raise ValueError(f"the config file {path} defines no get_config(argument)") from None
@@ -92,14 +99,6 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
     return config.copy_and_resolve_references().lock()
 
 
-def _spoken_by(error: BaseException) -> str:
-    """The name of the module that raised."""
-    trace = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame.f_globals.get("__name__", "")
-
-
 def _line_of(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError):
         return f" in line {error.lineno}"
@@ -108,31 +107,23 @@ def _line_of(error: BaseException, path: Path) -> str:
 
 
 def _check_keys(config: Any, path: Path) -> None:
-    """A file of one's own that forgets a key must not fail in the middle of a run."""
+    """Raises ValueError unless a file's configuration has the keys of its family."""
     if not isinstance(config, ml_collections.ConfigDict):
         raise ValueError(
             f"get_config of {path} returned {type(config).__name__}; expected a ConfigDict, as "
             "hsvit_jax.config.base makes it"
         )
-    found = dict(keys.leaves(config))
-    family = found.get("model.family", "hsvit")
-    any_of = _any_of(family, found.get("model.variant", ""), path)
-    wanted = set(dict(keys.leaves(defaults.base(None, any_of))))
-    if wanted != set(found):
-        missing, unknown = sorted(wanted - set(found)), sorted(set(found) - wanted)
-        parts = [f"missing {', '.join(missing)}"] if missing else []
-        parts += [f"unknown {', '.join(unknown)}"] if unknown else []
-        hints = "".join(keys.nearest(key, sorted(wanted)) for key in unknown)
-        raise ValueError(f"the configuration of {path} has other keys: {'; '.join(parts)}.{hints}")
-
-
-def _any_of(family: str, variant: str, path: Path) -> dict[str, Any]:
-    """The settings of the variant, or of some network of this family if it is none of them."""
-    if family == "hsvit":
-        return FAMILIES[family].settings()
+    given = dict(keys.leaves(config))
+    family, variant = given.get("model.family", "hsvit"), given.get("model.variant", "")
+    is_known = family in FAMILIES and variant in FAMILIES[family].variants
     try:
-        known = family in FAMILIES and variant in FAMILIES[family].variants
-        return variants.model_section(family, variant if known else "")
+        model = variants.model_section(family, variant if is_known else "")
+        expected = [key for key, _ in keys.leaves(defaults.base(None, model))]
+        for key in given:
+            if key not in expected:
+                raise ValueError(_unknown(key, expected))
+        if missing := [key for key in expected if key not in given]:
+            raise ValueError(f"missing {keys.few(missing)}")
     except ValueError as error:
         raise ValueError(f"the configuration of {path}: {error}") from None
 
@@ -140,11 +131,16 @@ def _any_of(family: str, variant: str, path: Path) -> dict[str, Any]:
 def override(
     config: ml_collections.ConfigDict, settings: Sequence[str]
 ) -> ml_collections.ConfigDict:
-    """A copy with 'KEY=VALUE' texts applied; the last one of a key counts.
+    """Applies overrides to a copy of a configuration.
 
-    Values are read by `keys`; tuples as '64' or '64,32'. Setting only one of train.epochs
-    and train.steps makes the other 0. Raises ValueError for an unknown key (naming the nearest), a
-    value that does not fit its key, and keys that only name what was chosen.
+    Args:
+      config: the configuration.
+      settings: 'KEY=VALUE' texts, parsed by `keys.Key.parse`; the last one of a key counts. Setting
+        only one of train.epochs and train.steps makes the other 0.
+
+    Raises:
+      ValueError: an unknown key, a value outside the key's range, or a key that only names a choice
+        of --config.
     """
     config = config.copy_and_resolve_references()
     known = dict(keys.leaves(config))
@@ -176,22 +172,22 @@ def override(
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    """Names the key that was meant: the same last word elsewhere, or the closest spelling."""
+    """Suggests known keys for an unknown one: the same last word elsewhere, or the closest."""
     section = [k for k in known if k.startswith(f"{key}.")]
     if section:
-        return f"{key} is a section; its keys are {', '.join(section)}"
+        return f"{key} is a section; its keys are {keys.few(section)}"
     leaf = key.rpartition(".")[2]
     near = [k for k in known if k.rpartition(".")[2] == leaf]
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:
         words = difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in known], 1, 0.6)
         near = [k for k in known if words and k.rpartition(".")[2] == words[0]]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {keys.few(known)}"
     return f"unknown configuration key {key!r}; {hint}"
 
 
 def _refuse_label(key: str, text: str) -> None:
-    """These decide many other settings, so changing the word alone would be a false label."""
+    """Raises ValueError for a key that names a choice of --config, on which other keys depend."""
     if key in ("recipe", "model.variant", "model.backbone") or (
         key == "data.name" and not text.startswith(("folder=", "tfds="))
     ):

@@ -1,12 +1,11 @@
-"""What a family changes in a configuration: its paper's recipe, a smoke run's size, digits' tokens.
+"""Recipes: the papers' by family, and the strong one's changes by data set.
 
-Plain values, applied by `defaults.base` and, for digits, by `variants`. The recipe `strong` is the
-same for all families, and hsvit's own values are in `defaults`.
+`defaults` holds the strong recipe, which is the same for all families, and applies these to it.
 
 Sources: HSViT paper, table 2, and its scripts for the batches of ViT; ViX paper, section 4, the
 authors' scripts where it is silent; HVT paper, section 5, and Touvron et al. (DeiT, ICML 2021),
 table 9, which it refers to; DHVT supplement, section 4.1, and the authors' script for CIFAR. What
-is left out of a recipe is told in the family's file in configs/.
+is left out of a recipe is listed in the family's file in configs/.
 """
 
 from collections.abc import Mapping
@@ -92,8 +91,8 @@ _DHVT_IMAGENET: Mapping[str, Any] = {
     "optim.warmup_epochs": 10.0,
 }
 
-# The recipe of hsvit (`defaults`), with which its paper trained what it compares with.
-_COMPARED: Mapping[str, Any] = {
+# HSViT's, with which its paper also trained the networks that it compares with.
+_HSVIT: Mapping[str, Any] = {
     "train.batch": 512,
     "train.epochs": 300.0,
     "train.ema_decay": 0.0,
@@ -118,13 +117,13 @@ _COMPARED: Mapping[str, Any] = {
 }
 #: ViT converges at this rate only (note 2 of table 2), and so do two of the CvTs: see `paper`.
 _LOW_RATE: Mapping[str, Any] = {"optim.learning_rate": 1e-4}
-_COMPARED_VIT: Mapping[str, Any] = {**_COMPARED, **_LOW_RATE}
+_HSVIT_VIT: Mapping[str, Any] = {**_HSVIT, **_LOW_RATE}
 #: Data sets whose images have at most 32 pixels a side.
 _SMALL = ("digits", "cifar10", "cifar100", "fashion_mnist")
 
 # Table 3. Nothing is said of the crops' area: torchvision's default.
 _BACKBONE: Mapping[str, Any] = {
-    **_COMPARED,
+    **_HSVIT,
     "train.batch": 128,
     "train.epochs": 30.0,
     "optim.warmup_epochs": 2.0,
@@ -141,8 +140,8 @@ _BACKBONE: Mapping[str, Any] = {
 
 #: Recipes by the name in a family's record; those of HSViT's paper differ in rate or image size.
 PAPER: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("hsvit", "hsvit_cvt", "hsvit_convnet", "hsvit_enlarged"), _COMPARED),
-    "hsvit_vit": _COMPARED_VIT,
+    **dict.fromkeys(("hsvit", "hsvit_cvt", "hsvit_convnet", "hsvit_enlarged"), _HSVIT),
+    "hsvit_vit": _HSVIT_VIT,
     "hsvit_backbone": _BACKBONE,
     "vix": _VIX,
     "hvt": _HVT,
@@ -153,23 +152,75 @@ _PAPER_ON: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("hvt", "imagenet"): _HVT_IMAGENET,
     ("dhvt", "imagenet"): _DHVT_IMAGENET,
     **{("dhvt", data): _DHVT_SMALL for data in _SMALL},
-    ("hsvit_vit", "tiny_imagenet"): {**_COMPARED_VIT, "train.batch": 128},
-    ("hsvit_vit", "food101"): {**_COMPARED_VIT, "train.batch": 16},
+    ("hsvit_vit", "tiny_imagenet"): {**_HSVIT_VIT, "train.batch": 128},
+    ("hsvit_vit", "food101"): {**_HSVIT_VIT, "train.batch": 16},
+}
+# Digits, with 1,437 training images: a short, light recipe of a minute or two on a laptop.
+_STRONG_ON: Mapping[str, Mapping[str, Any]] = {
+    "digits": {
+        "optim.warmup_epochs": 1.0,
+        "train.batch": 64,
+        "train.epochs": 12.0,
+        "train.ema_decay": 0.98,
+        "augment.flip": False,
+        "augment.crop_padding": 2,
+        "augment.rand_augment_ops": 0,
+        "augment.erasing": 0.0,
+        "augment.mixup": 0.0,
+        "augment.cutmix": 0.0,
+        "augment.label_smoothing": 0.05,
+    },
+    "food101": {"augment.crop_padding": 16},
+    "imagenet": {"augment.crop_padding": 16},
+}
+#: Changes of the strong recipe for a dozen epochs, searched on held-out CIFAR-10 images:
+#: docs/results.md has the gain of each, and what gained nothing.
+_FAST: Mapping[str, Any] = {
+    "train.epochs": 12.0,
+    "train.ema_decay": 0.0,
+    "eval.tta": "flip",
+    "optim.name": "muon",
+    "optim.learning_rate": 5e-3,
+    "augment.rand_augment_ops": 0,
+    "augment.erasing": 0.0,
+    "augment.mixup": 0.0,
+    "augment.cutmix": 0.0,
+    "augment.label_smoothing": 0.0,
 }
 #: (variant of CvT, data set) with the low rate, by note 2.
 _CVT_LOW_RATE = (("13-patch4", "food101"), ("21-patch4", "tiny_imagenet"))
 
 
-def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
-    """The recipe of the paper that `family` comes from, for a data set; {} for hsvit.
+def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
+    """The values of a recipe that differ from `defaults`, by 'section.key'.
 
-    Digits are never mirrored; every other data set is where the recipe is DeiT's. variant: of a
-    convolutional network, which has a native image size, or of CvT, whose rate depends on it.
+    Args:
+      recipe: 'strong', 'fast' or 'paper'.
+      model: the `model` section.
+      data: the data set.
+    """
+    if recipe == "paper":
+        return paper(model["family"], data, model["variant"])
+    fast = dict(_FAST) if recipe == "fast" else {}
+    if fast and "dropout" in model:
+        fast["model.dropout"] = 0.0
+    return strong(model["family"], data) | fast
+
+
+def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
+    """The recipe of the paper that `family` comes from.
+
+    Args:
+      family: its record names the recipe.
+      data: the data set. Digits are never mirrored; others are where the recipe is DeiT's.
+      variant: of a convolutional network, whose native image size it decides, or of CvT, whose
+        learning rate it decides.
+
+    Returns:
+      values by 'section.key'.
     """
     record = FAMILIES[family]
     name = record.paper_recipe
-    if not name:
-        return {}
     recipe = dict(_PAPER_ON.get((name, data)) or PAPER[name])
     if name == "hsvit_cvt" and (variant, data) in _CVT_LOW_RATE:
         recipe |= _LOW_RATE
@@ -187,27 +238,8 @@ def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
 
 
 def strong(family: str, data: str) -> dict[str, Any]:
-    """What the recipe `strong` needs of a data set: images that an EfficientNet can stride over."""
-    small = data == "fashion_mnist" and FAMILIES[family].native_size
-    return {"data.image_size": (32, 32)} if small else {}
-
-
-#: Found on held-out CIFAR-10 images: docs/results.md tells what each setting gained, and what did
-#: not gain anything.
-_FAST: Mapping[str, Any] = {
-    "train.epochs": 12.0,
-    "train.ema_decay": 0.0,
-    "eval.tta": "flip",
-    "optim.name": "muon",
-    "optim.learning_rate": 5e-3,
-    "augment.rand_augment_ops": 0,
-    "augment.erasing": 0.0,
-    "augment.mixup": 0.0,
-    "augment.cutmix": 0.0,
-    "augment.label_smoothing": 0.0,
-}
-
-
-def fast(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What the recipe `fast`, for a dozen epochs, changes in `strong`."""
-    return {**_FAST, "model.dropout": 0.0} if "dropout" in model else {**_FAST}
+    """The strong recipe's values for a data set that differ from `defaults`."""
+    recipe = {"optim.warmup_epochs": 5.0, **_STRONG_ON.get(data, {})}
+    if data == "fashion_mnist" and FAMILIES[family].native_size:  # a stride of 32 does not fit 28
+        recipe["data.image_size"] = (32, 32)
+    return recipe

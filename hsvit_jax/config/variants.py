@@ -1,4 +1,4 @@
-"""The sibling systems by name: from the words after the colon to a family's variant.
+"""Variants of the sibling families, named by the words after the colon.
 
 `configs/vix.py:vin,hybrid,rope,cifar10` names ViX's variant `hybrid_vin_rope` by its parts, in any
 order; `configs/hvt.py:s-4` by its name. All other words are those of `defaults.parse_argument`.
@@ -22,10 +22,15 @@ OF_FILE: Mapping[str, str] = {v.config_file: k for k, v in SIBLINGS.items() if v
 
 
 def get_config(family: str, argument: str | None = None) -> ml_collections.ConfigDict:
-    """The configuration of a sibling family: its variant, data set, recipe and switches.
+    """Makes the configuration of a sibling family.
 
-    argument: the words after the colon. Raises ValueError for a word that is unknown, for words
-    that name no variant of this family or several, and for an unknown family.
+    Args:
+      family: its name.
+      argument: the words after the colon: variant, data set, recipe and switches.
+
+    Raises:
+      ValueError: a word is unknown, the words name no variant of the family or several, or the
+        family is unknown.
     """
     variant, rest = split(family, argument)
     model, (data, recipe, _) = model_section(family, variant), defaults.parse_argument(rest)
@@ -35,41 +40,41 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
 
 
 def model_section(family: str, variant: str = "") -> dict[str, Any]:
-    """All settings of a variant, the default one's where it is empty.
+    """The `model` section of a variant, the default one if it is empty.
 
-    Raises ValueError for an unknown family or variant, naming the nearest.
+    Raises ValueError for an unknown family or variant.
     """
-    if family not in SIBLINGS:
-        near = keys.nearest(family, tuple(SIBLINGS))
-        raise ValueError(f"unknown family {family!r}.{near} Known: {', '.join(SIBLINGS)}")
-    names = tuple(SIBLINGS[family].variants)
+    if family not in FAMILIES:
+        near = keys.nearest(family, FAMILIES)
+        raise ValueError(f"unknown family {family!r}.{near} Known: {keys.few(FAMILIES)}")
+    names = FAMILIES[family].variants
     if variant and variant not in names:
         near = keys.nearest(variant, names)
         raise ValueError(f"unknown {family} variant {variant!r}.{near} {_known(family)}")
-    return SIBLINGS[family].settings(variant)
+    return FAMILIES[family].settings(variant)
 
 
 def split(family: str, argument: str | None) -> tuple[str, str]:
-    """(variant, the words that name none of it, joined by commas) of the text after the colon.
+    """Separates the text after the colon into the variant and the other words, with commas.
 
     Raises ValueError as `get_config`.
     """
     names = tuple(FAMILIES[family].variants)
     known = {part for name in names for part in _parts(name)}
-    ours, rest = [], []
+    variant, rest = [], []
     for word in filter(None, (w.strip() for w in (argument or "").split(","))):
         if defaults.is_word(word):
             rest.append(word)
         elif known.issuperset(_parts(word)):
-            ours.append(word)
+            variant.append(word)
         else:
             common = (*defaults.DATA_SETS, *defaults.RECIPES, *defaults.SWITCHES)
             near = keys.nearest(word, (*names, *sorted(known), *common))
             raise ValueError(
                 f"unknown word {word!r} after the colon.{near} {_known(family)}; other words: "
-                f"{', '.join(common)}, folder=<path>, tfds=<name>"
+                f"{keys.few(common)}"
             )
-    return _variant(family, names, ours), ",".join(rest)
+    return _variant(family, names, variant), ",".join(rest)
 
 
 def _parts(name: str) -> list[str]:
@@ -77,7 +82,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _variant(family: str, names: tuple[str, ...], words: list[str]) -> str:
-    """The one variant that has just these parts; their order decides only where it must."""
+    """The one variant with just these parts; their order decides between several."""
     if not words:
         return FAMILIES[family].default_variant
     parts = [part for word in words for part in _parts(word)]
@@ -89,12 +94,12 @@ def _variant(family: str, names: tuple[str, ...], words: list[str]) -> str:
     wider = same or [name for name in names if not set(parts) - set(_parts(name))]
     if wider:
         raise ValueError(
-            f"{wanted} could be {' or '.join(wider)}: name one of them after {family}.py:, whole "
-            "or by its parts"
+            f"{wanted} could be {keys.few(wider, ' or ')}: name one of them after {family}.py:, "
+            "whole or by its parts"
         )
     near = keys.nearest("_".join(parts), names)
     raise ValueError(f"{wanted} names no variant of {family}.{near} {_known(family)}")
 
 
 def _known(family: str) -> str:
-    return f"Known variants of {family}: {', '.join(FAMILIES[family].variants)}"
+    return f"Known variants of {family}: {keys.few(FAMILIES[family].variants)}"

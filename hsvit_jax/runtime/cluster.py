@@ -37,13 +37,13 @@ def find(setting: str) -> Job | None:
     """Finds the job that `--distributed` names or, for auto, the scheduler's.
 
     Args:
-        setting: auto, off or host:port,n,i.
+      setting: auto, off or host:port,n,i.
 
     Returns:
-        the job; None for a single process.
+      the job; None for a single process.
 
     Raises:
-        ValueError: a setting of another form, or a Kubernetes job that cannot be counted.
+      ValueError: a setting of another form, or a Kubernetes job that cannot be counted.
     """
     if setting == "off":
         return None
@@ -129,12 +129,12 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     one process ends all of them: see `coordination.install_excepthook`.
 
     Args:
-        job: this process's place.
-        timeout: seconds to wait for the other processes.
-        recoverable: let the other processes live on when one dies.
+      job: this process's place.
+      timeout: seconds to wait for the other processes.
+      recoverable: let the other processes live on when one dies.
 
     Raises:
-        ValueError: process 0 does not answer, or its port is taken.
+      ValueError: process 0 does not answer, or its port is taken.
     """
     # With jax's service only jax notices a SIGTERM; `coordination.StopTogether` asks for it.
     jax.config.update("jax_enable_preemption_service", False)

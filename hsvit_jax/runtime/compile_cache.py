@@ -51,15 +51,15 @@ def trusted_folder(folder: str | Path) -> str:
     open; links are followed where only this user or root can have made them.
 
     Args:
-        folder: its path; what is missing of it is made with mode 0700.
+      folder: its path; what is missing of it is made with mode 0700.
 
     Returns:
-        the path without links.
+      the path without links.
 
     Raises:
-        ValueError: a folder on the way is another user's, or others may write to it (unless it is
-            sticky, as /tmp is, and not the last).
-        OSError: it cannot be made.
+      ValueError: a folder on the way is another user's, or others may write to it (unless it is
+        sticky, as /tmp is, and not the last).
+      OSError: it cannot be made.
     """
     path = os.path.abspath(folder)
     if os.name != "posix":

@@ -52,14 +52,14 @@ def agree(what: Callable[[], T]) -> T:
     A barrier: the processes call this in the same order and wait for each other.
 
     Args:
-        what: called once on each process.
+      what: called once on each process.
 
     Returns:
-        this process's result.
+      this process's result.
 
     Raises:
-        ValueError: the message of the first process that failed, with its number unless all failed
-            alike.
+      ValueError: the message of the first process that failed, with its number unless all failed
+        alike.
     """
     client = _client()
     if client is None:
@@ -195,11 +195,11 @@ def barrier(what: str, seconds: float) -> bool:
     """Waits until every process has called this.
 
     Args:
-        what: the barrier's name; all processes use it equally often.
-        seconds: the longest wait.
+      what: the barrier's name; all processes use it equally often.
+      seconds: the longest wait.
 
     Returns:
-        whether all processes called it in time; with one process True at once.
+      whether all processes called it in time; with one process True at once.
     """
     client = _client()
     if client is None:

@@ -48,7 +48,7 @@ def use_huge_pages(program: str) -> None:
     glibc.malloc.hugetlb of its own.
 
     Args:
-        program: the module that calls this as the program, as `python -m` names it.
+      program: the module that calls this as the program, as `python -m` names it.
     """
     tunables, hugetlb = os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb"
     arguments = getattr(sys, "orig_argv", [])[1:]

@@ -81,8 +81,8 @@ def check_step(program: Any, config: ml_collections.ConfigDict) -> None:
     """Raises ValueError for a compiled training step that needs more memory than its device has.
 
     Args:
-        program: compiled for one device; on CPUs the devices of a process share its memory.
-        config: names the batch and image size in the message.
+      program: compiled for one device; on CPUs the devices of a process share its memory.
+      config: names the batch and image size in the message.
     """
     memory = program.memory_analysis()
     if memory is None:  # a back end that does not say

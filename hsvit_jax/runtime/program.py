@@ -9,10 +9,10 @@ def prepare(
     """Sets up signals, streams, memory and the compilation cache before `import jax`.
 
     Args:
-        module: the calling module, as `python -m` names it.
-        name: its `__name__`: where it is imported, only the CPU back end is set up.
-        huge_pages: start the program anew with huge pages, where there are any.
-        compilation_cache: keep compiled programs for the next start.
+      module: the calling module, as `python -m` names it.
+      name: its `__name__`: where it is imported, only the CPU back end is set up.
+      huge_pages: start the program anew with huge pages, where there are any.
+      compilation_cache: keep compiled programs for the next start.
     """
     if name == "__main__":
         signals.prepare_process()  # first: Ctrl-C may come during the imports

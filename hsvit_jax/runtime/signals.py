@@ -43,7 +43,7 @@ class StopRequests:
     thread reads the signals, since Python's handlers wait for a main thread that may hang.
 
     Args:
-        on_request: called in that thread at the first signal.
+      on_request: called in that thread at the first signal.
     """
 
     def __init__(self, on_request: Callable[[], object] = lambda: None) -> None:

@@ -34,8 +34,8 @@ class Watchdog:
     Before that the stacks of all threads go to stderr.
 
     Args:
-        timeout: seconds without a heartbeat; 0 for never.
-        before_exit: called last, to let other processes that are stuck get there too.
+      timeout: seconds without a heartbeat; 0 for never.
+      before_exit: called last, to let other processes that are stuck get there too.
     """
 
     def __init__(self, timeout: float, before_exit: Callable[[], object] = lambda: None) -> None:
@@ -49,8 +49,8 @@ class Watchdog:
         """Notes progress.
 
         Args:
-            what: the work done, named in the message if it remains the last.
-            slow: the next work may compile; it has half an hour more.
+          what: the work done, named in the message if it remains the last.
+          slow: the next work may compile; it has half an hour more.
         """
         self._extra = _SLOW if slow else 0.0
         self._last, self._what = time.monotonic(), what

@@ -395,5 +395,6 @@ FAMILY = Family(
     network=_network,
     automatic={"pool_strides": _strides},
     named_by=("conv_channels", "depth"),
+    paper_recipe="hsvit",
     tiny=_tiny,
 )
