@@ -23,9 +23,8 @@ PLAIN = Augment(mean=MEAN, std=STD, num_classes=7)
 # Identity normalisation: float pixels can be compared with the uint8 ones.
 RAW = Augment(mean=(0.0,), std=(1 / 255,), num_classes=7)
 PER_EXAMPLE = dataclasses.replace(PLAIN, crop_padding=3, flip=True, rand_augment_ops=2, erasing=0.5)
-EVERYTHING = dataclasses.replace(
-    PER_EXAMPLE, rand_augment_ops=1, mixup=0.8, cutmix=1.0, label_smoothing=0.1
-)
+TRIVIAL = dataclasses.replace(PER_EXAMPLE, rand_augment_ops=0, trivial_augment=True)
+EVERYTHING = dataclasses.replace(TRIVIAL, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
 
 
 def batch(count: int, shape=(13, 17, 3), seed: int = 0):
