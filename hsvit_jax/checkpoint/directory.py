@@ -17,7 +17,7 @@ def probe(directory: Path) -> None:
     """Writes a file and removes it, so that a read-only directory shows before the first epoch.
 
     Raises:
-        CheckpointError: the directory cannot be made or written.
+      CheckpointError: the directory cannot be made or written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

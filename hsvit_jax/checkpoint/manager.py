@@ -73,13 +73,13 @@ class Checkpoints:
     again.
 
     Args:
-        directory: of the steps; created if it is missing, unless `read_only`.
-        keep_latest: how many of the newest steps to keep, at least 1.
-        keep_best: how many of the steps with the highest metric to keep besides.
-        read_only: never write, move or delete anything.
+      directory: of the steps; created if it is missing, unless `read_only`.
+      keep_latest: how many of the newest steps to keep, at least 1.
+      keep_best: how many of the steps with the highest metric to keep besides.
+      read_only: never write, move or delete anything.
 
     Raises:
-        CheckpointError: the directory cannot be written (tried at once), or is a URL.
+      CheckpointError: the directory cannot be written (tried at once), or is a URL.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class Checkpoints:
         bit (a final save after a periodic one), and an error otherwise.
 
         Args:
-            step: not negative, and newer than every step in the directory.
-            state: nested dict of jax or NumPy arrays, any sharding; keys are strings or integers.
-            meta: anything `json` can write; it is read back as JSON has it (tuples as lists).
-            metric: higher is better. None, NaN and infinities are never best.
-            wait: return only when the step is on disk.
+          step: not negative, and newer than every step in the directory.
+          state: nested dict of jax or NumPy arrays, any sharding; keys are strings or integers.
+          meta: anything `json` can write; it is read back as JSON has it (tuples as lists).
+          metric: higher is better. None, NaN and infinities are never best.
+          wait: return only when the step is on disk.
 
         Raises:
-            CheckpointError: read-only, a full disk, a newer or a different step in the way.
-            ValueError: `state` is not such a dict, or `meta` is not JSON.
+          CheckpointError: read-only, a full disk, a newer or a different step in the way.
+          ValueError: `state` is not such a dict, or `meta` is not JSON.
         """
         if self._read_only:
             raise CheckpointError(f"{self.directory} was opened read-only; step {step} not saved")
@@ -172,16 +172,16 @@ class Checkpoints:
         one.
 
         Args:
-            template: nested dict of `jax.ShapeDtypeStruct` or jax arrays, whose shardings the
-                result takes (without one: the first local device), or of NumPy arrays.
-            which: 'latest', 'best' or a step.
+          template: nested dict of `jax.ShapeDtypeStruct` or jax arrays, whose shardings the
+              result takes (without one: the first local device), or of NumPy arrays.
+          which: 'latest', 'best' or a step.
 
         Returns:
-            (step, state, meta), or None where there is no step at all.
+          (step, state, meta), or None where there is no step at all.
 
         Raises:
-            CheckpointError: there are steps, but none is good; no such step; or a healthy step
-                has other keys, shapes or dtypes than `template`, all of them listed.
+          CheckpointError: there are steps, but none is good; no such step; or a healthy step
+              has other keys, shapes or dtypes than `template`, all of them listed.
         """
         wanted = flatten(template, restorable)
         first = self._first(which, lambda path, record: arrays.read(path, record, wanted))
@@ -375,14 +375,14 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     """Reads a complete, checked step without a template, every leaf as a NumPy array.
 
     Args:
-        path: a directory of checkpoints, or a work directory that has `checkpoints/`.
-        which: as in `Checkpoints.restore`.
+      path: a directory of checkpoints, or a work directory that has `checkpoints/`.
+      which: as in `Checkpoints.restore`.
 
     Returns:
-        (step, state, meta).
+      (step, state, meta).
 
     Raises:
-        CheckpointError: there is no such directory, no checkpoint in it, or none that is good.
+      CheckpointError: there is no such directory, no checkpoint in it, or none that is good.
     """
     path = Path(path).expanduser().absolute()
     inner = path / "checkpoints"

@@ -40,14 +40,14 @@ def read(
     """Reads the leaves of a step and checks their checksums.
 
     Args:
-        directory: of the step.
-        record: its record.
-        wanted: leaves by path whose shardings the result takes; None for NumPy arrays.
+      directory: of the step.
+      record: its record.
+      wanted: leaves by path whose shardings the result takes; None for NumPy arrays.
 
     Raises:
-        Damage: they do not agree, raised on all processes; or the record describes far more than
-            the step's files can hold.
-        CheckpointError: `wanted` is another tree, or there is too little memory.
+      Damage: they do not agree, raised on all processes; or the record describes far more than
+          the step's files can hold.
+      CheckpointError: `wanted` is another tree, or there is too little memory.
     """
     total = sum(
         math.prod(shape) * np.dtype(kind).itemsize for kind, shape, _ in record.leaves.values()

@@ -75,9 +75,9 @@ def unseal(document: dict, step: int) -> Record:
     """Reads the record in a document, which may be anybody's.
 
     Raises:
-        Damage: a digest or number that does not agree, or entries that describe no tree of arrays.
-        CheckpointError: another version of the format.
-        Exception: entries of any other kind, as Python finds them.
+      Damage: a digest or number that does not agree, or entries that describe no tree of arrays.
+      CheckpointError: another version of the format.
+      Exception: entries of any other kind, as Python finds them.
     """
     content = document["content"]
     if _digest(content) != document["sha256"]:
@@ -172,11 +172,11 @@ def flatten(tree: Any, check: Callable[[TreePath, Any], Any]) -> dict[TreePath, 
     """Flattens a nested dict to its leaves by path, in the order of their names.
 
     Args:
-        tree: nested dict; keys are strings or integers.
-        check: `savable` or `restorable`, which every leaf goes through.
+      tree: nested dict; keys are strings or integers.
+      check: `savable` or `restorable`, which every leaf goes through.
 
     Raises:
-        ValueError: it is no such dict, or two leaves have the same dotted name.
+      ValueError: it is no such dict, or two leaves have the same dotted name.
     """
     if not isinstance(tree, dict):
         raise ValueError(f"the state is a {type(tree).__name__}, expected a nested dict of arrays")

@@ -51,17 +51,17 @@ def refit(
     """Adapts the weights of `old` to `new`, a network of the same architecture.
 
     Args:
-        params: parameters of `old`.
-        stats: batch statistics of `old`.
-        old: the network whose weights they are.
-        new: the network to adapt them to.
-        how: 'classifier' ('keep', 'new', 'drop_first'), 'stem' ('keep', 'refit'), 'positions'
-            ('keep', 'resize').
-        key: draws fresh leaves.
+      params: parameters of `old`.
+      stats: batch statistics of `old`.
+      old: the network whose weights they are.
+      new: the network to adapt them to.
+      how: 'classifier' ('keep', 'new', 'drop_first'), 'stem' ('keep', 'refit'), 'positions'
+          ('keep', 'resize').
+      key: draws fresh leaves.
 
     Raises:
-        ValueError: a difference that no setting allows, or that cannot be adapted; names the
-            setting that would allow it.
+      ValueError: a difference that no setting allows, or that cannot be adapted; names the
+          setting that would allow it.
     """
     leaves = traverse_util.flatten_dict({"params": params, "stats": stats})
     fresh: Leaves = {}

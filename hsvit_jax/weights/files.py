@@ -40,7 +40,7 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads all tensors of a weight file, and its `config` JSON ({} without one).
 
     Raises:
-        ValueError: the file is missing, cut short, or of another format than its suffix says.
+      ValueError: the file is missing, cut short, or of another format than its suffix says.
     """
     if not path.is_file():
         raise ValueError(f"{path} is not a file")

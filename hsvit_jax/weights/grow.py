@@ -87,14 +87,14 @@ def grow(params: dict, stats: dict, old: Any, new: Any, key: Array) -> tuple[dic
     """Grows the weights of the network `old` to `new`, which then computes the same logits.
 
     Args:
-        params: parameters of `old`.
-        stats: batch statistics of `old`.
-        old: the smaller network.
-        new: the larger network, for which `check` must pass.
-        key: draws the leaves that `old` does not have.
+      params: parameters of `old`.
+      stats: batch statistics of `old`.
+      old: the smaller network.
+      new: the larger network, for which `check` must pass.
+      key: draws the leaves that `old` does not have.
 
     Returns:
-        (params, stats) of `new`, NumPy arrays.
+      (params, stats) of `new`, NumPy arrays.
     """
     fresh_params, fresh_stats = jax.tree.map(np.asarray, jax.jit(new.init)(key))
     if getattr(new.config, "votes", "equal") == "learned":
