@@ -30,6 +30,13 @@ def test_warm_up_then_cosine_to_zero():
     assert float(rate(49)) > 0
 
 
+def test_warm_up_then_a_line_to_zero():
+    chosen = settings(learning_rate=0.2, warmup_epochs=2.0, schedule="linear", cosine_per="step")
+    rate = optim.schedule(chosen, 50, 5)
+    for step, value in {0: 0.02, 9: 0.2, 10: 0.2, 20: 0.15, 40: 0.05, 49: 0.005}.items():
+        assert float(rate(step)) == pytest.approx(value, abs=1e-7), step
+
+
 def test_cosine_per_epoch_is_pytorchs():
     """CosineAnnealingLR(T_max=epochs) stepped once an epoch: lr/2 · (1 + cos(π·epoch/T_max))."""
     peak, epochs, per_epoch = 1e-3, 10, 7

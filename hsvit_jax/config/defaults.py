@@ -81,6 +81,7 @@ _STRONG: Mapping[str, Any] = {
         "weight_decay": 0.05,
         "decay_all": False,
         "warmup_epochs": AUTOMATIC,
+        "schedule": "cosine",
         "cosine_per": "step",
         "clip_norm": 1.0,
         "beta1": 0.9,

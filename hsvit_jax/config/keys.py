@@ -212,8 +212,9 @@ KEYS: Mapping[str, Key] = {
     "optim.warmup_epochs": _number(
         "epochs of linear warm-up; -1: the recipe's, at most a tenth of the run", 0.0, 1e6, -1.0
     ),
+    "optim.schedule": _choice("decay of the rate to zero after warm-up", "cosine", "linear"),
     "optim.cosine_per": _choice(
-        "granularity of the cosine schedule; never: a constant rate", "epoch", "step", "never"
+        "granularity of the schedule; never: a constant rate", "epoch", "step", "never"
     ),
     "optim.clip_norm": _number("largest global norm of the gradient; 0: no clipping", 0.0, 1e9),
     "optim.beta1": _rate("Adam's decay rate of the first moment"),

@@ -13,7 +13,13 @@ from typing import Any
 
 from hsvit_jax.models import FAMILIES
 
-_ADAMW = {"optim.name": "adamw", "optim.beta1": 0.9, "optim.beta2": 0.999}
+# Where the rate changes at all, it does by a cosine.
+_ADAMW = {
+    "optim.name": "adamw",
+    "optim.schedule": "cosine",
+    "optim.beta1": 0.9,
+    "optim.beta2": 0.999,
+}
 
 # 'Adam' is AdamW in the authors' code, which decays every parameter; no schedule, no augmentation.
 _VIX: Mapping[str, Any] = {
@@ -181,6 +187,7 @@ _FAST: Mapping[str, Any] = {
     "eval.tta": "flip",
     "optim.name": "muon",
     "optim.learning_rate": 5e-3,
+    "optim.schedule": "linear",
     "augment.rand_augment_ops": 0,
     "augment.erasing": 0.0,
     "augment.mixup": 0.0,

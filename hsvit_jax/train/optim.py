@@ -18,10 +18,11 @@ def warmup_steps(optim: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
 def schedule(
     optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int
 ) -> optax.Schedule:
-    """Learning rate by optimizer step: linear warm-up, then a cosine to zero.
+    """Learning rate by optimizer step: linear warm-up, then a cosine or a line to zero.
 
-    optim.warmup_epochs, in epochs; optim.cosine_per: 'step', or 'epoch' for a cosine that moves
-    once an epoch, as PyTorch Lightning's (the paper's recipe), or 'never' for a constant rate.
+    optim.warmup_epochs, in epochs; optim.schedule: 'cosine' or 'linear'; optim.cosine_per: 'step',
+    or 'epoch' for a rate that moves once an epoch, as PyTorch Lightning's (the paper's recipe), or
+    'never' for a constant rate.
     """
     peak = optim.learning_rate
     warmup = min(warmup_steps(optim, steps_per_epoch), total_steps)
@@ -33,10 +34,12 @@ def schedule(
         if per_epoch:
             along = jnp.floor(along / steps_per_epoch) * steps_per_epoch
         progress = jnp.clip(along / max(total_steps - warmup, 1), 0.0, 1.0)
-        cosine = 0.5 * peak * (1.0 + jnp.cos(math.pi * progress))
+        after = 0.5 * peak * (1.0 + jnp.cos(math.pi * progress))
+        if optim.schedule == "linear":
+            after = peak * (1.0 - progress)
         if optim.cosine_per == "never":
-            cosine = jnp.full_like(step, peak)
-        return jnp.where(step < warmup, peak * (step + 1.0) / max(warmup, 1), cosine)
+            after = jnp.full_like(step, peak)
+        return jnp.where(step < warmup, peak * (step + 1.0) / max(warmup, 1), after)
 
     return rate
 
