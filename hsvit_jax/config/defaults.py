@@ -92,6 +92,7 @@ _STRONG: Mapping[str, Any] = {
         "classifier": "keep",  # or 'new' for other classes, 'drop_first' for a background class
         "stem": "keep",  # or 'refit' for other image channels
         "positions": "keep",  # or 'resize' for another image size
+        "whiten": False,  # the first convolution of random weights, of hsvit
         "freeze": "",  # parts of the network that are not trained, separated by commas
         "cache": "",  # a folder for the outputs of the frozen parts, computed once
     },
@@ -195,6 +196,7 @@ def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
         config.model.dtype = "bfloat16"
     else:
         config.model.ablation = switch
+        config.init.whiten = config.init.whiten and switch != "attention_only"
         if switch == "attention_only":  # a colour plane is a token of embed_dim pixels
             side = math.isqrt(config.model.embed_dim)
             config.data.image_size = (side, side)

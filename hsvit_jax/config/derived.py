@@ -56,6 +56,12 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "init.cache holds features of the images as they are, none of the mirror images that "
             "eval.tta='flip' needs: set eval.tta='none' or init.cache=''"
         )
+    model = config.model
+    if config.init.whiten and (model.family != "hsvit" or model.ablation == "attention_only"):
+        raise ValueError(
+            "init.whiten is a start of the convolution that an HSViT sees an image with; "
+            f"{model.variant} ({model.family}) has none: set it to false"
+        )
     train = config.train
     if train.epochs and train.steps:
         raise ValueError(

@@ -231,6 +231,7 @@ KEYS: Mapping[str, Key] = {
     "init.positions": _choice(
         "positions of init.from: as they are, or resized to the image", "keep", "resize"
     ),
+    "init.whiten": _flag("random weights whose first convolution whitens image patches (HSViT)"),
     "init.freeze": _text("frozen parts of the network, separated by commas"),
     "init.cache": _text("folder of cached features of the frozen parts; empty: no cache"),
     "mesh.group": _whole("devices on the group axis; -1: the remaining ones", 1, 2**20, -1),

@@ -181,7 +181,7 @@ _STRONG_ON: Mapping[str, Mapping[str, Any]] = {
 }
 #: Changes of the strong recipe for a dozen epochs, searched on held-out CIFAR-10 images:
 #: docs/results.md has the gain of each, and what gained nothing.
-_FAST: Mapping[str, Any] = {
+_FAST: dict[str, Any] = {
     "train.epochs": 12.0,
     "train.ema_decay": 0.0,
     "eval.tta": "flip",
@@ -208,7 +208,7 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     """
     if recipe == "paper":
         return paper(model["family"], data, model["variant"])
-    fast = dict(_FAST) if recipe == "fast" else {}
+    fast = _FAST | {"init.whiten": model["family"] == "hsvit"} if recipe == "fast" else {}
     if fast and "dropout" in model:
         fast["model.dropout"] = 0.0
     return strong(model["family"], data) | fast

@@ -6,7 +6,7 @@ from typing import Any
 import ml_collections
 
 from hsvit_jax import checkpoint, report
-from hsvit_jax.train import init_from
+from hsvit_jax.train import init_from, whiten
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
 
@@ -37,7 +37,7 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
     if restored is None:
         start = init_from.load(run.config, run.model)
         if start is None:
-            return step_lib.first_state(run)
+            return step_lib.first_state(run, whiten.start(run) if run.config.init.whiten else None)
         if verbose:
             print("; ".join(start.said), flush=True)
         return step_lib.first_state(run, (start.params, start.stats))
