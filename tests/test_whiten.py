@@ -6,14 +6,15 @@ import pytest
 from small_runs import small_config, small_dataset
 
 from hsvit_jax import train
-from hsvit_jax.train import whiten
+from hsvit_jax.train import resume
+from hsvit_jax.weights import whiten
 
 DATASET = small_dataset()
 
 
 def started(**settings):
     run = train.prepare(small_config(init__whiten=True, **settings), dataset=DATASET)
-    return run, whiten.start(run)
+    return run, resume.whitened(run)
 
 
 def test_directions_whiten_correlated_patches():

@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 import ml_collections
+import numpy as np
 
-from hsvit_jax import checkpoint, report
-from hsvit_jax.train import init_from, whiten
+from hsvit_jax import augment, checkpoint, report
+from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
+from hsvit_jax.weights import whiten
 
 
 def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
@@ -37,12 +39,21 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
     if restored is None:
         start = init_from.load(run.config, run.model)
         if start is None:
-            return step_lib.first_state(run, whiten.start(run) if run.config.init.whiten else None)
+            return step_lib.first_state(run, whitened(run) if run.config.init.whiten else None)
         if verbose:
             print("; ".join(start.said), flush=True)
         return step_lib.first_state(run, (start.params, start.stats))
     _, plain, _ = restored
     return step_lib.from_plain(plain, run.state_shape)
+
+
+def whitened(run: Run) -> tuple[dict, dict]:
+    """Random (params, stats) with a first convolution that whitens 2,000 training images."""
+    params, stats = run.model.init(step_lib.initial_key(run.config.seed))
+    split, data = run.dataset.train, run.config.data
+    chosen = np.linspace(0, len(split) - 1, min(len(split), 2000)).astype(np.int64)
+    images = augment.normalise(split.gather(chosen), data.mean, data.std)
+    return whiten.first_convolution(params, np.asarray(images)), stats
 
 
 def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:
