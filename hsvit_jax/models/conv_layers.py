@@ -1,4 +1,4 @@
-"""Convolutions with any padding, alone or with the BatchNorm and activation that follow them."""
+"""Convolutions with any padding, and convolution, BatchNorm and activation as one layer."""
 
 from collections.abc import Sequence
 
@@ -26,18 +26,18 @@ def pads(
     padding: Padding | None = None,
     dilation: int = 1,
 ) -> Pads:
-    """Zeros (before, after) rows and columns of an image; without `padding`, size//2·dilation."""
+    """Zeros (before, after) rows and columns of an image; size//2·dilation without `padding`."""
     if padding is None:
         padding = size // 2 * dilation
     if isinstance(padding, int):
         return ((padding, padding), (padding, padding))
     if padding != "same":
         return padding
-    found = []
+    both_axes = []
     for n in image_size:
         total = max((-(-n // stride) - 1) * stride + (size - 1) * dilation + 1 - n, 0)
-        found.append((total // 2, total - total // 2))
-    return (found[0], found[1])
+        both_axes.append((total // 2, total - total // 2))
+    return (both_axes[0], both_axes[1])
 
 
 def size_out(
@@ -47,7 +47,11 @@ def size_out(
     padding: Padding | None = None,
     dilation: int = 1,
 ) -> tuple[int, int]:
-    """Rows and columns after a convolution or pool of `size`; raises ValueError where none is."""
+    """Rows and columns after a convolution or pool of `size`.
+
+    Raises:
+        ValueError: the image is too small for it.
+    """
     around, reach = pads(size, image_size, stride, padding, dilation), (size - 1) * dilation + 1
     rows, columns = (
         (n + sum(pad) - reach) // stride + 1 for n, pad in zip(image_size, around, strict=True)
@@ -63,10 +67,17 @@ def size_out(
 def convolve(
     x_BHWC: Array, kernel_HWIO: Array, stride: int, around: Pads, dilation: int = 1
 ) -> Array:
-    """The convolution alone, by the formula that is quick for it on this back end.
+    """A convolution without bias, by the fastest formula on this back end.
 
-    Kernels (k, k, C/groups, C'): as many groups as leave that many channels for each; around: zeros
-    (before, after) rows and columns.
+    Args:
+        x_BHWC: of any float dtype.
+        kernel_HWIO: (k, k, C/groups, C'); its third axis gives the number of groups.
+        stride: along both axes.
+        around: zeros (before, after) rows and columns.
+        dilation: along both axes.
+
+    Returns:
+        (B, H', W', C'), in x's dtype.
     """
     size, _, per_group, c_out = kernel_HWIO.shape
     groups = x_BHWC.shape[3] // per_group
@@ -195,7 +206,7 @@ class NormedStem(nnx.Module):
 
 
 def flatten(x_BHWD: Array) -> Array:
-    """A map as tokens, row by row: (B, H·W, D)."""
+    """A map's pixels as tokens, row by row: (B, H·W, D)."""
     batch, rows, columns, dim = x_BHWD.shape
     return x_BHWD.reshape(batch, rows * columns, dim)
 

@@ -22,7 +22,7 @@ def modules(model: Any) -> list[tuple[str, int, int]]:
 
     Returns:
         (path, parameters, multiply-adds of one image) of each; a product of two activations, such
-        as attention's, is the module's that made the later one.
+        as attention's, counts for the module that computed the later one.
     """
     shapes = _shapes(model, 1)
     with conv.as_on_accelerators():
@@ -111,8 +111,7 @@ def _module(path: tuple[Any, ...]) -> str:
     return ".".join(names[: end + 1])
 
 
-#: When an activation was made and by which module; a weight, and what is made of weights alone,
-#: is of time 0.
+#: (time, module) of an activation; time 0 for a weight and for a function of weights alone.
 _Label = tuple[int, str]
 
 
@@ -121,9 +120,14 @@ def _count(
 ) -> list[_Label | None]:
     """Adds the multiply-adds of `times` runs to those of each module; returns the outputs' labels.
 
-    inputs: labels of the jaxpr's inputs, None for a constant. What is made of a weight and an
-    activation belongs to the weight's module, what is made of activations to the latest one's. A
-    product with a constant, such as an interpolation's, counts nothing.
+    A function of a weight and an activation belongs to the weight's module, one of activations to
+    the latest one's. A product with a constant, such as an interpolation's, counts nothing.
+
+    Args:
+        jaxpr: the computation.
+        inputs: labels of its inputs, None for a constant.
+        times: how often it runs.
+        macs: multiply-adds by module, added to.
     """
     labels = dict(zip(jaxpr.invars, inputs, strict=True))
     for eqn in jaxpr.eqns:

@@ -1,7 +1,7 @@
-"""A network cut after its frozen parts: what they make of an image, and the network from there on.
+"""Splits a network after its frozen parts into a feature extractor and the rest.
 
-Any family can be cut, without knowing of it: a network's parts are called by name (`BoundModules`),
-and a `Network.part_hook` receives what each returns.
+This works for every family: parts are called by name (`BoundModules`), and a `Network.part_hook`
+receives and replaces their outputs.
 """
 
 import copy
@@ -16,10 +16,11 @@ Array = jax.Array
 
 
 def boundary(network: Network) -> str:
-    """The last of the frozen parts, which must all be used before any other part is.
+    """The last of the frozen parts, which must all run before any other part.
 
-    Raises ValueError where nothing frozen comes first, where something frozen comes later, and
-    where the last one does not make one array of each image.
+    Raises:
+        ValueError: the first part is not frozen, a frozen part runs after one that is not, or the
+            last frozen part does not return one array with an entry for each image.
     """
     order: list[str] = []
     shapes: dict[str, Any] = {}
@@ -43,14 +44,14 @@ def boundary(network: Network) -> str:
     last = shapes[order[first - 1]]
     if not isinstance(last, jax.Array) or last.shape[:1] != (3,):
         raise ValueError(
-            f"what {order[first - 1]} makes is not one array for each image, so it cannot be kept: "
-            "leave init.cache empty"
+            f"the output of {order[first - 1]} is not one array for each image, so it cannot be "
+            "cached: leave init.cache empty"
         )
     return order[first - 1]
 
 
 def features(network: Network, part: str, params: dict, stats: dict, images_BHWC: Array) -> Array:
-    """What `part` makes of normalised images (B, H, W, C), in inference: (B, …)."""
+    """The output (B, …) of `part` in an evaluation pass of normalised images (B, H, W, C)."""
     seen: dict[str, Array] = {}
 
     def hook(name: str, output: Any) -> Any:
@@ -62,10 +63,10 @@ def features(network: Network, part: str, params: dict, stats: dict, images_BHWC
 
 
 class Rest:
-    """A network that is given what its frozen `part` makes in place of images.
+    """A network that takes the features of its frozen `part` in place of images.
 
-    Everything else about it is the network's own, its trees too. What comes before the cut is NaN,
-    so that a network that uses it behind the cut as well cannot go unnoticed.
+    All other attributes are the network's, and so are its trees. Outputs before the split are NaN,
+    so that a network that uses them after it cannot go unnoticed.
     """
 
     def __init__(self, network: Network, part: str) -> None:
@@ -75,7 +76,7 @@ class Rest:
         return getattr(self.network, name)
 
     def apply(self, params: dict, stats: dict, features: Array, **how: Any) -> tuple[Array, dict]:
-        """As `Network.apply`, of what `part` makes (B, …)."""
+        """As `Network.apply`, from the output (B, …) of `part`."""
 
         def hook(name: str, output: Any) -> Any:
             if name == self.part:

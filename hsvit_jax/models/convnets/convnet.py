@@ -1,12 +1,11 @@
-"""What convolutional networks share: a convolution with BatchNorm, and a classifier on the maps.
+"""Shared parts of the convolutional networks: a convolution with BatchNorm, and a classifier.
 
-A network is described by plain data, a `Conv` for each convolution. Its modules, its map's size
-and the converters are made from that description, so that they cannot differ.
+A network is described by plain data, a `Conv` for each convolution. Its modules, the size of its
+last map and its converter derive from that description, so that they cannot differ.
 
-The channels of a map may be spread over devices: a module is then given this device's part of a
-map, gathers it where all channels meet (every convolution but a depthwise one) and returns its part
-of the channels out. `kernels` is the `GroupShard` that says which; `UNSHARDED` where nothing is
-spread.
+The channels of a map can be sharded over devices: a module then takes this device's channels,
+all-gathers them where all channels are combined (every convolution but a depthwise one) and returns
+its part of the output channels. `kernels` is the `GroupShard` of the output channels.
 """
 
 import abc
@@ -27,12 +26,21 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Conv:
-    """A convolution without bias, BatchNorm and an activation.
+    """The description of a convolution without bias, its BatchNorm and activation.
 
-    padding: zeros (before, after) the map along both axes, or 'same': as many as leave
-    ⌈side/stride⌉, the odd one after (what TensorFlow and XLA call SAME). depthwise: a kernel for
-    each channel. momentum: BatchNorm's, see `layers.BatchNorm`. init: as `layers.init_kernel`, or
-    'fan_out', N(0, 2/(size²·c_out)).
+    Attributes:
+        c_in: channels in.
+        c_out: channels out.
+        size: rows and columns of a kernel.
+        stride: along both axes.
+        padding: zeros (before, after) the map along both axes, or 'same': as many as leave
+            ⌈side/stride⌉, the odd one after (TensorFlow's and XLA's SAME).
+        dilation: along both axes.
+        depthwise: one kernel for each channel.
+        activation: a name of `activations.ACTIVATIONS`.
+        eps: BatchNorm's.
+        momentum: BatchNorm's, see `layers.BatchNorm`.
+        init: see `layers.init_kernel`, or 'fan_out', N(0, 2/(size²·c_out)).
     """
 
     c_in: int
@@ -53,7 +61,7 @@ class Conv:
         return pads(self.size, size, self.stride, padding, self.dilation)
 
     def map_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns after it."""
+        """Rows and columns of the output for a map of this size."""
         reach = (self.size - 1) * self.dilation + 1
         rows, columns = (
             (n + sum(around) - reach) // self.stride + 1
@@ -63,7 +71,7 @@ class Conv:
 
 
 class ConvNorm(nnx.Module):
-    """What a `Conv` describes. Parameters: kernel (size, size, c_in or 1, c_out), norm."""
+    """The module of a `Conv`. Parameters: kernel (size, size, c_in or 1, c_out), norm."""
 
     def __init__(self, spec: Conv, key: Array) -> None:
         self.spec = spec
@@ -78,7 +86,7 @@ class ConvNorm(nnx.Module):
     def __call__(
         self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard = UNSHARDED
     ) -> Array:
-        """(B, H, W, C) → (B, H', W', C'), the channels that are here."""
+        """(B, H, W, C) → (B, H', W', C'), this device's channels."""
         if not self.spec.depthwise and x_BHWC.shape[3] != self.spec.c_in:
             x_BHWC = kernels.all_gather(x_BHWC, 3)
         spec, kernel = self.spec, self.kernel[...].astype(x_BHWC.dtype)
@@ -92,10 +100,15 @@ class ConvNorm(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ConvNetConfig(abc.ABC):
-    """Sizes of a convolutional network; a family adds its own.
+    """Sizes of a convolutional network; each family adds to them.
 
-    image_size in pixels (H, W). num_classes: of the classifier, unused where only the last map is.
-    Raises ValueError for sizes that do not fit, and for an image of which a stride finds one pixel.
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        image_channels: of an image.
+        num_classes: of the classifier.
+
+    Raises:
+        ValueError: the sizes do not fit each other, or the image is too small for a stride.
     """
 
     image_size: tuple[int, int]
@@ -122,23 +135,23 @@ class ConvNetConfig(abc.ABC):
     @property
     @abc.abstractmethod
     def head(self) -> "HeadConfig":
-        """What comes after the last map."""
+        """The classifier on the last map."""
 
     @abc.abstractmethod
     def features(self, key: Array) -> nnx.Module:
-        """A fresh module: (images (B, H, W, C), context, kernels) → the last map (B, h, w, C')."""
+        """The backbone, a module: (images_BHWC, context, kernels) → the last map (B, h, w, C')."""
 
     @abc.abstractmethod
     def convs(self) -> Iterator[Conv]:
         """Every convolution; the last one makes the last map."""
 
     def main_path(self) -> Iterator[Conv]:
-        """The convolutions, and pools as such, from the image to the last map, no shortcuts."""
+        """The convolutions from the image to the last map, pools among them, without shortcuts."""
         return self.convs()
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels out of every convolution; the last ones are the map's."""
+        """Output channels of every convolution; the last map's come last."""
         return tuple(conv.c_out for conv in self.convs())
 
     @property
@@ -148,7 +161,7 @@ class ConvNetConfig(abc.ABC):
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Raises ValueError for a probability of dropping that is not in [0, 1)."""
+    """Raises ValueError for a dropout rate that is not in [0, 1)."""
     if not 0 <= rate < 1:
         raise ValueError(f"{name} must be in [0, 1); got {rate}")
 
@@ -156,7 +169,8 @@ def check_rate(name: str, rate: float) -> None:
 def last_map(c: ConvNetConfig) -> tuple[int, int]:
     """Rows and columns after the last convolution.
 
-    Raises ValueError where a stride has one pixel to skip.
+    Raises:
+        ValueError: a map of one pixel is left before a stride.
     """
     size = c.image_size
     for conv in c.main_path():
@@ -175,7 +189,7 @@ def last_map(c: ConvNetConfig) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """Pool ('mean' or 'max'), dropout, linear; init as `layers.init_kernel`."""
+    """Sizes of a `Head`; pooling is 'mean' or 'max', init as in `layers.init_kernel`."""
 
     channels: int
     num_classes: int
@@ -190,7 +204,7 @@ class HeadConfig:
 
 
 class Head(nnx.Module):
-    """A map's mean or maximum, dropout and a linear classifier."""
+    """Global average or max pooling, dropout and a linear classifier."""
 
     def __init__(self, c: HeadConfig, key: Array) -> None:
         self.dropout, self.pooling = c.dropout, c.pooling
@@ -203,7 +217,7 @@ class Head(nnx.Module):
 
 
 class ConvNet(Network):
-    """A classifier. Parameters: {'backbone', 'head'}."""
+    """A convolutional classifier. Parameters: {'backbone', 'head'}."""
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         backbone_key, head_key = jax.random.split(key)

@@ -1,9 +1,9 @@
 """EfficientNet: inverted residual blocks with squeeze-and-excitation, scaled in width and depth.
 
-As the `transformers` library computes it, which departs from the paper in three places, each with a
-setting for the original: zeros around a map of stride 2 are laid out for the native image size
-(`padding`), a residual branch loses single values rather than all of an example's (`drop`), and
-BatchNorm's statistics are nearly those of the last batch (`bn_momentum`).
+As in the `transformers` library, which departs from the paper in three places, each with a setting
+for the original: the zero padding of stride-2 convolutions is that of the native image size
+(`padding`), stochastic depth drops single values rather than an example's residual branch (`drop`),
+and BatchNorm's running statistics are nearly the last batch's (`bn_momentum`).
 
 Source: Tan and Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks",
 table 1 (the network) and the authors' code (the scaled ones).
@@ -61,7 +61,7 @@ _STAGE_KEYS = ("in_channels", "out_channels", "repeats", "strides", "kernels", "
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNetConfig(InvertedConfig):
-    """Every size of an EfficientNet; see `DEFAULTS`."""
+    """Sizes of an EfficientNet; see `DEFAULTS`."""
 
     width: float = 1.0
     depth: float = 1.0
@@ -110,7 +110,7 @@ class EfficientNetConfig(InvertedConfig):
         super().__post_init__()
 
     def channels(self, base: int) -> int:
-        """A width of the unscaled network, scaled: a multiple of the divisor, at least 0.9 of it.
+        """A scaled width of the unscaled network: a multiple of the divisor, at least 0.9 of it.
 
         Source: the authors' code (`round_filters`).
         """
@@ -132,10 +132,10 @@ class EfficientNetConfig(InvertedConfig):
             stride=2,
             padding={"native": (0, 1), "same": "same", "symmetric": (1, 1)}[self.padding],
         )
-        found = list(self._blocks())
-        count = len(found)
+        blocks = list(self._blocks())
+        count = len(blocks)
         blocks = tuple(
-            block._replace(rate=self.drop_rate * i / count) for i, block in enumerate(found)
+            block._replace(rate=self.drop_rate * i / count) for i, block in enumerate(blocks)
         )
         last = self.channels(self.out_channels[-1])
         return Plan(stem, blocks, self._conv(last, self.channels(_TOP), 1))

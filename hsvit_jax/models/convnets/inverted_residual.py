@@ -1,7 +1,7 @@
 """Networks of inverted residual blocks: MobileNetV2 and EfficientNet, described by a `Plan`.
 
-A block widens the map by a 1×1 convolution, filters it by a depthwise one, weights its channels
-where there is squeeze-and-excitation, and narrows it by another 1×1 convolution.
+A block expands the channels by a 1×1 convolution, filters each by a depthwise one, may weight them
+by squeeze-and-excitation, and projects them by another 1×1 convolution.
 
 Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", figure 3; Hu et
 al., "Squeeze-and-Excitation Networks", section 3; Tan and Le, "EfficientNet", section 4.
@@ -23,13 +23,22 @@ from hsvit_jax.ops.activations import ACTIVATIONS
 
 Array = jax.Array
 
-#: What stochastic depth drops: single values, or an example's whole branch.
+#: Stochastic depth: drops single values, or an example's whole residual branch.
 DROPS = ("values", "paths")
 
 
 class Inverted(NamedTuple):
-    """One block. squeeze: channels inside squeeze-and-excitation, 0 for none; residual: whether the
-    block's input is added; rate: of what is dropped before, and drop: which of `DROPS`."""
+    """The description of a block.
+
+    Attributes:
+        expand: the first 1×1 convolution, if any.
+        depthwise: the depthwise convolution.
+        project: the last 1×1 convolution.
+        squeeze: channels inside squeeze-and-excitation, 0 for none.
+        residual: whether the block's input is added.
+        rate: of stochastic depth.
+        drop: one of `DROPS`.
+    """
 
     expand: Conv | None
     depthwise: Conv
@@ -73,7 +82,7 @@ class InvertedConfig(ConvNetConfig):
 
 
 class SqueezeExcite(nnx.Module):
-    """Weights a map's channels by what their means say, between 0 and 1."""
+    """Squeeze-and-excitation: weights channels by a gate, computed from all channels' means."""
 
     def __init__(self, channels: int, inner: int, activation: str, key: Array) -> None:
         self.activation = activation
@@ -82,7 +91,7 @@ class SqueezeExcite(nnx.Module):
         self.expand = layers.Linear(inner, channels, expand_key, init="normal")
 
     def __call__(self, x_BHWC: Array, kernels: GroupShard = UNSHARDED) -> Array:
-        """(B, H, W, C) → same; of spread channels the means are gathered, (B, C) numbers."""
+        """(B, H, W, C) → same; of sharded channels the means (B, C) are all-gathered."""
         mean_BC = kernels.all_gather(x_BHWC.mean((1, 2)), 1)
         inner = ACTIVATIONS[self.activation](self.reduce(mean_BC))
         weight_BC = jax.nn.sigmoid(self.expand(inner))
@@ -90,7 +99,7 @@ class SqueezeExcite(nnx.Module):
 
 
 class Block(nnx.Module):
-    """What an `Inverted` describes."""
+    """The module of an `Inverted`."""
 
     def __init__(self, block: Inverted, key: Array) -> None:
         self.residual, self.rate, self.drop = block.residual, block.rate, block.drop
@@ -105,7 +114,7 @@ class Block(nnx.Module):
     def __call__(
         self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard, index: int
     ) -> Array:
-        """(B, H, W, C) → (B, H', W', C'), the channels that are here; index keys its masks."""
+        """(B, H, W, C) → (B, H', W', C'), this device's channels; the block's index keys its masks."""
         y_BHWC = x_BHWC if self.expand is None else self.expand(x_BHWC, context, kernels)
         y_BHWC = self.depthwise(y_BHWC, context, kernels)
         if self.squeeze is not None:
@@ -118,17 +127,17 @@ class Block(nnx.Module):
     def _dropped(
         self, y_BHWC: Array, context: ForwardContext, kernels: GroupShard, stream: int
     ) -> Array:
-        """A single value's mask is that of its place in the whole map, wherever its channel is."""
+        """y after stochastic depth; a value's mask does not depend on how channels are sharded."""
         if self.drop == "paths":
             return layers.drop_path(y_BHWC, self.rate, context, stream)
         if not self.rate or context.key_words is None:
             return y_BHWC
-        whole = jnp.ones((*y_BHWC.shape[:3], self.project.spec.c_out), y_BHWC.dtype)
-        return y_BHWC * kernels.slice(layers.dropout(whole, self.rate, context, stream), 3)
+        ones = jnp.ones((*y_BHWC.shape[:3], self.project.spec.c_out), y_BHWC.dtype)
+        return y_BHWC * kernels.slice(layers.dropout(ones, self.rate, context, stream), 3)
 
 
 class Features(nnx.Module):
-    """From images to the last map."""
+    """The backbone: images to the last map."""
 
     def __init__(self, plan: Plan, key: Array) -> None:
         stem_key, top_key, *keys = jax.random.split(key, len(plan.blocks) + 2)
@@ -139,7 +148,7 @@ class Features(nnx.Module):
     def __call__(
         self, images_BHWC: Array, context: ForwardContext, kernels: GroupShard = UNSHARDED
     ) -> Array:
-        """(B, H, W, C) → (B, h, w, C'), the channels that are here."""
+        """(B, H, W, C) → (B, h, w, C'), this device's channels."""
         x_BHWC = self.stem(images_BHWC, context, kernels)
         for i, block in enumerate(self.blocks):
             x_BHWC = block(x_BHWC, context, kernels, i)

@@ -1,7 +1,7 @@
 """MobileNetV2: inverted residual blocks with linear bottlenecks, scaled in width.
 
-As the `transformers` library computes it; where that departs from the paper, settings have the
-original: BatchNorm's statistics are nearly those of the last batch (`bn_momentum`).
+As in the `transformers` library, which departs from the paper in BatchNorm's running statistics:
+they are nearly the last batch's (a setting has the original, `bn_momentum`).
 
 Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", table 2.
 """
@@ -44,7 +44,7 @@ _STRIDES = (2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1)
 
 @dataclasses.dataclass(frozen=True)
 class MobileNetV2Config(InvertedConfig):
-    """Every size of a MobileNetV2; see `DEFAULTS`."""
+    """Sizes of a MobileNetV2; see `DEFAULTS`."""
 
     width: float = 1.0
     divisor: int = 8
@@ -71,7 +71,7 @@ class MobileNetV2Config(InvertedConfig):
         super().__post_init__()
 
     def channels(self, base: int) -> int:
-        """A width of the unscaled network, scaled."""
+        """A scaled width of the unscaled network."""
         return self._rounded(base * self.width)
 
     def _rounded(self, value: float) -> int:

@@ -1,8 +1,8 @@
 """ResNet: residual networks of basic or bottleneck blocks, as feature extractor and classifier.
 
 Source: He et al., "Deep Residual Learning for Image Recognition", table 1, with the stride of a
-bottleneck in its 3×3 convolution; initial values, and strides elsewhere as settings, as in the
-widely used `transformers` library.
+bottleneck in its 3×3 convolution; initialisation, and the settings for strides elsewhere, as in the
+`transformers` library.
 """
 
 import dataclasses
@@ -53,12 +53,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-#: The stem's max pool, as a convolution of its kind would shrink a map.
+#: The stem's max pool, described as the convolution that shrinks a map alike.
 _POOL = Conv(1, 1, 3, stride=2, padding=(1, 1))
 
 
 class Residual(NamedTuple):
-    """A block's convolutions, and the one of its shortcut, if that is not the identity."""
+    """The description of a block: its convolutions, and its shortcut's if not the identity."""
 
     convs: tuple[Conv, ...]
     shortcut: Conv | None
@@ -66,7 +66,7 @@ class Residual(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ResNetConfig(ConvNetConfig):
-    """Every size of a ResNet; see `DEFAULTS`."""
+    """Sizes of a ResNet; see `DEFAULTS`."""
 
     block: str = "bottleneck"
     stem_channels: int = 64
@@ -92,7 +92,7 @@ class ResNetConfig(ConvNetConfig):
         return HeadConfig(self.channels[-1], self.num_classes, init="torch")
 
     def conv(self, c_in: int, c_out: int, size: int, stride: int = 1, activation: str = "") -> Conv:
-        """Padded by size//2 on all sides."""
+        """A convolution padded by size//2 on all sides."""
         return Conv(
             *(c_in, c_out, size, stride, (size // 2, size // 2)),
             activation=activation,
@@ -146,7 +146,7 @@ class ResNetConfig(ConvNetConfig):
 
 
 class Block(nnx.Module):
-    """The sum of the shortcut and two or three convolutions, activated."""
+    """Two or three convolutions, the sum with the shortcut, activation."""
 
     def __init__(self, block: Residual, activation: str, key: Array) -> None:
         self.activation = activation
@@ -155,7 +155,7 @@ class Block(nnx.Module):
         self.shortcut = None if block.shortcut is None else ConvNorm(block.shortcut, shortcut_key)
 
     def __call__(self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard) -> Array:
-        """(B, H, W, C) → (B, H', W', C'), the channels that are here."""
+        """(B, H, W, C) → (B, H', W', C'), this device's channels."""
         y_BHWC = kernels.all_gather(x_BHWC, 3)
         if self.shortcut is not None:
             x_BHWC = self.shortcut(y_BHWC, context, kernels)
@@ -165,7 +165,7 @@ class Block(nnx.Module):
 
 
 class Features(nnx.Module):
-    """From images to the last map."""
+    """The backbone: images to the last map."""
 
     def __init__(self, c: ResNetConfig, key: Array) -> None:
         residuals = [block for stage in c.stages() for block in stage]
@@ -178,7 +178,7 @@ class Features(nnx.Module):
     def __call__(
         self, images_BHWC: Array, context: ForwardContext, kernels: GroupShard = UNSHARDED
     ) -> Array:
-        """(B, H, W, C) → (B, h, w, C'), the channels that are here."""
+        """(B, H, W, C) → (B, h, w, C'), this device's channels."""
         x_BHWC = max_pool(self.stem(images_BHWC, context, kernels), 3, 2)
         for block in self.blocks:
             x_BHWC = block(x_BHWC, context, kernels)
