@@ -114,7 +114,7 @@ class Block(nnx.Module):
     def __call__(
         self, x_BHWC: Array, context: ForwardContext, kernels: GroupShard, index: int
     ) -> Array:
-        """(B, H, W, C) → (B, H', W', C'), this device's channels; the block's index keys its masks."""
+        """(B, H, W, C) → (B, H', W', C'), this device's channels; index keys the masks."""
         y_BHWC = x_BHWC if self.expand is None else self.expand(x_BHWC, context, kernels)
         y_BHWC = self.depthwise(y_BHWC, context, kernels)
         if self.squeeze is not None:
@@ -127,7 +127,7 @@ class Block(nnx.Module):
     def _dropped(
         self, y_BHWC: Array, context: ForwardContext, kernels: GroupShard, stream: int
     ) -> Array:
-        """y after stochastic depth; a value's mask does not depend on how channels are sharded."""
+        """y after stochastic depth; a value's mask does not depend on the channels' sharding."""
         if self.drop == "paths":
             return layers.drop_path(y_BHWC, self.rate, context, stream)
         if not self.rate or context.key_words is None:

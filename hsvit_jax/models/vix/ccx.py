@@ -1,10 +1,11 @@
-"""CCX: a compact transformer with a convolutional tokenizer, with any mixer (CCT, CCP, CCL, CCN).
+"""CCX: a compact transformer with a convolutional tokenizer, any mixer (CCT, CCP, CCL, CCN).
 
 Tokenizer: convolutions without bias, each with ReLU and a max pool; learned positions; blocks whose
-second half branches off the normalised tokens; LayerNorm; sequence pooling; a classifier. No CLS.
+feed-forward branches off the normalised tokens; LayerNorm; sequence pooling; a linear classifier.
+There is no CLS token.
 
-Source: the ViX paper, tables 3 and 4, and the authors' code. The paper says that the hidden width
-of the feed-forward is 256 and nothing is dropped; the code has 512, and stochastic depth.
+Source: the ViX paper, tables 3 and 4, and the authors' code. The paper has a feed-forward of width
+256 and no dropout; the code, which the published counts are of, 512 and stochastic depth.
 """
 
 import dataclasses
@@ -58,11 +59,20 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class CCXConfig:
-    """Every size of a CCX. conv_channels: the tokenizer's convolutions but the last.
+    """Sizes of a CCX.
 
-    image_size in pixels (H, W); conv_kernel and pool_window are odd; pool_stride: of every max
-    pool; mlp_dim: hidden width of the feed-forward; dropout: in it; drop_path: of the last block,
-    evenly from 0 at the first. Raises ValueError for sizes that do not fit.
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        conv_channels: of the tokenizer's convolutions but the last.
+        conv_kernel: odd size of the convolutions.
+        pool_window: odd size of the max pools.
+        pool_stride: of every max pool.
+        mlp_dim: hidden width of the feed-forward.
+        dropout: rate in the feed-forward.
+        drop_path: rate of the last block; linear from 0 at the first.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -154,7 +164,7 @@ class Block(nnx.Module):
         )
 
     def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        """(B, T, D) → (B, T, D); the block's index keys its masks."""
         stream = index * layers.STREAMS_PER_BLOCK
         y_BTD = self.mixer(self.norm1(x_BTD), context, stream)
         s_BTD = self.norm2(x_BTD + layers.drop_path(y_BTD, self.rate, context, stream + 4))
@@ -164,7 +174,7 @@ class Block(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Positions and the blocks."""
+    """Learned positions and the blocks."""
 
     def __init__(self, c: CCXConfig, key: Array) -> None:
         position_key, *keys = jax.random.split(key, c.depth + 1)
@@ -181,7 +191,7 @@ class Encoder(nnx.Module):
 
 
 class Head(nnx.Module):
-    """LayerNorm, the average of the tokens by learned weights, and a linear classifier."""
+    """LayerNorm, sequence pooling (an average by learned weights), a linear classifier."""
 
     def __init__(self, c: CCXConfig, key: Array) -> None:
         pool_key, linear_key = jax.random.split(key)

@@ -1,8 +1,8 @@
-"""CvX: stages of a convolution and blocks on the token map, with any mixer (CvT, CvP, CvL, CvN).
+"""CvX: stages of a convolution and blocks on the token map, any mixer (CvT, CvP, CvL, CvN).
 
-Stage: 3×3 convolution, norm over channels, blocks x + mix(norm(x)), x + FF(norm(x)). The mean over
-all positions is classified. No CLS, no positions. With softmax, queries and keys and values come
-from convolutions (CvT); the other mixers have linear maps instead, and narrower heads in the paper.
+Stage: 3×3 convolution, norm over channels, blocks x + mix(norm(x)), x + FF(norm(x)). A linear
+classifier on the mean over all tokens. No CLS token, no positions. With softmax, queries, keys and
+values are projected by convolutions (CvT); with the other mixers by linear maps, to narrower heads.
 
 Source: the ViX paper, tables 3 and 4, and the authors' notebooks.
 """
@@ -51,10 +51,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class CvXConfig:
-    """Every size of a CvX: a stage for each entry of depths and stage_strides, all of one width.
+    """Sizes of a CvX: a stage for each entry of depths and stage_strides, all of one width.
 
-    image_size in pixels (H, W); mlp_dim: hidden width of the feed-forward. Raises ValueError for
-    sizes that do not fit.
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        mlp_dim: hidden width of the feed-forward.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -88,7 +92,7 @@ class CvXConfig:
 
 
 class ChannelNorm(nnx.Module):
-    """(x − mean)/(std + 1e-5) over channels: 1e-5 more of the deviation, not of the variance."""
+    """(x − mean)/(std + 1e-5) over channels: the epsilon is added to the deviation."""
 
     def __init__(self, features: int) -> None:
         self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
@@ -104,7 +108,7 @@ class ChannelNorm(nnx.Module):
 
 
 class ConvAttention(nnx.Module):
-    """CvT's: depthwise 3×3 convolution, BatchNorm and a linear map make queries, keys and values.
+    """CvT's attention, projected by a depthwise 3×3 convolution, BatchNorm and a linear map.
 
     Keys and values share the convolution and its norm.
     """
@@ -150,7 +154,7 @@ class Block(nnx.Module):
         self.norm1, self.norm2 = ChannelNorm(d), ChannelNorm(d)
 
     def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        """(B, T, D) → (B, T, D); the block's index keys its masks."""
         stream = index * layers.STREAMS_PER_BLOCK
         x_BTD = x_BTD + self.mixer(self.norm1(x_BTD), context, stream)
         y_BTD = self.feed_forward(
@@ -160,7 +164,7 @@ class Block(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """A convolution with its norm, then blocks; first: the number of its first block."""
+    """A convolution with its norm, then blocks; first: the index of its first block."""
 
     def __init__(self, c: CvXConfig, number: int, key: Array) -> None:
         conv_key, *keys = jax.random.split(key, c.depths[number] + 1)

@@ -1,11 +1,11 @@
-"""LeViX: a stem of convolutions and blocks without any pre-norm, with any mixer (LeViT, LeViP, …).
+"""LeViX: a convolutional stem and blocks without pre-normalisation, any mixer (LeViT, LeViP, …).
 
-Blocks x + mix(x), x + FF(x); the mean over all positions is classified. No CLS, no positions. With
-softmax the attention is LeViT's: BatchNorm after each projection and a GELU before the last. The
-other mixers leave the network without a single normalisation.
+Blocks x + mix(x), x + FF(x); a linear classifier on the mean over all tokens. No CLS token, no
+positions. With softmax the attention is LeViT's: BatchNorm after each projection and a GELU before
+the last. With the other mixers the network has no normalisation at all.
 
-Source: the ViX paper, tables 3 and 4, and the authors' notebooks; LeViT's attention after the paper
-that it is named for, without its position biases.
+Source: the ViX paper, tables 3 and 4, and the authors' notebooks; for the attention the LeViT
+paper, without its position biases.
 """
 
 import dataclasses
@@ -53,10 +53,15 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class LeViXConfig:
-    """Every size of a LeViX. stem_channels: the stem's convolutions but the last.
+    """Sizes of a LeViX.
 
-    image_size in pixels (H, W); mlp_dim: hidden width of the feed-forward. Raises ValueError for
-    sizes that do not fit.
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        stem_channels: of the stem's convolutions but the last.
+        mlp_dim: hidden width of the feed-forward.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -95,7 +100,7 @@ class LeViXConfig:
 class LeViTAttention(nnx.Module):
     """Softmax attention with BatchNorm on queries, keys, values and output, GELU before the last.
 
-    The output's BatchNorm starts at a scale of 0, so that a block starts without its attention.
+    The output's BatchNorm has an initial scale of 0: the branch is 0 at first.
     """
 
     def __init__(self, m: Mixing, dim: int, key: Array) -> None:
@@ -134,7 +139,7 @@ class Block(nnx.Module):
         )
 
     def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """(B, T, D) → (B, T, D); index: of the block, which keys its masks."""
+        """(B, T, D) → (B, T, D); the block's index keys its masks."""
         stream = index * layers.STREAMS_PER_BLOCK
         x_BTD = x_BTD + self.mixer(x_BTD, context, stream)
         return x_BTD + self.feed_forward(x_BTD, context, stream + layers.STREAMS_PER_BLOCK // 2)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-#: What a mixer's name may be.
+#: The mixers.
 NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
 _ATTENTION = ("softmax", "performer", "linformer", "nystrom")
 #: Iterations of the pseudo-inverse.
@@ -14,16 +14,28 @@ PINV_STEPS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-    """How tokens are mixed: a name and what the implementations need to know.
+    """A mixer's name and settings.
 
-    heads of width head_dim. dropout: of the output (linformer: of the weights). attention_dropout:
-    of softmax's weights. rope: queries and keys are turned by their positions. projections: to how
-    many positions linformer projects keys and values; one_kv_head: it has one head of them for all
-    heads of queries. landmarks, residual_kernel: nystrom's. features: performer's random features,
-    0 for ⌊E·ln E⌋. expansion: of mlp_mixer's hidden layer. batch_coupling: performer and nystrom
-    take their maxima for stability over the batch, as the reference does, so that an example's
-    output depends on the others; otherwise over each example. init: see `layers.init_kernel`.
-    Raises ValueError for what does not fit.
+    Attributes:
+        name: one of `NAMES`.
+        heads: N.
+        head_dim: E.
+        dropout: rate, of the output; linformer's of the weights.
+        attention_dropout: rate, of softmax's weights.
+        rope: rotary positions of queries and keys.
+        projections: linformer's positions of projected keys and values.
+        one_kv_head: linformer's keys and values have one head for all heads of queries.
+        landmarks: nystrom's.
+        residual_kernel: odd length of nystrom's convolution of the values.
+        features: performer's random features; 0 for ⌊E·ln E⌋.
+        expansion: of mlp_mixer's hidden layer.
+        batch_coupling: performer and nystrom take their maxima for stability over the batch, as the
+            authors' code does, so that an example's output depends on the others; else over each
+            example.
+        init: see `layers.init_kernel`.
+
+    Raises:
+        ValueError: the settings do not fit each other.
     """
 
     name: str
@@ -133,15 +145,17 @@ def named_by(defaults: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def with_mixing(settings: Mapping[str, Any], **others: Any) -> dict[str, Any]:
-    """A family's settings with the mixer's in one `mixing`; `others`: what the family decides."""
-    own = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in others}
+    """A family's settings with the mixer's as one `mixing`; `others` are fixed by the family."""
+    mixer = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in others}
     rest = {key: value for key, value in settings.items() if key not in DEFAULTS}
-    return {**rest, "mixing": Mixing(**own, **others)}
+    return {**rest, "mixing": Mixing(**mixer, **others)}
 
 
 def digits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """8×8 tokens instead of 32×32: digits are 8×8 images, enlarged to 32×32 pixels, so that such a
-    token is one of their own pixels; and fewer landmarks and projected positions than tokens."""
+    """8×8 tokens, one for each pixel of a digit before it is enlarged to 32×32 pixels.
+
+    Landmarks and projected positions are fewer than these tokens.
+    """
     return {**_tokens(settings, (2, 2, 1), 4), "landmarks": 16, "projections": 16}
 
 

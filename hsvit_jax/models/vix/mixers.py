@@ -1,11 +1,10 @@
-"""Token mixing, one idea with several implementations: `(tokens_BTD, context, stream) → tokens`.
+"""Token mixers: softmax, performer, linformer, nystrom, fnet and mlp_mixer.
 
-softmax, and five whose cost grows linearly with the tokens or nearly so: performer, linformer,
-nystrom, fnet; mlp_mixer is quadratic in its parameters too. What is said here about each follows
-the ViX authors' code, where it differs from the papers that the mixers are named after.
+Each is called as `(x_BTD, context, stream)`. The cost of performer, linformer and nystrom is linear
+in the tokens, fnet's nearly; softmax is quadratic, and mlp_mixer in its parameters too. Where the
+ViX authors' code differs from the papers that the mixers are named for, this follows the code.
 
-N heads, E width of a head, S tokens attended to, R random features, P projected positions,
-M landmarks.
+N heads, E width of a head, S keys, R random features, P projected positions, M landmarks.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ Array = jax.Array
 
 
 def build(m: Mixing, tokens: int, dim: int, key: Array) -> nnx.Module:
-    """The mixer for sequences of `tokens` vectors of width `dim`, started from `key`."""
+    """The mixer of `m` for sequences of `tokens` vectors of width `dim`, initialised from `key`."""
     m.check_tokens(tokens)
     makers: dict[str, Callable[[], nnx.Module]] = {
         "softmax": lambda: Softmax(m, dim, key),
@@ -43,9 +42,9 @@ def build(m: Mixing, tokens: int, dim: int, key: Array) -> nnx.Module:
 
 
 def rotate(x_BNTE: Array) -> Array:
-    """Rotary positions: the pair (2j, 2j + 1) of token t is turned by t·10000^(−2j/E).
+    """Rotary positions: rotates the pair (2j, 2j + 1) of token t by t·10000^(−2j/E).
 
-    Positions are places in the sequence, so the first token (CLS) is not turned.
+    The first token, CLS, has t = 0. Source: Su et al., "RoFormer", section 3.2; ViX paper, table 6.
     """
     *_, tokens, width = x_BNTE.shape
     rates = np.float32(1) / np.float32(10000) ** (np.arange(0, width, 2, dtype=np.float32) / width)
@@ -59,7 +58,7 @@ def rotate(x_BNTE: Array) -> Array:
 
 
 def _wide(x: Array) -> Array:
-    """In float32 at least: exponentials and sums over many tokens."""
+    """x in float32 at least, for exponentials and sums over many tokens."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -68,7 +67,7 @@ def _softmax(scores: Array, like: Array) -> Array:
 
 
 def _maximum(x_B: Array, context: ForwardContext, coupled: bool) -> Array:
-    """The largest value of each example, or of the whole batch; all axes are kept."""
+    """The maximum of each example, or of the batch if `coupled`; all axes are kept."""
     if not coupled:
         return x_B.max(tuple(range(1, x_B.ndim)), keepdims=True)
     largest = x_B.max(keepdims=True)
@@ -79,7 +78,7 @@ def _maximum(x_B: Array, context: ForwardContext, coupled: bool) -> Array:
 
 
 class Softmax(layers.MultiHeadAttention):
-    """Scaled dot products, softmax over keys; queries, keys and values without bias."""
+    """Scaled dot-product attention; queries, keys and values without bias."""
 
     def __init__(self, m: Mixing, dim: int, key: Array) -> None:
         super().__init__(
@@ -100,10 +99,11 @@ class Softmax(layers.MultiHeadAttention):
 
 
 class Performer(nnx.Module):
-    """FAVOR+: softmax's kernel by positive orthogonal random features, drawn once, with biases.
+    """FAVOR+: the softmax kernel by positive orthogonal random features, drawn once; with biases.
 
-    The features are a statistic, not a parameter: saved, never trained, never drawn again. The
-    paper names a local window and a ReLU kernel, which the code leaves unused.
+    The features are statistics: saved, never trained or redrawn. The local window and the ReLU
+    kernel that the ViX paper names are unused in its code. Source: Choromanski et al., "Rethinking
+    Attention with Performers", section 2.
     """
 
     def __init__(self, m: Mixing, dim: int, key: Array) -> None:
@@ -118,8 +118,8 @@ class Performer(nnx.Module):
     def _positive(self, x_BNTE: Array, shift: Callable[[Array], Array]) -> Array:
         """exp(u − |x|²/2 − shift(u)) + 1e-4, up to a factor that cancels: (B, N, T, R).
 
-        The shift is for stability. But for the 1e-4 it cancels too, so the gradient goes through
-        it, as it does in the reference.
+        The shift, for stability, cancels but for the 1e-4: so it has a gradient, as in the authors'
+        code.
         """
         wide = _wide(x_BNTE)
         scale = x_BNTE.shape[-1] ** -0.25
@@ -147,7 +147,7 @@ class Performer(nnx.Module):
 
 
 def orthogonal_features(key: Array, rows: int, width: int) -> Array:
-    """Random (rows, width), orthogonal in blocks of `width`, each as long as a Gaussian row."""
+    """Random (rows, width): orthogonal in blocks of `width`, with the norms of Gaussian rows."""
     length_key, *keys = jax.random.split(key, -(-rows // width) + 1)
     squares = [jnp.linalg.qr(jax.random.normal(k, (width, width)))[0].T for k in keys]
     lengths = jnp.linalg.norm(jax.random.normal(length_key, (rows, width)), axis=1, keepdims=True)
@@ -155,9 +155,10 @@ def orthogonal_features(key: Array, rows: int, width: int) -> Array:
 
 
 class Linformer(nnx.Module):
-    """Keys, which are the values too, projected along the sequence to P positions.
+    """Attention to keys, also the values, that are projected along the sequence to P positions.
 
-    With rotary positions the keys are turned before the projection, and the values are not.
+    Rotary positions rotate the keys before the projection, and leave the values. Source: Wang et
+    al., "Linformer", section 4.
     """
 
     def __init__(self, m: Mixing, tokens: int, dim: int, key: Array) -> None:
@@ -178,7 +179,7 @@ class Linformer(nnx.Module):
         sequence_TP = self.sequence_kernel[...].astype(x_BTD.dtype)
 
         def project(x_BNTE: Array) -> Array:
-            """One head for all, or each its own: (B, N, P, E)."""
+            """(B, N, P, E), of one shared head or of each."""
             x_BNPE = jnp.einsum("bnte,tp->bnpe", x_BNTE, sequence_TP)
             return jnp.broadcast_to(x_BNPE, (x_BNPE.shape[0], m.heads, *x_BNPE.shape[2:]))
 
@@ -195,10 +196,11 @@ class Linformer(nnx.Module):
 
 
 class Nystrom(nnx.Module):
-    """Softmax's matrix from M landmarks, the means of segments, and a pseudo-inverse by iteration.
+    """The softmax matrix by M landmarks, means of segments, and an iterative pseudo-inverse.
 
-    The sequence is lengthened at its front by zero tokens to a multiple of M; they take part as
-    keys and in the landmarks. A convolution of the values along the sequence is added.
+    The sequence is padded at its front with zero tokens to a multiple of M; these are keys, and
+    part of the landmarks. A convolution of the values along the sequence is added. Source: Xiong et
+    al., "Nyströmformer", section 3.
     """
 
     def __init__(self, m: Mixing, dim: int, key: Array) -> None:
@@ -222,7 +224,7 @@ class Nystrom(nnx.Module):
         return layers.dropout(self.out(layers.merge_heads(o_BNTE)), m.dropout, context, stream)
 
     def _attend(self, q: Array, k: Array, v: Array, front: int, context: ForwardContext) -> Array:
-        """What the heads find for all but the `front` tokens that lengthen the sequence."""
+        """Each head's output for all but the `front` tokens of padding."""
         m = self.m
         if m.rope:
             q, k = rotate(q), rotate(k)
@@ -237,8 +239,8 @@ class Nystrom(nnx.Module):
 
         q_BNME, k_BNME = landmarks(q), landmarks(k)
         inverse_BNMM = self._inverse(_wide(kernel(q_BNME, k_BNME)), context).astype(v.dtype)
-        found_BNME = inverse_BNMM @ (kernel(q_BNME, k) @ v)
-        o_BNTE = kernel(q[:, :, front:], k_BNME) @ found_BNME
+        landmark_values_BNME = inverse_BNMM @ (kernel(q_BNME, k) @ v)
+        o_BNTE = kernel(q[:, :, front:], k_BNME) @ landmark_values_BNME
         return o_BNTE + along_sequence(v, self.residual_kernel[...].astype(v.dtype))[:, :, front:]
 
     def _inverse(self, a_BNMM: Array, context: ForwardContext) -> Array:
@@ -255,10 +257,13 @@ class Nystrom(nnx.Module):
 
 
 def along_sequence(x_BNTE: Array, kernel_NK: Array) -> Array:
-    """Each head's filter of odd length K along the sequence, zeros outside: (B, N, T, E).
+    """A depthwise convolution along the sequence, zero-padded, one filter of odd length K per head.
 
-    As products with one banded matrix per head, over pieces of the sequence that overlap by K − 1:
-    twice the multiply-adds of the filter, at the speed of a matrix product, and linear in T.
+    Computed as products with a banded matrix per head over windows that overlap by K − 1: twice the
+    filter's multiply-adds, at the speed of a matrix product, and linear in T.
+
+    Returns:
+        (B, N, T, E).
     """
     batch, heads, tokens, width = x_BNTE.shape
     taps = kernel_NK.shape[1]
@@ -279,12 +284,12 @@ class FNet(nnx.Module):
     """The real part of the Fourier transform over channels and tokens (CLS included)."""
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
-        """(B, T, D) → (B, T, D); no parameters, nothing dropped."""
+        """(B, T, D) → (B, T, D), without parameters or dropout."""
         return jnp.fft.fftn(_wide(x_BTD), axes=(1, 2)).real.astype(x_BTD.dtype)
 
 
 class TokenMLP(layers.FeedForward):
-    """MLP-Mixer's first half: a feed-forward over the tokens of each channel."""
+    """MLP-Mixer's token mixing: a feed-forward over the tokens of each channel."""
 
     def __init__(self, m: Mixing, tokens: int, key: Array) -> None:
         super().__init__(tokens, m.hidden(tokens), key, dropout=m.dropout, init=m.init)

@@ -1,7 +1,7 @@
 """PiX: ViX in stages, with a pooling between them that doubles the width (PiT, PiP, PiN).
 
-Each pooling halves rows and columns by a strided convolution of each channel, and gives CLS a
-linear map. No positions are added after it.
+Each pooling halves rows and columns by a strided depthwise convolution, and maps the CLS token
+linearly. No positions are added after it.
 
 Source: the ViX paper, table 5; blocks as in `vix`.
 """
@@ -52,9 +52,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class PiXConfig(vix.ViXConfig):
-    """Every size of a PiX: those of a ViX, and the blocks of each stage in depths, not depth.
+    """Sizes of a PiX: a ViX's, with the blocks of each stage in depths in place of depth.
 
-    embed_dim: of the first stage; mixer and mlp_dim are the same in all.
+    embed_dim is the first stage's; mixer and mlp_dim are the same in all.
     """
 
     depths: tuple[int, ...] = (2, 2)
@@ -71,16 +71,16 @@ class PiXConfig(vix.ViXConfig):
     @property
     def stages(self) -> tuple["Stage", ...]:
         """Each stage's sizes."""
-        found = []
+        stages = []
         for i, depth in enumerate(self.depths):
             size = conv_layers.map_size(self.map_size, (2,) * i)
-            found.append(Stage(depth, size, size[0] * size[1] + 1, self.embed_dim * 2**i))
-        return tuple(found)
+            stages.append(Stage(depth, size, size[0] * size[1] + 1, self.embed_dim * 2**i))
+        return tuple(stages)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Blocks, map of the tokens, tokens with CLS, and their width."""
+    """A stage's blocks, the size of its token map, its tokens (CLS included) and their width."""
 
     depth: int
     map_size: tuple[int, int]
@@ -89,7 +89,7 @@ class Stage:
 
 
 class Pool(nnx.Module):
-    """3×3 convolution of stride 2, two outputs for each channel, and a linear map; CLS apart."""
+    """A 3×3 convolution of stride 2, two outputs per channel, then linear; CLS: linear alone."""
 
     def __init__(self, stage: Stage, key: Array) -> None:
         conv_key, mix_key, cls_key = jax.random.split(key, 3)
@@ -107,7 +107,7 @@ class Pool(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """CLS, positions, and stages of blocks with pools between them."""
+    """The CLS token, positions, and stages of blocks with pools between them."""
 
     def __init__(self, c: PiXConfig, key: Array) -> None:
         self.rate = c.embed_dropout

@@ -1,7 +1,7 @@
-"""From images to tokens or maps: patches, or a stem of 3×3 convolutions.
+"""Images to tokens: default patches and strides, and a stem of 3×3 convolutions.
 
-Without a wish, patch and strides of the ViX paper's families are those that leave a map of 32×32
-tokens or the nearest below, as the paper does for CIFAR-10 and Tiny ImageNet.
+The default patch and strides of the ViX paper's families leave a map of 32×32 tokens, or the
+nearest smaller one, as the paper's do for CIFAR-10 and Tiny ImageNet.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _TOKENS = 32  # rows and columns of the paper's token map
 
 
 class ConvStem(nnx.Module):
-    """3×3 convolutions with bias, and nothing between them (ViX paper, hybrid models)."""
+    """3×3 convolutions with bias, without activations (ViX paper, hybrid models)."""
 
     def __init__(
         self, channels: int, widths: Sequence[int], strides: Sequence[int], key: Array
@@ -37,7 +37,7 @@ class ConvStem(nnx.Module):
 
 
 def check_stem(widths: Sequence[int], strides: Sequence[int], key: str = "stem_strides") -> None:
-    """Raises ValueError for convolutions whose widths and strides do not pair up, naming both."""
+    """Raises ValueError for unequal numbers of widths and strides."""
     if not widths or len(widths) != len(strides) or min(*widths, *strides) < 1:
         raise ValueError(
             "a stem needs one positive width and stride per convolution; got widths "
@@ -56,7 +56,7 @@ def default_patch(image_size: tuple[int, int]) -> int:
 
 
 def default_strides(image_size: tuple[int, int], convs: int) -> tuple[int, ...]:
-    """Strides of 2 first, as many as it takes to leave no more than 32×32 tokens, then of 1."""
+    """As many strides of 2 as leave no more than 32×32 tokens, then strides of 1."""
     strides = [1] * convs
     for i in range(convs):
         rows, columns = conv_layers.map_size(image_size, strides)

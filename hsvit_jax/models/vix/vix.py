@@ -1,10 +1,10 @@
 """ViX: a vision transformer on pixels, with any mixer (ViT, ViP, ViL, ViN, FNet, MLP-Mixer).
 
-Patches by a linear map, or a stem of convolutions ('hybrid'); CLS and positions, learned or rotary;
-blocks x + mix(LN(x)), x + FF(LN(x)); LN and a linear classifier on CLS. MLP-Mixer has neither CLS
-nor positions: LN, mean over tokens, classifier.
+Patch embedding by a linear map, or a convolutional stem ('hybrid'); a CLS token and positions,
+learned or rotary; blocks x + mix(LN(x)), x + FF(LN(x)); LN and a linear classifier on CLS.
+MLP-Mixer has neither CLS token nor positions: LN, mean over tokens, classifier.
 
-Source: the ViX paper's sections on its models, and the authors' code (which is what was trained).
+Source: the ViX paper, tables 1, 2 and 6, and the authors' code, which the published numbers are of.
 """
 
 import dataclasses
@@ -72,11 +72,18 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class ViXConfig:
-    """Every size of a ViX. stem_channels: the stem's convolutions but the last, () for patches.
+    """Sizes of a ViX.
 
-    image_size in pixels (H, W). patch: side of a patch, 1 behind a stem. mlp_dim: hidden width of
-    the feed-forward. dropout: in the feed-forward; embed_dropout: after the positions. Raises
-    ValueError for sizes that do not fit.
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        patch: side of a patch, 1 after a stem.
+        stem_channels: of the stem's convolutions but the last; () for patches.
+        mlp_dim: hidden width of the feed-forward.
+        dropout: rate in the feed-forward.
+        embed_dropout: rate after the positions.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -134,12 +141,12 @@ class ViXConfig:
 
     @property
     def position_table(self) -> bool:
-        """Whether learned positions exist; the reference keeps them, unused, in two RoPE models."""
+        """Whether there are learned positions; the authors keep unused ones in two models."""
         return self.cls and (not self.mixing.rope or self.mixing.name in ("softmax", "linformer"))
 
 
 class Patches(nnx.Module):
-    """Images to tokens by patches or by the stem."""
+    """Images to tokens, by patch embedding or the stem."""
 
     def __init__(self, c: ViXConfig, key: Array) -> None:
         if c.stem_channels:
@@ -154,7 +161,7 @@ class Patches(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """CLS, positions and the blocks."""
+    """The CLS token, positions and the blocks."""
 
     def __init__(self, c: ViXConfig, key: Array) -> None:
         self.rope, self.rate = c.mixing.rope, c.embed_dropout
@@ -180,7 +187,7 @@ class Encoder(nnx.Module):
 def mixer_blocks(
     m: Mixing, tokens: int, dim: int, hidden: int, dropout: float, keys: list[Array]
 ) -> nnx.List:
-    """One pre-norm block per key: the mixer, then a feed-forward of width `hidden`."""
+    """A pre-norm block for each key: the mixer, then a feed-forward of width `hidden`."""
     out = nnx.List()
     for key in keys:
         mixer_key, ff_key = jax.random.split(key)
@@ -192,7 +199,7 @@ def mixer_blocks(
 
 
 class Head(nnx.Module):
-    """LayerNorm, then a linear classifier, on CLS or on the mean of the tokens."""
+    """LayerNorm, then a linear classifier on the CLS token or the mean of the tokens."""
 
     def __init__(self, dim: int, classes: int, key: Array, *, pool: str = "cls") -> None:
         self.pool = pool
