@@ -18,7 +18,7 @@ def _nothing(settings: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What the package knows of one family; a module of networks ends with its record.
+    """The record of one family, at the end of its module; everything by family derives from it.
 
     Attributes:
       name: `model.family`.

@@ -1,15 +1,15 @@
-"""CvT: three stages of overlapping patches and blocks whose attention projects by convolutions.
+"""CvT: three stages of overlapping patches, and attention with convolutional projections.
 
-Stage: a strided convolution, LayerNorm, pre-norm blocks on the map's tokens; the last has a CLS
-token, which is classified. Queries, keys and values come from depthwise convolutions of the map,
-with stride 2 for keys and values, and linear maps after them; a CLS skips the convolutions. No
-positions.
+Stage: a strided convolution, LayerNorm, pre-norm blocks on the map's tokens; the last stage has a
+CLS token, which is classified. Queries, keys and values are projected by depthwise convolutions of
+the map, with stride 2 for keys and values, and linear maps; the CLS token skips the convolutions.
+There are no positions.
 
-Source: Wu et al. 2021, CvT, section 3 and table 2, as the `transformers` library computes it: there
-scores are divided by the root of the whole width, and in training (`drop_path_of='tokens'`) the
-second dropped path of a block takes the example's tokens, not just the branch, all blocks of stage
-s at the rate of its block s. `drop_path_of='branch'` is the paper's: both halves drop their branch,
-at rates that grow evenly within the stage.
+Source: Wu et al. 2021, CvT, section 3 and table 2, as in the `transformers` library. There the
+scores are divided by the root of D, not of the head's width, and in training
+(`drop_path_of='tokens'`) the second stochastic depth of a block drops the example's tokens, not
+just the branch, in all blocks of stage s at the rate of its block s. `drop_path_of='branch'` is the
+paper's: both branches are dropped, at rates that grow linearly within the stage.
 """
 
 import dataclasses
@@ -68,11 +68,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class CvTConfig:
-    """Every size of a CvT; a tuple has one entry per stage.
+    """Sizes of a CvT; a tuple has one entry per stage.
 
-    patches, strides, paddings: of the convolutions that begin the stages. kernels: of the
-    convolutions that make queries, keys and values; key_*: of those of keys and values.
-    drop_path_of: see the module. Raises ValueError for sizes that do not fit.
+    patches, strides and paddings are those of the stages' first convolutions, kernels those of the
+    projections, key_* those of keys and values alone; drop_path_of: see the module.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -123,7 +125,7 @@ class CvTConfig:
                 f"unknown model.drop_path_of {self.drop_path_of!r}; choose one of {DROP_PATH_OF}"
             )
         for stage in range(len(self.depths)):
-            self.key_map(stage)  # too small an image is told
+            self.key_map(stage)  # raises for too small an image
 
     def hidden(self, stage: int) -> int:
         """Width inside a feed-forward of this stage."""
@@ -131,11 +133,11 @@ class CvTConfig:
 
     def maps(self) -> tuple[tuple[int, int], ...]:
         """Rows and columns of the tokens, by stage."""
-        found, now = [], self.image_size
+        maps, size = [], self.image_size
         for shape in zip(self.patches, self.strides, self.paddings, strict=True):
-            now = size_out(now, *shape)
-            found.append(now)
-        return tuple(found)
+            size = size_out(size, *shape)
+            maps.append(size)
+        return tuple(maps)
 
     def key_map(self, stage: int) -> tuple[int, int]:
         """Rows and columns of this stage's keys and values."""
@@ -143,18 +145,18 @@ class CvTConfig:
         return size_out(self.maps()[stage], *shape)
 
     def has_cls(self, stage: int) -> bool:
-        """Whether the tokens of this stage begin with a CLS: the last stage's do."""
+        """Whether this stage has a CLS token: the last one has."""
         return stage == len(self.depths) - 1
 
     def drop_path_rate(self, stage: int, block: int) -> float:
-        """Stochastic depth's rate of a block of this stage."""
+        """The rate of stochastic depth of a block of this stage."""
         rates = layers.drop_path_rates(self.drop_paths[stage], self.depths[stage])
         chosen = min(stage, self.depths[stage] - 1) if self.drop_path_of == "tokens" else block
         return rates[chosen]
 
 
 class ConvAttention(layers.MultiHeadAttention):
-    """Attention of a map's tokens; depthwise convolutions and BatchNorm before the linear maps."""
+    """Attention of a map's tokens, projected by depthwise convolution, BatchNorm and linear."""
 
     def __init__(self, c: CvTConfig, stage: int, key: Array) -> None:
         own_key, *keys = jax.random.split(key, 4)
@@ -180,7 +182,7 @@ class ConvAttention(layers.MultiHeadAttention):
             )
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
-        """(B, T, D) → (B, T, D), CLS first if there is one."""
+        """(B, T, D) → (B, T, D), the CLS token first if any."""
         batch, _, dim = x_BTD.shape
         cls_B1D = x_BTD[:, : int(self.cls)]
         x_BHWD = x_BTD[:, int(self.cls) :].reshape(batch, *self.map_size, dim)
@@ -195,7 +197,7 @@ class ConvAttention(layers.MultiHeadAttention):
         return self.output(self.attend(q, k, v, context, stream), context, stream)
 
     def _part(self, i: int, x_BTD: Array) -> Array:
-        """Queries (0), keys (1) or values (2): a third of one linear map."""
+        """Queries (0), keys (1) or values (2): by a third of one linear map."""
         dim = x_BTD.shape[-1]
         third = slice(i * dim, (i + 1) * dim)
         y = x_BTD @ self.qkv.kernel[...][:, third].astype(x_BTD.dtype)
@@ -203,7 +205,7 @@ class ConvAttention(layers.MultiHeadAttention):
 
 
 class Block(layers.Block):
-    """`blocks.Block`; with drop_path_of='tokens' the second half drops all of an example's."""
+    """`layers.Block`; with drop_path_of='tokens' the second branch drops an example's tokens."""
 
     def __init__(self, c: CvTConfig, stage: int, number: int, key: Array) -> None:
         mix_key, feed_key = jax.random.split(key)
@@ -217,11 +219,11 @@ class Block(layers.Block):
             *(c.widths[stage], ConvAttention(c, stage, mix_key), feed_forward),
             drop_path=c.drop_path_rate(stage, number),
         )
-        self.whole = c.drop_path_of == "tokens"
+        self.drops_tokens = c.drop_path_of == "tokens"
 
     def feed(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """The second half."""
-        if not self.whole:
+        """The residual branch of the feed-forward."""
+        if not self.drops_tokens:
             return super().feed(x_BTD, context, index)
         stream = index * layers.STREAMS_PER_BLOCK + layers.STREAMS_PER_BLOCK // 2
         x_BTD = x_BTD + self.feed_forward(self.norm2(x_BTD), context, stream)
@@ -231,7 +233,7 @@ class Block(layers.Block):
 
 
 class Stage(nnx.Module):
-    """Overlapping patches, LayerNorm, a CLS where there is one, and blocks."""
+    """Overlapping patches, LayerNorm, the CLS token if any, and blocks."""
 
     def __init__(self, c: CvTConfig, number: int, key: Array) -> None:
         conv_key, cls_key, *keys = jax.random.split(key, c.depths[number] + 2)
@@ -281,10 +283,10 @@ class CvT(Network):
         return bound["head"](bound["norm"](x[:, 0])), bound.stats()
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`, by the stages' maps and those of their keys."""
+        """As `Network.grid`, from the stages' maps and their keys' maps."""
         c = self.config
-        for stage, own in enumerate(c.maps()):
-            for rows, columns in (own, c.key_map(stage)):
+        for stage, query_map in enumerate(c.maps()):
+            for rows, columns in (query_map, c.key_map(stage)):
                 if tokens == rows * columns + c.has_cls(stage):
                     return int(c.has_cls(stage)), rows, columns
         return None

@@ -2,11 +2,11 @@
 
 Stem of two stride-2 convolutions; a pooling block adds the neighbours' mean minus the pixel, then
 pointwise convolutions with BatchNorm; the last blocks are pre-norm attention with a learned bias
-for every offset between two places, and a feed-forward. The mean token is classified twice, and
-the two are averaged.
+for every offset between two positions, and a feed-forward. Two linear classifiers on the mean token
+are averaged.
 
-Source: Li et al. 2022, EfficientFormer, section 3 and table 5, as the `transformers` library (4.x)
-computes it, in its form with a teacher's head.
+Source: Li et al. 2022, EfficientFormer, section 3 and table 5, as in the `transformers` library
+(4.x), the network with a teacher's head.
 """
 
 import dataclasses
@@ -65,13 +65,20 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class EfficientFormerConfig:
-    """Every size of an EfficientFormer, one depth and width per stage.
+    """Sizes of an EfficientFormer, one depth and width per stage.
 
-    attention_blocks: how many blocks of the last stage attend. A head's queries and keys have width
-    key_dim, its values attention_ratio·key_dim. downsamples: whether a stage is followed by a
-    convolution (it always is where the width changes); down_*: of that convolution. drop_path: of
-    the last block, growing evenly from 0. eps: of LayerNorm; norm_eps: of BatchNorm. Raises
-    ValueError for sizes that do not fit.
+    Attributes:
+        attention_blocks: of the last stage; all other blocks pool.
+        key_dim: width of a head's queries and keys.
+        attention_ratio: width of a head's values over key_dim.
+        downsamples: whether a convolution follows a stage; where the width changes one always does.
+        down_kernel: of that convolution, as for its stride and padding.
+        drop_path: rate of the last block; linear from 0 at the first.
+        eps: LayerNorm's.
+        norm_eps: BatchNorm's.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -119,7 +126,7 @@ class EfficientFormerConfig:
             if not 0 <= rate < 1:
                 raise ValueError(f"drop_path and dropout must be in [0, 1); got {rate}")
         by_name(self.activation)
-        self.maps()  # too small an image is told
+        self.maps()  # raises for too small an image
 
     @property
     def value_dim(self) -> int:
@@ -131,7 +138,7 @@ class EfficientFormerConfig:
         return int(round(self.widths[stage] * self.mlp_ratio, 6))
 
     def attends(self, stage: int, block: int) -> bool:
-        """Whether a block is one of attention."""
+        """Whether a block of a stage is an attention block."""
         last = len(self.depths) - 1
         return stage == last and block >= self.depths[last] - self.attention_blocks
 
@@ -144,16 +151,16 @@ class EfficientFormerConfig:
     def maps(self) -> tuple[tuple[int, int], ...]:
         """Rows and columns: of the stem's first convolution, then of every stage."""
         first = size_out(self.image_size, 3, 2)
-        now, found = size_out(first, 3, 2), [first]
+        size, maps = size_out(first, 3, 2), [first]
         for stage in range(len(self.depths)):
-            found.append(now)
+            maps.append(size)
             if self.follows(stage):
-                now = size_out(now, self.down_kernel, self.down_stride, self.down_padding)
-        return tuple(found)
+                size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
+        return tuple(maps)
 
 
 def neighbour_mean(x_BHWC: Array, window: int) -> Array:
-    """Mean of the window×window pixels around each, of those that are there."""
+    """The mean of the window×window pixels around each pixel, of those inside the map."""
 
     def total(x: Array) -> Array:
         for axis in (1, 2):
@@ -188,7 +195,7 @@ class PoolBlock(nnx.Module):
 
 
 class BiasedAttention(nnx.Module):
-    """Attention whose scores get a learned bias of each head and offset (|Δrow|, |Δcolumn|)."""
+    """Attention with a learned bias of the scores for each head and offset (|Δrow|, |Δcolumn|)."""
 
     def __init__(self, c: EfficientFormerConfig, map_size: tuple[int, int], key: Array) -> None:
         qkv_key, out_key = jax.random.split(key)
@@ -213,14 +220,14 @@ class BiasedAttention(nnx.Module):
             return jax.nn.softmax(wide, axis=-1)
 
         context.call_hook("attention", lambda: weights(q, k))
-        found = remat.recomputed(
+        o_BNTE = remat.recomputed(
             lambda q, k, v: jnp.einsum("bnts,bnse->bnte", weights(q, k).astype(v.dtype), v), q, k, v
         )
-        return self.out(merge_heads(found))
+        return self.out(merge_heads(o_BNTE))
 
 
 def offsets(map_size: tuple[int, int]) -> np.ndarray:
-    """Number of the offset |Δrow|·columns + |Δcolumn| of every pair of places, int32 (T, T)."""
+    """The offset's index |Δrow|·columns + |Δcolumn| of every pair of positions, int32 (T, T)."""
     places = np.stack(np.meshgrid(*map(np.arange, map_size), indexing="ij"), -1).reshape(-1, 2)
     apart = np.abs(places[:, None] - places[None])
     return (apart[..., 0] * map_size[1] + apart[..., 1]).astype(np.int32)
@@ -254,7 +261,7 @@ class AttentionBlock(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Pooling blocks, in the last stage blocks of attention, and a convolution to the next."""
+    """Pooling blocks, attention blocks in the last stage, and a convolution to the next."""
 
     def __init__(self, c: EfficientFormerConfig, number: int, key: Array) -> None:
         *keys, down_key = jax.random.split(key, c.depths[number] + 1)
@@ -283,7 +290,7 @@ class Stage(nnx.Module):
 
 
 def _down(c: EfficientFormerConfig, stage: int, key: Array) -> ConvNorm:
-    """From a stage to the next."""
+    """The convolution from a stage to the next."""
     return ConvNorm(
         *(c.widths[stage], c.widths[stage + 1], c.down_kernel, key),
         stride=c.down_stride,

@@ -1,11 +1,10 @@
-"""MobileViT: inverted residuals, and blocks that put a transformer between two convolutions.
+"""MobileViT: inverted residuals, and blocks with a transformer between two convolutions.
 
-Such a block cuts its map into 2×2 patches and lets the pixels at the same place of every patch
-attend to each other; a map that patches do not divide is resized before and after. The mean of the
-last map is classified.
+Such a block unfolds its map into 2×2 patches, and the pixels at the same position of every patch
+attend to each other; a map that patches do not divide is resized before and after. A linear
+classifier on the mean of the last map.
 
-Source: Mehta & Rastegari 2022, MobileViT, section 3 and table 4, as the `transformers` library
-computes it.
+Source: Mehta & Rastegari 2022, MobileViT, section 3 and table 4, as in the `transformers` library.
 """
 
 import dataclasses
@@ -67,13 +66,19 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class MobileViTConfig:
-    """Every size of a MobileViT.
+    """Sizes of a MobileViT.
 
-    channels: of the stem, the five layers and the last convolution; widths: of the tokens of the
-    third, fourth and fifth layer. output_stride: 32, or 16 or 8 with dilation instead of the last
-    stride or two. kernel: of the convolutions around a transformer. dropout: of both halves'
-    outputs; head_dropout: before the classifier. eps: of LayerNorm. Raises ValueError for sizes
-    that do not fit.
+    Attributes:
+        channels: of the stem, the five layers and the last convolution.
+        widths: of the tokens of the third, fourth and fifth layer.
+        output_stride: 32, or 16 or 8 with dilation in place of the last stride or two.
+        kernel: of the convolutions around a transformer.
+        dropout: rate, of both branches' outputs.
+        head_dropout: rate before the classifier.
+        eps: LayerNorm's.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -113,14 +118,14 @@ class MobileViTConfig:
             if not 0 <= rate < 1:
                 raise ValueError(f"dropouts must be in [0, 1); got {rate}")
         by_name(self.activation)
-        self.maps()  # too small an image is told
+        self.maps()  # raises for too small an image
 
     def hidden(self, layer: int) -> int:
         """Width inside a feed-forward of the third layer (0) to the fifth (2)."""
         return int(round(self.widths[layer] * self.mlp_ratio, 6))
 
     def expanded(self, channels: int) -> int:
-        """Channels inside an inverted residual: rounded to a multiple of 8, losing at most 10 %."""
+        """Channels inside an inverted residual: a multiple of 8, at least 0.9 of the product."""
         wanted = round(channels * self.expand_ratio)
         near = max(8, (wanted + 4) // 8 * 8)
         return near + 8 if near < 0.9 * wanted else near
@@ -128,27 +133,27 @@ class MobileViTConfig:
     def strides(self) -> tuple[tuple[int, int], ...]:
         """(stride, dilation) of the first inverted residual of the third to fifth layer."""
         dilated = {32: 0, 16: 1, 8: 2}[self.output_stride]
-        found, dilation = [], 1
+        strides, dilation = [], 1
         for layer in range(3):
             if layer < 3 - dilated:
-                found.append((2, 1))
+                strides.append((2, 1))
             else:
-                found.append((1, dilation))
+                strides.append((1, dilation))
                 dilation *= 2
-        return tuple(found)
+        return tuple(strides)
 
     def maps(self) -> tuple[tuple[int, int], ...]:
         """Rows and columns after the stem and each layer."""
         steps = [(2, 1), *((stride, 1) for _, stride in RESIDUALS), *self.strides()]
-        found, now = [], self.image_size
+        maps, size = [], self.image_size
         for stride, dilation in steps:
-            now = size_out(now, 3, stride, dilation=dilation)
-            found.append(now)
-        return tuple(found)
+            size = size_out(size, 3, stride, dilation=dilation)
+            maps.append(size)
+        return tuple(maps)
 
 
 class InvertedResidual(nnx.Module):
-    """Expand by a pointwise convolution, depthwise 3×3, reduce; the sum with the input if alike."""
+    """Pointwise expansion, depthwise 3×3, pointwise reduction; residual where shapes agree."""
 
     def __init__(
         self, c: MobileViTConfig, c_in: int, c_out: int, key: Array, stride: int, dilation: int = 1
@@ -185,14 +190,14 @@ def unfold(x_BHWD: Array, patch: int) -> Array:
 
 
 def fold(x_STD: Array, map_size: tuple[int, int], patch: int) -> Array:
-    """The way back from `unfold` to a map of this size: (B, H, W, D)."""
+    """Inverse of `unfold`: a map of this size, (B, H, W, D)."""
     rows, columns = map_size
     x = x_STD.reshape(-1, patch, patch, rows // patch, columns // patch, x_STD.shape[-1])
     return x.transpose(0, 3, 1, 4, 2, 5).reshape(-1, rows, columns, x_STD.shape[-1])
 
 
 def resized(x_BHWD: Array, map_size: tuple[int, int]) -> Array:
-    """Bilinear between pixel centres, as it is where the size fits."""
+    """The map resized bilinearly between pixel centres; unchanged where the size fits."""
     if x_BHWD.shape[1:3] == map_size:
         return x_BHWD
     shape = (x_BHWD.shape[0], *map_size, x_BHWD.shape[-1])
@@ -200,7 +205,7 @@ def resized(x_BHWD: Array, map_size: tuple[int, int]) -> Array:
 
 
 class TransformerLayer(nnx.Module):
-    """Inverted residual, convolutions to tokens, blocks, convolutions back; all fused."""
+    """Inverted residual, convolutions to tokens, blocks, convolutions back, fused with the map."""
 
     def __init__(self, c: MobileViTConfig, number: int, key: Array) -> None:
         keys = jax.random.split(key, 5 + DEPTHS[number])
@@ -219,16 +224,16 @@ class TransformerLayer(nnx.Module):
         """(B, H, W, C) → (B, H', W', C')."""
         x_BHWC = self.down(x_BHWC, context)
         map_size, patch = x_BHWC.shape[1:3], self.patch
-        whole = tuple(-(-n // patch) * patch for n in map_size)
-        y_BHWD = resized(self.project(self.local(x_BHWC, context)), whole)
+        divisible = tuple(-(-n // patch) * patch for n in map_size)
+        y_BHWD = resized(self.project(self.local(x_BHWC, context)), divisible)
         y_STD = unfold(y_BHWD, patch)
-        # Sequences of one example are told apart: each has masks of its own.
+        # Each sequence of an example has its own identity, and with it its own masks.
         places = jnp.arange(patch * patch)
         ids_BP = context.example_ids_B[:, None] * (patch * patch) + places[None]
         inner = dataclasses.replace(context, example_ids_B=ids_BP.reshape(-1), hook=None)
         for i, block in enumerate(self.blocks):
             y_STD = block(y_STD, inner, self.first + i)
-        y_BHWD = resized(fold(self.norm(y_STD), whole, patch), map_size)
+        y_BHWD = resized(fold(self.norm(y_STD), divisible, patch), map_size)
         y_BHWC = self.back(y_BHWD, context)
         return self.fuse(jnp.concatenate([x_BHWC, y_BHWC], axis=-1), context)
 

@@ -1,13 +1,13 @@
 """SwiftFormer: stages of convolutional blocks, the last block of each with additive attention.
 
 Stem of two stride-2 convolutions; a block is a depthwise and two pointwise convolutions; the last
-of a stage adds attention whose cost grows linearly with the tokens and a feed-forward. The mean of
-the normalised map is classified twice, and the two are averaged.
+block of a stage adds attention of linear cost in the tokens, and a feed-forward. Two linear
+classifiers on the mean of the normalised map are averaged.
 
-Source: Shaker et al. 2023, SwiftFormer, section 3 and the authors' code, as the `transformers`
-library computes it: there every token's query counts alike, because a softmax is taken over an
-axis of length one. The authors' code weighs queries by their learned scores, divided by the
-scores' norm over tokens: `queries='weighted'`.
+Source: Shaker et al. 2023, SwiftFormer, section 3 and the authors' code, as in the `transformers`
+library: there all queries have weight 1, because a softmax is taken over an axis of length one.
+With `queries='weighted'` their weights are learned scores, divided by the scores' norm over tokens,
+as the authors propose.
 """
 
 import dataclasses
@@ -64,12 +64,19 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class SwiftFormerConfig:
-    """Every size of a SwiftFormer, one depth and width per stage.
+    """Sizes of a SwiftFormer, one depth and width per stage.
 
-    downsamples: whether a stage is followed by a convolution (it always is where the width
-    changes); down_*: of that convolution. activation: of the feed-forward. drop_path: of the last
-    attention block, growing evenly from 0; dropout: in the feed-forward; conv_drop_path: of all
-    convolutional blocks. eps: of BatchNorm. Raises ValueError for sizes that do not fit.
+    Attributes:
+        downsamples: whether a convolution follows a stage; where the width changes one always does.
+        down_kernel: of that convolution, as for its stride and padding.
+        activation: of the feed-forward.
+        drop_path: rate of the last attention block; linear from 0 at the first.
+        dropout: rate in the feed-forward.
+        conv_drop_path: rate of all convolutional blocks.
+        eps: BatchNorm's.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -107,7 +114,7 @@ class SwiftFormerConfig:
         if self.queries not in QUERIES:
             raise ValueError(f"unknown model.queries {self.queries!r}; choose one of {QUERIES}")
         by_name(self.activation)
-        self.maps()  # too small an image is told
+        self.maps()  # raises for too small an image
 
     def hidden(self, stage: int) -> int:
         """Width inside a block of this stage."""
@@ -122,12 +129,12 @@ class SwiftFormerConfig:
     def maps(self) -> tuple[tuple[int, int], ...]:
         """Rows and columns: of the stem's first convolution, then of every stage."""
         first = size_out(self.image_size, 3, 2)
-        now, found = size_out(first, 3, 2), [first]
+        size, maps = size_out(first, 3, 2), [first]
         for stage in range(len(self.depths)):
-            found.append(now)
+            maps.append(size)
             if self.follows(stage):
-                now = size_out(now, self.down_kernel, self.down_stride, self.down_padding)
-        return tuple(found)
+                size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
+        return tuple(maps)
 
 
 class ConvBlock(nnx.Module):
@@ -151,9 +158,9 @@ class ConvBlock(nnx.Module):
 
 
 class AdditiveAttention(nnx.Module):
-    """What all queries say together, seen by every key: W₂(W₁(g ∘ k) + q), g the sum of queries.
+    """Additive attention: W₂(W₁(g ∘ k) + q), with g the (weighted, see the module) sum of queries.
 
-    Queries and keys have length 1. The weights of the sum: see the module.
+    Queries and keys are normalised to length 1.
     """
 
     def __init__(self, width: int, queries: str, key: Array) -> None:
@@ -176,7 +183,7 @@ class AdditiveAttention(nnx.Module):
 
 
 def _unit(x_BTD: Array) -> Array:
-    """Every token divided by its length, which counts as 1e-12 where it is less."""
+    """Tokens divided by their length, of at least 1e-12."""
     wide = x_BTD.astype(jnp.promote_types(x_BTD.dtype, jnp.float32))
     # Never the root of zero, whose derivative is infinite.
     square = jnp.maximum(jnp.square(wide).sum(-1, keepdims=True), 1e-24)
@@ -184,7 +191,7 @@ def _unit(x_BTD: Array) -> Array:
 
 
 class AttentionBlock(nnx.Module):
-    """A `ConvBlock` of the stage's own width, attention, a feed-forward with a norm before it."""
+    """A `ConvBlock` of the stage's width, attention, and a pre-norm feed-forward."""
 
     def __init__(self, c: SwiftFormerConfig, width: int, hidden: int, rate: float, key: Array):
         local_key, attention_key, feed_key = jax.random.split(key, 3)
@@ -212,7 +219,7 @@ class AttentionBlock(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Convolutional blocks, one of attention, and a convolution to the next stage if any."""
+    """Convolutional blocks, an attention block, and a convolution to the next stage if any."""
 
     def __init__(self, c: SwiftFormerConfig, number: int, key: Array) -> None:
         depth, width = c.depths[number], c.widths[number]
@@ -232,7 +239,7 @@ class Stage(nnx.Module):
 
 
 def _down(c: SwiftFormerConfig, stage: int, key: Array) -> ConvNorm:
-    """From a stage to the next."""
+    """The convolution from a stage to the next."""
     return ConvNorm(
         *(c.widths[stage], c.widths[stage + 1], c.down_kernel, key),
         stride=c.down_stride,

@@ -1,8 +1,8 @@
-"""DeiT, with and without its CLS token, and with PoWER's elimination of tokens.
+"""DeiT, with or without a CLS token, and with PoWER's token pruning.
 
-The same network as `hvt.py` without pooling: patches, positions, pre-norm blocks; the normalised
-CLS token, or the mean of all tokens, is classified. This is what the HVT paper compares with in
-tables 1, 2, 4 and 9 (HVT-S-0 is DeiT-S without CLS).
+The network of `hvt` without pooling: patch embedding, positions, pre-norm blocks, a linear
+classifier on the normalised CLS token or on the mean of all. Source: the HVT paper, which compares
+with it in tables 1, 2, 4 and 9 (HVT-S-0 is DeiT-S without CLS token).
 """
 
 import dataclasses
@@ -47,9 +47,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:
-    """Of one image, where block i keeps retained[i] tokens after its attention.
+    """Multiply-adds of one image, with retained[i] tokens left after the attention of block i.
 
-    A formula, because a schedule is looked for among as many as there are tokens.
+    A formula, because the search for a schedule evaluates it for every number of tokens.
     """
     d = c.dim
     total = prod(c.grid) * c.patch**2 * c.image_channels * d + d * c.num_classes

@@ -1,8 +1,8 @@
-"""DHVT: a vision transformer with convolutions where ViT lacks locality, and heads that interact.
+"""DHVT: a vision transformer with convolutional embedding and feed-forward, and head tokens.
 
-SOPE embeds overlapping patches by stride-2 convolutions; HI-MHSA gives every head a token of its
-own, which all tokens attend to; DAFF convolves the patches inside the feed-forward and re-weights
-the CLS token by what they hold. No positions are learned.
+SOPE embeds overlapping patches by stride-2 convolutions; HI-MHSA adds a token for every head, to
+which all tokens attend; DAFF convolves the patches inside the feed-forward and gates the CLS token
+by their mean. There are no learned positions.
 
 Source: DHVT supplement, section 1 (the three modules), table 11 (sizes), tables 2 to 5 and figure 1
 (ablations); the authors' code where the two differ (no bias in SOPE, dropped paths).
@@ -72,7 +72,7 @@ class SOPE(nnx.Module):
             x_BHWC = self.before(x_BHWC)
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x_BHWC = norm(conv(x_BHWC), context)
-            if i < len(self.convs) - 1 or len(self.convs) == 1:  # a single one has its own
+            if i < len(self.convs) - 1 or len(self.convs) == 1:  # a single one too
                 x_BHWC = gelu(x_BHWC)
         if self.after is not None:
             x_BHWC = self.after(x_BHWC)
@@ -80,7 +80,7 @@ class SOPE(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """CLS and patches, with positions where wanted."""
+    """The CLS token and the patches, with positions in an ablation."""
 
     def __init__(self, c: DHVTConfig, key: Array) -> None:
         patch_key, cls_key, position_key = jax.random.split(key, 3)
@@ -103,10 +103,10 @@ class Embedding(nnx.Module):
 
 
 class HeadInteractedAttention(nnx.Module):
-    """HI-MHSA: attention of the tokens and of one more token per head.
+    """HI-MHSA: attention of the tokens and one additional token per head.
 
-    A head's token is made from its own D/N channels of the tokens' mean; after attention the head
-    tokens' mean is added to CLS, the first token, and they are dropped.
+    A head's token is projected from its D/N channels of the tokens' mean; after the attention the
+    head tokens' mean is added to the CLS token. Source: supplement, section 1.
     """
 
     def __init__(self, dim: int, heads: int, key: Array, *, bias: bool = True) -> None:
@@ -137,7 +137,7 @@ class HeadInteractedAttention(nnx.Module):
 
 
 class DAFF(nnx.Module):
-    """Dynamic aggregation feed-forward, and what its ablations leave of it (see `Operations`)."""
+    """Dynamic aggregation feed-forward, and its ablations (see `Operations`)."""
 
     def __init__(self, c: DHVTConfig, key: Array) -> None:
         d, hidden, ops = c.embed_dim, c.hidden, c.operations
@@ -187,7 +187,7 @@ class DAFF(nnx.Module):
 
 
 def _neighbour_mean(x_BHWC: Array) -> Array:
-    """The mean of the 3×3 neighbours that lie inside the map."""
+    """The mean of the 3×3 neighbours inside the map."""
     window, pads = (1, 3, 3, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
     total = lax.reduce_window(x_BHWC, 0.0, lax.add, window, (1,) * 4, pads)
     count = lax.reduce_window(jnp.ones_like(x_BHWC), 0.0, lax.add, window, (1,) * 4, pads)
@@ -248,7 +248,7 @@ class DHVT(Network):
         return bound["head"](x_BTD), bound.stats()
 
     def paper_flops(self, multiply_adds: int) -> tuple[int, str]:
-        """The supplement's FLOPs, table 11: fvcore's operators without the products of tokens.
+        """The supplement's FLOPs, table 11: fvcore's operators without attention's products.
 
         A LayerNorm counts 5 and a BatchNorm 2 for each value, the mean before the squeeze 1.
         """

@@ -69,11 +69,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """What a feed-forward does besides its two linear maps (supplement, tables 2 and 3).
+    """The operations of a feed-forward besides its two linear maps (supplement, tables 2 and 3).
 
-    split: the CLS token goes round it. neighbours: patches meet their 3×3 neighbours by 'depthwise'
-    convolution, by 'average', or not at all (''). shortcut: around the neighbours. aggregate: the
-    patches' mean re-weights the 'cls' token, 'all' tokens or none (''). norm: after each map.
+    Attributes:
+        split: the CLS token bypasses it.
+        neighbours: over 3×3 patches, a 'depthwise' convolution, an 'average' or none ('').
+        shortcut: a residual connection around the neighbours' operation.
+        aggregate: the patches' mean gates the 'cls' token, 'all' tokens or none ('').
+        norm: after each map.
     """
 
     split: bool = True
@@ -99,13 +102,22 @@ FEED_FORWARDS: Mapping[str, Operations] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class DHVTConfig:
-    """Every size of a DHVT, and what is left out of it.
+    """Sizes of a DHVT, and its ablations.
 
-    image_size in pixels (H, W). patch: a power of two, one stride-2 convolution each. head_tokens:
-    HI-MHSA, else plain attention. sope: overlapping patches, else plain ones; affine: SOPE's two
-    affine maps. feed_forward: a name in `FEED_FORWARDS`. sope_norm, daff_norm: 'batch' or 'layer'
-    (over channels). positions: learned, added to CLS and patches. drop_path: of the last block,
-    growing evenly from 0. Raises ValueError for sizes that do not fit.
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        patch: a power of two, with a stride-2 convolution for each factor.
+        head_tokens: HI-MHSA, else plain attention.
+        sope: overlapping patches, else plain ones.
+        affine: SOPE's two affine maps.
+        feed_forward: a name in `FEED_FORWARDS`.
+        sope_norm: 'batch', or 'layer' (over channels).
+        daff_norm: 'batch', or 'layer' (over channels).
+        positions: learned, added to the CLS token and the patches.
+        drop_path: rate of the last block; linear from 0 at the first.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -170,7 +182,7 @@ class DHVTConfig:
 
     @property
     def tokens(self) -> int:
-        """CLS and patches."""
+        """Tokens: CLS and patches."""
         return prod(self.grid) + 1
 
     @property
@@ -181,5 +193,5 @@ class DHVTConfig:
 
     @property
     def operations(self) -> Operations:
-        """What the feed-forward does."""
+        """The feed-forward's operations."""
         return FEED_FORWARDS[self.feed_forward]

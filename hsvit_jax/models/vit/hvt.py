@@ -1,12 +1,12 @@
 """HVT: a vision transformer whose token sequence is pooled after the first block of each stage.
 
-Patches, learned positions, pre-norm blocks; after block i with i mod stage_depth = 0 the sequence
-is pooled (window 3, stride 2) and gets positions of its own; the mean of the normalised tokens is
-classified. Without pooling and with a CLS token this is DeiT (`deit.py`).
+Patch embedding, learned positions, pre-norm blocks; after block i with i mod stage_depth = 0 the
+sequence is pooled (window 3, stride 2) and new positions are added; a linear classifier on the mean
+of the normalised tokens. Without pooling and with a CLS token this is DeiT (`deit`).
 
 Source: HVT paper, section 3.2, equations 5 and 6; the authors' code for biases, normalisation and
-where pooling stands. Pooling other than 1-D maximum, and no pooling, are rebuilt from tables 3, 4
-and 9 by their parameter and FLOPs figures.
+the order of pooling. Pooling other than 1-D maximum, and no pooling, are reconstructed from the
+parameters and FLOPs of tables 3, 4 and 9.
 """
 
 import dataclasses
@@ -67,15 +67,24 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class HVTConfig:
-    """Every size of an HVT, or of a DeiT.
+    """Sizes of an HVT, a DeiT or a ViT.
 
-    image_size in pixels (H, W). stage_depth: blocks of a stage, 0 for no pooling. pool: 'max',
-    'average' or 'conv'; pool_dims: 1 along the sequence without padding, 2 on the grid of tokens
-    with padding pool_window//2. cls: classify a CLS token rather than the tokens' mean. drop_path:
-    of the last block, growing evenly from 0. retained: tokens that each block keeps (`power.py`),
-    CLS included; empty for all. activation: of the feed-forward; dropout: of what is embedded and
-    of both halves' outputs; attention_dropout: of the weights; patch_init: see
-    `layers.init_kernel`. Raises ValueError for sizes that do not fit.
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        stage_depth: blocks of a stage; 0 for no pooling.
+        pool: 'max', 'average' or 'conv'.
+        pool_dims: 1, along the sequence without padding, or 2, on the grid of tokens with padding
+            pool_window//2.
+        cls: classify a CLS token rather than the tokens' mean.
+        drop_path: rate of the last block; linear from 0 at the first.
+        retained: tokens after each block's attention, CLS included (`token_pruning`); () for all.
+        activation: of the feed-forward.
+        dropout: rate, of the embedding and both branches' outputs.
+        attention_dropout: rate, of the attention weights.
+        patch_init: see `layers.init_kernel`.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
     """
 
     image_size: tuple[int, int]
@@ -129,7 +138,7 @@ class HVTConfig:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the first block, a CLS included."""
+        """Tokens of the first block, CLS included."""
         return prod(self.grid) + self.cls
 
     def pools_after(self, block: int) -> bool:
@@ -172,7 +181,7 @@ def _check_pooling(c: HVTConfig) -> None:
 
 
 class Embedding(nnx.Module):
-    """Patches, the CLS token if there is one, and positions."""
+    """Patch embedding, the CLS token if any, and positions."""
 
     def __init__(self, c: HVTConfig, key: Array) -> None:
         patch_key, cls_key, position_key = jax.random.split(key, 3)
@@ -197,7 +206,7 @@ def _positions(key: Array, tokens: int, dim: int) -> nnx.Param:
 
 
 class Pool(nnx.Module):
-    """Halves the sequence and adds the positions of the new one."""
+    """Pools the sequence to half its length and adds new positions (equation 5)."""
 
     def __init__(
         self, c: HVTConfig, before: tuple[int, ...], after: tuple[int, ...], key: Array
@@ -221,7 +230,7 @@ class Pool(nnx.Module):
         return layers.add_positions(x.reshape(batch, -1, dim), self.position[...])
 
     def _combined(self, x: Array, pad: int) -> Array:
-        """Maximum, mean (padding counts as zeros) or weighted sum of every window."""
+        """The maximum, mean (with padding as zeros) or convolution of every window."""
         if self.kind == "conv":
             dims = ("NWC", "WIO", "NWC") if x.ndim == 3 else ("NHWC", "HWIO", "NHWC")
             kernel = self.conv["kernel"][...].astype(x.dtype)
@@ -244,7 +253,7 @@ class Pool(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Blocks, and pools by the number of the block that they follow."""
+    """Blocks, and pools by the index of the block that they follow."""
 
     def __init__(self, c: HVTConfig, key: Array) -> None:
         self.retained, self.cls = c.retained, c.cls
@@ -288,7 +297,7 @@ class Encoder(nnx.Module):
 
 
 class Head(nnx.Module):
-    """LayerNorm, then the CLS token or the mean of all, then a linear classifier."""
+    """LayerNorm, the CLS token or the mean of all, a linear classifier."""
 
     def __init__(self, c: HVTConfig, key: Array) -> None:
         self.cls = c.cls
@@ -319,13 +328,13 @@ class HVT(Network):
         return bound["head"](x_BTD), bound.stats()
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`; a sequence that was pooled in 1-D, or thinned, is no picture."""
+        """As `Network.grid`; a sequence after 1-D pooling or pruning has none."""
         c = self.config
-        whole = (c.stage_depth and c.pool_dims == 2) or tokens == c.tokens
-        return super().grid(tokens) if whole else None
+        regular = (c.stage_depth and c.pool_dims == 2) or tokens == c.tokens
+        return super().grid(tokens) if regular else None
 
     def at_places(self, x_BTC: Array) -> Array | None:
-        """As `Network.at_places`; a sequence pooled in 1-D is interpolated to its first length.
+        """As `Network.at_places`; a sequence after 1-D pooling is interpolated to its first length.
 
         Source: HVT paper, figure 3.
         """
@@ -343,7 +352,7 @@ class HVT(Network):
 def default_patch(image_size: tuple[int, int]) -> int:
     """The largest of 16, 8, 4, 2 and 1 that divides both sides and leaves at least 7×7 tokens.
 
-    So many can be pooled four times. 1 where none leaves them.
+    7×7 tokens can be pooled four times. 1 where no patch leaves them.
     """
     rows, columns = image_size
     for patch in (16, 8, 4, 2):

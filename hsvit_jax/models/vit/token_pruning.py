@@ -1,12 +1,12 @@
-"""PoWER: a block keeps the tokens that its attention looks at, and drops the rest for good.
+"""PoWER: token pruning by attention.
 
-The significance of a token is the attention it receives, summed over heads and queries; after the
-attention of block i the most significant `retained[i]` tokens go on, in their order. A CLS token
-always stays.
+The significance of a token is the attention it receives, summed over heads and queries. After the
+attention of block i the `retained[i]` most significant tokens remain, in their order; a CLS token
+always does.
 
-Source: Goyal et al., PoWER-BERT (ICML 2020), section 3. Their retention schedules are learnt; the
-one behind the HVT paper's DeiT + PoWER is not published. `linear_schedule` makes one that costs
-what that paper's table 1 says.
+Source: Goyal et al., PoWER-BERT (ICML 2020), section 3. Their retention schedules are learned, and
+the HVT paper's for DeiT + PoWER is not published: `linear_schedule` is one with the FLOPs of that
+paper's table 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,28 +22,37 @@ Array = jax.Array
 
 
 def check_retained(retained: Sequence[int], depth: int, tokens: int) -> None:
-    """Raises ValueError unless there is one number per block, not growing, from 1 to `tokens`."""
+    """Raises ValueError unless each block has a number from 1 to that of the block before."""
     if len(retained) != depth:
         raise ValueError(
             f"retained needs one number for each of depth={depth} blocks; got {len(retained)}: "
             f"{tuple(retained)}"
         )
     before = tokens
-    for i, kept in enumerate(retained):
-        if not 1 <= kept <= before:
+    for i, after in enumerate(retained):
+        if not 1 <= after <= before:
             raise ValueError(
-                f"retained[{i}]={kept} must be from 1 to {before}, the tokens that are left there"
+                f"retained[{i}]={after} must be from 1 to {before}, the tokens that are left there"
             )
-        before = kept
+        before = after
 
 
 def linear_schedule(
     depth: int, tokens: int, share: float, cost: Callable[[tuple[int, ...]], int]
 ) -> tuple[int, ...]:
-    """Tokens that each block keeps, falling evenly, so that a pass costs `share` of the full one.
+    """A linear schedule of retained tokens whose forward pass costs `share` of the full one.
 
-    cost: multiply-adds of a network with the schedule it is given. Raises ValueError for a share
-    outside (0, 1], or that not even one token at the end would reach.
+    Args:
+        depth: blocks.
+        tokens: before the first block.
+        share: of the multiply-adds, in (0, 1].
+        cost: multiply-adds of a network with a given schedule.
+
+    Returns:
+        The tokens after each block's attention.
+
+    Raises:
+        ValueError: share is outside (0, 1], or below that of a single token at the end.
     """
     if not 0 < share <= 1:
         raise ValueError(f"flops_share must be in (0, 1]; got {share}")
@@ -63,7 +72,7 @@ def linear_schedule(
 
 
 def keep_significant(x_BTD: Array, significance_BT: Array, keep: int, *, cls: bool) -> Array:
-    """The `keep` most significant tokens of each example, in their order: (B, keep, D)."""
+    """The `keep` most significant tokens of each example, in order: (B, keep, D)."""
     if cls:  # attention weights are finite, so nothing is more significant
         first_T = jnp.arange(x_BTD.shape[1])[None] == 0
         significance_BT = jnp.where(first_T, jnp.inf, significance_BT)
@@ -75,7 +84,7 @@ def keep_significant(x_BTD: Array, significance_BT: Array, keep: int, *, cls: bo
 def block_with_elimination(
     block: layers.Block, x_BTD: Array, context: ForwardContext, index: int, keep: int, *, cls: bool
 ) -> Array:
-    """A block of softmax attention that keeps `keep` tokens between its halves: (B, keep, D)."""
+    """A pre-norm block that prunes to `keep` tokens after its attention: (B, keep, D)."""
     if keep == x_BTD.shape[1]:
         return block(x_BTD, context, index)
     stream = index * layers.STREAMS_PER_BLOCK

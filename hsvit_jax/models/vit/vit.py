@@ -1,8 +1,8 @@
-"""ViT: patches, a CLS token, learned positions, pre-norm blocks; the normalised CLS is classified.
+"""ViT: patch embedding, a CLS token, learned positions, pre-norm blocks, a classifier on CLS.
 
-The same network as `deit.py`'s DeiT, with the sizes, the epsilon of the norms and the places of
-dropout of the `transformers` library. The HSViT paper's "ViT-B/16" has patches of 4 pixels at 64
-pixels (table 2); ImageNet's have 16.
+The network of `deit`, with the sizes, the norms' epsilon and the dropout layers of the
+`transformers` library. The HSViT paper's "ViT-B/16" has patches of 4 pixels on images of 64 (table
+2); ImageNet's have 16. Source: Dosovitskiy et al., "An Image is Worth 16×16 Words", section 3.1.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class ViT(hvt.HVT):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
     def paper_flops(self, multiply_adds: int) -> None:
-        """The HSViT paper counts 2 for a multiply-add, as everywhere here."""
+        """None: the HSViT paper, table 2, counts 2 for a multiply-add."""
 
 
 def _config(*, heads: int, head_dim: int, mlp_dim: int, **settings: Any) -> hvt.HVTConfig:
