@@ -98,6 +98,12 @@ def test_the_text():
     assert re.search(memory, text, re.M)
 
 
+def test_muon_keeps_one_moment_of_a_kernel():
+    config, model = network("small", 32, 3, 10, "fast")
+    count = costs.parameters(model)
+    assert 4 * count < summary._moment_bytes(config, model) < 6 * count
+
+
 def test_an_evaluation_by_default_needs_no_more_memory_than_the_training_step():
     config, model = network("small", 64, 3, 200)
     config = config.copy_and_resolve_references()

@@ -14,6 +14,7 @@ from hsvit_jax import data, train
 from hsvit_jax.cli import Request
 from hsvit_jax.models import costs
 from hsvit_jax.report import aligned, byte_text
+from hsvit_jax.train import optim
 
 
 def run(request: Request) -> int:
@@ -28,13 +29,15 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     """Formats the modules and the totals of a network; compiles three programs.
 
     Args:
-      config: resolved (`hsvit_jax.config.resolve`); of it, the batches, `train.ema_decay` and the
-        names in `model` are read.
+      config: resolved (`hsvit_jax.config.resolve`); of it, the batches, the optimizer,
+        `train.ema_decay` and the names in `model` are read.
       model: the network.
     """
     count, batch, rows = costs.parameters(model), config.train.batch, costs.modules(model)
     at_once = config_lib.eval_batch(config)
-    state = 8 * count + (4 * count if config.train.ema_decay else 0)
+    moments = _moment_bytes(config, model)
+    state = moments + (4 * count if config.train.ema_decay else 0)
+    optimizer = {"adamw": "AdamW", "muon": "Muon"}[config.optim.name]
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
     macs = sum(row[2] for row in rows)
     paper = model.paper_flops(macs)
@@ -57,7 +60,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
         f"compiled FLOPs {costs.compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's "
         f"count on {jax.default_backend()}{cls_only})",
-        f"bytes {byte_text(4 * count)} parameters + {byte_text(8 * count)} AdamW moments{ema}, "
+        f"bytes {byte_text(4 * count)} parameters + {byte_text(moments)} {optimizer} moments{ema}, "
         "float32",
         f"memory {byte_text(costs.training_bytes(model, batch) + state)} training step of {batch} "
         "images (forward, backward, optimizer's state), "
@@ -65,3 +68,10 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         f"compiled programs, {model.dtype}, {jax.default_backend()}, one device)",
     ]
     return "\n".join(lines)
+
+
+def _moment_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
+    """Bytes of the optimizer's moments of all parameters: Muon has one for a kernel, AdamW two."""
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    state = jax.eval_shape(optim.build(config.optim, lambda step: 0.0).init, params)
+    return sum(4 * x.size for x in jax.tree.leaves(state) if x.ndim)

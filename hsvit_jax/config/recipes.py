@@ -104,7 +104,7 @@ _HSVIT: Mapping[str, Any] = {
     "train.ema_decay": 0.0,
     "optim.learning_rate": 1e-3,
     "optim.weight_decay": 0.01,
-    "optim.decay_all": True,
+    "optim.decay_all": True,  # as the reference, which decays biases and norms too
     "optim.warmup_epochs": 0.0,
     "optim.cosine_per": "epoch",
     "optim.clip_norm": 0.01,
@@ -116,7 +116,7 @@ _HSVIT: Mapping[str, Any] = {
     "augment.rand_augment_magnitude": 9,
     "augment.trivial_augment": False,
     "augment.erasing": 0.0,
-    "augment.mixup": 1.0,
+    "augment.mixup": 1.0,  # the paper names no alpha: torchvision's default
     "augment.cutmix": 1.0,
     "augment.mix_probability": 1.0,
     "augment.label_smoothing": 0.0,
