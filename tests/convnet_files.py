@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax import convert_hf, models
-from hsvit_jax.weights import families
+from hsvit_jax import models
 
 
 def read(path):
@@ -17,12 +16,11 @@ def read(path):
         tensors = {k: golden[k] for k in golden.files}
     description = json.loads(tensors.pop("config").item())
     given = description.get("patched_or_fixed", {}) | description["constructor"]
-    name = convert_hf.family_of(description) or description["family"].lower()
-    family = families.FAMILIES[name]
+    family = models.family_of(description)
     weights = {k: v for k, v in tensors.items() if not k.startswith(("grad/", "after/"))}
-    settings, data = family.settings(weights, given)
+    settings, data = models.torch_settings(family, weights, given)
     network = models.build({"dtype": "float32", **settings}, **data)
-    return tensors, network, *family.params(weights, network.config), family, description
+    return tensors, network, *family.torch_weights.load(weights, network), family, description
 
 
 def logits_agree(path):
@@ -46,8 +44,8 @@ def training_step_agrees(path, frozen=frozenset()):
     after = {k.removeprefix("after/"): v for k, v in tensors.items() if k.startswith("after/")}
     grads = {k.removeprefix("grad/"): v for k, v in tensors.items() if k.startswith("grad/")}
     none = {k: np.zeros_like(v) for k, v in weights.items()}  # what is frozen has no gradient
-    expected_grads, _ = family.params(none | grads, network.config)
-    _, expected_stats = family.params(weights | after, network.config)
+    expected_grads, _ = family.torch_weights.load(none | grads, network)
+    _, expected_stats = family.torch_weights.load(weights | after, network)
 
     def loss(params, stats, images, labels):
         logits, stats = network.apply(params, stats, images, train=True)

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import small_runs
+from support import torch_files
 
 from hsvit_jax import config as configs
 from hsvit_jax import mesh, models
 from hsvit_jax.commands import convert
 from hsvit_jax.models import costs
-from hsvit_jax.weights import families
 
 
 def check_golden(source, out, family):
@@ -31,40 +31,37 @@ def check_golden(source, out, family):
             channels=data.channels,
             num_classes=data.num_classes,
         )
-        state = families.FAMILIES[family].params(tensors, model.config)
+        state = torch_files.load(family, tensors, model)
         images = tensors["input"].transpose(0, 2, 3, 1).astype(np.float64)
         wide = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
         logits, _ = jax.jit(model.apply)(*wide, images)
         np.testing.assert_allclose(logits, tensors["logits_f64"], rtol=0, atol=1e-9)
 
 
-def small_file(family, converter, given, shapes=(), image=(3, 8, 8)):
+def small_file(family, given, shapes=(), image=(3, 8, 8)):
     """Random tensors of the shapes that `given` asks for, as a golden holds them.
 
     shapes: those of the tensors that tell channels and classes, by key.
     """
     tensors = {key: np.zeros(shape, np.float32) for key, shape in dict(shapes).items()}
     tensors["input"] = np.zeros((1, *image), np.float32)
-    model, data = converter.settings(tensors, given)
+    model, data = torch_files.settings(family, tensors, given)
     network = models.build({"dtype": "float32", **model}, **data)
     assert set(model) == {"family", "variant", *models.FAMILIES[family].defaults}
     rng = np.random.default_rng(0)
-    for entry in converter.listing(network.config):
+    for entry in torch_files.listing(family, network):
         tensors[entry.key] = rng.random(entry.shape, np.float32)
     return network, tensors, model
 
 
-def check_every_tensor_has_its_place(family, converter, *case, **image):
+def check_every_tensor_has_its_place(family, *case, **image):
     """Shapes and names of what is converted are those of the network; no two share a place."""
-    network, tensors, model = small_file(family, converter, *case, **image)
-    params, stats = converter.params_from_torch(tensors, network.config)
+    network, tensors, model = small_file(family, *case, **image)
+    params, stats = torch_files.load(family, tensors, network)
     ours = jax.eval_shape(network.init, jax.random.key(0))
     shapes = jax.tree.map(np.shape, (params, stats))
     assert shapes == jax.tree.map(np.shape, ours)
-    theirs = sum(
-        entry.count if entry.path is None else int(np.prod(entry.shape))
-        for entry in converter.listing(network.config)
-    )
+    theirs = sum(int(np.prod(entry.shape)) for entry in torch_files.listing(family, network))
     assert theirs == sum(np.size(leaf) for leaf in jax.tree.leaves((params, stats)))
     return network, model
 

@@ -4,8 +4,9 @@ import convnet_files
 import jax
 import numpy as np
 import pytest
+from support import torch_files
 
-from hsvit_jax import convert_backbone, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
 
@@ -41,11 +42,11 @@ def test_named_networks_are_recognised():
     described = {"model_type": "mobilenet_v2", "depth_multiplier": 1.4}
     described |= {"classifier_dropout_prob": 0.2, "image_size": 224}
     given = {"attn_embed_dim": 56, "num_classes": 1000, "backbone": described}
-    settings, data = convert_backbone.settings({}, given)
+    settings, data = torch_files.settings("hsvit_backbone", {}, given)
     assert settings["variant"] == settings["backbone"] == "mobilenet_v2_1.4"
     assert settings["backbone_settings"] == backbone.backbone_settings("mobilenet_v2_1.4")
     network = models.build({"dtype": "float32", **settings}, **data)
-    entries = list(convert_backbone.listing(network.config))
+    entries = list(torch_files.listing("hsvit_backbone", network))
     buffers = ("running_mean", "running_var")
     trained = [entry for entry in entries if not entry.key.endswith(buffers)]
     assert sum(int(np.prod(entry.shape)) for entry in trained) == 6_131_848
@@ -59,10 +60,10 @@ def test_named_networks_are_recognised():
         ({"enable_conv_layer": False}, "without its backbone is not supported"),
         ({"attn_num": 7}, r"2048 channel tokens of the backbone cannot split into groups=7"),
         ({"num_heads": 5}, "embed_dim=12 is not divisible by heads=5"),
-        ({"dropout": "no"}, "dropout must be a number; got 'no'"),
+        ({"dropout": "no"}, "dropout must be of type float; got 'no'"),
     ],
 )
 def test_fields_that_do_not_fit_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
-        settings, data = convert_backbone.settings({}, {**GIVEN, **changes})
+        settings, data = torch_files.settings("hsvit_backbone", {}, {**GIVEN, **changes})
         models.build({"dtype": "float32", **settings}, **data)

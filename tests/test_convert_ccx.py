@@ -2,8 +2,9 @@
 
 import pytest
 import vix_files
+from support import torch_files
 
-from hsvit_jax import convert_ccx, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 
 
@@ -15,7 +16,7 @@ def test_golden(golden_dir, tmp_path):
 
 def test_variants_are_recognised():
     given = {"num_heads": 4, "img_size": 32}
-    vix_files.check_variants_are_recognised("ccx", convert_ccx, given)
+    vix_files.check_variants_are_recognised("ccx", given)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,6 @@ def test_variants_are_recognised():
 def test_what_does_not_fit_is_named(given, message):
     settings = vix_files.small("ccx", heads=2, conv_strides=(1, 1))
     model = models.build(settings, image_size=(4, 4), channels=3, num_classes=7)
-    tensors = vix_files.state(convert_ccx, model.config)
+    tensors = vix_files.state("ccx", model)
     with pytest.raises(ValueError, match=message):
-        convert_ccx.settings(tensors, given)
+        torch_files.settings("ccx", tensors, given)

@@ -3,8 +3,6 @@
 import hf_files
 import pytest
 
-from hsvit_jax import convert_cvt
-
 SHAPES = {
     "cvt.encoder.stages.0.embedding.convolution_embeddings.projection.weight": (6, 3, 5, 5),
     "classifier.weight": (7, 8),
@@ -38,9 +36,7 @@ def test_golden(golden_dir, tmp_path):
 
 
 def test_fields_make_the_network():
-    network, model = hf_files.check_every_tensor_has_its_place(
-        "cvt", convert_cvt, SMALL, SHAPES, image=IMAGE
-    )
+    network, model = hf_files.check_every_tensor_has_its_place("cvt", SMALL, SHAPES, image=IMAGE)
     c = network.config
     assert c.maps() == ((10, 12), (5, 6)) and c.key_map(1) == (1, 2)
     assert (c.hidden(0), c.dropouts, c.attention_dropouts) == (15, (0.2, 0.0), (0.0, 0.1))
@@ -49,7 +45,7 @@ def test_fields_make_the_network():
 
 def test_published_sizes_have_their_name():
     for given, name in (({"patch_sizes": [4, 3, 3]}, "13-patch4"), ({"depth": [1, 4, 16]}, "21")):
-        *_, model = hf_files.small_file("cvt", convert_cvt, given, SHAPES, (3, 32, 32))
+        *_, model = hf_files.small_file("cvt", given, SHAPES, (3, 32, 32))
         assert model["variant"] == name
 
 
@@ -69,4 +65,4 @@ def test_published_sizes_have_their_name():
 )
 def test_fields_that_do_not_fit_are_told(changes, message):
     with pytest.raises(ValueError, match=message):
-        hf_files.small_file("cvt", convert_cvt, {**SMALL, **changes}, SHAPES, IMAGE)
+        hf_files.small_file("cvt", {**SMALL, **changes}, SHAPES, IMAGE)

@@ -2,8 +2,9 @@
 
 import pytest
 import vix_files
+from support import torch_files
 
-from hsvit_jax import convert_cvx, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 
 
@@ -14,16 +15,16 @@ def test_golden(golden_dir, tmp_path):
 
 
 def test_variants_are_recognised():
-    vix_files.check_variants_are_recognised("cvx", convert_cvx, {"heads": 4, "image_size": 32})
+    vix_files.check_variants_are_recognised("cvx", {"heads": 4, "image_size": 32})
 
 
 def test_what_the_tensors_do_not_tell():
     settings = vix_files.small("cvx", stage_strides=(1, 1))
     model = models.build(settings, image_size=(4, 4), channels=3, num_classes=7)
-    tensors = vix_files.state(convert_cvx, model.config)
+    tensors = vix_files.state("cvx", model)
     with pytest.raises(ValueError, match="say --image_size"):
-        convert_cvx.settings(tensors, {"heads": 3})
+        torch_files.settings("cvx", tensors, {"heads": 3})
     with pytest.raises(ValueError, match="say --heads"):
-        convert_cvx.settings(tensors, {"image_size": 4})
-    _, data = convert_cvx.settings(tensors, {"heads": 3, "fmap": 4, "stride": 2})
+        torch_files.settings("cvx", tensors, {"image_size": 4})
+    _, data = torch_files.settings("cvx", tensors, {"heads": 3, "fmap": 4, "stride": 2})
     assert data["image_size"] == (8, 8)

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from support import state_dicts
+from support import state_dicts, torch_files
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert_dhvt, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.vit import dhvt
 
@@ -40,7 +40,7 @@ def test_misfits_are_named(tmp_path):
 def test_a_named_variant_is_recognised():
     settings = {**dhvt.DEFAULTS, **dhvt.VARIANTS["s-patch4"], "family": "dhvt", "dtype": "float32"}
     model = models.build(settings, image_size=(32, 32), channels=3, num_classes=7)
-    entries = convert_dhvt.listing(model.config)
+    entries = torch_files.listing("dhvt", model)
     tensors = {e.key: np.broadcast_to(np.float32(0), e.shape) for e in entries}
-    found, data = convert_dhvt.settings(tensors, {"img_size": 32, "num_heads": 8})
+    found, data = torch_files.settings("dhvt", tensors, {"img_size": 32, "num_heads": 8})
     assert found["variant"] == "s-patch4" and data["image_size"] == (32, 32)

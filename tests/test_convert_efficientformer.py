@@ -3,8 +3,7 @@
 import hf_files
 import numpy as np
 import pytest
-
-from hsvit_jax import convert_efficientformer as converter
+from support import torch_files
 
 SHAPES = {
     "efficientformer.patch_embed.convolution1.weight": (3, 3, 3, 3),
@@ -42,7 +41,7 @@ def test_fields_make_the_network():
         "batch_norm_eps": 1e-2,
     }
     network, model = hf_files.check_every_tensor_has_its_place(
-        "efficientformer", converter, given, SHAPES, image=IMAGE
+        "efficientformer", given, SHAPES, image=IMAGE
     )
     c = network.config
     assert c.maps() == ((12, 12), (6, 6), (6, 6), (3, 3))
@@ -53,15 +52,15 @@ def test_fields_make_the_network():
 
 def test_published_sizes_have_their_name():
     tensors = {k: np.zeros(s) for k, s in SHAPES.items()}
-    model, data = converter.settings(tensors, {"resolution": 4})
+    model, data = torch_files.settings("efficientformer", tensors, {"resolution": 4})
     assert (model["variant"], data["image_size"]) == ("l1", (128, 128))
 
 
 def test_indices_are_passed_over():
-    network, tensors, _ = hf_files.small_file("efficientformer", converter, SMALL, SHAPES, IMAGE)
+    network, tensors, _ = hf_files.small_file("efficientformer", SMALL, SHAPES, IMAGE)
     key = "efficientformer.encoder.last_stage.meta3D_layers.blocks.0.token_mixer"
     tensors[f"{key}.attention_bias_idxs"] = np.zeros((9, 9), np.int64)
-    params, _ = converter.params_from_torch(tensors, network.config)
+    params, _ = torch_files.load("efficientformer", tensors, network)
     bias = params["stage2"]["attention_blocks"]["0"]["attention"]["offset_bias"]
     np.testing.assert_array_equal(bias, tensors[f"{key}.attention_biases"])
 
@@ -81,4 +80,4 @@ def test_indices_are_passed_over():
 )
 def test_fields_that_do_not_fit_are_told(changes, message):
     with pytest.raises(ValueError, match=message):
-        hf_files.small_file("efficientformer", converter, {**SMALL, **changes}, SHAPES, IMAGE)
+        hf_files.small_file("efficientformer", {**SMALL, **changes}, SHAPES, IMAGE)

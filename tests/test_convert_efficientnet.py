@@ -2,8 +2,9 @@
 
 import convnet_files
 import pytest
+from support import torch_files
 
-from hsvit_jax import convert_efficientnet, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.convnets import efficientnet
 
@@ -33,7 +34,7 @@ def test_named_networks_are_recognised():
             "dropout_rate": own["dropout"],
             "num_labels": 7,
         }
-        settings, data = convert_efficientnet.settings({}, given)
+        settings, data = torch_files.settings("efficientnet", {}, given)
         assert settings == {"family": "efficientnet", "variant": variant, **own}
         native = {"b0": 224, "b3": 300, "b4": 380, "b5": 456}[variant]
         assert data["image_size"] == (native, native)
@@ -57,5 +58,5 @@ def test_named_networks_are_recognised():
 def test_fields_that_do_not_fit_say_so(changes, message):
     given = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "num_labels": 7, **changes}
     with pytest.raises(ValueError, match=message):
-        settings, data = convert_efficientnet.settings({}, given)
+        settings, data = torch_files.settings("efficientnet", {}, given)
         models.build({"dtype": "float32", **settings}, **data)

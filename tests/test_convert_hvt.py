@@ -6,10 +6,10 @@ import types
 
 import numpy as np
 import pytest
-from support import state_dicts
+from support import state_dicts, torch_files
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert_hvt, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.vit import hvt
 
@@ -43,10 +43,10 @@ def test_sizes_from_shapes_and_options(tmp_path):
 def test_a_named_variant_is_recognised():
     settings = {**hvt.DEFAULTS, **hvt.VARIANTS["ti-1"], "family": "hvt", "dtype": "float32"}
     model = models.build(settings, image_size=(224, 224), channels=3, num_classes=2)
-    entries = convert_hvt.listing(model.config)
+    entries = torch_files.listing("hvt", model)
     tensors = {e.key: np.broadcast_to(np.float32(0), e.shape) for e in entries}
     given = {"num_heads": 3, "head_dim": 64, "input_size": 224, "variant": ""}
-    found, data = convert_hvt.settings(tensors, given)
+    found, data = torch_files.settings("hvt", tensors, given)
     assert (found["family"], found["variant"]) == ("hvt", "ti-1")
     assert data == {"image_size": (224, 224), "channels": 3, "num_classes": 2}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import vix_files
 
-from hsvit_jax import convert_levix, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 
 
@@ -17,13 +17,13 @@ def test_golden(golden_dir, tmp_path):
 
 
 def test_variants_are_recognised():
-    vix_files.check_variants_are_recognised("levix", convert_levix, {"heads": 4, "image_size": 32})
+    vix_files.check_variants_are_recognised("levix", {"heads": 4, "image_size": 32})
 
 
 def test_what_the_tensors_do_not_tell(tmp_path):
     settings = vix_files.small("levix", stem_channels=(5,), stem_strides=(1, 1))
     model = models.build(settings, image_size=(4, 4), channels=3, num_classes=7)
-    tensors = vix_files.state(convert_levix, model.config)
+    tensors = vix_files.state("levix", model)
     np.savez(tmp_path / "bare.npz", **tensors, config=json.dumps({"family": "levix"}))
     with pytest.raises(ValueError, match="say --image_size"):
         convert.convert_file(tmp_path / "bare.npz")

@@ -3,8 +3,9 @@
 import convnet_files
 import numpy as np
 import pytest
+from support import torch_files
 
-from hsvit_jax import convert_mobilenet_v2, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.convnets import mobilenet_v2
 
@@ -36,7 +37,7 @@ def test_named_networks_are_recognised():
     """The published ones have a class more, the background."""
     for variant, width in (("1.0", 1.0), ("1.4", 1.4)):
         given = {"depth_multiplier": width, "classifier_dropout_prob": 0.2, "num_labels": 1001}
-        settings, data = convert_mobilenet_v2.settings({}, given)
+        settings, data = torch_files.settings("mobilenet_v2", {}, given)
         own = {**mobilenet_v2.DEFAULTS, **mobilenet_v2.VARIANTS[variant]}
         assert settings == {"family": "mobilenet_v2", "variant": variant, **own}
         assert data == {"image_size": (224, 224), "channels": 3, "num_classes": 1001}
@@ -55,5 +56,5 @@ def test_named_networks_are_recognised():
 )
 def test_fields_that_do_not_fit_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
-        settings, data = convert_mobilenet_v2.settings({}, {"num_labels": 7, **changes})
+        settings, data = torch_files.settings("mobilenet_v2", {}, {"num_labels": 7, **changes})
         models.build({"dtype": "float32", **settings}, **data)

@@ -3,8 +3,6 @@
 import hf_files
 import pytest
 
-from hsvit_jax import convert_mobilevit as converter
-
 SHAPES = {"mobilevit.conv_stem.convolution.weight": (4, 3, 3, 3), "classifier.weight": (7, 13)}
 SMALL = {
     "neck_hidden_sizes": [4, 6, 8, 10, 12, 11, 13],
@@ -34,7 +32,7 @@ def test_fields_make_the_network():
         "layer_norm_eps": 1e-3,
     }
     network, model = hf_files.check_every_tensor_has_its_place(
-        "mobilevit", converter, given, SHAPES, image=(3, 40, 48)
+        "mobilevit", given, SHAPES, image=(3, 40, 48)
     )
     c = network.config
     assert c.maps()[-3:] == ((5, 6),) * 3 and c.patch == 3
@@ -44,7 +42,7 @@ def test_fields_make_the_network():
 
 def test_published_sizes_have_their_name():
     given = {"hidden_sizes": [96, 120, 144], "neck_hidden_sizes": [16, 32, 48, 64, 80, 96, 384]}
-    *_, model = hf_files.small_file("mobilevit", converter, given, SHAPES, (3, 32, 32))
+    *_, model = hf_files.small_file("mobilevit", given, SHAPES, (3, 32, 32))
     assert model["variant"] == "xs"
 
 
@@ -62,4 +60,4 @@ def test_published_sizes_have_their_name():
 )
 def test_fields_that_do_not_fit_are_told(changes, message):
     with pytest.raises(ValueError, match=message):
-        hf_files.small_file("mobilevit", converter, {**SMALL, **changes}, SHAPES, (3, 32, 32))
+        hf_files.small_file("mobilevit", {**SMALL, **changes}, SHAPES, (3, 32, 32))

@@ -2,7 +2,6 @@
 
 import vix_files
 
-from hsvit_jax import convert_pix
 from hsvit_jax.commands import convert
 
 
@@ -13,4 +12,4 @@ def test_golden(golden_dir, tmp_path):
 
 
 def test_variants_are_recognised():
-    vix_files.check_variants_are_recognised("pix", convert_pix, {"heads": 4, "image_size": 32})
+    vix_files.check_variants_are_recognised("pix", {"heads": 4, "image_size": 32})

@@ -3,9 +3,9 @@
 import convnet_files
 import jax
 import pytest
-from support import state_dicts
+from support import state_dicts, torch_files
 
-from hsvit_jax import convert_resnet, models
+from hsvit_jax import models
 from hsvit_jax.models.convnets import resnet
 
 GIVEN = {
@@ -38,12 +38,12 @@ def test_the_training_step_of_a_golden(golden_dir):
 )
 def test_any_constructor(changes):
     given = {**GIVEN, **changes}
-    settings, data = convert_resnet.settings({}, given)
+    settings, data = torch_files.settings("resnet", {}, given)
     assert data == {"image_size": (21, 17), "channels": 2, "num_classes": 5}
     network = models.build({"dtype": "float32", **settings}, **data)
-    shapes = {entry.key: entry.shape for entry in convert_resnet.listing(network.config)}
+    shapes = {entry.key: entry.shape for entry in torch_files.listing("resnet", network)}
     assert {"resnet.embedder.embedder.convolution.weight", "classifier.1.bias"} < set(shapes)
-    params, stats = convert_resnet.params_from_torch(state_dicts.drawn(shapes), network.config)
+    params, stats = torch_files.load("resnet", state_dicts.drawn(shapes), network)
     expected = jax.eval_shape(network.init, jax.random.key(0))
     assert jax.tree.map(lambda x: x.shape, (params, stats)) == jax.tree.map(
         lambda x: x.shape, expected
@@ -59,7 +59,7 @@ def test_named_networks_are_recognised():
             "depths": list(own["depths"]),
             "num_labels": 7,
         }
-        settings, data = convert_resnet.settings({}, given)
+        settings, data = torch_files.settings("resnet", {}, given)
         assert settings == {"family": "resnet", "variant": variant, **own}
         assert data["image_size"] == (224, 224)
 
@@ -67,15 +67,21 @@ def test_named_networks_are_recognised():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layer_type": "wide"}, "layer_type='wide' is not supported; known: basic, bottleneck"),
-        ({"hidden_act": "prelu"}, "hidden_act='prelu' is not supported; known: none, linear, gelu"),
-        ({"downsample_in_first_stage": 1}, "downsample_in_first_stage must be true or false"),
-        ({"hidden_sizes": "8"}, "hidden_sizes must hold integers; got '8'"),
+        (
+            {"layer_type": "wide"},
+            "layer_type='wide' is not supported; expected 'bottleneck' or 'basic'",
+        ),
+        (
+            {"hidden_act": "prelu"},
+            "hidden_act: unknown activation 'prelu'; known: none, linear, gelu",
+        ),
+        ({"downsample_in_first_stage": 1}, "downsample_in_first_stage must be of type bool; got 1"),
+        ({"hidden_sizes": "8"}, "hidden_sizes must be a list of int; got '8'"),
         ({"depths": [1]}, r"channels=\(8, 12\) and depths=\(1,\)"),
         ({"num_labels": None}, "neither num_labels nor a classifier tells the number of classes"),
     ],
 )
 def test_fields_that_do_not_fit_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
-        settings, data = convert_resnet.settings({}, {**GIVEN, **changes})
+        settings, data = torch_files.settings("resnet", {}, {**GIVEN, **changes})
         models.build({"dtype": "float32", **settings}, **data)

@@ -3,8 +3,6 @@
 import hf_files
 import pytest
 
-from hsvit_jax import convert_swiftformer
-
 SHAPES = {
     "swiftformer.patch_embed.patch_embedding.0.weight": (3, 3, 3, 3),
     "head.weight": (7, 11),
@@ -33,7 +31,7 @@ def test_fields_make_the_network():
         "batch_norm_eps": 1e-3,
     }
     network, model = hf_files.check_every_tensor_has_its_place(
-        "swiftformer", convert_swiftformer, given, SHAPES, image=(3, 24, 28)
+        "swiftformer", given, SHAPES, image=(3, 24, 28)
     )
     c = network.config
     assert c.maps() == ((12, 14), (6, 7), (6, 7), (2, 3)) and c.hidden(2) == 33
@@ -43,9 +41,7 @@ def test_fields_make_the_network():
 
 def test_published_sizes_have_their_name():
     given = {"depths": [3, 3, 9, 6], "embed_dims": [48, 64, 168, 224], "mlp_ratio": 4}
-    _, _, model = hf_files.small_file(
-        "swiftformer", convert_swiftformer, given, SHAPES, (3, 32, 32)
-    )
+    _, _, model = hf_files.small_file("swiftformer", given, SHAPES, (3, 32, 32))
     assert model["variant"] == "s"
 
 
@@ -65,4 +61,4 @@ def test_published_sizes_have_their_name():
 def test_fields_that_do_not_fit_are_told(changes, message):
     with pytest.raises(ValueError, match=message):
         given = {**SMALL, **changes}
-        hf_files.small_file("swiftformer", convert_swiftformer, given, SHAPES, (3, 16, 16))
+        hf_files.small_file("swiftformer", given, SHAPES, (3, 16, 16))

@@ -3,8 +3,8 @@
 import hf_files
 import numpy as np
 import pytest
+from support import torch_files
 
-from hsvit_jax import convert_vit
 from hsvit_jax.commands import convert
 
 SHAPES = {
@@ -35,15 +35,15 @@ def test_fields_make_the_network():
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.2,
     }
-    network, model = hf_files.check_every_tensor_has_its_place("vit", convert_vit, given, SHAPES)
+    network, model = hf_files.check_every_tensor_has_its_place("vit", given, SHAPES)
     c = network.config
     assert (c.dropout, c.attention_dropout, c.eps, c.activation) == (0.1, 0.2, 1e-3, "relu")
     assert (c.tokens, c.hidden, c.qkv_bias, model["variant"]) == (5, 13, False, "custom")
 
 
 def test_published_sizes_have_their_name():
-    model, data = convert_vit.settings(
-        {k: np.zeros(s) for k, s in SHAPES.items()}, {"model_type": "vit", "image_size": 224}
+    model, data = torch_files.settings(
+        "vit", {k: np.zeros(s) for k, s in SHAPES.items()}, {"model_type": "vit", "image_size": 224}
     )
     assert (model["variant"], data["image_size"], data["num_classes"]) == (
         "b-patch16",
@@ -66,7 +66,7 @@ def test_published_sizes_have_their_name():
 )
 def test_fields_that_do_not_fit_are_told(changes, message):
     with pytest.raises(ValueError, match=message):
-        hf_files.small_file("vit", convert_vit, {**SMALL, **changes}, SHAPES)
+        hf_files.small_file("vit", {**SMALL, **changes}, SHAPES)
 
 
 def test_another_model_type_is_told(tmp_path):

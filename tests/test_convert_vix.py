@@ -7,7 +7,7 @@ import pytest
 import vix_files
 
 from hsvit_jax import config as configs
-from hsvit_jax import convert_vix, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
 
 GOLDENS = ("vix-viprope", "vix-mlpmixer", "vix-fnet")
@@ -23,14 +23,14 @@ def test_goldens(name, golden_dir, tmp_path):
 
 
 def test_variants_are_recognised():
-    vix_files.check_variants_are_recognised("vix", convert_vix, {"heads": 4, "image_size": 32})
+    vix_files.check_variants_are_recognised("vix", {"heads": 4, "image_size": 32})
 
 
 def test_sizes_from_shapes_and_options(tmp_path):
     """Nothing but tensors: heads are asked for, a square image is taken from the positions."""
     settings = vix_files.small("vix", patch=2)
     model = models.build(settings, image_size=(6, 6), channels=3, num_classes=7)
-    tensors = {f"module.{k}": v for k, v in vix_files.state(convert_vix, model.config).items()}
+    tensors = {f"module.{k}": v for k, v in vix_files.state("vix", model).items()}
     np.savez(tmp_path / "bare.npz", **tensors, config=json.dumps({"family": "vix"}))
     with pytest.raises(ValueError, match="do not tell the number of heads: say --heads"):
         convert.convert_file(tmp_path / "bare.npz")
@@ -55,7 +55,7 @@ def test_sizes_from_shapes_and_options(tmp_path):
 def test_misfits_are_named(key, change, message, tmp_path):
     settings = vix_files.small("vix", patch=2)
     model = models.build(settings, image_size=(6, 6), channels=3, num_classes=7)
-    tensors = vix_files.state(convert_vix, model.config)
+    tensors = vix_files.state("vix", model)
     if change is None:
         del tensors[key]
     else:

@@ -39,8 +39,7 @@ FAMILIES = {"hsvit": "convnets", "vix": "", "vit": "", "convnets": "", "conv_tra
 
 def room_of(module: str) -> str:
     """The room of a module by its dotted name below the package."""
-    top = module.split(".")[0] or "__init__"
-    return "weights" if top.startswith("convert_") else top
+    return module.split(".")[0] or "__init__"
 
 
 def imports(tree: ast.AST) -> list[str]:
@@ -87,8 +86,6 @@ def upward(files: dict[str, set[str]]) -> list[str]:
     wrong = []
     for module, names in files.items():
         room = room_of(module)
-        if module.startswith("convert_"):
-            continue
         if room not in MAY_IMPORT:
             wrong.append(f"{module} is in no room of the table")
             continue

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import torch_files
 
-from hsvit_jax import convert_hsvit, models
+from hsvit_jax import models
 from hsvit_jax.models import network
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.ops import normalise
@@ -104,7 +105,7 @@ def golden(directory, name):
             dropout=c["dropout"],
         )
     )
-    return tensors, model, *convert_hsvit.params_from_torch(tensors, model.config)
+    return tensors, model, *torch_files.load("hsvit", tensors, model)
 
 
 def assert_trees_close(ours, theirs, tolerance):
@@ -135,7 +136,7 @@ def test_training_step_equals_the_reference(name, double, golden_dir):
     tensors, model, params, stats = golden(golden_dir, name)
     gradients = {k.removeprefix("grad/"): v for k, v in tensors.items() if k.startswith("grad/")}
     buffers = {k.removeprefix("after/"): v for k, v in tensors.items() if k.startswith("after/")}
-    expected = convert_hsvit.params_from_torch(gradients | buffers, model.config)
+    expected = torch_files.load("hsvit", gradients | buffers, model)
     dtype = np.float64 if double else np.float32
     # The stored gradients are float32 and agree with float64 to 2.1e-6 of each tensor's maximum.
     tolerance = 3e-6 if double else 1e-5

@@ -12,9 +12,10 @@ import safetensors.numpy
 import small_runs
 from support import state_dicts
 
-from hsvit_jax import checkpoint, convert_tensors, models, train
+from hsvit_jax import checkpoint, models, train
 from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
+from hsvit_jax.models.torch_weights import Misfits
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import layouts, pretrained
 
@@ -198,8 +199,8 @@ def test_every_layout_gives_the_same_trees(family, number, golden_dir, tmp_path)
     layout = layouts.known(family)[number]
     tensors, network, params, stats, reader, _ = convnet_files.read(golden_dir / GOLDENS[family])
     network = network.resized(**layout.settings(network.config))
-    with pytest.raises(convert_tensors.Misfits) as misfits:
-        reader.params({}, network.config)
+    with pytest.raises(Misfits) as misfits:
+        reader.torch_weights.load({}, network)
     rename = layout.rename(network.config)
     own = {rename(k): tensors[k] for k in misfits.value.expected}
     own |= {"bn.num_batches_tracked": np.array(3)}
@@ -213,8 +214,8 @@ def test_a_layout_tells_what_its_networks_compute(golden_dir, tmp_path):
     """The tensors would fit; the network would be another."""
     layout = layouts.known("mobilenet_v2")[1]
     tensors, network, _, _, reader, _ = convnet_files.read(golden_dir / GOLDENS["mobilenet_v2"])
-    with pytest.raises(convert_tensors.Misfits) as misfits:
-        reader.params({}, network.config)
+    with pytest.raises(Misfits) as misfits:
+        reader.torch_weights.load({}, network)
     rename = layout.rename(network.config)
     place = write(
         tmp_path / "w.safetensors", {rename(k): tensors[k] for k in misfits.value.expected}

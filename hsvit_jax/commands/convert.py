@@ -21,13 +21,12 @@ import jax
 import numpy as np
 from absl import flags
 
-from hsvit_jax import cli, convert_hf, models
+from hsvit_jax import cli, models
 from hsvit_jax import config as configs
 from hsvit_jax.checkpoint import Checkpoints
-from hsvit_jax.convert_tensors import Tensors
+from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.report import write_file
 from hsvit_jax.weights import files
-from hsvit_jax.weights.families import FAMILIES, without_prefix
 
 
 class Disagreement(ValueError):
@@ -81,12 +80,9 @@ def convert_file(
     path = Path(path)
     tensors, description = files.read(path)
     try:
-        family = family or convert_hf.family_of(description)
+        record = models.family_of({"family": family} if family else description)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    family = (family or str(description.get("family", "hsvit"))).lower()
-    if family not in FAMILIES:
-        raise ValueError(f"{path}: unknown family {family!r}; known: {', '.join(FAMILIES)}")
     given = description.get("constructor", description if "model_type" in description else {})
     if not isinstance(given, dict):
         raise ValueError(f"{path}: `constructor` in its `config` is not a JSON object")
@@ -97,17 +93,17 @@ def convert_file(
     given = {"variant": description.get("variant", "")} | given
     given |= {k: v for k, v in options.items() if v is not None}
     try:
-        tensors = without_prefix(tensors, FAMILIES[family].markers)
-        sizes, shapes = FAMILIES[family].settings(tensors, given)
+        tensors = record.torch_weights.unwrapped(tensors)
+        sizes, shapes = models.torch_settings(record, tensors, given)
         config = _configuration(sizes, shapes, mean, std, data)
         model = models.build(config.model, **shapes)
-        params, stats = FAMILIES[family].params(tensors, model.config)
+        params, stats = record.torch_weights.load(tensors, model)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     except (TypeError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
         raise ValueError(
-            f"{path}: its `config` and tensors do not describe a network of the family {family!r} "
-            f"({type(error).__name__}: {error})"
+            f"{path}: its `config` and tensors do not describe a network of the family "
+            f"{record.name!r} ({type(error).__name__}: {error})"
         ) from error
     report = {"parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(params))}
     if "input" in tensors and {"logits", "logits_f64"} & set(tensors):
@@ -212,7 +208,7 @@ folder to write: <stem>-jax beside FILE by default. Prints one line of JSON."""
 
 _TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64, 1e-5 for logits."
 FLAGS = (
-    (flags.DEFINE_enum, "family", None, sorted(FAMILIES), "Default: what FILE says, or hsvit."),
+    (flags.DEFINE_enum, "family", None, sorted(models.NAMES), "Default: what FILE says, or hsvit."),
     (flags.DEFINE, _Numbers(int), "image_size", None, "32, or rows x columns as 32x48."),
     (flags.DEFINE_integer, "channels", None, "Of the image."),
     (flags.DEFINE, _Numbers(int), "strides", None, "Pool strides, one per block, as 2,2."),

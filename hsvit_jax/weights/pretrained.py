@@ -4,18 +4,15 @@ The configured network says what the architecture is; the file may have other cl
 channels and, where that shows in its positions, another image size.
 """
 
-from collections.abc import Iterator
-from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hsvit_jax.convert_tensors import Misfits, Tensors, few
-from hsvit_jax.models.network import resized_config
-from hsvit_jax.weights import families, files, layouts
-
-_LARGEST_SIDE = 1024
+from hsvit_jax.models import FAMILIES
+from hsvit_jax.models.network import Network
+from hsvit_jax.models.torch_weights import Misfits, Tensors, few
+from hsvit_jax.weights import files, layouts
 
 
 class Found(NamedTuple):
@@ -43,18 +40,13 @@ def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Fo
     base, whole = network.feature_network(), True
     if base is not None and not _has_marker(tensors, family):
         (family, network), whole, fresh_classifier = base, False, True
-    if family not in families.FAMILIES:
-        raise ValueError(f"no file of weights can be read for the family {family!r}")
-    reading = _Reading(family, network.config, tensors)
-    config, classifier = reading.own_sizes(network.config)
+    reading = _Reading(family, network, tensors)
+    network, classifier = reading.own_sizes(network)
     if fresh_classifier:
-        reading.fill(config, classifier)
-    params, stats = reading.read(config, classifier)
+        reading.fill(network, classifier)
+    params, stats = reading.read(network, classifier)
     section = "model" if whole else "model.backbone_settings"
-    _check_settings(reading.layout, config, section)
-    if config != network.config:
-        sizes = {k: getattr(config, k) for k in ("num_classes", "image_channels", "image_size")}
-        network = network.resized(**sizes)
+    _check_settings(reading.layout, network.config, section)
     note = reading.layout.note
     said = f"{path.name}, named as in {reading.layout.library}" + (note and f" ({note})")
     return Found(params, stats, network, whole, said)
@@ -62,7 +54,7 @@ def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Fo
 
 def _has_marker(tensors: Tensors, family: str) -> bool:
     """Whether there is a tensor that every whole network of the family has."""
-    markers = families.FAMILIES[family].markers
+    markers = FAMILIES[family].torch_weights.markers
     return any(key == m or key.endswith("." + m) for key in tensors for m in markers)
 
 
@@ -80,15 +72,15 @@ def _check_settings(layout: layouts.Layout, config: Any, section: str) -> None:
 
 
 class _Reading:
-    """A file's tensors under the keys that a family's converter asks for."""
+    """A file's tensors under the keys that a family's table asks for."""
 
-    def __init__(self, family: str, config: Any, tensors: dict[str, np.ndarray]) -> None:
-        self.family, self.convert = family, families.FAMILIES[family].params
+    def __init__(self, family: str, network: Network, tensors: dict[str, np.ndarray]) -> None:
+        self.family, self.weights = family, FAMILIES[family].torch_weights
         self.tensors, self.names, self.layout = tensors, {}, layouts.OWN
-        wanted = self.expected(config)
+        wanted = self.expected(network)
         if wanted is None:
             return
-        match = layouts.match(family, config, wanted, tensors)
+        match = layouts.match(family, network.config, wanted, tensors)
         if 2 * match.found < len(wanted):
             whose = layouts.looks_like(tensors)
             raise ValueError(
@@ -103,21 +95,21 @@ class _Reading:
             for name, tensor in tensors.items()
         }
 
-    def expected(self, config: Any) -> dict[str, tuple[int, ...]] | None:
-        """The shapes that a network of these sizes asks for; None when they are all there."""
+    def expected(self, network: Network) -> dict[str, tuple[int, ...]] | None:
+        """The shapes that such a network asks for; None when they are all there."""
         try:
-            self.convert(self.tensors, config)
+            self.weights.load(self.tensors, network)
         except Misfits as misfits:
             return misfits.expected
         return None
 
-    def own_sizes(self, config: Any) -> tuple[Any, set[str]]:
-        """The config with the file's classes, channels and image size, as far as its tensors tell,
+    def own_sizes(self, network: Network) -> tuple[Network, set[str]]:
+        """The network with the file's classes, channels and image size, as far as its tensors tell,
         and the keys whose shapes depend on the classes, where they were compared."""
         classifier: set[str] = set()
         for name in ("num_classes", "image_channels"):
-            now = getattr(config, name)
-            differing = self._differing(config, **{name: now + 1})
+            now = getattr(network.config, name)
+            differing = self._differing(network, **{name: now + 1})
             told = {
                 now + (there - ours) // (more - ours)
                 for key, (shape, larger) in differing.items()
@@ -127,45 +119,46 @@ class _Reading:
             }
             if name == "num_classes":
                 classifier = set(differing)
-            if len(told) == 1 and min(told) >= 1:
-                config = _replaced(config, **{name: told.pop()}) or config
-        return _replaced(config, image_size=self._image_size(config)) or config, classifier
+            if len(told) == 1 and min(told) >= 1 and told != {now}:
+                network = _resized(network, **{name: told.pop()}) or network
+        return self._with_image_size(network), classifier
 
-    def _differing(self, config: Any, **sizes: Any) -> dict[str, tuple]:
+    def _differing(self, network: Network, **sizes: Any) -> dict[str, tuple]:
         """Key → (shape, the shape with these sizes), of the tensors whose shapes they change."""
-        ours, other = self.expected(config), _replaced(config, **sizes)
+        ours, other = self.expected(network), _resized(network, **sizes)
         theirs = self.expected(other) if other is not None else None
         if ours is None or theirs is None:
             return {}
         pairs = ((key, (ours[key], theirs.get(key, ours[key]))) for key in ours)
         return {k: (a, b) for k, (a, b) in pairs if a != b and len(a) == len(b)}
 
-    def _image_size(self, config: Any) -> tuple[int, int]:
-        """The smallest size of the image's proportions, or square, with the file's positions."""
-        rows, columns = config.image_size
-        places = self._differing(config, image_size=(2 * rows, 2 * columns))
+    def _with_image_size(self, network: Network) -> Network:
+        """The network for images of its proportions, or square, with as many patches as the file
+        has positions; as it is where there is none."""
+        rows, columns = network.config.image_size
+        places = self._differing(network, image_size=(2 * rows, 2 * columns))
         there = {k: self.tensors[k].shape for k in places if k in self.tensors}
         if all(shape == places[key][0] for key, shape in there.items()):
-            return config.image_size
-        for size in _sizes(config.image_size):
-            other = _replaced(config, image_size=size)
-            if other is None:
-                continue
-            wanted = self.expected(other)
-            if wanted is None or all(wanted.get(k) == shape for k, shape in there.items()):
-                return size
-        return config.image_size
+            return network
+        for base in (network, _resized(network, image_size=(rows, rows))):
+            for key, shape in there.items() if base is not None else ():
+                size = _size_of(base, (self.expected(base) or {}).get(key, shape), shape)
+                other = _resized(network, image_size=size)
+                wanted = self.expected(other) if other is not None else {}
+                if wanted is None or all(wanted.get(k) == shape for k, shape in there.items()):
+                    return other
+        return network
 
-    def fill(self, config: Any, keys: set[str]) -> None:
+    def fill(self, network: Network, keys: set[str]) -> None:
         """Zeros for those of `keys` that the file does not have."""
-        for key, shape in (self.expected(config) or {}).items():
+        for key, shape in (self.expected(network) or {}).items():
             if key in keys and key not in self.tensors:
                 self.tensors = {**self.tensors, key: np.zeros(shape, np.float32)}
 
-    def read(self, config: Any, classifier: set[str]) -> tuple[dict, dict]:
+    def read(self, network: Network, classifier: set[str]) -> tuple[dict, dict]:
         """(params, stats); ValueError in the file's own words."""
         try:
-            return self.convert(self.tensors, config)
+            return self.weights.load(self.tensors, network)
         except Misfits as misfits:
             problems = [
                 (kind, self.names.get(key, key), figures) for kind, key, figures in misfits.problems
@@ -181,16 +174,23 @@ class _Reading:
             ) from None
 
 
-def _replaced(config: Any, **sizes: Any) -> Any | None:
-    """The config with other sizes; None where they do not fit it."""
+def _resized(network: Network, **sizes: Any) -> Network | None:
+    """The network with other sizes; None where they do not fit it."""
     try:
-        return resized_config(config, **sizes)
+        return network.resized(**sizes)
     except ValueError:
         return None
 
 
-def _sizes(size: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    unit = gcd(*size)
-    for rows, columns in dict.fromkeys(((size[0] // unit, size[1] // unit), (1, 1))):
-        for scale in range(1, _LARGEST_SIDE // max(rows, columns) + 1):
-            yield rows * scale, columns * scale
+def _size_of(network: Network, ours: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, int]:
+    """The size of an image with as many patches as the file's positions are; 0 for no such size.
+
+    ours, theirs: the positions' shape in this network and in the file.
+    """
+    for places, wanted in zip(ours, theirs, strict=False):
+        grids = network.grid(places), network.grid(wanted)
+        if places != wanted and None not in grids:
+            (_, rows, _), (_, more, _) = grids
+            height, width = network.config.image_size
+            return height * more // rows, width * more // rows
+    return 0, 0

@@ -22,6 +22,7 @@ from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import ForwardContext, Network
@@ -345,4 +346,6 @@ FAMILY = Family(
         "heads": 2,
         "key_dim": 4,
     },
+    model_type="efficientformer",
+    torch_weights=torch_weights.EFFICIENTFORMER,
 )

@@ -15,8 +15,15 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any
 
+from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig, check_rate
-from hsvit_jax.models.convnets.inverted_residual import DROPS, Inverted, InvertedConfig, Plan
+from hsvit_jax.models.convnets.inverted_residual import (
+    DROPS,
+    Inverted,
+    InvertedConfig,
+    Plan,
+    rounded,
+)
 from hsvit_jax.models.family import Family
 
 #: What a variant leaves as it is: the `model` section of EfficientNet-B0.
@@ -185,15 +192,6 @@ class EfficientNetConfig(InvertedConfig):
         )
 
 
-def rounded(value: float, divisor: int, least: int | None = None) -> int:
-    """The multiple of divisor nearest to value, not below 0.9 of it or `least` (the divisor).
-
-    Source: the MobileNet authors' code (`_make_divisible`).
-    """
-    nearest = max(least or divisor, int(value + divisor / 2) // divisor * divisor)
-    return nearest + divisor if nearest < 0.9 * value else nearest
-
-
 def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a smoke run: few channels, and blocks in proportion to its own."""
     scales = {"width": 0.08 * settings["width"], "depth": 0.3 * settings["depth"], "divisor": 4}
@@ -211,4 +209,6 @@ FAMILY = Family(
     native_sizes=MappingProxyType({"b3": 300, "b4": 380, "b5": 456}),
     paper_recipe="hsvit_convnet",
     tiny=tiny,
+    model_type="efficientnet",
+    torch_weights=torch_weights.classifier("efficientnet", "classifier"),
 )

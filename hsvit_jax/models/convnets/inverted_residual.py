@@ -153,3 +153,12 @@ class Features(nnx.Module):
         for i, block in enumerate(self.blocks):
             x_BHWC = block(x_BHWC, context, kernels, i)
         return self.top(x_BHWC, context, kernels)
+
+
+def rounded(value: float, divisor: int, least: int | None = None) -> int:
+    """The multiple of divisor nearest to value, not below 0.9 of it or `least` (the divisor).
+
+    Source: the MobileNet authors' code (`_make_divisible`).
+    """
+    nearest = max(least or divisor, int(value + divisor / 2) // divisor * divisor)
+    return nearest + divisor if nearest < 0.9 * value else nearest

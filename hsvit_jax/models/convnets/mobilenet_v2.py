@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
-from hsvit_jax.models.convnets.efficientnet import rounded
-from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan
+from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan, rounded
 from hsvit_jax.models.family import Family
 
 #: What a variant leaves as it is: the `model` section of MobileNetV2-1.0.
@@ -141,4 +141,6 @@ FAMILY = Family(
     native_size=224,
     paper_recipe="hsvit_convnet",
     tiny=tiny,
+    model_type="mobilenet_v2",
+    torch_weights=torch_weights.classifier("mobilenet_v2", "classifier"),
 )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import (
     Conv,
     ConvNet,
@@ -201,4 +202,6 @@ FAMILY = Family(
     native_size=224,
     paper_recipe="hsvit_convnet",
     tiny=tiny,
+    model_type="resnet",
+    torch_weights=torch_weights.classifier("resnet", "classifier.1"),
 )

@@ -24,6 +24,7 @@ from hsvit_jax.models import layers
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig, check_rate
 from hsvit_jax.models.family import Family
+from hsvit_jax.models.hsvit import torch_weights
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
 from hsvit_jax.models.hsvit.sizes import divisors
@@ -281,4 +282,5 @@ FAMILY = Family(
     },
     paper_recipe="hsvit_backbone",
     tiny=_tiny,
+    torch_weights=torch_weights.backbone(BACKBONES),
 )

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.vit import hvt, token_pruning
+from hsvit_jax.models.vit import hvt, token_pruning, torch_weights
 
 #: What a variant leaves as it is: the `model` section of DeiT-S.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -84,4 +84,5 @@ FAMILY = Family(
     automatic=hvt.FAMILY.automatic,
     paper_recipe="hvt",
     tiny=hvt.tiny,
+    torch_weights=torch_weights.HVT,
 )

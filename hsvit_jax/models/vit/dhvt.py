@@ -19,6 +19,7 @@ from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.vit import torch_weights
 from hsvit_jax.models.vit.dhvt_sizes import DEFAULTS, NORMS, VARIANTS, DHVTConfig
 from hsvit_jax.ops.activations import gelu
 
@@ -276,4 +277,5 @@ FAMILY = Family(
     network=DHVT,
     paper_recipe="dhvt",
     tiny=lambda settings: {"heads": 2, "embed_dim": 16, "depth": 2},
+    torch_weights=torch_weights.DHVT,
 )

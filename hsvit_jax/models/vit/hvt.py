@@ -24,7 +24,7 @@ from jax import lax
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import ForwardContext, Network
-from hsvit_jax.models.vit import token_pruning
+from hsvit_jax.models.vit import token_pruning, torch_weights
 from hsvit_jax.ops.max_pool import max_pool
 
 Array = jax.Array
@@ -379,4 +379,5 @@ FAMILY = Family(
     automatic={"patch": lambda settings, image_size: default_patch(image_size)},
     paper_recipe="hvt",
     tiny=tiny,
+    torch_weights=torch_weights.HVT,
 )

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.vit import hvt
+from hsvit_jax.models.vit import hvt, torch_weights
 
 #: What a variant leaves as it is: the `model` section of ViT-B with patches of 4 pixels.
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -70,4 +70,6 @@ FAMILY = Family(
     network=ViT,
     paper_recipe="hsvit_vit",
     tiny=lambda settings: {"heads": 2, "head_dim": 8, "depth": 2, "mlp_dim": 32, "patch": 4},
+    model_type="vit",
+    torch_weights=torch_weights.VIT,
 )

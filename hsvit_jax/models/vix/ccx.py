@@ -22,7 +22,7 @@ from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, mixers, stems
+from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.max_pool import max_pool
 
@@ -261,4 +261,5 @@ FAMILY = Family(
     paper_recipe="vix",
     tiny=mixer_config.tiny,
     digits=mixer_config.digits,
+    torch_weights=torch_weights.CCX,
 )

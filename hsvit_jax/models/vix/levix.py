@@ -21,7 +21,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, mixers, stems
+from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.activations import gelu
 from hsvit_jax.ops.attention import attention, attention_weights
@@ -198,4 +198,5 @@ FAMILY = Family(
     paper_recipe="vix",
     tiny=mixer_config.tiny,
     digits=mixer_config.digits,
+    torch_weights=torch_weights.LEVIX,
 )

@@ -20,7 +20,7 @@ from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, vix
+from hsvit_jax.models.vix import mixer_config, torch_weights, vix
 
 Array = jax.Array
 
@@ -174,4 +174,5 @@ FAMILY = Family(
     paper_recipe="vix",
     tiny=mixer_config.tiny,
     digits=mixer_config.digits,
+    torch_weights=torch_weights.PIX,
 )

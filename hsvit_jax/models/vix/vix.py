@@ -18,7 +18,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, mixers, stems
+from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
 
 Array = jax.Array
@@ -267,4 +267,5 @@ FAMILY = Family(
     paper_recipe="vix",
     tiny=mixer_config.tiny,
     digits=mixer_config.digits,
+    torch_weights=torch_weights.VIX,
 )

@@ -1,0 +1,321 @@
+"""State dicts and configurations of CvT, MobileViT, SwiftFormer and EfficientFormer.
+
+All are those of the `transformers` library.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from hsvit_jax.models.torch_weights import (
+    Table,
+    Tensors,
+    TorchWeights,
+    act,
+    conv_norm,
+    data_section,
+    field,
+    fields,
+    only,
+)
+
+if TYPE_CHECKING:
+    from hsvit_jax.models.conv_transformers.efficientformer import EfficientFormerConfig
+    from hsvit_jax.models.conv_transformers.swiftformer import SwiftFormerConfig
+    from hsvit_jax.models.family import Family
+
+Sections = tuple[dict[str, Any], dict[str, Any]]
+
+# --- CvT -----------------------------------------------------------------------------------------
+
+#: Fields of a `CvtConfig` that are a list with an entry for each stage.
+_CVT_FIELDS = {
+    "patches": "patch_sizes",
+    "strides": "patch_stride",
+    "paddings": "patch_padding",
+    "widths": "embed_dim",
+    "heads": "num_heads",
+    "depths": "depth",
+    "mlp_ratios": "mlp_ratio",
+    "qkv_bias": "qkv_bias",
+    "kernels": "kernel_qkv",
+    "query_paddings": "padding_q",
+    "key_paddings": "padding_kv",
+    "key_strides": "stride_kv",
+    "dropouts": "drop_rate",
+    "attention_dropouts": "attention_drop_rate",
+    "drop_paths": "drop_path_rate",
+}
+_CVT_STAGE = "cvt.encoder.stages.{s}"
+_CVT_EMBEDDING = f"{_CVT_STAGE}.embedding.convolution_embeddings"
+_CVT_LAYER = f"{_CVT_STAGE}.layers.{{i}}"
+_CVT_ATTENTION = f"{_CVT_LAYER}.attention.attention"
+_CVT_CONV = f"{_CVT_ATTENTION}.convolution_projection_{{q}}.convolution_projection"
+_CVT: Table = {
+    "stage{s}/conv": f"{_CVT_EMBEDDING}.projection",
+    "stage{s}/norm": f"{_CVT_EMBEDDING}.normalization",
+    "stage{s}/cls": f"{_CVT_STAGE}.cls_token [1,1,:]",
+    "stage{s}/blocks/{i}/mixer/local/{q}/conv": f"{_CVT_CONV}.convolution",
+    "stage{s}/blocks/{i}/mixer/local/{q}/norm": f"{_CVT_CONV}.normalization",
+    "stage{s}/blocks/{i}/mixer/qkv": (
+        f"{_CVT_ATTENTION}.projection_query",
+        f"{_CVT_ATTENTION}.projection_key",
+        f"{_CVT_ATTENTION}.projection_value",
+    ),
+    "stage{s}/blocks/{i}/mixer/out": f"{_CVT_LAYER}.attention.output.dense",
+    "stage{s}/blocks/{i}/norm1": f"{_CVT_LAYER}.layernorm_before",
+    "stage{s}/blocks/{i}/norm2": f"{_CVT_LAYER}.layernorm_after",
+    "stage{s}/blocks/{i}/feed_forward/up": f"{_CVT_LAYER}.intermediate.dense",
+    "stage{s}/blocks/{i}/feed_forward/down": f"{_CVT_LAYER}.output.dense",
+    "norm": "layernorm",
+    "head": "classifier",
+}
+
+
+def _cvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    model = {key: fields(given, name, family.defaults[key]) for key, name in _CVT_FIELDS.items()}
+    stages = len(model["depths"])
+    only(given, "cls_token", (*(False,) * (stages - 1), True))
+    only(given, "stride_q", (1,) * stages)
+    only(given, "qkv_projection_method", ("dw_bn",) * stages)
+    model["drop_path_of"] = "tokens"
+    first = f"{_CVT_EMBEDDING.format(s=0)}.projection.weight"
+    return model, data_section(tensors, given, first, "classifier.weight")
+
+
+CVT = TorchWeights((f"{_CVT_EMBEDDING.format(s=0)}.projection.weight",), _cvt_settings, _CVT)
+
+# --- MobileViT -----------------------------------------------------------------------------------
+
+_MOBILE_STEM = "mobilevit.conv_stem.convolution.weight"
+
+
+def _mobilevit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    model = {
+        "channels": fields(given, "neck_hidden_sizes", family.defaults["channels"]),
+        "widths": fields(given, "hidden_sizes", family.defaults["widths"]),
+        "heads": field(given, "num_attention_heads", 4),
+        "mlp_ratio": field(given, "mlp_ratio", 2.0),
+        "expand_ratio": field(given, "expand_ratio", 4.0),
+        "kernel": field(given, "conv_kernel_size", 3),
+        "patch": field(given, "patch_size", 2),
+        "output_stride": field(given, "output_stride", 32),
+        "activation": act(given, "hidden_act", "silu"),
+        "qkv_bias": field(given, "qkv_bias", True),
+        "dropout": field(given, "hidden_dropout_prob", 0.1),
+        "attention_dropout": field(given, "attention_probs_dropout_prob", 0.0),
+        "head_dropout": field(given, "classifier_dropout_prob", 0.1),
+        "eps": field(given, "layer_norm_eps", 1e-5),
+    }
+    return model, data_section(tensors, given, _MOBILE_STEM, "classifier.weight")
+
+
+def _inverted_residual(ours: str, theirs: str) -> Table:
+    return {
+        **conv_norm(f"{ours}/expand", f"{theirs}.expand_1x1"),
+        **conv_norm(f"{ours}/depthwise", f"{theirs}.conv_3x3"),
+        **conv_norm(f"{ours}/reduce", f"{theirs}.reduce_1x1"),
+    }
+
+
+_MOBILE_LAYER = "mobilevit.encoder.layer.{l}"
+_MOBILE_BLOCK = f"{_MOBILE_LAYER}.transformer.layer.{{i}}"
+_MOBILEVIT: Table = {
+    **conv_norm("stem", "mobilevit.conv_stem"),
+    **_inverted_residual("layer{l}/blocks/{i}", f"{_MOBILE_LAYER}.layer.{{i}}"),
+    **_inverted_residual("layer{l}/down", f"{_MOBILE_LAYER}.downsampling_layer"),
+    **conv_norm("layer{l}/local", f"{_MOBILE_LAYER}.conv_kxk"),
+    "layer{l}/project": f"{_MOBILE_LAYER}.conv_1x1.convolution",
+    "layer{l}/blocks/{i}/norm1": f"{_MOBILE_BLOCK}.layernorm_before",
+    "layer{l}/blocks/{i}/mixer/qkv": (
+        f"{_MOBILE_BLOCK}.attention.attention.query",
+        f"{_MOBILE_BLOCK}.attention.attention.key",
+        f"{_MOBILE_BLOCK}.attention.attention.value",
+    ),
+    "layer{l}/blocks/{i}/mixer/out": f"{_MOBILE_BLOCK}.attention.output.dense",
+    "layer{l}/blocks/{i}/norm2": f"{_MOBILE_BLOCK}.layernorm_after",
+    "layer{l}/blocks/{i}/feed_forward/up": f"{_MOBILE_BLOCK}.intermediate.dense",
+    "layer{l}/blocks/{i}/feed_forward/down": f"{_MOBILE_BLOCK}.output.dense",
+    "layer{l}/norm": f"{_MOBILE_LAYER}.layernorm",
+    **conv_norm("layer{l}/back", f"{_MOBILE_LAYER}.conv_projection"),
+    **conv_norm("layer{l}/fuse", f"{_MOBILE_LAYER}.fusion"),
+    **conv_norm("last", "mobilevit.conv_1x1_exp"),
+    "head": "classifier",
+}
+MOBILEVIT = TorchWeights((_MOBILE_STEM,), _mobilevit_settings, _MOBILEVIT)
+
+# --- SwiftFormer ---------------------------------------------------------------------------------
+
+_SWIFT_STEM = "swiftformer.patch_embed.patch_embedding"
+
+
+def _layer_scale(given: dict[str, Any]) -> float:
+    """What the scales of branches start from, 0 for none."""
+    if not field(given, "use_layer_scale", True):
+        return 0.0
+    scale = field(given, "layer_scale_init_value", 1e-5)
+    if not scale:
+        raise ValueError("layer_scale_init_value=0 with use_layer_scale is not supported")
+    return scale
+
+
+def _swiftformer_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    usual = family.defaults
+    downsamples = fields(given, "downsamples", (True,) * len(usual["depths"]))
+    depths = fields(given, "depths", usual["depths"])
+    model = {
+        "depths": depths,
+        "widths": fields(given, "embed_dims", usual["widths"]),
+        "mlp_ratio": field(given, "mlp_ratio", 4.0),
+        "downsamples": downsamples[: len(depths) - 1],
+        "down_kernel": field(given, "down_patch_size", 3),
+        "down_stride": field(given, "down_stride", 2),
+        "down_padding": field(given, "down_pad", 1),
+        "activation": act(given, "hidden_act", "gelu"),
+        "layer_scale": _layer_scale(given),
+        "queries": "equal",
+        "drop_path": field(given, "drop_path_rate", 0.0),
+        "dropout": field(given, "drop_mlp_rate", 0.0),
+        "conv_drop_path": field(given, "drop_conv_encoder_rate", 0.0),
+        "eps": field(given, "batch_norm_eps", 1e-5),
+    }
+    return model, data_section(tensors, given, f"{_SWIFT_STEM}.0.weight", "head.weight")
+
+
+def _swift_conv_block(ours: str, theirs: str) -> Table:
+    return {
+        **conv_norm(f"{ours}/depthwise", theirs, "depth_wise_conv", "norm"),
+        f"{ours}/up": f"{theirs}.point_wise_conv1 [:,:,1,1]",
+        f"{ours}/down": f"{theirs}.point_wise_conv2 [:,:,1,1]",
+        f"{ours}/scale": f"{theirs}.layer_scale [:,1,1]",
+    }
+
+
+def _swiftformer(c: "SwiftFormerConfig", keys: Collection[str]) -> Table:
+    table = {
+        **conv_norm("stem/convs/0", _SWIFT_STEM, "0", "1"),
+        **conv_norm("stem/convs/1", _SWIFT_STEM, "3", "4"),
+        "norm": "norm",
+        "head/own": "head",
+        "head/teacher": "dist_head",
+    }
+    place = 0
+    for stage in range(len(c.depths)):
+        key = f"swiftformer.encoder.network.{place}"
+        ours, theirs = f"stage{stage}/blocks/{{i}}", f"{key}.blocks.{{i}}"
+        table |= _swift_conv_block(ours, theirs)
+        table |= _swift_conv_block(f"{ours}/local", f"{theirs}.local_representation")
+        table |= {
+            f"{ours}/attention/score": f"{theirs}.attn.w_g [:,1]",
+            f"{ours}/attention/query": f"{theirs}.attn.to_query",
+            f"{ours}/attention/key": f"{theirs}.attn.to_key",
+            f"{ours}/attention/mix": f"{theirs}.attn.proj",
+            f"{ours}/attention/out": f"{theirs}.attn.final",
+            f"{ours}/norm": f"{theirs}.linear.norm1",
+            f"{ours}/feed_forward/up": f"{theirs}.linear.fc1 [:,:,1,1]",
+            f"{ours}/feed_forward/down": f"{theirs}.linear.fc2 [:,:,1,1]",
+            f"{ours}/scales/scales/0": f"{theirs}.layer_scale_1 [:,1,1]",
+            f"{ours}/scales/scales/1": f"{theirs}.layer_scale_2 [:,1,1]",
+        }
+        place += 1
+        if c.follows(stage):
+            down = f"swiftformer.encoder.network.{place}"
+            table |= conv_norm(f"stage{stage}/down", down, "proj", "norm")
+            place += 1
+    return table
+
+
+SWIFTFORMER = TorchWeights((f"{_SWIFT_STEM}.0.weight",), _swiftformer_settings, _swiftformer)
+
+# --- EfficientFormer -----------------------------------------------------------------------------
+
+_EFFICIENT_STEM = "efficientformer.patch_embed"
+#: The two convolutions with BatchNorm of a stem or a pooling block.
+_FIRST, _SECOND = ("convolution1", "batchnorm_before"), ("convolution2", "batchnorm_after")
+
+
+def _efficientformer_settings(
+    family: "Family", tensors: Tensors, given: dict[str, Any]
+) -> Sections:
+    """The image's size is 32·resolution where neither an image nor an option tells it."""
+    usual = family.defaults
+    model = {
+        "depths": fields(given, "depths", usual["depths"]),
+        "widths": fields(given, "hidden_sizes", usual["widths"]),
+        "attention_blocks": field(given, "num_meta3d_blocks", 1),
+        "heads": field(given, "num_attention_heads", 8),
+        "key_dim": field(given, "key_dim", 32),
+        "attention_ratio": field(given, "attention_ratio", 4.0),
+        "mlp_ratio": field(given, "mlp_expansion_ratio", 4.0),
+        "down_kernel": field(given, "downsample_patch_size", 3),
+        "down_stride": field(given, "downsample_stride", 2),
+        "down_padding": field(given, "downsample_pad", 1),
+        "pool_window": field(given, "pool_size", 3),
+        "activation": act(given, "hidden_act", "gelu"),
+        "layer_scale": _layer_scale(given),
+        "dropout": field(given, "hidden_dropout_prob", 0.0),
+        "eps": field(given, "layer_norm_eps", 1e-12),
+        "norm_eps": field(given, "batch_norm_eps", 1e-5),
+    }
+    stages = len(model["depths"])
+    model["downsamples"] = fields(given, "downsamples", (True,) * stages)[: stages - 1]
+    # The reference's rate is that of the second block; ours is that of the last.
+    rate = field(given, "drop_path_rate", 0.0)
+    model["drop_path"] = rate * max(sum(model["depths"]) - 1, 1)
+    for name in ("dim", "hidden_size"):
+        only({name: model["widths"][-1], **given}, name, model["widths"][-1])
+    side = field(given, "resolution", 7)
+    sized = {"image_size": 32 * side, **given}
+    first = f"{_EFFICIENT_STEM}.convolution1.weight"
+    data = data_section(tensors, sized, first, "classifier.weight")
+    config = family.sizes(model, **data)
+    if config.attention_blocks and config.maps()[-1] != (side, side):
+        rows, columns = config.maps()[-1]
+        raise ValueError(
+            f"resolution={side} needs a last map of {side}×{side}; an image of "
+            f"{data['image_size'][0]}×{data['image_size'][1]} leaves {rows}×{columns}"
+        )
+    return model, data
+
+
+def _efficientformer(c: "EfficientFormerConfig", keys: Collection[str]) -> Table:
+    encoder = "efficientformer.encoder"
+    table = {
+        **conv_norm("stem/convs/0", _EFFICIENT_STEM, *_FIRST),
+        **conv_norm("stem/convs/1", _EFFICIENT_STEM, *_SECOND),
+        "norm": "efficientformer.layernorm",
+        "head/own": "classifier",
+        "head/teacher": "distillation_classifier",
+    }
+    place = 0
+    for stage in range(len(c.depths)):
+        last = stage == len(c.depths) - 1
+        key = f"{encoder}.last_stage" if last else f"{encoder}.intermediate_stages.{place}"
+        pool, attention = f"stage{stage}/pool_blocks/{{i}}", f"stage{stage}/attention_blocks/{{i}}"
+        pool_key, key = f"{key}.meta4D_layers.blocks.{{i}}", f"{key}.meta3D_layers.blocks.{{i}}"
+        table |= {
+            **conv_norm(f"{pool}/up", f"{pool_key}.mlp", *_FIRST),
+            **conv_norm(f"{pool}/down", f"{pool_key}.mlp", *_SECOND),
+            f"{attention}/attention/offset_bias": f"{key}.token_mixer.attention_biases",
+            f"{attention}/attention/qkv": f"{key}.token_mixer.qkv",
+            f"{attention}/attention/out": f"{key}.token_mixer.projection",
+            f"{attention}/norm1": f"{key}.layernorm1",
+            f"{attention}/norm2": f"{key}.layernorm2",
+            f"{attention}/feed_forward/up": f"{key}.mlp.linear_in",
+            f"{attention}/feed_forward/down": f"{key}.mlp.linear_out",
+        }
+        for ours, theirs in ((pool, pool_key), (attention, key)):
+            table |= {f"{ours}/scales/scales/{n}": f"{theirs}.layer_scale_{n + 1}" for n in (0, 1)}
+        place += 1
+        if c.follows(stage):
+            down = f"{encoder}.intermediate_stages.{place}"
+            table |= conv_norm(f"stage{stage}/down", down, "projection", "norm")
+            place += 1
+    return table
+
+
+EFFICIENTFORMER = TorchWeights(
+    (f"{_EFFICIENT_STEM}.convolution1.weight",),
+    _efficientformer_settings,
+    _efficientformer,
+    ignored=r".*\.attention_bias_idxs$",  # numbers that follow from the map's size
+)

@@ -1,0 +1,203 @@
+"""State dicts and configurations of ResNet, EfficientNet and MobileNetV2.
+
+All are those of the `transformers` library: keys after the family's name, and a configuration as
+plain fields, of which only those that change the network are read.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hsvit_jax.models.convnets.inverted_residual import rounded
+from hsvit_jax.models.torch_weights import (
+    Table,
+    Tensors,
+    TorchWeights,
+    act,
+    field,
+    fields,
+    ints,
+    only,
+    pair,
+)
+
+if TYPE_CHECKING:
+    from hsvit_jax.models.convnets.efficientnet import EfficientNetConfig
+    from hsvit_jax.models.convnets.mobilenet_v2 import MobileNetV2Config
+    from hsvit_jax.models.convnets.resnet import ResNetConfig
+    from hsvit_jax.models.family import Family
+
+Given = Mapping[str, Any]
+
+
+def _activation(given: Given, default: str) -> str:
+    """`hidden_act`, by our name."""
+    word = act(given, "hidden_act", default)
+    return {"swish": "silu", "gelu_python": "gelu"}.get(word, word)
+
+
+def image_section(
+    tensors: Tensors, given: Given, classes: int | None, native: int = 224
+) -> dict[str, Any]:
+    """The `data` section; the images that lie in the file tell their size best.
+
+    classes: of the classifier, where the configuration has no `num_labels`; native: pixels of a
+    side where nothing tells. Raises ValueError where nothing tells the classes.
+    """
+    said = [given.get(name) for name in ("num_labels", "num_classes")]
+    labels = next((n for n in (*said, classes) if n is not None), None)
+    if labels is None:
+        raise ValueError("neither num_labels nor a classifier tells the number of classes")
+    size = given.get("image_size")
+    if "input" in tensors and tensors["input"].ndim == 4:
+        size = tensors["input"].shape[2:]
+    return {
+        "image_size": pair(size or native),
+        "channels": field(given, "num_channels", 3),
+        "num_classes": ints("num_labels", labels)[0],
+    }
+
+
+def unit(ours: str, theirs: str, *names: str) -> Table:
+    """A convolution with BatchNorm; names: of the two below `theirs`."""
+    conv, norm = names or ("convolution", "normalization")
+    return {ours: f"{theirs}.{conv}", f"{ours}/norm": f"{theirs}.{norm}"}
+
+
+# --- ResNet --------------------------------------------------------------------------------------
+
+
+def _resnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
+    block = only(given, "layer_type", "bottleneck", "basic")
+    in_conv = field(given, "downsample_in_bottleneck", False)
+    return {
+        "block": block,
+        "stem_channels": field(given, "embedding_size", 64),
+        "channels": fields(given, "hidden_sizes", family.defaults["channels"]),
+        "depths": fields(given, "depths", family.defaults["depths"]),
+        "activation": _activation(given, "relu"),
+        "stride_in_first_stage": field(given, "downsample_in_first_stage", False),
+        "stride_in_first_conv": block == "bottleneck" and in_conv,
+        "bn_momentum": 0.9,
+    }
+
+
+def _resnet(c: "ResNetConfig", prefix: str) -> Table:
+    table = unit("backbone/stem", f"{prefix}embedder.embedder")
+    places = [(i, j) for i, depth in enumerate(c.depths) for j in range(depth)]
+    for number, (i, j) in enumerate(places):
+        block, theirs = f"backbone/blocks/{number}", f"{prefix}encoder.stages.{i}.layers.{j}"
+        table |= unit(f"{block}/shortcut", f"{theirs}.shortcut")
+        for k in range(3):
+            table |= unit(f"{block}/convs/{k}", f"{theirs}.layer.{k}")
+    return table
+
+
+# --- EfficientNet --------------------------------------------------------------------------------
+
+
+def _efficientnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
+    """Raises ValueError for a width of the last convolution that the network does not have."""
+    usual = family.defaults
+    model = {
+        "width": field(given, "width_coefficient", 2.0),
+        "depth": field(given, "depth_coefficient", 3.1),
+        "divisor": field(given, "depth_divisor", 8),
+        "in_channels": fields(given, "in_channels", usual["in_channels"]),
+        "out_channels": fields(given, "out_channels", usual["out_channels"]),
+        "repeats": fields(given, "num_block_repeats", usual["repeats"]),
+        "strides": fields(given, "strides", usual["strides"]),
+        "kernels": fields(given, "kernel_sizes", usual["kernels"]),
+        "expand": fields(given, "expand_ratios", usual["expand"]),
+        "squeeze": field(given, "squeeze_expansion_ratio", 0.25),
+        "activation": _activation(given, "swish"),
+        "padding": "native",
+        "symmetric_blocks": fields(given, "depthwise_padding", ()),
+        "pooling": only(given, "pooling_type", "mean", "max"),
+        "dropout": field(given, "dropout_rate", 0.5),
+        "drop_rate": field(given, "drop_connect_rate", 0.2),
+        "drop": "values",
+        "bn_eps": field(given, "batch_norm_eps", 1e-3),
+        "bn_momentum": round(1 - field(given, "batch_norm_momentum", 0.99), 12),
+        "expand_bn_momentum": 0.9,
+    }
+    top = rounded(1280 * model["width"], model["divisor"])
+    if field(given, "hidden_dim", top) != top:
+        raise ValueError(f"hidden_dim={given['hidden_dim']}, but the last convolution has {top}")
+    return model
+
+
+def _efficientnet(c: "EfficientNetConfig", prefix: str) -> Table:
+    block, theirs = "backbone/blocks/{i}", f"{prefix}encoder.blocks.{{i}}"
+    squeeze = f"{theirs}.squeeze_excite.{{part}} [:,:,1,1]"
+    depthwise = ("depthwise_conv", "depthwise_norm")
+    return {
+        **unit("backbone/stem", f"{prefix}embeddings", "convolution", "batchnorm"),
+        **unit(f"{block}/expand", f"{theirs}.expansion", "expand_conv", "expand_bn"),
+        **unit(f"{block}/depthwise", f"{theirs}.depthwise_conv", *depthwise),
+        f"{block}/squeeze/{{part}}": squeeze,
+        **unit(f"{block}/project", f"{theirs}.projection", "project_conv", "project_bn"),
+        **unit("backbone/top", f"{prefix}encoder", "top_conv", "top_bn"),
+    }
+
+
+# --- MobileNetV2 ---------------------------------------------------------------------------------
+
+
+def _mobilenet_v2_sizes(family: "Family", given: Given) -> dict[str, Any]:
+    return {
+        "width": field(given, "depth_multiplier", 1.0),
+        "divisor": field(given, "depth_divisible_by", 8),
+        "least_channels": field(given, "min_depth", 8),
+        "expand": field(given, "expand_ratio", 6.0),
+        "output_stride": field(given, "output_stride", 32),
+        "stem_expansion": not field(given, "first_layer_is_expansion", True),
+        "full_top": field(given, "finegrained_output", True),
+        "activation": _activation(given, "relu6"),
+        "padding": "same" if field(given, "tf_padding", True) else "symmetric",
+        "dropout": field(given, "classifier_dropout_prob", 0.8),
+        "bn_eps": field(given, "layer_norm_eps", 1e-3),
+        "bn_momentum": 0.003,
+    }
+
+
+def _mobilenet_v2(c: "MobileNetV2Config", prefix: str) -> Table:
+    table = unit("backbone/stem", f"{prefix}conv_stem.first_conv")
+    table |= unit("backbone/top", f"{prefix}conv_1x1")
+    for i in range(len(c.plan().blocks)):
+        block, theirs = f"backbone/blocks/{i}", prefix + (f"layer.{i - 1}" if i else "conv_stem")
+        table |= unit(f"{block}/expand", f"{theirs}.expand_1x1")
+        table |= unit(f"{block}/depthwise", f"{theirs}.conv_3x3")
+        table |= unit(f"{block}/project", f"{theirs}.reduce_1x1")
+    return table
+
+
+# --- As classifiers and as backbones -------------------------------------------------------------
+
+#: Family → (its settings, of a configuration's fields; the table of its feature extractor, of its
+#: config and what its keys begin with; the first convolution's key).
+EXTRACTORS: Mapping[str, tuple[Callable[..., dict], Callable[..., Table], str]] = {
+    "resnet": (_resnet_sizes, _resnet, "embedder.embedder.convolution.weight"),
+    "efficientnet": (_efficientnet_sizes, _efficientnet, "embeddings.convolution.weight"),
+    "mobilenet_v2": (
+        _mobilenet_v2_sizes,
+        _mobilenet_v2,
+        "conv_stem.first_conv.convolution.weight",
+    ),
+}
+
+
+def classifier(name: str, head: str) -> TorchWeights:
+    """How the files of a family's classifier are read; head: the linear layer's key."""
+    sizes, table, first = EXTRACTORS[name]
+
+    def settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
+        model, weight = sizes(family, given), tensors.get(f"{head}.weight")
+        native = family.native_sizes.get(family.variant_of(model, (0, 0)), family.native_size)
+        classes = None if weight is None else len(weight)
+        return model, image_section(tensors, given, classes, native)
+
+    return TorchWeights(
+        (f"{name}.{first}",),
+        settings,
+        lambda config, keys: {**table(config, f"{name}."), "head/linear": head},
+    )

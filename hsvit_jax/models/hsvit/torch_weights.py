@@ -1,0 +1,272 @@
+"""The reference's state dicts of HSViT, with its own trunk or on a convolutional network.
+
+On a backbone the file's constructor has HSViT's arguments and, under `backbone`, the fields of the
+backbone's configuration; `model_type` there, or else the tensors' names, tells its family.
+"""
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsvit_jax.models.convnets.torch_weights import EXTRACTORS, image_section
+from hsvit_jax.models.torch_weights import (
+    Placed,
+    Shape,
+    Table,
+    Tensors,
+    TorchWeights,
+    field,
+    ints,
+    kernel,
+    kernel_shape,
+    pair,
+)
+
+if TYPE_CHECKING:
+    from hsvit_jax.models.family import Family
+    from hsvit_jax.models.hsvit.backbone import BackboneHSViTConfig
+    from hsvit_jax.models.hsvit.sizes import HSViTConfig
+
+Sections = tuple[dict[str, Any], dict[str, Any]]
+
+_HEAD = "classifier.mlp_head.1.weight"
+
+# --- Attention groups and head -------------------------------------------------------------------
+
+
+def _stacked(names: list[str], shape: Any, ours: Any) -> Placed:
+    return Placed(tuple(names), shape, ours, stacked=True)
+
+
+def _same(tensor: np.ndarray, shape: Shape) -> np.ndarray:
+    return tensor
+
+
+def _attention(c: "HSViTConfig | BackboneHSViTConfig") -> Table:
+    """Projection, groups (an encoder each, stacked here) and head."""
+    block, linear = "groups/blocks/{i}", "self_attn.out_proj"
+
+    def of_groups(name: str) -> list[str]:
+        key = "model.attn_encoders.{g}.{{i}}.attn_block.{name}"
+        return [key.format(g=g, name=name) for g in range(c.groups)]
+
+    def one_below(shape: Shape) -> Shape:
+        return (math.prod(shape[:-1]), shape[-1])
+
+    def qkv(tensor: np.ndarray, shape: Shape) -> np.ndarray:
+        return tensor.reshape(shape).swapaxes(1, 2)
+
+    norms = {
+        f"{block}/norm_{ours}": _stacked(of_groups(f"layer_norm.{theirs}"), tuple, _same)
+        for ours, theirs in (("scale", "weight"), ("bias", "bias"))
+    }
+    return {
+        "trunk/embed": "model.embed_projection.0",
+        "groups/cls": "model.cls_token_embeddings [:,1,1,:]",
+        "groups/position": "model.position_embeddings [:,1,:,:]",
+        **norms,
+        f"{block}/qkv_kernel": _stacked(of_groups("self_attn.in_proj_weight"), one_below, qkv),
+        f"{block}/qkv_bias": _stacked(
+            of_groups("self_attn.in_proj_bias"),
+            lambda shape: (math.prod(shape),),
+            lambda tensor, shape: tensor.reshape(shape),
+        ),
+        f"{block}/out_kernel": _stacked(of_groups(f"{linear}.weight"), kernel_shape, kernel),
+        f"{block}/out_bias": _stacked(of_groups(f"{linear}.bias"), tuple, _same),
+        "head/norm_scale": "classifier.mlp_head.0.weight",
+        "head/norm_bias": "classifier.mlp_head.0.bias",
+        "head/linear": "classifier.mlp_head.1",
+    }
+
+
+# --- HSViT ---------------------------------------------------------------------------------------
+
+#: The reference's constructor arguments, and the option that gives what a file does not say.
+_ARGUMENTS = {
+    "image_size": "--image_size",
+    "num_channels": "--channels",
+    "conv_kernel_nums": "",
+    "conv_kernel_sizes": "",
+    "pool_strides": "--strides",
+    "attn_num": "",
+    "attn_depth": "",
+    "attn_embed_dim": "",
+    "num_heads": "--heads",
+    "num_classes": "",
+    "dropout": "",
+}
+_CONV = re.compile(r"model\.conv2d_layers\.(\d+)\.layer\.0\.convolution\.weight$")
+_BLOCK = re.compile(r"model\.attn_encoders\.(\d+)\.(\d+)\.")
+
+
+def _from_shapes(family: "Family", tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+    """Constructor arguments that the tensors' shapes (and `input`, if there) give away."""
+    shapes = {k: v.shape for k, v in tensors.items()}
+    found: dict[str, Any] = {"dropout": family.defaults["dropout"], "attn_num": 0, "attn_depth": 1}
+    image = shapes.get("input", ())
+    if len(image) == 4:
+        found |= {"num_channels": image[1], "image_size": image[2:]}
+    head = shapes.get("classifier.mlp_head.1.weight", ())
+    if len(head) == 2:
+        found |= {"num_classes": head[0], "attn_embed_dim": head[1]}
+    blocks = [m.groups() for m in map(_BLOCK.match, shapes) if m]
+    if blocks:
+        found["attn_num"] = 1 + max(int(group) for group, _ in blocks)
+        found["attn_depth"] = 1 + max(int(block) for _, block in blocks)
+    else:
+        found["num_heads"] = 1
+    convs = {int(m[1]): shapes[k] for k in shapes if (m := _CONV.match(k)) and len(shapes[k]) == 4}
+    if convs:
+        ordered = [convs[i] for i in sorted(convs)]
+        found["num_channels"] = ordered[0][1]
+        found["conv_kernel_nums"] = [s[0] for s in ordered]
+        found["conv_kernel_sizes"] = [s[2] for s in ordered]
+        embed = shapes.get("model.embed_projection.0.weight", ())
+        known = {**found, **given}
+        found |= _map_sizes(family, known, embed[1]) if len(embed) == 2 else {}
+    elif blocks:  # attention only: channel tokens per group × groups, an image of D pixels
+        position = shapes.get("model.position_embeddings", ())
+        if len(position) == 4:
+            found["conv_kernel_nums"] = [(position[2] - 1) * found["attn_num"]]
+            side = math.isqrt(position[3])
+            if side**2 == position[3]:
+                found.setdefault("image_size", side)
+        found |= {"conv_kernel_sizes": [0], "pool_strides": [1]}
+    return found
+
+
+def _map_sizes(family: "Family", known: dict[str, Any], pixels: int) -> dict[str, Any]:
+    """Image size from strides, or strides from the image size, by the feature map's pixels."""
+    nums, strides, size = (known.get(k) for k in ("conv_kernel_nums", "pool_strides", "image_size"))
+    if strides is not None:
+        side = math.isqrt(pixels)
+        square = size is None and side**2 == pixels
+        return {"image_size": side * math.prod(ints("pool_strides", strides))} if square else {}
+    if size is None:
+        return {}
+    rows, columns = pair(size)
+    ratio = math.isqrt(rows * columns // pixels)
+    if ratio == 1 or len(nums) == 1:
+        return {"pool_strides": [ratio] * len(nums)}
+    for name in family.variants:
+        settings = family.settings(name)
+        if tuple(nums) == settings["conv_channels"]:
+            try:
+                strides = family.automatic["pool_strides"](settings, (rows, columns))
+            except ValueError:
+                continue
+            if math.prod(strides) == ratio:
+                return {"pool_strides": strides}
+    return {}
+
+
+def _settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """One error for all that stays unknown."""
+    known = {**_from_shapes(family, tensors, given), **given}
+    missing = [k for k in _ARGUMENTS if k not in known]
+    if missing:
+        named = [f"{k} (say {_ARGUMENTS[k]})" if _ARGUMENTS[k] else k for k in missing]
+        raise ValueError(
+            "the tensors' shapes do not tell "
+            + ", ".join(named)
+            + ("" if all(_ARGUMENTS[k] for k in missing) else "; are weights missing?")
+        )
+    one = {
+        k: ints(k, known[k])[0]
+        for k in ("attn_num", "attn_depth", "attn_embed_dim", "num_heads", "num_classes")
+    }
+    channels = ints("conv_kernel_nums", known["conv_kernel_nums"])
+    kernels = ints("conv_kernel_sizes", known["conv_kernel_sizes"])
+    if not one["attn_num"] and not kernels[-1]:
+        raise ValueError("attn_num 0 and a last conv_kernel_size of 0 leave no network: not both")
+    ablation = "none" if one["attn_num"] else "conv_only"
+    model = {
+        **family.defaults,
+        "ablation": ablation if kernels[-1] else "attention_only",
+        "conv_channels": channels,
+        "conv_kernels": kernels,
+        "pool_strides": ints("pool_strides", known["pool_strides"]),
+        "groups": one["attn_num"],
+        "depth": one["attn_depth"],
+        "embed_dim": one["attn_embed_dim"],
+        "heads": one["num_heads"],
+        "dropout": float(known["dropout"]),
+    }
+    data = {
+        "image_size": pair(known["image_size"]),
+        "channels": ints("num_channels", known["num_channels"])[0],
+        "num_classes": one["num_classes"],
+    }
+    return model, data
+
+
+def _hsvit(c: "HSViTConfig", keys: Collection[str]) -> Table:
+    layer = "model.conv2d_layers.{i}.layer.{j}"
+    weight = Placed((f"{layer}.convolution.weight",), kernel_shape, kernel)
+    return {
+        "trunk/blocks/{i}/kernels/{j}": weight,
+        "trunk/blocks/{i}/norms/{j}": f"{layer}.normalization",
+        **_attention(c),
+    }
+
+
+HSVIT = TorchWeights((_HEAD,), _settings, _hsvit)
+
+# --- On a backbone -------------------------------------------------------------------------------
+
+_PREFIX = "model.conv2d_submodule."
+
+
+def backbone(families: Mapping[str, "Family"]) -> TorchWeights:
+    """How the files of an HSViT on a backbone of one of these families are read."""
+
+    def settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+        described = given.get("backbone")
+        if not isinstance(described, dict):
+            raise ValueError("the constructor has no `backbone` with its configuration's fields")
+        if not field(given, "enable_conv_layer", True):
+            raise ValueError(
+                "enable_conv_layer=false: a network without its backbone is not supported"
+            )
+        own = _backbone_family(tensors, described)
+        sizes, *_ = EXTRACTORS[own]
+        own_settings = sizes(families[own], described)
+        variant = families[own].variant_of(own_settings, (0, 0))
+        separator = "" if own == "resnet" else "_"
+        classes, dim = tensors[_HEAD].shape if _HEAD in tensors else (None, 0)
+        model = {
+            **family.defaults,
+            "backbone": own if variant == "custom" else f"{own}{separator}{variant}",
+            "backbone_settings": own_settings,
+            "groups": field(given, "attn_num", family.defaults["groups"]),
+            "depth": field(given, "attn_depth", family.defaults["depth"]),
+            "embed_dim": field(given, "attn_embed_dim", dim),
+            "heads": field(given, "num_heads", family.defaults["heads"]),
+            "dropout": field(given, "dropout", family.defaults["dropout"]),
+        }
+        images = {
+            "num_labels": given.get("num_classes"),
+            "num_channels": described.get("num_channels"),
+            "image_size": given.get("image_size") or described.get("image_size"),
+        }
+        return model, image_section(tensors, images, classes)
+
+    def table(c: "BackboneHSViTConfig", keys: Collection[str]) -> Table:
+        own = next(name for name, f in families.items() if isinstance(c.backbone, f.config))
+        return {**EXTRACTORS[own][1](c.backbone, _PREFIX), **_attention(c)}
+
+    return TorchWeights((_HEAD,), settings, table)
+
+
+def _backbone_family(tensors: Tensors, described: Mapping[str, Any]) -> str:
+    """The family of `model_type`, or whose first convolution's key is there."""
+    for family, (*_, first) in EXTRACTORS.items():
+        if f"{_PREFIX}{first}" in tensors or described.get("model_type") == family:
+            return family
+    raise ValueError(
+        f"backbone of model_type={described.get('model_type')!r} is not supported; known: "
+        f"{', '.join(EXTRACTORS)}"
+    )

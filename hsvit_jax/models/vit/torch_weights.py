@@ -1,0 +1,333 @@
+"""State dicts of ViT (the `transformers` library's), and of DeiT, HVT and DHVT (timm's names)."""
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsvit_jax.models.torch_weights import (
+    Placed,
+    Shape,
+    Table,
+    Tensors,
+    TorchWeights,
+    act,
+    data_section,
+    field,
+    ints,
+    pair,
+)
+
+if TYPE_CHECKING:
+    from hsvit_jax.models.family import Family
+    from hsvit_jax.models.vit.dhvt_sizes import DHVTConfig
+    from hsvit_jax.models.vit.hvt import HVTConfig
+
+Sections = tuple[dict[str, Any], dict[str, Any]]
+_BLOCK = "encoder/blocks/{i}"
+
+
+def _patches(name: str, patch: int) -> Table:
+    """A convolution of the patch's size and stride, which is a linear map of each patch."""
+
+    def shape(own: Shape) -> Shape:
+        return (own[1], own[0] // patch**2, patch, patch) if len(own) == 2 else own
+
+    def ours(tensor: np.ndarray, shape: Shape) -> np.ndarray:
+        return tensor.transpose(2, 3, 1, 0).reshape(shape)
+
+    path = "embedding/patches/linear"
+    return {
+        f"{path}/kernel": Placed((f"{name}.weight",), shape, ours),
+        f"{path}/bias": f"{name}.bias",
+    }
+
+
+# --- ViT -----------------------------------------------------------------------------------------
+
+
+def _vit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    dim, heads = field(given, "hidden_size", 768), field(given, "num_attention_heads", 12)
+    if heads < 1 or dim % heads:
+        raise ValueError(f"num_attention_heads={heads} do not divide hidden_size={dim}")
+    model = {
+        "patch": field(given, "patch_size", 16),
+        "heads": heads,
+        "head_dim": dim // heads,
+        "depth": field(given, "num_hidden_layers", 12),
+        "mlp_dim": field(given, "intermediate_size", 3072),
+        "qkv_bias": field(given, "qkv_bias", True),
+        "eps": field(given, "layer_norm_eps", 1e-12),
+        "activation": act(given, "hidden_act", "gelu"),
+        "dropout": field(given, "hidden_dropout_prob", 0.0),
+        "attention_dropout": field(given, "attention_probs_dropout_prob", 0.0),
+        "drop_path": 0.0,
+    }
+    first = "vit.embeddings.patch_embeddings.projection.weight"
+    return model, data_section(tensors, given, first, "classifier.weight")
+
+
+def _vit(c: "HVTConfig", keys: Collection[str]) -> Table:
+    """The names of version 5 of the library where a key is one of them, else of version 4."""
+    if any(key.startswith("vit.layers.") for key in keys):
+        block = "vit.layers.{i}"
+        qkv = tuple(f"{block}.attention.{name}_proj" for name in "qkv")
+        out, up, down = "attention.o_proj", "mlp.fc1", "mlp.fc2"
+    else:
+        block = "vit.encoder.layer.{i}"
+        qkv = tuple(f"{block}.attention.attention.{name}" for name in ("query", "key", "value"))
+        out, up, down = "attention.output.dense", "intermediate.dense", "output.dense"
+    return {
+        **_patches("vit.embeddings.patch_embeddings.projection", c.patch),
+        "embedding/cls": "vit.embeddings.cls_token [1,1,:]",
+        "embedding/position": "vit.embeddings.position_embeddings [1,:,:]",
+        f"{_BLOCK}/norm1": f"{block}.layernorm_before",
+        f"{_BLOCK}/norm2": f"{block}.layernorm_after",
+        f"{_BLOCK}/mixer/qkv": qkv,
+        f"{_BLOCK}/mixer/out": f"{block}.{out}",
+        f"{_BLOCK}/feed_forward/up": f"{block}.{up}",
+        f"{_BLOCK}/feed_forward/down": f"{block}.{down}",
+        "head/norm": "vit.layernorm",
+        "head/linear": "classifier",
+    }
+
+
+VIT = TorchWeights(("vit.embeddings.cls_token",), _vit_settings, _vit)
+
+# --- HVT and DeiT --------------------------------------------------------------------------------
+
+#: A pool that is a convolution has the only weight of a block with the window's axes on top.
+_POOL_CONV = re.compile(r"blocks\.(\d+)\.(?!attn\.|mlp\.|norm)(.+)\.weight$")
+
+
+def _sizes(
+    found: Mapping[str, Any], given: Mapping[str, Any], needed: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """(all that is known, the integers among it), from the shapes and, before them, what is given.
+
+    needed: name → the option that says it, or ''. Raises ValueError for all that stays unknown.
+    """
+    known = {**found, **{k: v for k, v in given.items() if v is not None}}
+    missing = [k for k in needed if k not in known]
+    if missing:
+        named = [f"{k} (say {needed[k]})" if needed[k] else k for k in missing]
+        raise ValueError(f"the tensors' shapes do not tell {', '.join(named)}")
+    return known, {k: ints(k, known[k])[0] for k in needed if k != "image_size"}
+
+
+def _data(known: Mapping[str, Any], one: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "image_size": pair(known["image_size"]),
+        "channels": one["num_channels"],
+        "num_classes": one["num_classes"],
+    }
+
+
+def _hvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """The pool, which no tensor tells apart from another, is read from the file's `variant`
+    ('average' or 'avg', '2d'), or from `pool` and `pool_dims` in its constructor; a maximum
+    otherwise. Without pools it is a DeiT."""
+    shapes = {k: v.shape for k, v in tensors.items()}
+    needed = {"image_size": "--image_size", "num_channels": "", "patch_size": ""}
+    needed |= {"num_blocks": "", "embed_dim": "", "num_classes": "", "num_heads": "--heads"}
+    known, one = _sizes(_hvt_shapes(shapes, given), given, needed)
+    dim, heads = one["embed_dim"], one["num_heads"]
+    if heads < 1 or dim % heads:
+        raise ValueError(f"num_heads={heads} do not divide the width of a token, {dim}")
+    cls = "cls_token" in tensors
+    pooled = sorted(
+        int(m[1]) for m in (re.match(r"blocks\.(\d+)\.pos_embed$", k) for k in shapes) if m
+    )
+    model = {
+        "patch": one["patch_size"],
+        "heads": heads,
+        "head_dim": dim // heads,
+        "depth": one["num_blocks"],
+        "mlp_ratio": float(known["mlp_ratio"]),
+        "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
+        "drop_path": float(known.get("drop_path", known.get("drop_path_rate", 0.1))),
+        "eps": float(known.get("ln_eps", 1e-6)),
+    }
+    if cls or not pooled:
+        model |= {"family": "deit", "cls": cls, "retained": (), "flops_share": 1.0}
+    else:
+        model |= {"family": "hvt", **_pool(shapes, known, pooled, one["num_blocks"])}
+    return model, _data(known, one)
+
+
+def _hvt_shapes(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the tensors' shapes, and the papers' custom, tell."""
+    found: dict[str, Any] = {}
+    for names in (
+        ("input_size", "image_size"),
+        ("img_size", "image_size"),
+        ("depth", "num_blocks"),
+    ):
+        if given.get(names[0]) is not None:
+            found[names[1]] = given[names[0]]
+    patch, head = shapes.get("patch_embed.proj.weight", ()), shapes.get("head.weight", ())
+    if len(patch) == 4:
+        found |= {"embed_dim": patch[0], "num_channels": patch[1], "patch_size": patch[2]}
+        if patch[0] % 64 == 0:
+            found["num_heads"] = patch[0] // 64  # in every network of the papers
+        positions = shapes.get("pos_embed", ())
+        if len(positions) == 3 and "image_size" not in found:
+            side = math.isqrt(positions[1] - ("cls_token" in shapes))
+            if side**2 == positions[1] - ("cls_token" in shapes):
+                found["image_size"] = side * patch[2]
+    if len(head) == 2:
+        found["num_classes"] = head[0]
+    numbers = [int(m[1]) for m in (re.match(r"blocks\.(\d+)\.", k) for k in shapes) if m]
+    if numbers:
+        found["num_blocks"] = 1 + max(numbers)
+    hidden = shapes.get("blocks.0.mlp.fc1.weight", ())
+    found["mlp_ratio"] = 4.0
+    if len(hidden) == 2 and hidden[1]:
+        found["mlp_ratio"] = hidden[0] / hidden[1]
+    if "input" in shapes and len(shapes["input"]) == 4:
+        found["image_size"] = shapes["input"][2:]
+    return found
+
+
+def _pool(
+    shapes: Mapping[str, Shape], known: Mapping[str, Any], pooled: list[int], depth: int
+) -> dict[str, Any]:
+    """Kind, dimensions and window of the pools, which stand after the blocks `pooled`."""
+    said = str(known.get("variant", "")).lower()
+    conv = next((shapes[k] for k in shapes if _POOL_CONV.match(k) and len(shapes[k]) >= 3), None)
+    average = "avg" in said or "average" in said
+    pool = known.get("pool", "conv" if conv else "average" if average else "max")
+    flat = len(conv) == 3 if conv else not ("2d" in said or "2-d" in said)
+    window = conv[-1] if conv else ints("pool_kernel_size", known.get("pool_kernel_size", 3))[0]
+    stage_depth = known.get("pool_block_width")
+    if stage_depth is None:
+        stage_depth = pooled[1] - pooled[0] if len(pooled) > 1 else depth
+    return {
+        "stage_depth": ints("pool_block_width", stage_depth)[0],
+        "pool": pool,
+        "pool_dims": ints("pool_dims", known.get("pool_dims", 1 if flat else 2))[0],
+        "pool_window": window,
+    }
+
+
+#: What timm calls the parts around the blocks, and the norms in them.
+_TIMM: Table = {
+    "embedding/cls": "cls_token [1,1,:]",
+    "embedding/position": "pos_embed [1,:,:]",
+    f"{_BLOCK}/norm1": "blocks.{i}.norm1",
+    f"{_BLOCK}/norm2": "blocks.{i}.norm2",
+    "head/norm": "norm",
+    "head/linear": "head",
+}
+
+
+def _hvt(c: "HVTConfig", keys: Collection[str]) -> Table:
+    """A pool's convolution is called as the file's keys have it, 'downsample' without any."""
+    pools = {m[1]: m[2] for m in map(_POOL_CONV.match, keys) if m}
+    convs = {
+        f"encoder/pools/after{i}/conv": f"blocks.{i}.{pools.get(str(i), 'downsample')}"
+        for i in range(c.depth)
+    }
+    return {
+        **_TIMM,
+        **_patches("patch_embed.proj", c.patch),
+        f"{_BLOCK}/mixer/qkv": "blocks.{i}.attn.qkv",
+        f"{_BLOCK}/mixer/out": "blocks.{i}.attn.proj",
+        f"{_BLOCK}/feed_forward/up": "blocks.{i}.mlp.fc1",
+        f"{_BLOCK}/feed_forward/down": "blocks.{i}.mlp.fc2",
+        "encoder/pools/after{i}/position": "blocks.{i}.pos_embed [1,:,:]",
+        **convs,
+    }
+
+
+HVT = TorchWeights(("head.weight",), _hvt_settings, _hvt)
+
+# --- DHVT ----------------------------------------------------------------------------------------
+
+
+def _dhvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    shapes = {k: v.shape for k, v in tensors.items()}
+    needed = {"image_size": "--image_size", "num_channels": "", "patch_size": "", "depth": ""}
+    needed |= {"embed_dim": "", "num_heads": "--heads", "num_classes": ""}
+    known, one = _sizes(_dhvt_shapes(shapes, given), given, needed)
+    model = {
+        **family.defaults,
+        "patch": one["patch_size"],
+        "heads": one["num_heads"],
+        "embed_dim": one["embed_dim"],
+        "depth": one["depth"],
+        "mlp_ratio": float(known["mlp_ratio"]),
+        "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
+        "drop_path": float(known.get("drop_path_rate", family.defaults["drop_path"])),
+        "affine": "patch_embed.pre_affine.alpha" in tensors,
+        "head_tokens": "blocks.0.attn.ht_proj.weight" in tensors,
+        "positions": "pos_embed" in tensors,
+    }
+    return model, _data(known, one)
+
+
+def _dhvt_shapes(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the tensors' shapes tell."""
+    found: dict[str, Any] = {"mlp_ratio": 4.0}
+    convs = [k for k, v in shapes.items() if k.startswith("patch_embed.proj.") and len(v) == 4]
+    if "patch_embed.proj.0.0.weight" in convs:
+        found["num_channels"] = shapes["patch_embed.proj.0.0.weight"][1]
+        found["patch_size"] = 2 ** len(convs)
+    head, up = shapes.get("head.weight", ()), shapes.get("blocks.0.mlp.conv1.weight", ())
+    if len(head) == 2:
+        found |= {"num_classes": head[0], "embed_dim": head[1]}
+    if len(up) == 4:
+        found["mlp_ratio"] = up[0] / up[1]
+    heads = shapes.get("blocks.0.attn.pos_embed", ())
+    if len(heads) == 3:
+        found["num_heads"] = heads[1]
+    numbers = [int(k.split(".")[1]) for k in shapes if k.startswith("blocks.")]
+    if numbers:
+        found["depth"] = 1 + max(numbers)
+    if given.get("img_size") is not None:
+        found["image_size"] = given["img_size"]
+    if given.get("in_chans") is not None:
+        found["num_channels"] = given["in_chans"]
+    if len(shapes.get("input", ())) == 4:
+        found["image_size"] = shapes["input"][2:]
+    return found
+
+
+def _affine(ours: str, theirs: str) -> Table:
+    return {
+        f"{ours}/scale": f"{theirs}.alpha [1,:,1,1]",
+        f"{ours}/bias": f"{theirs}.beta [1,:,1,1]",
+    }
+
+
+def _dhvt(c: "DHVTConfig", keys: Collection[str]) -> Table:
+    """The reference knows SOPE, DAFF and BatchNorm only."""
+    mixer, feed = f"{_BLOCK}/mixer", f"{_BLOCK}/feed_forward"
+    attention = f"{mixer}/attention" if c.head_tokens else mixer
+    table = {
+        **_TIMM,
+        **_affine("embedding/sope/before", "patch_embed.pre_affine"),
+        **_affine("embedding/sope/after", "patch_embed.post_affine"),
+        f"{attention}/qkv": "blocks.{i}.attn.qkv",
+        f"{attention}/out": "blocks.{i}.attn.proj",
+        f"{mixer}/project": "blocks.{i}.attn.ht_proj",
+        f"{mixer}/norm": "blocks.{i}.attn.ht_norm",
+        f"{mixer}/embedding": "blocks.{i}.attn.pos_embed [1,:,:]",
+        f"{feed}/up": "blocks.{i}.mlp.conv1 [:,:,1,1]",
+        f"{feed}/conv": "blocks.{i}.mlp.conv2",
+        f"{feed}/down": "blocks.{i}.mlp.conv3 [:,:,1,1]",
+        f"{feed}/norms/up/norm": "blocks.{i}.mlp.bn1",
+        f"{feed}/norms/conv/norm": "blocks.{i}.mlp.bn2",
+        f"{feed}/norms/down/norm": "blocks.{i}.mlp.bn3",
+        f"{feed}/gate/squeeze": "blocks.{i}.mlp.compress",
+        f"{feed}/gate/excite": "blocks.{i}.mlp.excitation",
+    }
+    for i in range(len(c.sope_channels)):
+        table[f"embedding/sope/convs/{i}"] = f"patch_embed.proj.{2 * i}.0"
+        table[f"embedding/sope/norms/{i}/norm"] = f"patch_embed.proj.{2 * i}.1"
+    return table
+
+
+DHVT = TorchWeights(("head.weight",), _dhvt_settings, _dhvt)

@@ -1,0 +1,561 @@
+"""State dicts of ViX, LeViX, CCX, CvX and PiX: sizes read from shapes, and the tensors' names.
+
+ViX's MLP-Mixers are plain sequences, whose keys are numbers; the others have named parts.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsvit_jax.models import conv_layers
+from hsvit_jax.models.torch_weights import (
+    Placed,
+    Shape,
+    Table,
+    Tensors,
+    TorchWeights,
+    ints,
+    kernel_shape,
+    pair,
+)
+from hsvit_jax.models.vix.mixer_config import DEFAULTS
+
+if TYPE_CHECKING:
+    from hsvit_jax.models.family import Family
+    from hsvit_jax.models.vix.ccx import CCXConfig
+    from hsvit_jax.models.vix.cvx import CvXConfig
+    from hsvit_jax.models.vix.pix import PiXConfig
+    from hsvit_jax.models.vix.vix import ViXConfig
+
+Sections = tuple[dict[str, Any], dict[str, Any]]
+
+#: Rotary tables, which are computed.
+_IGNORED = r"(.*\.)?layer_pos_emb\."
+_TOKEN_MLP = re.compile(r"(\d+)\.0\.fn\.0\.weight$")
+
+# --- What the tensors' shapes tell ---------------------------------------------------------------
+
+
+def argument(given: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these constructor arguments that is there, one integer, or None."""
+    values = [ints(name, given[name])[0] for name in names if given.get(name) is not None]
+    return values[0] if values else None
+
+
+def rate(given: Mapping[str, Any], name: str) -> float:
+    """A dropout rate among the constructor arguments, 0 without it."""
+    value = given.get(name, 0.0)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"constructor argument {name} must be a number; got {value!r}")
+    return float(value)
+
+
+def shape(tensors: Tensors, key: str, rank: int) -> tuple[int, ...]:
+    """The shape of a tensor that sizes are read from. Raises ValueError where it is not there."""
+    if key not in tensors:
+        raise ValueError(f"cannot read the network's sizes: {key} is missing")
+    found = tensors[key].shape
+    if len(found) != rank or min(found) < 1:
+        raise ValueError(f"cannot read the network's sizes: {key} has the shape {found}")
+    return found
+
+
+def count(tensors: Tensors, key: Callable[[int], str]) -> int:
+    """How many of key(0), key(1), … begin names of tensors, without a gap."""
+    number = 0
+    while any(k.startswith(key(number)) for k in tensors):
+        number += 1
+    return number
+
+
+def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the mixer whose tensors' names begin with `key`, such as 'layers.0.fn.'.
+
+    Heads that no shape tells come from the constructor, and so do nystrom's landmarks
+    (`num_landmarks` or `m`; 64 without either). What is converted couples the batch as the
+    reference does. Raises ValueError for heads that stay unknown or do not fit.
+    """
+    found: dict[str, Any] = {**DEFAULTS, "batch_coupling": True}
+    table = next((t for k, t in tensors.items() if k.endswith("layer_pos_emb.emb")), None)
+    width = table.shape[-1] if table is not None and table.ndim == 2 else None
+    heads = argument(given, "num_heads", "heads")
+    if f"{key}fast_attention.projection_matrix" in tensors:
+        found["mixer"] = "performer"
+        found["features"], width = shape(tensors, f"{key}fast_attention.projection_matrix", 2)
+        inner = shape(tensors, f"{key}to_q.weight", 2)[0]
+    elif f"{key}proj_k" in tensors:
+        found["mixer"] = "linformer"
+        found["projections"] = shape(tensors, f"{key}proj_k", 2)[1]
+        inner = shape(tensors, f"{key}to_q.weight", 2)[0]
+        keys = shape(tensors, f"{key}to_k.weight", 2)[0]
+        found["one_kv_head"] = keys != inner or (heads == 1 and table is None)
+        width = keys if found["one_kv_head"] else width
+    elif f"{key}res_conv.weight" in tensors:
+        found["mixer"] = "nystrom"
+        heads, _, found["residual_kernel"], _ = shape(tensors, f"{key}res_conv.weight", 4)
+        found["landmarks"] = argument(given, "num_landmarks", "landmarks", "m") or 64
+        inner = shape(tensors, f"{key}to_qkv.weight", 2)[0] // 3
+    elif f"{key}to_qkv.weight" in tensors or f"{key}qkv.weight" in tensors:
+        name = "to_qkv" if f"{key}to_qkv.weight" in tensors else "qkv"
+        inner = shape(tensors, f"{key}{name}.weight", 2)[0] // 3
+    else:
+        found["mixer"] = "fnet"
+        return found
+    found["heads"], found["head_dim"] = split(inner, heads, width)
+    return found
+
+
+def split(inner: int, heads: int | None, width: int | None) -> tuple[int, int]:
+    """Heads and their width, of which the tensors tell the product and perhaps one."""
+    if width is None and heads is None:
+        raise ValueError("the tensors' shapes do not tell the number of heads: say --heads")
+    heads = inner // width if width else heads
+    if heads < 1 or inner % heads or (width and heads * width != inner):
+        raise ValueError(f"heads={heads} (width {width}) do not divide the attention's {inner}")
+    return heads, inner // heads
+
+
+def conv_count(tensors: Tensors, key: str) -> int:
+    """Convolutions of a stem whose tensors' names begin with `key`; 0 for a linear map."""
+    return sum(
+        1
+        for k, t in tensors.items()
+        if re.match(re.escape(key) + r"\d+\.weight$", k) and t.ndim == 4
+    )
+
+
+def token_count(tensors: Tensors, sequence_key: str) -> int | None:
+    """Tokens without CLS, where positions or a projection along the sequence tell."""
+    if "pos_embedding" in tensors:
+        return shape(tensors, "pos_embedding", 3)[1] - 1
+    return shape(tensors, sequence_key, 2)[0] - 1 if sequence_key in tensors else None
+
+
+def embedding(
+    tensors: Tensors,
+    given: Mapping[str, Any],
+    key: str,
+    convs: int,
+    tokens: int | None,
+    *,
+    linear_at: int,
+) -> tuple[dict[str, Any], tuple[int, int], int]:
+    """(settings of patches or stem, image size, channels).
+
+    key: what the tensors' names begin with; convs: convolutions of the stem, or 0; linear_at:
+    number of the linear map of patches otherwise.
+    """
+    images = tensors["input"].shape if "input" in tensors else ()
+    images = images if len(images) == 4 else ()
+    if convs:
+        weights = [shape(tensors, f"{key}{i}.weight", 4) for i in range(convs)]
+        image_size, strides = stem_sizes(given, images[2:], convs, tokens)
+        widths = tuple(w[0] for w in weights[:-1])
+        sizes = {"patch": 1, "stem_channels": widths, "stem_strides": strides}
+        return sizes, image_size, weights[0][1]
+    pixels = shape(tensors, f"{key}{linear_at}.weight", 2)[1]
+    channels = argument(given, "num_channels", "channels") or (images[1] if images else 3)
+    patch = argument(given, "patch_size") or math.isqrt(pixels // channels)
+    if patch * patch * channels != pixels:
+        raise ValueError(
+            f"{key}{linear_at}.weight is for patches of {pixels} values, which are not "
+            f"{patch}×{patch} pixels of {channels} channels: say --channels"
+        )
+    size = given.get("image_size", given.get("img_size", images[2:] or None))
+    if size is None:
+        side = math.isqrt(tokens or 0)
+        if not tokens or side * side != tokens:
+            raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
+        size = side * patch
+    return {"patch": patch, "stem_channels": (), "stem_strides": ()}, pair(size), channels
+
+
+def stem_sizes(
+    given: Mapping[str, Any], image: tuple[int, ...], convs: int, tokens: int | None
+) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Image size and strides of a stem, from what is known of both and of the map's tokens.
+
+    image: rows and columns of the file's images, or (). The reference calls `image_size` what its
+    stem leaves, where the stem has strides; a size that has `tokens` pixels is read so.
+    """
+    strides = next(
+        (ints(k, given[k]) for k in ("pool_strides", "stem_strides", "stride") if given.get(k)), ()
+    )
+    strides = (*strides, *(1,) * (convs - len(strides))) if strides else ()
+    size = given.get("image_size", given.get("img_size"))
+    size = pair(size) if size is not None else None
+    if image:
+        left, size = size, (image[0], image[1])
+        if not tokens and left is not None and not strides:
+            tokens = left[0] * left[1]
+    elif size is None:
+        side = math.isqrt(tokens or 0)
+        if not tokens or side * side != tokens:
+            raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
+        size = (side * math.prod(strides),) * 2
+    elif strides and math.prod(strides) > 1 and tokens == size[0] * size[1]:
+        size = (size[0] * math.prod(strides), size[1] * math.prod(strides))
+    if not strides:
+        ways = [(2,) * n + (1,) * (convs - n) for n in range(convs + 1)]
+        ways += [(4, *(1,) * (convs - 1))]
+        maps = [conv_layers.map_size(size, way) for way in ways]
+        fitting = (w for w, (r, c) in zip(ways, maps, strict=True) if r * c == tokens)
+        strides = next(fitting, None) or ways[0]
+    return size, strides
+
+
+# --- Mixers and blocks ---------------------------------------------------------------------------
+
+
+def _mixer(ours: str, theirs: str) -> Table:
+    """The names of every mixer but LeViX's and CvX's softmax attention, which is convolutional."""
+    return {
+        f"{ours}/features": f"{theirs}fast_attention.projection_matrix",
+        f"{ours}/query": f"{theirs}to_q",
+        f"{ours}/key": f"{theirs}to_k",
+        f"{ours}/value": f"{theirs}to_v",
+        f"{ours}/sequence_kernel": f"{theirs}proj_k",
+        f"{ours}/qkv": f"{theirs}to_qkv",
+        f"{ours}/residual_kernel": f"{theirs}res_conv.weight [:,1,:,1]",
+        f"{ours}/up": f"{theirs}0 [:,:,1]",
+        f"{ours}/down": f"{theirs}3 [:,:,1]",
+    }
+
+
+def _mixer_out(mixer: str) -> str:
+    """What follows on the mixer's prefix in the name of its last linear layer."""
+    return "to_out.0" if mixer in ("softmax", "nystrom") else "to_out"
+
+
+def _block(mixer: str, ours: str, theirs: str) -> Table:
+    """A pre-norm block."""
+    up, down = ("0", "3") if mixer == "mlp_mixer" else ("net.0", "net.3")
+    return {
+        f"{ours}/norm1": f"{theirs}0.norm",
+        **_mixer(f"{ours}/mixer", f"{theirs}0.fn."),
+        f"{ours}/mixer/out": f"{theirs}0.fn.{_mixer_out(mixer)}",
+        f"{ours}/norm2": f"{theirs}1.norm",
+        f"{ours}/feed_forward/up": f"{theirs}1.fn.{up}",
+        f"{ours}/feed_forward/down": f"{theirs}1.fn.{down}",
+    }
+
+
+# --- ViX -----------------------------------------------------------------------------------------
+
+
+def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes."""
+    model = {"family": "vix", "variant": "custom", "dropout": rate(given, "dropout")}
+    model["embed_dropout"] = rate(given, "emb_dropout")
+    first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
+    if first:
+        model = {**find(tensors, "", given), **model, "mixer": "mlp_mixer"}
+        key, start = "", min(first)
+        model["depth"] = count(tensors, lambda i: f"{start + i}.0.fn.")
+        hidden, tokens, _ = shape(tensors, f"{start}.0.fn.0.weight", 3)
+        model |= {"expansion": hidden / tokens, "mlp_dim": 256, "positions": "learned"}
+        head = f"{start + model['depth'] + 2}.weight"
+    else:
+        mixer = "transformer.layers.0.0.fn."
+        model = {**find(tensors, mixer, given), **model, "expansion": 1.0}
+        key, head = "to_patch_embedding.", "mlp_head.1.weight"
+        model["depth"] = count(tensors, lambda i: f"transformer.layers.{i}.")
+        model["mlp_dim"] = shape(tensors, "transformer.layers.0.1.fn.net.0.weight", 2)[0]
+        rope = any(re.match(_IGNORED, k) for k in tensors) or "pos_embedding" not in tensors
+        model["positions"] = "rope" if rope else "learned"
+        tokens = token_count(tensors, f"{mixer}proj_k")
+    classes, model["embed_dim"] = shape(tensors, head, 2)
+    convs = conv_count(tensors, key)
+    sizes, image_size, channels = embedding(tensors, given, key, convs, tokens, linear_at=1)
+    model |= sizes
+    return model, {"image_size": image_size, "channels": channels, "num_classes": classes}
+
+
+def _vix(c: "ViXConfig", keys: Collection[str]) -> Table:
+    if c.mixing.name == "mlp_mixer":
+        start = len(c.stem_widths) + 1 if c.stem_channels else 2
+        table = {
+            "patches/embed/convs/{i}": "{i}",
+            "patches/embed/linear": "1",
+            "head/norm": f"{start + c.depth}",
+            "head/linear": f"{start + c.depth + 2}",
+        }
+        for i in range(c.depth):
+            table |= _block("mlp_mixer", f"encoder/blocks/{i}", f"{start + i}.")
+        return table
+    return {
+        "encoder/cls": "cls_token [1,1,:]",
+        "encoder/position": "pos_embedding [1,:,:]",
+        "patches/embed/convs/{i}": "to_patch_embedding.{i}",
+        "patches/embed/linear": "to_patch_embedding.1",
+        **_block(c.mixing.name, "encoder/blocks/{i}", "transformer.layers.{i}."),
+        "head/norm": "mlp_head.0",
+        "head/linear": "mlp_head.1",
+    }
+
+
+VIX = TorchWeights(
+    ("mlp_head.1.weight", "2.0.norm.weight", "4.0.norm.weight"), _vix_settings, _vix, _IGNORED
+)
+
+# --- LeViX ---------------------------------------------------------------------------------------
+
+_LEVIX_FIRST = "backbone.0.layers.0."
+
+
+def _levix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes."""
+    convs = conv_count(tensors, "conv_embedding.")
+    weights = [shape(tensors, f"conv_embedding.{i}.weight", 4) for i in range(convs or 1)]
+    images = tensors["input"].shape if "input" in tensors else ()
+    tokens = None
+    if f"{_LEVIX_FIRST}0.proj_k" in tensors:
+        tokens = shape(tensors, f"{_LEVIX_FIRST}0.proj_k", 2)[0]
+    image_size, strides = stem_sizes(given, images[2:], len(weights), tokens)
+    model = {
+        **find(tensors, f"{_LEVIX_FIRST}0.", given),
+        "dropout": rate(given, "dropout"),
+        "stem_channels": tuple(w[0] for w in weights[:-1]),
+        "stem_strides": strides,
+        "embed_dim": weights[-1][0],
+        "depth": count(tensors, lambda i: f"backbone.0.layers.{i}."),
+        "mlp_dim": shape(tensors, f"{_LEVIX_FIRST}1.net.0.weight", 4)[0],
+    }
+    if f"{_LEVIX_FIRST}0.to_q.0.weight" in tensors:  # LeViT's attention, of convolutions
+        inner = shape(tensors, f"{_LEVIX_FIRST}0.to_q.0.weight", 4)[0]
+        heads = argument(given, "num_heads", "heads")
+        heads, width = split(inner, heads, None if heads else argument(given, "dim_head"))
+        model |= {"mixer": "softmax", "heads": heads, "head_dim": width}
+    classes = shape(tensors, "mlp_head.weight", 2)[0]
+    return model, {"image_size": image_size, "channels": weights[0][1], "num_classes": classes}
+
+
+def _levix(c: Any, keys: Collection[str]) -> Table:
+    block, theirs = "encoder/blocks/{i}", "backbone.0.layers.{i}."
+    table = {
+        "stem/convs/{i}": "conv_embedding.{i}",
+        **_mixer(f"{block}/mixer", f"{theirs}0."),
+        f"{block}/mixer/out": f"{theirs}0.{_mixer_out(c.mixing.name)}",
+        f"{block}/feed_forward/up": f"{theirs}1.net.0 [:,:,1,1]",
+        f"{block}/feed_forward/down": f"{theirs}1.net.3 [:,:,1,1]",
+        "head": "mlp_head",
+    }
+    if c.mixing.name == "softmax":  # LeViT's: 1×1 convolutions, each with a BatchNorm
+        for ours, name, place in (
+            ("query", "to_q", 0),
+            ("key", "to_k", 0),
+            ("value", "to_v", 0),
+            ("out", "to_out", 1),
+        ):
+            table[f"{block}/mixer/{ours}"] = f"{theirs}0.{name}.{place} [:,:,1,1]"
+            table[f"{block}/mixer/{ours}_norm"] = f"{theirs}0.{name}.{place + 1}"
+    return table
+
+
+LEVIX = TorchWeights(("mlp_head.weight",), _levix_settings, _levix)
+
+# --- CCX -----------------------------------------------------------------------------------------
+
+_CCX_BLOCK = "classifier.blocks."
+
+
+def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sections `model` and `data` of a configuration.
+
+    Raises ValueError for unknown sizes, and for a constructor that asks for what no CCX of the
+    paper has: other positions than learned ones, other padding than half a window.
+    """
+    convs = count(tensors, lambda i: f"tokenizer.conv_layers.{i}.0.") or 1
+    weights = [shape(tensors, f"tokenizer.conv_layers.{i}.0.weight", 4) for i in range(convs)]
+    images = tensors["input"].shape if "input" in tensors else ()
+    kernel, d = weights[0][2], weights[-1][0]
+    window = argument(given, "pooling_kernel_size") or 3
+    for name, size in (("padding", kernel), ("pooling_padding", window)):
+        if argument(given, name) not in (None, size // 2):
+            raise ValueError(f"{name}={given[name]} does not fit a window of {size}: {size // 2}")
+    if given.get("positional_embedding", "learnable") != "learnable":
+        raise ValueError(
+            f"positional_embedding={given['positional_embedding']!r} is not known; only 'learnable'"
+        )
+    size = given.get("img_size", given.get("image_size", images[2:] or None))
+    if size is None:
+        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
+    strides = ints("stride", given.get("pool_strides", given.get("stride", 1)))
+    strides = strides * convs if len(strides) == 1 else strides
+    mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
+    heads, width = mixer["heads"], mixer.pop("head_dim")
+    if heads * width != d:
+        raise ValueError(f"heads={heads} of width {width} do not make up the tokens' width {d}")
+    softmax = mixer["mixer"] == "softmax"
+    model = {
+        **mixer,
+        "dropout": rate(given, "dropout"),
+        "conv_channels": tuple(w[0] for w in weights[:-1]),
+        "conv_strides": strides,
+        "conv_kernel": kernel,
+        "pool_window": window,
+        "pool_stride": argument(given, "pooling_stride") or 1,
+        "embed_dim": d,
+        "depth": count(tensors, lambda i: f"{_CCX_BLOCK}{i}."),
+        "mlp_dim": shape(tensors, f"{_CCX_BLOCK}0.linear1.weight", 2)[0],
+        "attention_dropout": rate({"attention_dropout": 0.1, **given}, "attention_dropout")
+        if softmax
+        else 0.0,
+        "drop_path": rate({"stochastic_depth": 0.1, **given}, "stochastic_depth"),
+    }
+    classes = shape(tensors, "classifier.fc.weight", 2)[0]
+    return model, {"image_size": pair(size), "channels": weights[0][1], "num_classes": classes}
+
+
+def _ccx(c: "CCXConfig", keys: Collection[str]) -> Table:
+    block, theirs = "encoder/blocks/{i}", f"{_CCX_BLOCK}{{i}}"
+    softmax = c.mixing.name == "softmax"
+    qkv, out = ("qkv", "proj") if softmax else ("to_qkv", _mixer_out(c.mixing.name))
+    return {
+        "tokenizer/convs/{i}": "tokenizer.conv_layers.{i}.0",
+        "encoder/position": "classifier.positional_emb [1,:,:]",
+        f"{block}/norm1": f"{theirs}.pre_norm",
+        f"{block}/norm2": f"{theirs}.norm1",
+        **_mixer(f"{block}/mixer", f"{theirs}.self_attn."),
+        f"{block}/mixer/qkv": f"{theirs}.self_attn.{qkv}",
+        f"{block}/mixer/out": f"{theirs}.self_attn.{out}",
+        f"{block}/feed_forward/up": f"{theirs}.linear1",
+        f"{block}/feed_forward/down": f"{theirs}.linear2",
+        "head/norm": "classifier.norm",
+        "head/pool": "classifier.attention_pool",
+        "head/linear": "classifier.fc",
+    }
+
+
+CCX = TorchWeights(("classifier.fc.weight",), _ccx_settings, _ccx)
+
+# --- CvX -----------------------------------------------------------------------------------------
+
+
+def _cvx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes.
+
+    The image's size, which no parameter tells but Linformer's, comes from the file's `input`, an
+    option, or `fmap` (a side of the first stage's map) and `stride` in its constructor.
+    """
+    stages = count(tensors, lambda i: f"layers.{i}.0.")
+    d, channels, *_ = shape(tensors, "layers.0.0.weight", 4)
+    attention = "layers.0.2.layers.0.0.fn."
+    images = tensors["input"].shape if "input" in tensors else ()
+    tokens = None
+    if f"{attention}proj_k" in tensors:
+        tokens = shape(tensors, f"{attention}proj_k", 2)[0]
+    fmap, stride = argument(given, "fmap"), argument(given, "stride") or 1
+    if fmap and "image_size" not in given:
+        given = {**given, "image_size": fmap * stride}
+    if "image_size" not in given and not images and tokens is None:
+        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
+    image_size, strides = stem_sizes(given, images[2:], stages, tokens)
+    model = {
+        **find(tensors, attention, given),
+        "dropout": rate(given, "dropout"),
+        "stage_strides": strides,
+        "depths": tuple(
+            count(tensors, lambda i, s=s: f"layers.{s}.2.layers.{i}.") for s in range(stages)
+        ),
+        "embed_dim": d,
+        "mlp_dim": shape(tensors, "layers.0.2.layers.0.1.fn.net.0.weight", 4)[0],
+    }
+    if f"{attention}to_kv.net.2.weight" in tensors:
+        inner = shape(tensors, f"{attention}to_q.net.2.weight", 4)[0]
+        heads = argument(given, "num_heads", "heads")
+        heads, width = split(inner, heads, None if heads else argument(given, "dim_head"))
+        model |= {"mixer": "softmax", "heads": heads, "head_dim": width}
+    classes = shape(tensors, f"layers.{stages + 2}.weight", 2)[0]
+    return model, {"image_size": image_size, "channels": channels, "num_classes": classes}
+
+
+def _channel_norm(ours: str, theirs: str) -> Table:
+    return {f"{ours}/scale": f"{theirs}.g [1,:,1,1]", f"{ours}/bias": f"{theirs}.b [1,:,1,1]"}
+
+
+def _cvx(c: "CvXConfig", keys: Collection[str]) -> Table:
+    block, theirs = "stage{s}/blocks/{i}", "layers.{s}.2.layers.{i}."
+    table = {
+        "stage{s}/conv": "layers.{s}.0",
+        **_channel_norm("stage{s}/norm", "layers.{s}.1"),
+        **_channel_norm(f"{block}/norm1", f"{theirs}0.norm"),
+        **_mixer(f"{block}/mixer", f"{theirs}0.fn."),
+        f"{block}/mixer/out": f"{theirs}0.fn.{_mixer_out(c.mixing.name)}",
+        **_channel_norm(f"{block}/norm2", f"{theirs}1.norm"),
+        f"{block}/feed_forward/up": f"{theirs}1.fn.net.0 [:,:,1,1]",
+        f"{block}/feed_forward/down": f"{theirs}1.fn.net.3 [:,:,1,1]",
+        "head": f"layers.{len(c.depths) + 2}",
+    }
+    if c.mixing.name == "softmax":
+        for ours, name, wide in (("q", "to_q", "query"), ("kv", "to_kv", "key_value")):
+            net = f"{theirs}0.fn.{name}.net"
+            table[f"{block}/mixer/{ours}_conv"] = f"{net}.0"
+            table[f"{block}/mixer/{ours}_norm"] = f"{net}.1"
+            table[f"{block}/mixer/{wide}"] = f"{net}.2 [:,:,1,1]"
+        table[f"{block}/mixer/out"] += " [:,:,1,1]"
+    return table
+
+
+CVX = TorchWeights(("layers.0.1.g",), _cvx_settings, _cvx)
+
+# --- PiX -----------------------------------------------------------------------------------------
+
+_PIX_LINEAR = 2  # place of the patches' linear map, after unfolding and a transposition
+
+
+def _pix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes."""
+    key = "to_patch_embedding."
+    convs, tokens = conv_count(tensors, key), token_count(tensors, "")
+    sizes, image_size, channels = embedding(
+        tensors, given, key, convs, tokens, linear_at=_PIX_LINEAR
+    )
+    stages = -(-count(tensors, lambda i: f"layers.{i}.") // 2)
+    model = {
+        **find(tensors, "layers.0.layers.0.0.fn.", given),
+        "dropout": rate(given, "dropout"),
+        "embed_dropout": rate(given, "emb_dropout"),
+        **sizes,
+        "embed_dim": shape(tensors, "cls_token", 3)[2],
+        "depths": tuple(
+            count(tensors, lambda i, s=s: f"layers.{2 * s}.layers.{i}.") for s in range(stages)
+        ),
+        "mlp_dim": shape(tensors, "layers.0.layers.0.1.fn.net.0.weight", 2)[0],
+    }
+    classes = shape(tensors, "mlp_head.1.weight", 2)[0]
+    return model, {"image_size": image_size, "channels": channels, "num_classes": classes}
+
+
+def _pix(c: "PiXConfig", keys: Collection[str]) -> Table:
+    """Stages and pools alternate in one list: stage i is its entry 2i, the pool after it 2i + 1."""
+
+    def by_pixel(tensor: np.ndarray, shape: Shape) -> np.ndarray:
+        """Unfolding lists a patch channel by channel; ours pixel by pixel."""
+        split = tensor.reshape(-1, c.image_channels, c.patch, c.patch)
+        return split.transpose(2, 3, 1, 0).reshape(shape)
+
+    linear = f"to_patch_embedding.{_PIX_LINEAR}"
+    table: dict = {
+        "encoder/cls": "cls_token [1,1,:]",
+        "encoder/position": "pos_embedding [1,:,:]",
+        "patches/embed/convs/{i}": "to_patch_embedding.{i}",
+        "patches/embed/linear/kernel": Placed((f"{linear}.weight",), kernel_shape, by_pixel),
+        "patches/embed/linear/bias": f"{linear}.bias",
+        "head/norm": "mlp_head.0",
+        "head/linear": "mlp_head.1",
+    }
+    for i in range(len(c.depths)):
+        stage, theirs = f"encoder/stages/{i}/{{j}}", f"layers.{2 * i}.layers.{{j}}."
+        table |= _block(c.mixing.name, stage, theirs)
+        pool, theirs = f"encoder/pools/{i}", f"layers.{2 * i + 1}"
+        table[f"{pool}/conv"] = f"{theirs}.downsample.net.0"
+        table[f"{pool}/mix"] = f"{theirs}.downsample.net.1 [:,:,1,1]"
+        table[f"{pool}/cls"] = f"{theirs}.cls_ff"
+    return table
+
+
+PIX = TorchWeights(("mlp_head.1.weight",), _pix_settings, _pix)
