@@ -47,10 +47,10 @@ def test_named_networks_are_recognised():
     ("changes", "message"),
     [
         ({"depth_multiplier": 0}, "must be positive; got MobileNetV2Config"),
-        ({"depth_multiplier": True}, "depth_multiplier must be a number; got True"),
-        ({"output_stride": 7.5}, "output_stride must hold integers; got 7.5"),
-        ({"tf_padding": "yes"}, "tf_padding must be true or false; got 'yes'"),
-        ({"hidden_act": "swiglu"}, "hidden_act='swiglu' is not supported"),
+        ({"depth_multiplier": True}, "depth_multiplier must be of type float; got True"),
+        ({"output_stride": 7.5}, "output_stride must be of type int; got 7.5"),
+        ({"tf_padding": "yes"}, "tf_padding must be of type bool; got 'yes'"),
+        ({"hidden_act": "swiglu"}, "hidden_act: unknown activation 'swiglu'"),
         ({"image_size": 16}, "16×16 pixels is too small"),
     ],
 )

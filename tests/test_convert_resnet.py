@@ -69,11 +69,11 @@ def test_named_networks_are_recognised():
     [
         (
             {"layer_type": "wide"},
-            "layer_type='wide' is not supported; expected 'bottleneck' or 'basic'",
+            "layer_type='wide' is not supported; expected 'bottle",
         ),
         (
             {"hidden_act": "prelu"},
-            "hidden_act: unknown activation 'prelu'; known: none, linear, gelu",
+            "hidden_act: unknown activation 'prelu'; known: none, linear",
         ),
         ({"downsample_in_first_stage": 1}, "downsample_in_first_stage must be of type bool; got 1"),
         ({"hidden_sizes": "8"}, "hidden_sizes must be a list of int; got '8'"),

@@ -188,7 +188,8 @@ def _size_of(network: Network, ours: tuple[int, ...], theirs: tuple[int, ...]) -
     ours, theirs: the positions' shape in this network and in the file.
     """
     for places, wanted in zip(ours, theirs, strict=False):
-        grids = network.grid(places), network.grid(wanted)
+        # A family may know grids of its own numbers of tokens only.
+        grids = Network.grid(network, places), Network.grid(network, wanted)
         if places != wanted and None not in grids:
             (_, rows, _), (_, more, _) = grids
             height, width = network.config.image_size
