@@ -257,28 +257,9 @@ def test_settings_are_hashable_and_compile_once():
     assert step._cache_size() == 1
 
 
-def test_settings_out_of_range_are_refused():
-    for change, message in (
-        ({"mean": ()}, "mean has 0 values"),
-        ({"mean": 0.5}, "mean is 0.5"),
-        ({"std": (0.2, 0.2)}, "std 2"),
-        ({"std": (0.2, 0.0, 0.2)}, "above 0"),
-        ({"mean": (0.2, float("nan"), 0.2)}, "finite"),
-        ({"num_classes": 0}, "num_classes is 0"),
-        ({"crop_padding": -1}, "crop_padding is -1"),
-        ({"crop_padding": 1.5}, "crop_padding is 1.5"),
-        ({"flip": 1}, "flip is 1"),
-        ({"rand_augment_ops": -2}, "rand_augment_ops is -2"),
-        ({"rand_augment_magnitude": 31}, "rand_augment_magnitude is 31.*from 0 to 30"),
-        ({"trivial_augment": True, "rand_augment_ops": 2}, "set it to 0"),
-        ({"erasing": 1.1}, "erasing is 1.1.*from 0.0 to 1.0"),
-        ({"mixup": -0.1}, "mixup is -0.1"),
-        ({"cutmix": float("inf")}, "cutmix is inf"),
-        ({"mix_probability": float("nan")}, "mix_probability is nan"),
-        ({"label_smoothing": 2}, "label_smoothing is 2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            dataclasses.replace(PLAIN, **change)
+def test_settings_that_exclude_each_other_are_refused():
+    with pytest.raises(ValueError, match="rand_augment_ops is 2: set it to 0"):
+        dataclasses.replace(PER_EXAMPLE, trivial_augment=True)
 
 
 def test_batches_that_do_not_fit_are_refused():
@@ -290,7 +271,7 @@ def test_batches_that_do_not_fit_are_refused():
         (PLAIN, (images.astype(np.float32), labels, indices), r"float32.*expected uint8"),
         (PLAIN, (images, labels[:3], indices), r"labels are.*one per image"),
         (PLAIN, (images, labels, indices.astype(np.float32)), "indices are float"),
-        (RAW, (images, labels, indices), "3 channels, but mean and std have 1"),
+        (RAW, (images, labels, indices), "3 channels, but mean and std have 1 and 1"),
         (padded, (images, labels, indices), "crop_padding is 13"),
         (two_channels, (images[..., :2], labels, indices), r"2 channels.*1 or 3"),
     ):

