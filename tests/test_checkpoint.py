@@ -232,8 +232,6 @@ def test_states_that_cannot_be_saved(tmp_path):
 
 
 def test_arguments_out_of_range(tmp_path):
-    with pytest.raises(ValueError, match="keep_latest is 0"):
-        Checkpoints(tmp_path, keep_latest=0)
     with pytest.raises(CheckpointError, match="is a URL"):
         Checkpoints("gs://bucket/run")
     with Checkpoints(tmp_path) as checkpoints:

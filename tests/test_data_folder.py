@@ -261,14 +261,8 @@ def test_bad_layouts_are_explained(tmp_path, load):
 
 def test_bad_options_are_explained(tmp_path, load):
     root = make(tmp_path / "set", {"": 10})
-    for options, message in (
-        ({"val_fraction": 1.0}, "val_fraction must lie between"),
-        ({"val_fraction": -0.1}, "val_fraction must lie between"),
-        ({"on_bad_image": "ignore"}, "'error' or 'skip', got 'ignore'"),
-        ({"channels": 2}, "channels must be 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            load(root, **options)
+    with pytest.raises(ValueError, match="channels must be 1"):
+        load(root, channels=2)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match=r"cannot write to .*file.*HSVIT_DATA_DIR"):
         load(root, data_dir=str(tmp_path / "file/data"))

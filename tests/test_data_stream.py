@@ -90,7 +90,7 @@ def test_errors_of_the_index_iterator_come_through():
         list(stream_batches(split(), batches()))
 
 
-def test_bad_index_batches_and_options():
+def test_bad_index_batches():
     for batch, error, message in (
         (np.array([N]), IndexError, "do not fit a split of 29"),
         (np.array([-1]), IndexError, "do not fit"),
@@ -100,5 +100,3 @@ def test_bad_index_batches_and_options():
     ):
         with pytest.raises(error, match=message):
             list(stream_batches(split(), iter([np.arange(3), batch])))
-    with pytest.raises(ValueError, match="at least 1, got 0 and 4"):
-        stream_batches(split(), iter([]), threads=0)

@@ -90,11 +90,6 @@ class Checkpoints:
         keep_best: int = 1,
         read_only: bool = False,
     ) -> None:
-        if keep_latest < 1 or keep_best < 0:
-            raise ValueError(
-                f"keep_latest is {keep_latest}, expected at least 1; "
-                f"keep_best is {keep_best}, expected at least 0"
-            )
         if "://" in str(directory):
             raise CheckpointError(
                 f"{directory} is a URL; checkpoints need a local or mounted directory"

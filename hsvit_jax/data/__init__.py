@@ -104,13 +104,6 @@ def load(
       ValueError: an argument or the data has to be put right; says how.
     """
     kind, argument = _parse(name)
-    if not 0 <= val_fraction <= 0.8:
-        raise ValueError(
-            f"val_fraction must lie between 0 and 0.8, got {val_fraction}; "
-            "0.1 holds out every tenth training example, 0 holds out none"
-        )
-    if on_bad_image not in ("error", "skip"):
-        raise ValueError(f"on_bad_image must be 'error' or 'skip', got {on_bad_image!r}")
     progress = progress or (lambda *_: None)
     folder = _data_dir(data_dir)
     remove_abandoned(folder / "cache")

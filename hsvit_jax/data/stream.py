@@ -20,25 +20,17 @@ def stream_batches(
     Args:
       split: the split to read.
       index_batches: integer arrays (n,), n ≥ 1, of indices into the split.
-      threads: how many images are read at once, at least 1.
-      prefetch: how many batches to read ahead, at least 1.
+      threads: how many images are read at once.
+      prefetch: how many batches to read ahead.
 
     Yields:
       Images uint8 (n, H, W, C), labels int32 (n,) and indices int64 (n,) of each index batch.
 
     Raises:
       BadImage: a file can no longer be read; it is named.
-      ValueError: an empty batch, or fewer than one thread or prefetched batch.
+      ValueError: an empty batch.
       IndexError: an index outside the split.
     """
-    if threads < 1 or prefetch < 1:
-        raise ValueError(f"threads and prefetch must be at least 1, got {threads} and {prefetch}")
-    return _stream(split, iter(index_batches), threads, prefetch)
-
-
-def _stream(
-    split: Split, index_batches: Iterator[np.ndarray], threads: int, prefetch: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     read = split.images.__getitem__ if split.images is not None else split.read
     pool = ThreadPoolExecutor(threads)
     ahead: deque[tuple[np.ndarray, list[Future[np.ndarray]]]] = deque()
