@@ -99,7 +99,7 @@ class Request:
 
 
 def run(
-    argv: list[str],
+    argv: list[str] | None,
     usage: str,
     table: Iterable[tuple],
     work: Callable[[Request], int | None] | None = None,
@@ -108,13 +108,14 @@ def run(
     """Parses the command line, does the work, and returns the exit code.
 
     Args:
-      argv: the command line, the program's name first.
+      argv: the command line, the program's name first; None for that of this process.
       usage: the first lines of --help; the first is 'usage: python -m MODULE ...'.
       table: the flags besides --config, see `make_flags`.
       work: returns the exit code, None for 0. A user's mistake that it raises becomes one line on
         standard error; a bug keeps its traceback.
       modes: instead of `work`; --mode names one of them. Input that it does not read is refused.
     """
+    argv = sys.argv if argv is None else argv
     command = [*usage.split()[1:4], *argv[1:]]
     if len(argv) == 1 and modes:
         return _exit_code(lambda: print(usage), command, note) or _USAGE

@@ -72,7 +72,7 @@ FLAGS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, modes=MODES)
+    return cli.run(argv, USAGE, FLAGS, modes=MODES)
 
 
 if __name__ == "__main__":

@@ -53,22 +53,22 @@ FLAGS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
+    return cli.run(argv, USAGE, FLAGS, _run)
 
-    def work(request: cli.Request) -> None:
-        values = request.flags
-        cli.refuse_words(request)
-        modes = [name for name in ("vs", "parts", "peak") if values[name].value]
-        if not request.spec and modes != ["peak"]:
-            raise cli.Misuse("--config is missing")
-        if len(modes) > 1:
-            raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
-        if values.trace and modes not in ([], ["vs"]):
-            raise cli.Misuse(f"--trace follows the steps of --work; leave out --{modes[0]}")
-        if values.work == "decode" and (values.trace or values.parts):
-            raise cli.Misuse("--work=decode runs no program: leave out --trace and --parts")
-        print(json.dumps(_record(request, modes)))
 
-    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, work)
+def _run(request: cli.Request) -> None:
+    values = request.flags
+    cli.refuse_words(request)
+    modes = [name for name in ("vs", "parts", "peak") if values[name].value]
+    if not request.spec and modes != ["peak"]:
+        raise cli.Misuse("--config is missing")
+    if len(modes) > 1:
+        raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
+    if values.trace and modes not in ([], ["vs"]):
+        raise cli.Misuse(f"--trace follows the steps of --work; leave out --{modes[0]}")
+    if values.work == "decode" and (values.trace or values.parts):
+        raise cli.Misuse("--work=decode runs no program: leave out --trace and --parts")
+    print(json.dumps(_record(request, modes)))
 
 
 def _record(request: cli.Request, modes: list[str]) -> dict:

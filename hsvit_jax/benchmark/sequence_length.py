@@ -152,26 +152,26 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
+    return cli.run(argv, USAGE, FLAGS, _run)
 
-    def work(request: cli.Request) -> None:
-        values = request.flags
-        cli.refuse_words(request)
-        if request.spec or request.settings:
-            raise cli.Misuse("--config is not read here: the networks are a ViX with each mixer")
-        if unknown := set(values.mixers) - set(mixer_config.NAMES):
-            raise cli.Misuse(f"unknown --mixers {sorted(unknown)}; choose of {mixer_config.NAMES}")
-        if not all(word.isdecimal() for word in values.tokens) or not values.tokens:
-            given = ",".join(values.tokens)
-            raise cli.Misuse(f"--tokens needs whole numbers; got {given!r}")
-        rows = []
-        for mixer in values.mixers:
-            for tokens in map(int, values.tokens):
-                rows.append(measure(mixer, tokens, values.batch))
-                print(f"{mixer}, {tokens:,} tokens", file=sys.stderr, flush=True)
-        print(markdown(rows))
-        print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
 
-    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, work)
+def _run(request: cli.Request) -> None:
+    values = request.flags
+    cli.refuse_words(request)
+    if request.spec or request.settings:
+        raise cli.Misuse("--config is not read here: the networks are a ViX with each mixer")
+    if unknown := set(values.mixers) - set(mixer_config.NAMES):
+        raise cli.Misuse(f"unknown --mixers {sorted(unknown)}; choose of {mixer_config.NAMES}")
+    if not all(word.isdecimal() for word in values.tokens) or not values.tokens:
+        given = ",".join(values.tokens)
+        raise cli.Misuse(f"--tokens needs whole numbers; got {given!r}")
+    rows = []
+    for mixer in values.mixers:
+        for tokens in map(int, values.tokens):
+            rows.append(measure(mixer, tokens, values.batch))
+            print(f"{mixer}, {tokens:,} tokens", file=sys.stderr, flush=True)
+    print(markdown(rows))
+    print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

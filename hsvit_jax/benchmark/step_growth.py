@@ -161,25 +161,25 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
+    return cli.run(argv, USAGE, FLAGS, _run)
 
-    def work(request: cli.Request) -> None:
-        values = request.flags
-        cli.refuse_words(request)
-        if not request.spec:
-            raise cli.Misuse("--config is missing")
-        if unknown := set(values.series) - set(SERIES):
-            raise cli.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
-        rows = measure(
-            request.spec,
-            values.batch,
-            rounds=values.rounds,
-            settings=request.settings,
-            series=values.series,
-        )
-        print(markdown(rows))
-        print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
 
-    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, work)
+def _run(request: cli.Request) -> None:
+    values = request.flags
+    cli.refuse_words(request)
+    if not request.spec:
+        raise cli.Misuse("--config is missing")
+    if unknown := set(values.series) - set(SERIES):
+        raise cli.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
+    rows = measure(
+        request.spec,
+        values.batch,
+        rounds=values.rounds,
+        settings=request.settings,
+        series=values.series,
+    )
+    print(markdown(rows))
+    print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

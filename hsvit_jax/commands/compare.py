@@ -271,16 +271,16 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
+    return cli.run(argv, USAGE, FLAGS, _run)
 
-    def work(request: cli.Request) -> None:
-        values = request.flags
-        if not request.words:
-            raise cli.Misuse("no system is named")
-        if not all(seed.strip().isdecimal() for seed in values.seeds):
-            raise cli.Misuse(f"--seeds needs whole numbers; got {','.join(values.seeds)}")
-        out, seeds = Path(values.out), [int(seed) for seed in values.seeds]
-        settings = request.settings
-        rows = compare(request.words, out, settings=settings, seeds=seeds, batch=values.batch)
-        print(table(rows), *write(rows, out, shlex.join(request.command)), sep="\n")
 
-    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, work)
+def _run(request: cli.Request) -> None:
+    values = request.flags
+    if not request.words:
+        raise cli.Misuse("no system is named")
+    if not all(seed.strip().isdecimal() for seed in values.seeds):
+        raise cli.Misuse(f"--seeds needs whole numbers; got {','.join(values.seeds)}")
+    out, seeds = Path(values.out), [int(seed) for seed in values.seeds]
+    settings = request.settings
+    rows = compare(request.words, out, settings=settings, seeds=seeds, batch=values.batch)
+    print(table(rows), *write(rows, out, shlex.join(request.command)), sep="\n")

@@ -12,7 +12,6 @@ Nothing in FILE is ever unpickled, except by PyTorch's own restricted reader (`w
 import json
 import math
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -222,7 +221,7 @@ FLAGS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    return cli.run(sys.argv if argv is None else argv, USAGE, FLAGS, _run)
+    return cli.run(argv, USAGE, FLAGS, _run)
 
 
 def _run(request: cli.Request) -> None:
