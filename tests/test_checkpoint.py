@@ -548,7 +548,7 @@ def test_a_failed_save_is_reported_and_does_not_hide_another_error(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(JsonCheckpointHandler, "_save_fn", fail)
         with pytest.raises(CheckpointError, match=r"No space left on device\. No step was saved"):
-            checkpoints.save(1, make_state(1), {}, wait=True)
+            checkpoints.save(0, make_state(0), {}, wait=True)
     assert checkpoints.steps() == []
     checkpoints.save(1, make_state(1), {}, wait=True)
     monkeypatch.setattr(JsonCheckpointHandler, "_save_fn", fail)
