@@ -2,18 +2,19 @@
 
 Source: the HSViT paper. Section 3.1, the feature processing pipeline, for K groups of N kernels:
 
-    X                   images, C×H×W
-    F = trunk(X)        K·N feature maps, downsampled by Q to H/Q × W/Q: convolution blocks
-    z = embed(F)        K·N image-level embeddings: each map flattened, projected to D
-    z_k = (CLS_k, z_kN … z_kN+N-1) + positions_k     attention group k, 1 + N tokens
-    z_k ← z_k + MHSA(LN(z_k))                        in each of its attention blocks
-    logits = FC(LN(1/K Σ_k CLS_k))                   average pooling of the CLS tokens
+    x                                  an image, C × H × W
+    F = trunk(x)                       K·N feature maps, downsampled by Q: H/Q × W/Q each
+    z = embed(flatten(F))              K·N image-level embeddings of width D
+    z_k = (CLS_k, z[kN : (k+1)N])      attention group k of K: 1 + N tokens, plus positions
+    z_k ← z_k + MHSA(LN(z_k))          in each attention block, within the group
+    CLS = 1/K · Σ_k z_k[0]             average pooling, or a vote, of the groups' CLS tokens
+    logits = FC(LN(CLS))               the final prediction
 
-Section 3.2, horizontal scalability: the groups exchange nothing but their CLS tokens, so that each
-device computes its own (`HSViT`, one trunk for all groups), or its own kernels too (`TowerHSViT`,
-the paper's submodules). The projection, the positions and dropout are those of the authors' code.
+Section 3.2, horizontal scalability: groups exchange nothing but their CLS tokens, so each device
+computes groups of its own (`HSViT`, with one trunk for all groups) or whole submodules, kernels and
+groups (`TowerHSViT`). The projection, positions, norms and dropout are those of the authors' code.
 
-K is written G, 1 + N is T. Everything that can be spread over devices has a leading axis of groups
+Here K is G, and 1 + N is T. Everything that can be spread over devices has a leading axis of groups
 or towers, or is a kernel's output channels; `ForwardContext.shard` names this device's part.
 """
 
@@ -85,9 +86,8 @@ def average_votes(
 ) -> Array:
     """The average pooling of all devices' CLS tokens (sections 3.1 and 3.2): (B, D).
 
-    Group dropout and lost groups leave the average to the others; an example that would lose every
-    group keeps all. Learned weights of the remaining groups are divided by their share of all
-    groups' absolute weights.
+    Learned weights of the groups in the average are divided by their share of all groups' absolute
+    weights.
 
     Args:
         c: the network's sizes.
@@ -102,6 +102,21 @@ def average_votes(
     if context.votes_G is None and (context.key_words is None or not c.group_dropout):
         total_BD = context.shard.sum(cls_GBD)
         return total_BD / c.groups if vote_G is None else total_BD
+    weights_GB = _group_weights(c, context, cls_GBD)
+    if vote_G is None:
+        total_BD = context.shard.sum(cls_GBD * weights_GB[group_ids_G][:, :, None])
+        return total_BD / weights_GB.sum(0)[:, None]
+    magnitude_G = jnp.abs(context.shard.all_gather(vote_G, 0))
+    share_B = (weights_GB * magnitude_G[:, None]).sum(0) / magnitude_G.sum()
+    share_B = jnp.where(share_B > 0, share_B, 1)  # every remaining group has weight 0
+    return context.shard.sum(cls_GBD * (weights_GB[group_ids_G] / share_B[None])[:, :, None])
+
+
+def _group_weights(c: HSViTConfig, context: ForwardContext, cls_GBD: Array) -> Array:
+    """The weights of all c.groups in each example's average (G, B), 0 for lost and dropped groups.
+
+    An example that would lose every group by group dropout keeps all.
+    """
     weights_GB = jnp.ones((c.groups, cls_GBD.shape[1]), cls_GBD.dtype)
     if context.votes_G is not None:
         weights_GB *= context.votes_G.astype(cls_GBD.dtype)[:, None]
@@ -110,13 +125,7 @@ def average_votes(
         counters = (*context.key_words, _VOTES, groups, examples)
         kept_GB = weights_GB * (dropout_scale(counters, weights_GB.shape, c.group_dropout) > 0)
         weights_GB = jnp.where(kept_GB.sum(0, keepdims=True) > 0, kept_GB, weights_GB)
-    if vote_G is None:
-        total_BD = context.shard.sum(cls_GBD * weights_GB[group_ids_G][:, :, None])
-        return total_BD / weights_GB.sum(0)[:, None]
-    magnitude_G = jnp.abs(context.shard.all_gather(vote_G, 0))
-    share_B = (weights_GB * magnitude_G[:, None]).sum(0) / magnitude_G.sum()
-    share_B = jnp.where(share_B > 0, share_B, 1)  # every remaining group has weight 0
-    return context.shard.sum(cls_GBD * (weights_GB[group_ids_G] / share_B[None])[:, :, None])
+    return weights_GB
 
 
 def without_votes(context: ForwardContext, groups: int, lost: Collection[int]) -> ForwardContext:
@@ -186,13 +195,22 @@ class HSViT(Network):
         context: ForwardContext,
         first_group: Array | int = 0,
     ) -> Array:
-        """CLS tokens (G, B, D) of this device's groups; first_group numbers the network's first."""
+        """CLS tokens (G, B, D) of this device's groups after self-attention.
+
+        Args:
+            bound: the modules with their parameters.
+            images_BHWC: normalised, as every device has them.
+            context: of the pass.
+            first_group: number of the network's first group; a tower's is not 0.
+        """
         c, shard, sharded = self.config, context.shard, self.config.trunk == "sharded"
         per_group = c.conv_channels[-1] // c.groups
         group_ids_G = shard.slice(first_group + self._group_ids(), 0)
         first_token = (group_ids_G[0] if sharded else first_group) * per_group
+        # F = trunk(x), z = embed(flatten(F)): of all kernels, or of this device's.
         kernels = shard if sharded else UNSHARDED
         z_BCD = self.channel_tokens(bound, images_BHWC, context, kernels, first_token)
+        # z[kN : (k+1)N]: contiguous embeddings make a group.
         z_BGTD = z_BCD.reshape(len(images_BHWC), -1, per_group, z_BCD.shape[-1])
         if self.lost:
             z_BGTD = z_BGTD[:, self.surviving()]
@@ -200,18 +218,21 @@ class HSViT(Network):
             z_BGTD = jax.lax.optimization_barrier(z_BGTD)
         if not sharded:
             z_BGTD = shard.slice(z_BGTD, 1)
-        if not shard.ordered:
-            return bound["groups"](z_BGTD, context, group_ids_G)
-        # Group by group: the rounding of a product can depend on the size of its batch.
-        params = bound.params("groups")
-        return jnp.concatenate(
-            [
-                self.bind({"groups": jax.tree.map(lambda x, i=i: x[i : i + 1], params)}, {})[
-                    "groups"
-                ](z_BGTD[:, i : i + 1], context, group_ids_G[i : i + 1])
-                for i in range(len(group_ids_G))
-            ]
-        )
+        # z_k ← z_k + MHSA(LN(z_k)), of which the CLS tokens go on.
+        if shard.ordered:
+            return self._group_by_group(bound.params("groups"), z_BGTD, context, group_ids_G)
+        return bound["groups"](z_BGTD, context, group_ids_G)
+
+    def _group_by_group(
+        self, params: dict, z_BGTD: Array, context: ForwardContext, group_ids_G: Array
+    ) -> Array:
+        """`Groups` on one group at a time: a product's rounding can depend on its batch's size."""
+        cls = []
+        for i in range(len(group_ids_G)):
+            group = {"groups": jax.tree.map(lambda x, i=i: x[i : i + 1], params)}
+            groups = self.bind(group, {})["groups"]
+            cls.append(groups(z_BGTD[:, i : i + 1], context, group_ids_G[i : i + 1]))
+        return jnp.concatenate(cls)
 
     def channel_tokens(
         self,
