@@ -82,11 +82,8 @@ class Classifier:
     def _forward(self) -> Any:
         """The forward pass, compiled once for each instance."""
         if "forward" not in self.__dict__:
-            mean, std = tuple(self.config.data.mean), tuple(self.config.data.std)
-            flip = self.config.eval.get("tta") == "flip"
-            self.__dict__["forward"] = evaluate.make_forward(
-                self.model, self.mesh, mean, std, flip=flip
-            )
+            make = evaluate.make_forward
+            self.__dict__["forward"] = make(self.model, self.mesh, self.config)
         return self.__dict__["forward"]
 
     def predict(self, images_BHWC: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 
@@ -24,6 +25,12 @@ class Linear:
         return shard.sum(params["groups"]["scale"][:, None, None] * flat[None]) @ params[
             "kernel"
         ], stats
+
+
+def config_of(classes, tta="none"):
+    """What evaluation reads of a configuration."""
+    images = {"mean": (0.4,), "std": (0.3,), "num_classes": classes}
+    return ml_collections.ConfigDict({"data": images, "eval": {"tta": tta}})
 
 
 def linear_params(classes, seed=0):
@@ -50,9 +57,7 @@ def by_hand(params, split):
 
 
 def run(params, split, batch, mesh, classes):
-    evaluator = evaluate.make_evaluator(
-        Linear(), mesh, mean=(0.4,), std=(0.3,), num_classes=classes
-    )
+    evaluator = evaluate.make_evaluator(Linear(), mesh, config_of(classes))
     params = jax.device_put(params, mesh_lib.state_shardings(mesh, params))
     return evaluator(params, {}, split, batch)
 
@@ -121,7 +126,7 @@ def test_it_can_be_given_up_between_batches():
             raise KeyboardInterrupt
 
     mesh = mesh_lib.make(1, 1, groups=8)
-    evaluator = evaluate.make_evaluator(Linear(), mesh, mean=(0.4,), std=(0.3,), num_classes=7)
+    evaluator = evaluate.make_evaluator(Linear(), mesh, config_of(7))
     with pytest.raises(KeyboardInterrupt):
         evaluator(linear_params(7), {}, split_of(101, 7), 16, stop)
     assert len(calls) == 3
@@ -130,8 +135,8 @@ def test_it_can_be_given_up_between_batches():
 def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
     mesh, params = mesh_lib.make(1, 1, groups=8), linear_params(7)
     images = split_of(5, 7).images
-    plain = evaluate.make_forward(Linear(), mesh, (0.4,), (0.3,))
-    both = evaluate.make_forward(Linear(), mesh, (0.4,), (0.3,), flip=True)
+    plain = evaluate.make_forward(Linear(), mesh, config_of(7))
+    both = evaluate.make_forward(Linear(), mesh, config_of(7, "flip"))
     expected = (plain(params, {}, images) + plain(params, {}, images[:, :, ::-1])) / 2
     np.testing.assert_allclose(both(params, {}, images), expected, rtol=1e-6)
 
@@ -149,7 +154,7 @@ def test_padding_changes_no_answer_of_a_coupled_network():
     images = split.images // 2
     images[0] = 255  # the brightest, in the first batch alone
     split = data.Split(split.labels, images, None)
-    evaluator = evaluate.make_evaluator(Coupled(), mesh, mean=(0.4,), std=(0.3,), num_classes=7)
+    evaluator = evaluate.make_evaluator(Coupled(), mesh, config_of(7))
     padded = evaluator(linear_params(7), {}, split, 8)
     parts = [data.Split(split.labels[p], images[p], None) for p in (slice(8), slice(8, 11))]
     losses = [len(p) * evaluator(linear_params(7), {}, p, len(p)).loss for p in parts]

@@ -4,6 +4,7 @@ import functools
 import re
 
 import jax
+import ml_collections
 import numpy as np
 import optax
 import pytest
@@ -16,6 +17,7 @@ from hsvit_jax.train import evaluate, step
 
 BATCH, CLASSES, EMBED = 16, 7, 12
 SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1), (1, 1)]  # group × data
+IMAGES = ml_collections.ConfigDict({"mean": (0.5,) * 3, "std": (0.25,) * 3})
 MODEL = HSViT(
     HSViTConfig(
         image_size=(12, 8),
@@ -87,7 +89,7 @@ def evaluated(group: int, data: int):
     mesh = make_mesh(group, data)
     params, stats, images, _, _ = inputs()
     arguments = placed(mesh, params, stats, to_pixels(images))
-    forward = evaluate.make_forward(MODEL, mesh, (0.5,) * 3, (0.25,) * 3)
+    forward = evaluate.make_forward(MODEL, mesh, IMAGES)
     compiled = forward.lower(*arguments).compile()
     return jax.device_get(compiled(*arguments)), compiled.as_text()
 

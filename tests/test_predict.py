@@ -130,9 +130,7 @@ def test_it_agrees_with_evaluation(classifier):
     evaluator = evaluate.make_evaluator(
         classifier.model,
         classifier.mesh,
-        mean=tuple(classifier.config.data.mean),
-        std=tuple(classifier.config.data.std),
-        num_classes=10,
+        classifier.config.data,
     )
     result = evaluator(classifier.params, classifier.stats, small, 16)
     hits = classifier.predict(small.images).argmax(1) == small.labels

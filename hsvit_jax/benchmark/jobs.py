@@ -79,8 +79,8 @@ def _augmentation(run: Any, augmented: bool) -> Any:
 def train_job(run: Any, augmented: bool) -> Job:
     """The trainer's step, its batch taken from a data set on the devices."""
     state, source = step.first_state(run), batches.resident(run, 0)
-    train_step = step.make_train_step(run, _augmentation(run, augmented))
-    compiled, seconds = _compile(step.jit_step(run, train_step), state, next(source))
+    train_step = step.jit_step(run, _augmentation(run, augmented))
+    compiled, seconds = _compile(train_step, state, next(source))
 
     def take() -> Any:
         nonlocal state
@@ -106,9 +106,8 @@ def input_job(run: Any, augmented: bool) -> Job:
 
 def infer_job(run: Any, _: bool) -> Job:
     """The evaluation forward, on a batch that lies on the devices."""
-    settings, batch = run.config.data, run.config.train.batch
-    mean, std = tuple(settings.mean), tuple(settings.std)
-    forward = evaluate.make_forward(run.model, run.mesh, mean, std)
+    batch = run.config.train.batch
+    forward = evaluate.make_forward(run.model, run.mesh, run.config)
     params, stats = step.averaged(step.first_state(run))
     images = mesh_lib.put_batch(run.mesh, run.dataset.train.images[:batch])
     compiled, seconds = _compile(forward, params, stats, images)
@@ -117,14 +116,7 @@ def infer_job(run: Any, _: bool) -> Job:
 
 def eval_job(run: Any, _: bool) -> Job:
     """A whole evaluation of the test split, from host arrays to counts."""
-    settings = run.config.data
-    evaluator = evaluate.make_evaluator(
-        run.model,
-        run.mesh,
-        mean=tuple(settings.mean),
-        std=tuple(settings.std),
-        num_classes=settings.num_classes,
-    )
+    evaluator = evaluate.make_evaluator(run.model, run.mesh, run.config)
     params, stats = step.averaged(step.first_state(run))
     split, batch = run.dataset.test, run.config.train.batch
     return Job(lambda: evaluator(params, stats, split, batch).loss, len(split))

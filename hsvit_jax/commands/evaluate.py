@@ -24,11 +24,8 @@ def run(request: Request) -> int:
     evaluator = evaluate.make_evaluator(
         classifier.model,
         classifier.mesh,
-        mean=tuple(config.data.mean),
-        std=tuple(config.data.std),
-        num_classes=config.data.num_classes,
+        config,
         votes_G=_votes(request.flags.drop_groups, classifier.model),
-        flip=config.eval.get("tta") == "flip",
     )
     batch = config_lib.eval_batch(config)
     result = evaluator(classifier.params, classifier.stats, part, batch)

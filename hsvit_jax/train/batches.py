@@ -1,5 +1,6 @@
 """The batches of a run, in an order that depends on the seed and the epoch alone."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -12,8 +13,16 @@ from hsvit_jax.train.run_spec import Run
 from hsvit_jax.train.step import ORDER, Batch, run_key
 
 
+def source(run: Run, first: int) -> Iterator[Batch]:
+    """Yields the batches from step number `first` on, split over the mesh's `data` axis.
+
+    They are gathered on the devices where the training split fits there, else read on the host.
+    """
+    return (resident if run.dataset.resident else streamed)(run, first)
+
+
 def make_epoch_order(examples: int, seed: int) -> Callable[[int], np.ndarray]:
-    """A compiled epoch → the order of that epoch's examples, int32 (N,)."""
+    """Compiles `order(epoch)`, a permutation of the examples, int32 (N,)."""
     key = run_key(seed, ORDER)
 
     @jax.jit
@@ -23,54 +32,42 @@ def make_epoch_order(examples: int, seed: int) -> Callable[[int], np.ndarray]:
     return lambda epoch: np.asarray(order(jnp.int32(epoch)))
 
 
-def source(run: Run, first: int) -> Iterator[Batch]:
-    """The batches from step number `first` on, split over `data`.
-
-    They are gathered on the devices where the training split lies there, else read on the host.
-    """
-    return (resident if run.dataset.resident else streamed)(run, first)
+def example_ids(run: Run, first: int) -> Iterator[np.ndarray]:
+    """Yields the examples of each batch from step number `first` on, int32 (B,), without end."""
+    size, order_of = (
+        run.config.train.batch,
+        make_epoch_order(len(run.dataset.train), run.config.seed),
+    )
+    epoch, start = divmod(first, run.steps_per_epoch)
+    while True:
+        order = order_of(epoch)
+        for number in range(start, run.steps_per_epoch):
+            yield order[number * size : (number + 1) * size]
+        epoch, start = epoch + 1, 0
 
 
 def make_gather(run: Run) -> Callable[..., Batch]:
-    """A jitted (images (N, H, W, C), labels (N,), order (N,), place) → the batch of the examples
-    order[place : place + B], of a training split that lies whole on every device."""
-    over_data = mesh_lib.batch_sharding(run.mesh)
+    """Jits `gather(images (N, H, W, C), labels (N,), ids (B,))`, which returns the batch of these
+    examples of a training split that lies whole on every device."""
 
-    def gather(images: jax.Array, labels: jax.Array, order: jax.Array, place: jax.Array) -> Batch:
-        ids_B = jax.lax.dynamic_slice(order, (place,), (run.config.train.batch,))
-        ids_B = jax.lax.with_sharding_constraint(ids_B, over_data)
+    def gather(images: jax.Array, labels: jax.Array, ids_B: jax.Array) -> Batch:
         return images[ids_B], labels[ids_B], ids_B
 
-    return jax.jit(gather, out_shardings=over_data)
+    return jax.jit(gather, out_shardings=mesh_lib.batch_sharding(run.mesh))
 
 
 def resident(run: Run, first: int) -> Iterator[Batch]:
-    """Batches of a training split that is put on every device, whole."""
-    split, size = run.dataset.train, run.config.train.batch
-    gather, order_of = make_gather(run), make_epoch_order(len(split), run.config.seed)
+    """Yields batches of a training split that is put on every device, whole."""
+    split, gather = run.dataset.train, make_gather(run)
     images, labels = (mesh_lib.put_replicated(run.mesh, x) for x in (split.images, split.labels))
-    epoch, place = divmod(first, run.steps_per_epoch)
-    while True:
-        order = mesh_lib.put_replicated(run.mesh, order_of(epoch))
-        for number in range(place, run.steps_per_epoch):
-            yield gather(images, labels, order, number * size)
-        epoch, place = epoch + 1, 0
+    for ids_B in example_ids(run, first):
+        yield gather(images, labels, mesh_lib.put_batch(run.mesh, ids_B))
 
 
 def streamed(run: Run, first: int) -> Iterator[Batch]:
-    """The same batches of images that this process reads and decodes as they are needed, its rows
-    of each alone."""
+    """Yields the same batches, of which this process reads and decodes only its own rows."""
     size = run.config.train.batch
-    order_of = make_epoch_order(len(run.dataset.train), run.config.seed)
     rows = mesh_lib.local_rows(run.mesh, size)
-
-    def indices() -> Iterator[np.ndarray]:
-        epoch, order = -1, np.empty(0, np.int32)
-        for number in range(first, run.total_steps):
-            now, place = divmod(number, run.steps_per_epoch)
-            if now != epoch:
-                epoch, order = now, order_of(now)
-            yield order[place * size : (place + 1) * size][rows]
-
-    for arrays in stream.stream_batches(run.dataset.train, indices()):
+    ids = itertools.islice(example_ids(run, first), run.total_steps - first)
+    for arrays in stream.stream_batches(run.dataset.train, (ids_B[rows] for ids_B in ids)):
         yield tuple(mesh_lib.put_rows(run.mesh, x, size) for x in arrays)

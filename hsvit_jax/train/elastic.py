@@ -1,8 +1,8 @@
 """A run that goes on when a process is lost, with the attention groups or towers that are left.
 
-What makes it possible: a network's answer is an average of votes, and everything else is whole on
-every device. So nothing has to be fetched from anywhere: survivors relabel what they hold as a
-smaller network on a smaller mesh, and train on.
+A network's answer is an average of votes, and everything else is whole on every device. So nothing
+has to be fetched from anywhere: survivors relabel what they hold as a smaller network on a smaller
+mesh, and train on.
 
 Limits. It rests on jax's experimental `live_devices`, and process 0 must live. All devices are on
 the group axis (mesh.data=1), and the trunk is replicated or there are towers. Each step waits for
@@ -11,15 +11,16 @@ trip and a second copy of the state. A checkpoint written after a loss has the l
 at the start of training: once all processes are back, a new start goes on with all groups.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.runtime import coordination, signals
-from hsvit_jax.train import batches
+from hsvit_jax.runtime import coordination
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.loop import Loop
 from hsvit_jax.train.run_spec import Run
@@ -40,53 +41,38 @@ def check(run: Run) -> None:
 class RecoverableLoop(Loop):
     """The loop over steps, each taken by all processes that are left, or by none of them."""
 
-    donate = False
+    donate, in_flight = False, 0  # a step that is not taken leaves the state before it
     wait_for_others = 60.0  # jax's barrier waits for a lost process too, as it might come back
 
-    def take_steps(self, state: dict) -> dict:
-        """Takes the remaining steps."""
-        self.whole = run = self.run
-        number, train_step = int(state["step"]), None
-        source, everybody = batches.source(run, number), list(run.mesh.devices.flat)
-        ended = number  # the last step whose epoch end, if it is one, is behind us
-        while True:
-            signum = self.stop.due()
-            if signum is not None:
-                self.save(state, number, None, wait=True)
-                raise signals.Interrupted(signum, number)
-            if number >= run.total_steps and ended == number:
-                return state
-            try:
-                with multihost_utils.live_devices(everybody):
-                    if ended < number:
-                        self.end_epoch(state, number)
-                        ended = number
-                        continue
-                    batch = next(source)
-                    if train_step is None:
-                        train_step = self.compile(state, batch)
-                    new, values = jax.block_until_ready(train_step(state, batch))
-            except multihost_utils.ProcessFailureError as failure:
-                state = self._without(state, failure.failed_devices)
-                source, train_step = batches.source(self.run, number), None
-                continue
-            state, number = new, number + 1
-            self.pending.append((number, values))
-            self.drain()
-            if number != run.total_steps and number % run.steps_per_epoch:
-                ended = number
+    def agreement(self) -> contextlib.AbstractContextManager:
+        """Raises ProcessFailureError on every process that is left once one is lost."""
+        return multihost_utils.live_devices(self.all_devices)
 
-    def _without(self, state: dict, gone: set[jax.Device]) -> dict:
-        """Makes the run smaller, and its state: what the devices `gone` held is no more."""
+    def take_steps(self, state: dict) -> dict:
+        """As `Loop.take_steps`, with the processes that are left."""
+        self.complete_run, self.all_devices = self.run, list(self.run.mesh.devices.flat)
+        while True:
+            try:
+                return super().take_steps(state)
+            except multihost_utils.ProcessFailureError as failure:
+                state = self._without(self.state, failure.failed_devices)
+
+    def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
+        """As `Loop.compile`; a step is done when it returns, so that a loss shows in it."""
+        compiled = super().compile(batch)
+        return lambda state, batch: jax.block_until_ready(compiled(state, batch))
+
+    def _without(self, state: dict, lost_devices: set[jax.Device]) -> dict:
+        """Shrinks the run, and its state, to the devices that are left."""
         model, devices = self.run.model, list(self.run.mesh.devices.flat)
         numbers, each = np.asarray(model.surviving()), model.group_axis_limit // len(devices)
         lost = [
             int(number)
             for place, device in enumerate(devices)
-            if device in gone
+            if device in lost_devices
             for number in numbers[place * each : (place + 1) * each]
         ]
-        devices = [device for device in devices if device not in gone]
+        devices = [device for device in devices if device not in lost_devices]
         model = model.without(lost)
         mesh = mesh_lib.make(len(devices), 1, groups=model.group_axis_limit, devices=devices)
         self.run = dataclasses.replace(self.run, model=model, mesh=mesh)
@@ -95,7 +81,7 @@ class RecoverableLoop(Loop):
         coordination.go_on_with({device.process_index for device in devices})
         self.remarks = {"lost_groups": sorted(model.lost)}
         self.watchdog.heartbeat("the loss of a process", slow=True)
-        processes = sorted({device.process_index for device in gone})
+        processes = sorted({device.process_index for device in lost_devices})
         self.bar.say(
             f"lost process {', '.join(map(str, processes))} and with it groups or towers "
             f"{', '.join(map(str, lost))}: going on after step {int(state['step'])} with the "
@@ -103,29 +89,31 @@ class RecoverableLoop(Loop):
         )
         return mesh_lib.relabel(mesh, state, model)
 
-    def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
+    def save(self, number: int, metric: float | None, *, wait: bool) -> None:
         """As `Loop.save`, on disk when it returns; after a loss process 0 saves for all."""
         if not self.run.model.lost:
-            return super().save(state, number, metric, wait=True)
+            return super().save(number, metric, wait=True)
         self.watchdog.heartbeat(f"the start of saving step {number}")
-        whole = self._with_fresh_groups(step_lib.to_plain(state))
+        plain = self._with_fresh_groups(step_lib.to_plain(self.state))
         if coordination.is_lead():
             meta = self.meta | self.remarks
-            self.checkpoints.save(number, whole, meta, metric=metric, wait=True)
+            self.checkpoints.save(number, plain, meta, metric=metric, wait=True)
         self.watchdog.heartbeat(f"saving step {number}")
 
     def _with_fresh_groups(self, plain: dict) -> dict:
-        """The state of the whole network as NumPy arrays: lost groups as they were at the start."""
-        here = mesh_lib.fetch(self.run.mesh, plain)
-        model, tx, config = self.whole.model, self.whole.tx, self.whole.config
-        fresh = jax.jit(lambda: step_lib.to_plain(step_lib.init_state(model, tx, config)))()
-        left = np.asarray(self.run.model.surviving())
+        """The complete network's state as NumPy arrays: lost groups as they were at the start."""
+        run = self.complete_run
+        init = jax.jit(
+            lambda: step_lib.to_plain(step_lib.init_state(run.model, run.tx, run.config))
+        )
+        surviving = np.asarray(self.run.model.surviving())
 
         def fill(path: tuple, fresh: jax.Array, kept: np.ndarray) -> np.ndarray:
             if not mesh_lib.is_spread(path, self.run.model):
                 return kept
-            whole = np.array(fresh)
-            whole[left] = kept  # groups and towers lie along the first axis
-            return whole
+            filled = np.array(fresh)
+            filled[surviving] = kept  # groups and towers lie along the first axis
+            return filled
 
-        return jax.tree_util.tree_map_with_path(fill, fresh, here)
+        fetched = mesh_lib.fetch(self.run.mesh, plain)
+        return jax.tree_util.tree_map_with_path(fill, init(), fetched)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
@@ -17,38 +18,54 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Results on one split; loss in nats, accuracy and top5 as fractions of `examples`."""
+    """Results on one split.
+
+    Attributes:
+        loss: mean cross-entropy in nats.
+        accuracy: fraction of examples whose class has the largest logit.
+        top5: fraction of examples whose class is among the five largest.
+        examples: how many there are.
+        confusion_KK: counts, int64; rows: the true class, columns: the predicted one.
+    """
 
     loss: float
     accuracy: float
     top5: float
     examples: int
-    confusion_KK: np.ndarray  # int64; rows: the true class, columns: the predicted one
+    confusion_KK: np.ndarray
 
 
 def make_forward(
     model: Any,
     mesh: Mesh,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    config: ml_collections.ConfigDict,
     aggregate: str = "psum",
     votes_G: Array | None = None,
-    flip: bool = False,
 ) -> Callable[[dict, dict, Array], Array]:
-    """A jitted (params, stats, images uint8 (B, H, W, C) split over `data`) → logits (B, K).
+    """Jits a network's forward pass in inference.
 
-    Floating-point features in place of images are taken as they are. votes_G: weight of each
-    attention group's CLS in the average, 0 for one that is lost. flip: test-time augmentation, the
-    mean of the logits of an image and of its mirror image.
+    Args:
+        model: the network.
+        mesh: where its batch and groups lie.
+        config: resolved, for the images' mean and std; with eval.tta 'flip' logits are the mean of
+            an image's and its mirror image's.
+        aggregate: see `mesh.spread`.
+        votes_G: weight of each attention group's CLS in the average, 0 for one that is lost.
+
+    Returns:
+        `forward(params, stats, images uint8 (B, H, W, C) split over data)` → logits (B, K). Float
+        features in place of images are not normalised.
     """
     apply = mesh_lib.spread(model, mesh, aggregate)
+    mean, std = tuple(config.data.mean), tuple(config.data.std)
+    flip = config.eval.get("tta") == "flip"  # configurations of older checkpoints have no such key
 
-    def forward(params: dict, stats: dict, images_BHWC: Array) -> Array:
-        features = jnp.issubdtype(images_BHWC.dtype, jnp.floating)
-        x_BHWC = images_BHWC if features else augment.normalise(images_BHWC, mean, std)
-        logits_BK = apply(params, stats, x_BHWC, votes_G=votes_G)[0]
+    def forward(params: dict, stats: dict, inputs: Array) -> Array:
+        if not jnp.issubdtype(inputs.dtype, jnp.floating):
+            inputs = augment.normalise(inputs, mean, std)
+        logits_BK = apply(params, stats, inputs, votes_G=votes_G)[0]
         if flip:
-            logits_BK += apply(params, stats, x_BHWC[:, :, ::-1], votes_G=votes_G)[0]
+            logits_BK += apply(params, stats, inputs[:, :, ::-1], votes_G=votes_G)[0]
             logits_BK /= 2
         return logits_BK
 
@@ -58,21 +75,22 @@ def make_forward(
 def make_evaluator(
     model: Any,
     mesh: Mesh,
-    *,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    num_classes: int,
+    config: ml_collections.ConfigDict,
     aggregate: str = "psum",
     votes_G: Array | None = None,
-    flip: bool = False,
 ) -> Callable[..., Evaluation]:
-    """A function (params, stats, split, batch) → Evaluation; it compiles once per batch size.
+    """Builds an evaluation, which compiles once per batch size.
 
-    The last batch is padded as by `padded_batches`, which counts for nothing. A fifth argument,
-    `before_batch`, is called before each batch and may raise to give up. Raises ValueError for an
-    empty split.
+    Args:
+        model, mesh, config, aggregate, votes_G: see `make_forward`.
+
+    Returns:
+        `evaluate(params, stats, split, batch, before_batch)` → `Evaluation`. The last batch is
+        padded as by `padded_batches`, which counts for nothing. before_batch() is called before
+        each batch and may raise to give up. It raises ValueError for an empty split.
     """
-    forward = make_forward(model, mesh, mean, std, aggregate, votes_G, flip)
+    forward = make_forward(model, mesh, config, aggregate, votes_G)
+    num_classes = config.data.num_classes
 
     def count(
         params: dict, stats: dict, images_BHWC: Array, labels_B: Array, valid_B: Array
@@ -82,13 +100,12 @@ def make_evaluator(
         finite_B = jnp.isfinite(logits_BK).all(1)
         log_p_BK = jax.nn.log_softmax(logits_BK)
         loss_B = -jnp.take_along_axis(log_p_BK, labels_B[:, None], 1)[:, 0]
-        weight_B = valid_B.astype(jnp.int32)
         confusion_KK = jnp.zeros((num_classes, num_classes), jnp.int32)
-        predicted_B = logits_BK.argmax(1)
+        at = labels_B, logits_BK.argmax(1)
         return {
             "loss": jnp.where(valid_B, loss_B, 0.0).sum(),
             "top5": ((rank_B < 5) & valid_B & finite_B).sum(),
-            "confusion": confusion_KK.at[labels_B, predicted_B].add(weight_B),
+            "confusion": confusion_KK.at[at].add(valid_B.astype(jnp.int32)),
         }
 
     options = mesh_lib.compiler_options()
@@ -107,8 +124,8 @@ def make_evaluator(
         loss, top5, confusion_KK = 0.0, 0, np.zeros((num_classes, num_classes), np.int64)
         multiple = mesh.shape[mesh_lib.DATA]
         size = _size(split, batch, multiple)
-        here = mesh_lib.local_rows(mesh, size)
-        for local in padded_batches(split, batch, multiple, here):
+        rows = mesh_lib.local_rows(mesh, size)
+        for local in padded_batches(split, batch, multiple, rows):
             before_batch()
             arrays = (mesh_lib.put_rows(mesh, a, size) for a in local)
             sums = jax.device_get(compiled(params, stats, *arrays))
@@ -122,21 +139,27 @@ def make_evaluator(
 
 
 def _rank(logits_BK: Array, labels_B: Array) -> Array:
-    """How many classes come before the true one, (B,); of equals the first does, as in argmax."""
-    own_B1 = jnp.take_along_axis(logits_BK, labels_B[:, None], 1)
+    """Rank of the true class among the logits, int32 (B,), from 0; ties are broken as by argmax."""
+    true_B1 = jnp.take_along_axis(logits_BK, labels_B[:, None], 1)
     earlier_BK = jnp.arange(logits_BK.shape[1])[None] < labels_B[:, None]
-    return ((logits_BK > own_B1) | ((logits_BK == own_B1) & earlier_BK)).sum(1)
+    return ((logits_BK > true_B1) | ((logits_BK == true_B1) & earlier_BK)).sum(1)
 
 
 def padded_batches(
     split: Any, batch: int, multiple: int, rows: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Every example once, in order: (images uint8, labels int32, valid bool), all of one size.
+    """Yields every example of a split once, in order, in batches of one size.
 
-    The size is `batch`, or less for a small split, rounded up to a multiple of the data axis. The
-    last batch is padded with copies of its own first example, which change no maximum over the
-    batch (`Mixing.batch_coupling`). rows: the places in a batch that are wanted, all when left out;
-    no other image is read.
+    Args:
+        split: of a data set.
+        batch: examples per batch; less for a small split, rounded up to a multiple of `multiple`.
+        multiple: devices of the mesh's `data` axis.
+        rows: the places in a batch that are wanted, all when left out; no other image is read.
+
+    Yields:
+        (images uint8 (B, H, W, C), labels int32 (B,), valid bool (B,)). The last batch is padded
+        with copies of its own first example, which change no maximum over the batch
+        (`Mixing.batch_coupling`).
     """
     size = _size(split, batch, multiple)
     for start in range(0, len(split), size):

@@ -1,4 +1,4 @@
-"""What a network's frozen parts make of every image of a data set, computed once and kept on disk.
+"""Caches on disk the features that a network's frozen parts compute of every image of a data set.
 
 Training then runs only the other parts, on the same numbers. A folder is named by everything that
 its content depends on (weights, network, data, normalisation), written under another name and moved
@@ -25,12 +25,14 @@ from hsvit_jax.train import evaluate
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
 
-# Up to here the training split's features lie on the devices, as its images would.
+# Up to this size the training split's features lie on the devices, as its images would.
 _RESIDENT_BYTES = 1 << 31
+
+_SPLITS = ("train", "val", "test")
 
 
 def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
-    """Raises ValueError, naming what to change, for a run whose features cannot be kept."""
+    """Raises ValueError, naming the fix, for a run whose features cannot be cached."""
     where = f"init.cache={config.init.cache}"
     if not model.frozen:
         raise ValueError(f"{where} keeps what frozen parts make: name them with init.freeze")
@@ -44,9 +46,8 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
         )
     if jax.process_count() > 1:
         raise ValueError(f"{where} works with one process; this job has {jax.process_count()}")
-    trees = jax.eval_shape(model.init, jax.random.key(0))[0]
-    frozen = {name: tree for name, tree in trees.items() if name in model.frozen}
-    paths = jax.tree_util.tree_flatten_with_path(frozen)[0]
+    params = jax.eval_shape(model.init, jax.random.key(0))[0]
+    paths = jax.tree_util.tree_flatten_with_path(_frozen(params, model))[0]
     if mesh.shape[mesh_lib.GROUP] > 1 and any(mesh_lib.is_spread(p, model) for p, _ in paths):
         raise ValueError(
             f"{where} needs frozen parts that are whole on every device: set mesh.group=1"
@@ -57,10 +58,20 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
 def attach(
     run: Run, state: dict, say: Callable[[str], None], beat: Callable[[], None] = lambda: None
 ) -> Run:
-    """The run with features for images, and the network from there on.
+    """Replaces a run's images by features, and its network by the parts that follow.
 
-    state: whose frozen parts make them. beat is called for every batch. Raises ValueError when the
-    folder cannot be written, or where the network uses more of the image than the features.
+    Args:
+        run: with a configuration that `check` accepted.
+        state: its frozen parts compute the features.
+        say: prints a line.
+        beat: called for every batch.
+
+    Returns:
+        the run on features.
+
+    Raises:
+        ValueError: the folder cannot be written, or the network uses more of the image than the
+            features.
     """
     config, part = run.config, feature_extractor.boundary(run.model)
     folder = _folder(run, state, part)
@@ -79,14 +90,11 @@ def attach(
     if folder.is_dir():
         say(f"what {part} makes of each image is read from {folder}")
     arrays, _ = cache.read_or_build(folder, build)
-    splits = {name: getattr(run.dataset, name) for name in ("train", "val", "test")}
-    resident = run.dataset.resident and arrays["train"].nbytes <= _RESIDENT_BYTES
-    made = {
-        name: data.Split(split.labels, arrays[name])
-        if resident or name != "train"
-        else data.Split(split.labels, None, lambda index: np.array(arrays["train"][index]))
-        for name, split in splits.items()
-    }
+    splits = {name: data.Split(getattr(run.dataset, name).labels, arrays[name]) for name in _SPLITS}
+    if not run.dataset.resident or arrays["train"].nbytes > _RESIDENT_BYTES:
+        splits["train"] = data.Split(
+            splits["train"].labels, None, lambda index: np.array(arrays["train"][index])
+        )
     rest = feature_extractor.Rest(run.model, part)
     logits = jax.jit(rest.apply)(*step_lib.averaged(state), np.array(arrays["train"][:2]))[0]
     if not np.isfinite(logits).all():
@@ -94,16 +102,18 @@ def attach(
             f"the network from {part} on gives no finite answers: its weights or features are not "
             "finite, or it uses more of the image than they hold; leave init.cache empty"
         )
-    dataset = dataclasses.replace(run.dataset, **made)
+    dataset = dataclasses.replace(run.dataset, **splits)
     return dataclasses.replace(run, model=rest, dataset=dataset)
 
 
+def _frozen(tree: dict, model: Any) -> dict:
+    """The frozen parts of a tree of params or stats."""
+    return {name: part for name, part in tree.items() if name in model.frozen}
+
+
 def _folder(run: Run, state: dict, part: str) -> Path:
-    """Where features made under exactly these conditions lie."""
-    frozen = {
-        kind: {name: tree for name, tree in state[kind].items() if name in run.model.frozen}
-        for kind in ("params", "stats")
-    }
+    """The folder of features computed under exactly these conditions."""
+    frozen = {kind: _frozen(state[kind], run.model) for kind in ("params", "stats")}
     leaves = jax.tree_util.tree_flatten_with_path(frozen)[0]
     sums = checksum.of([leaf for _, leaf in leaves])
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
@@ -118,8 +128,7 @@ def _folder(run: Run, state: dict, part: str) -> Path:
 
 def _build(run: Run, state: dict, part: str, scratch: Path, beat: Callable[[], None]) -> None:
     """Writes the features of every split, float32, in the order of its examples."""
-    settings = run.config.data
-    mean, std = tuple(settings.mean), tuple(settings.std)
+    mean, std = tuple(run.config.data.mean), tuple(run.config.data.std)
 
     def compute(params: dict, stats: dict, images_BHWC: jax.Array) -> jax.Array:
         x_BHWC = augment.normalise(images_BHWC, mean, std)
@@ -127,22 +136,18 @@ def _build(run: Run, state: dict, part: str, scratch: Path, beat: Callable[[], N
 
     compiled = jax.jit(compute, out_shardings=mesh_lib.replicated(run.mesh))
     batch, multiple = config_lib.eval_batch(run.config), run.mesh.shape[mesh_lib.DATA]
-    for name in ("train", "val", "test"):
-        split, place = getattr(run.dataset, name), 0
+    for name in _SPLITS:
+        split, start = getattr(run.dataset, name), 0
         if not len(split):
-            _empty(scratch / f"{name}.npy")
+            np.save(scratch / f"{name}.npy", np.zeros((0, 1), np.float32))
             continue
         for images, _, valid in evaluate.padded_batches(split, batch, multiple):
             beat()
             placed = mesh_lib.put_batch(run.mesh, images)
-            made = np.asarray(compiled(state["params"], state["stats"], placed))[valid]
-            if not place:
-                shape = (len(split), *made.shape[1:])
+            features = np.asarray(compiled(state["params"], state["stats"], placed))[valid]
+            if not start:
+                shape = (len(split), *features.shape[1:])
                 out = cache.new_array(scratch / f"{name}.npy", np.float32, shape)
-            out[place : place + len(made)] = made
-            place += len(made)
+            out[start : start + len(features)] = features
+            start += len(features)
         out.flush()
-
-
-def _empty(path: Path) -> None:
-    np.save(path, np.zeros((0, 1), np.float32))

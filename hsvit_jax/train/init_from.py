@@ -1,4 +1,4 @@
-"""Loads the weights that `init.from` names, and any stored network of ours."""
+"""Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
 import json
 from pathlib import Path
@@ -7,24 +7,24 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, models
+from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
-from hsvit_jax.train import step
+from hsvit_jax.train import run_spec, step
 from hsvit_jax.weights import adapt, files, grow, pretrained
 
-# What reading metadata raises where they are not as this program writes them.
-_NOT_OURS = (
+# Errors of reading metadata that this program did not write.
+_FOREIGN = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
     *(MemoryError, RecursionError),
 )
 
 
 class Start(NamedTuple):
-    """The weights a run starts from, NumPy arrays, and what was done to make them fit."""
+    """The weights a run starts from, NumPy arrays, and remarks on how they were made to fit."""
 
     params: dict
     stats: dict
-    said: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 def frozen_parts(freeze: str) -> frozenset[str]:
@@ -43,48 +43,52 @@ def refuse_random(config: ml_collections.ConfigDict) -> None:
 
 
 def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
-    """The weights for `model` that `config.init` names; None when it names nothing.
+    """Loads the weights for `model` that `config.init` names.
 
-    A folder of ours gives its best checkpoint, averaged as it would be evaluated; a smaller network
+    A run's folder gives its best checkpoint, averaged as it would be evaluated; a smaller network
     is grown. A file of weights, or a folder with a `model.safetensors`, is read in the layout it
     has. Other classes, image channels and sizes are refitted as `init.classifier`, `init.stem` and
-    `init.positions` say. config: resolved. Raises ValueError where there is nothing good to start
-    from, with the differences where the network is another, and where a frozen part would be fresh.
+    `init.positions` ask.
+
+    Args:
+        config: resolved.
+        model: the network to start.
+
+    Returns:
+        the weights; None where `init.from` is empty.
+
+    Raises:
+        ValueError: there are no good weights, they are another network's (with the differences), or
+            a frozen part would be fresh.
     """
     refuse_random(config)
-    place = config.init["from"]
-    if not place:
+    source = config.init["from"]
+    if not source:
         return None
-    path, key = Path(place).expanduser(), step.initial_key(config.seed)
-    how = {
-        "classifier": config.init.classifier,
-        "stem": config.init.stem,
-        "positions": config.init.positions,
-    }
+    path, key = Path(source).expanduser(), step.run_key(config.seed, step.INIT)
+    how = {name: config.init[name] for name in ("classifier", "stem", "positions")}
     if (path / "model.safetensors").is_file():
         path = path / "model.safetensors"
     try:
         if files.is_weights(path):
             fresh = how["classifier"] == "new"
-            found = pretrained.load(path, config.model.family, model, fresh_classifier=fresh)
-            params, stats, old, whole, source = found
+            loaded = pretrained.load(path, config.model.family, model, fresh_classifier=fresh)
         else:
-            params, stats, old, whole, source = _own(path, config, model)
-        if whole:
-            made = _refitted(params, stats, old, model, how, key)
-        else:
-            made = _backbone(params, stats, old, model, how, key)
-        _check_frozen(made.fresh, model)
+            loaded = _read_checkpoint(path, config, model)
+        params, stats, old, same_family, origin = loaded
+        refit = _refit if same_family else _refit_backbone
+        refitted = refit(params, stats, old, model, how, key)
+        _check_frozen(refitted.fresh, model)
     except ValueError as error:
-        raise ValueError(f"init.from={place}: {error}") from error
-    params, stats = made.params, made.stats
+        raise ValueError(f"init.from={source}: {error}") from error
+    params, stats = refitted.params, refitted.stats
     total = len(jax.tree.leaves((params, stats)))
-    loaded = f"{total - len(made.fresh)} of {total} tensors are from {source}"
-    return Start(params, stats, (loaded, *made.notes))
+    remark = f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"
+    return Start(params, stats, (remark, *refitted.notes))
 
 
 class Stored(NamedTuple):
-    """A network from a checkpoint of ours: NumPy arrays that fit `model`, averaged if they were."""
+    """A network from a checkpoint: NumPy arrays that fit `model`, averaged where the run did."""
 
     step: int
     config: ml_collections.ConfigDict
@@ -96,7 +100,7 @@ class Stored(NamedTuple):
 
 
 def stored_network(path: str | Path, which: str | int = "best") -> Stored:
-    """Reads a network of ours, which anybody may have stored.
+    """Reads a network from a checkpoint, which anybody may have written.
 
     Args:
         path: a run's folder, or a folder of checkpoints.
@@ -111,12 +115,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
     try:
         config = config_lib.from_json(json.dumps(meta["config"]))
         config_lib.validate(config)
-        model = models.build(
-            config.model.to_dict(),
-            image_size=tuple(config.data.image_size),
-            channels=config.data.channels,
-            num_classes=config.data.num_classes,
-        )
+        model = run_spec.build_model(config)
         names, count = meta["class_names"], config.data.num_classes
         if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{len(names)} class names for {count} classes")
@@ -127,7 +126,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         wrong = checkpoint.misfits(*trees)
         if wrong:
             raise ValueError(checkpoint.few(wrong))
-    except _NOT_OURS as error:
+    except _FOREIGN as error:
         raise ValueError(
             f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
             "by this version, or changed since"
@@ -135,55 +134,57 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
     return Stored(number, config, model, params, stats, tuple(names), meta.get("fingerprint"))
 
 
-def _own(
+def _read_checkpoint(
     path: Path, config: ml_collections.ConfigDict, model: Any
 ) -> tuple[dict, dict, Any, bool, str]:
-    """(params, stats) of a checkpoint of ours, its network, whether that is of the configured
-    family rather than of its backbone's, and where it is from."""
+    """Reads a checkpoint's (params, stats, network, whether that is of the configured family rather
+    than of its backbone's, source)."""
     stored = stored_network(path)
     base, family = model.feature_network(), stored.config.model.family
-    whole = family == config.model.family
-    if not whole and (base is None or base[0] != family):
+    same_family = family == config.model.family
+    if not same_family and (base is None or base[0] != family):
         raise ValueError(
             f"it holds a network of the family {family!r}; this configuration's is "
             f"{config.model.family!r}"
         )
-    where = f"step {stored.step} of {path}"
-    return stored.params, stored.stats, stored.model, whole, where
+    origin = f"step {stored.step} of {path}"
+    return stored.params, stored.stats, stored.model, same_family, origin
 
 
-def _refitted(
+def _refit(
     params: dict, stats: dict, old: Any, new: Any, how: dict[str, str], key: jax.Array
 ) -> adapt.Refitted:
-    """To the new classes, channels and image size first, then grown."""
+    """Refits weights to new classes, channels and image size, then grows them."""
     sizes = ("num_classes", "image_channels", "image_size")
     if old.config == new.config and how["classifier"] != "new":
         return adapt.Refitted(params, stats, (), ())
     between = old.resized(**{name: getattr(new.config, name) for name in sizes})
     grow.check(between.config, new.config)
-    made = adapt.refit(params, stats, old, between, how, key)
+    refitted = adapt.refit(params, stats, old, between, how, key)
     if between.config == new.config:
-        return made
-    params, stats = grow.grow(made.params, made.stats, between, new, key)
-    return made._replace(params=params, stats=stats)
+        return refitted
+    params, stats = grow.grow(refitted.params, refitted.stats, between, new, key)
+    return refitted._replace(params=params, stats=stats)
 
 
-def _backbone(
+def _refit_backbone(
     params: dict, stats: dict, old: Any, model: Any, how: dict[str, str], key: jax.Array
 ) -> adapt.Refitted:
-    """`old` is a classifier of the backbone's family: its backbone, and the rest fresh."""
+    """Takes the backbone from `old`, a classifier of the backbone's family; the rest is fresh."""
     base = model.feature_network()[1].resized(num_classes=old.config.num_classes)
-    made = _refitted(params, stats, old, base, {**how, "classifier": "keep"}, key)
+    refitted = _refit(params, stats, old, base, {**how, "classifier": "keep"}, key)
     fresh = adapt.drawn(model, lambda path: path[1] != "backbone", key)
-    trees = {kind: {"backbone": getattr(made, kind)["backbone"]} for kind in ("params", "stats")}
+    kinds = ("params", "stats")
+    trees = {kind: {"backbone": getattr(refitted, kind)["backbone"]} for kind in kinds}
     for kind, tree in adapt.nested(fresh).items():
         trees[kind] |= tree
     parts = sorted({path[1] for path in fresh})
-    notes = (*made.notes, f"fresh: {', '.join(parts)}")
+    notes = (*refitted.notes, f"fresh: {', '.join(parts)}")
     return adapt.Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), notes)
 
 
 def _check_frozen(fresh: tuple[str, ...], model: Any) -> None:
+    """Refuses fresh tensors, such as params.head.linear.bias, in the network's frozen parts."""
     lost = [name for name in fresh if name.split(".")[1] in model.frozen]
     if lost:
         raise ValueError(

@@ -1,6 +1,7 @@
 """The loop over steps: data in, metrics out, evaluation and checkpoints at epoch ends."""
 
 import collections
+import contextlib
 import itertools
 import math
 import time
@@ -19,15 +20,14 @@ from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
 
-# Steps in flight: enough to keep the devices busy, few enough for CPU collectives not to starve.
-_WINDOW = 4
-
 
 class Loop:
     """The loop over steps: data in, metrics out, evaluation and checkpoints at epoch ends."""
 
     donate = True  # the state's buffers to the step
+    in_flight = 4  # steps: enough to keep devices busy, few enough not to starve CPU collectives
     wait_for_others = 3600.0  # seconds, once a process has compiled the step
+    agreement = contextlib.nullcontext  # entered for each step and for each epoch's end
 
     def __init__(
         self,
@@ -43,60 +43,57 @@ class Loop:
         self.schedule = jax.jit(run.schedule)  # one program, not one for each of its operations
         self.meta = run.meta
         self.evaluator = self.make_evaluator()
-        self.remarks: dict[str, Any] = {}  # said in every line of the metrics
+        self.state: dict = {}
+        self.remarks: dict[str, Any] = {}  # in every line of the metrics
         self.pending: collections.deque = collections.deque()
         self.marks: tuple[float, int] = (0.0, 0)
+        self.closed: int | None = None  # up to this step every epoch was ended
 
     def make_evaluator(self) -> Callable[..., evaluate_lib.Evaluation]:
-        """The evaluation of this run's network on its mesh."""
+        """Builds the evaluation of this run's network on its mesh."""
         run, config = self.run, self.run.config
-        return evaluate_lib.make_evaluator(
-            run.model,
-            run.mesh,
-            mean=tuple(config.data.mean),
-            std=tuple(config.data.std),
-            num_classes=config.data.num_classes,
-            aggregate=config.mesh.aggregate,
-            flip=config.eval.tta == "flip",
-        )
+        return evaluate_lib.make_evaluator(run.model, run.mesh, config, config.mesh.aggregate)
 
     def take_steps(self, state: dict) -> dict:
-        """Takes the remaining steps."""
+        """Takes the remaining steps and returns the last state."""
         run, number, train_step = self.run, int(state["step"]), None
-        source = batches.source(run, number)
-        self.marks, first = (time.monotonic(), number), number + 1
-        if number == run.total_steps == 0 and not self.checkpoints.steps():
-            self.end_epoch(state, number)  # no step was asked for: the fresh network is the result
+        source, first = batches.source(run, number), number + 1
+        self.state, self.marks = state, (time.monotonic(), number)
+        if self.closed is None:
+            fresh = not run.total_steps and not self.checkpoints.steps()
+            self.closed = -1 if fresh else number  # without a step the fresh network is the result
         while True:
+            epoch_ends = number == run.total_steps or number % run.steps_per_epoch == 0
+            if epoch_ends and number > self.closed:
+                self.drain()
+                with self.agreement():
+                    self.end_epoch(number)
             signum = self.stop.due()
             if signum is not None:
                 self.drain()
-                self.save(state, number, None, wait=True)
+                self.save(number, None, wait=True)
                 raise signals.Interrupted(signum, number)
             if number >= run.total_steps:
-                return state
-            batch = next(source)
-            if train_step is None:
-                train_step = self.compile(state, batch)
-            state, values = train_step(state, batch)
-            number += 1
+                return self.state
+            with self.agreement():
+                batch = next(source)
+                if train_step is None:
+                    train_step = self.compile(batch)
+                state, values = train_step(self.state, batch)
+            self.state, number = state, number + 1
             self.pending.append((number, values))
-            if len(self.pending) > _WINDOW or number == first:
+            if len(self.pending) > self.in_flight or number == first:
                 self.process_oldest_step()
             if number == first:  # what follows is not slowed down by compiling
                 self.marks = (time.monotonic(), number)
-            if number == run.total_steps or number % run.steps_per_epoch == 0:
-                self.drain()
-                self.end_epoch(state, number)
 
-    def compile(self, state: dict, batch: step_lib.Batch) -> jax.stages.Compiled:
-        """The train step, compiled for these arguments in all processes when it returns.
+    def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
+        """Compiles the train step for the state and a batch; all processes have when it returns.
 
         Gloo gives up when the first collective of some processes is 30 s ahead of the others'.
         """
-        train_step = step_lib.make_train_step(self.run)
-        jitted = step_lib.jit_step(self.run, train_step, donate=self.donate)
-        compiled = jitted.lower(state, batch).compile()
+        jitted = step_lib.jit_step(self.run, donate=self.donate)
+        compiled = jitted.lower(self.state, batch).compile()
         memory.check_step(compiled, self.run.config)
         coordination.barrier("compiled", self.wait_for_others)
         return compiled
@@ -118,20 +115,20 @@ class Loop:
             )
         if number % train.log_every and number != self.run.total_steps:
             return
-        got = jax.device_get(values)
+        values = jax.device_get(values)
         now, (since, before) = time.monotonic(), self.marks
         self.marks = (now, number)
         pace = (number - before) / max(now - since, 1e-9)
         epoch = (number - 1) // self.run.steps_per_epoch
         line = {
             "epoch": epoch,
-            "loss": float(got["loss"]),
-            "accuracy": float(got["accuracy"]),
+            "loss": float(values["loss"]),
+            "accuracy": float(values["accuracy"]),
             # A skipped step does not move the schedule on.
-            "learning_rate": float(self.schedule(max(number - 1 - int(got["skipped"]), 0))),
-            "grad_norm": float(got["grad_norm"]),
+            "learning_rate": float(self.schedule(max(number - 1 - int(values["skipped"]), 0))),
+            "grad_norm": float(values["grad_norm"]),
             "images_per_second": pace * train.batch,
-            "skipped_steps": int(got["skipped"]),
+            "skipped_steps": int(values["skipped"]),
         }
         self.log.write(number, line | self.remarks)
         left = (self.run.total_steps - number) / max(pace, 1e-9)
@@ -142,19 +139,19 @@ class Loop:
         while self.pending:
             self.process_oldest_step()
 
-    def end_epoch(self, state: dict, number: int) -> None:
+    def end_epoch(self, number: int) -> None:
         """Evaluates and saves where the configuration asks for it, and always at the very end."""
         train, last = self.run.config.train, number == self.run.total_steps
         epochs = number // self.run.steps_per_epoch
         metric = None
         split = train.select_on
         if (last or epochs % train.eval_every == 0) and len(getattr(self.run.dataset, split)):
-            result = self.evaluate(state, split)
+            result = self.evaluate(self.state, split)
             self.log_eval(number, split, result)
             metric = result.accuracy if math.isfinite(result.loss) else math.nan
         if last or epochs % self.run.config.checkpoint.every == 0 or metric is not None:
-            self.save(state, number, metric, wait=last)
-        self.marks = (time.monotonic(), number)
+            self.save(number, metric, wait=last)
+        self.closed, self.marks = number, (time.monotonic(), number)
 
     def evaluate(
         self, state: dict, split: str, before_batch: Callable[[], None] = lambda: None
@@ -174,7 +171,7 @@ class Loop:
         return result
 
     def log_eval(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
-        """Writes an evaluation's line to the metrics, and says it."""
+        """Writes an evaluation's line to the metrics, and prints it."""
         values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
         values |= {"top5": result.top5, "examples": result.examples}
         self.log.write(step, values | self.remarks)
@@ -185,8 +182,8 @@ class Loop:
     def evaluate_best(
         self, state: dict, step: int
     ) -> tuple[evaluate_lib.Evaluation | None, evaluate_lib.Evaluation]:
-        """Evaluations of the state of the best `step` on validation, where there is any, and test
-        split; a request to stop ends them at once, as everything is saved."""
+        """Evaluates the state of the best `step` on the validation split, where there is one, and
+        the test split; a request to stop ends this at once, as everything is saved."""
 
         def give_up() -> None:
             signum = self.stop.due()
@@ -199,9 +196,9 @@ class Loop:
         self.log_eval(step, "test", test)
         return validation, test
 
-    def save(self, state: dict, number: int, metric: float | None, *, wait: bool) -> None:
+    def save(self, number: int, metric: float | None, *, wait: bool) -> None:
         """Saves the state as step `number`."""
         self.watchdog.heartbeat(f"the start of saving step {number}")
-        plain = step_lib.to_plain(state)
+        plain = step_lib.to_plain(self.state)
         self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
         self.watchdog.heartbeat(f"saving step {number}")

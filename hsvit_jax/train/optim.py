@@ -11,29 +11,31 @@ from optax import contrib
 
 
 def warmup_steps(optim: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
-    """The steps of the linear warm-up that optim.warmup_epochs asks for; none while it is -1."""
+    """Steps of the linear warm-up that optim.warmup_epochs asks for; none while it is -1."""
     return max(round(optim.warmup_epochs * steps_per_epoch), 0)
 
 
 def schedule(
     optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int
 ) -> optax.Schedule:
-    """Learning rate by optimizer step: linear warm-up, then a cosine or a line to zero.
+    """Builds the learning rate by optimizer step: linear warm-up, then a cosine or a line to zero.
 
-    optim.warmup_epochs, in epochs; optim.schedule: 'cosine' or 'linear'; optim.cosine_per: 'step',
-    or 'epoch' for a rate that moves once an epoch, as PyTorch Lightning's (the paper's recipe), or
-    'never' for a constant rate.
+    Args:
+        optim: the `optim` section. schedule: 'cosine' or 'linear'. cosine_per: 'step', or 'epoch'
+            for a rate that moves once an epoch, as PyTorch Lightning's (the paper's recipe), or
+            'never' for a constant rate.
+        total_steps: of the run.
+        steps_per_epoch: for warmup_epochs and cosine_per.
     """
     peak = optim.learning_rate
     warmup = min(warmup_steps(optim, steps_per_epoch), total_steps)
-    per_epoch = optim.cosine_per == "epoch"
 
     def rate(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
-        along = step - warmup
-        if per_epoch:
-            along = jnp.floor(along / steps_per_epoch) * steps_per_epoch
-        progress = jnp.clip(along / max(total_steps - warmup, 1), 0.0, 1.0)
+        decayed = step - warmup
+        if optim.cosine_per == "epoch":
+            decayed = jnp.floor(decayed / steps_per_epoch) * steps_per_epoch
+        progress = jnp.clip(decayed / max(total_steps - warmup, 1), 0.0, 1.0)
         after = 0.5 * peak * (1.0 + jnp.cos(math.pi * progress))
         if optim.schedule == "linear":
             after = peak * (1.0 - progress)
@@ -49,16 +51,16 @@ def _is_kernel(path: tuple[Any, ...]) -> bool:
 
 
 def decay_mask(params: Any) -> Any:
-    """True for the leaves that decay: kernels, not biases, norms, CLS or positions."""
+    """Marks the leaves that decay: kernels, not biases, norms, CLS or positions."""
     return jax.tree_util.tree_map_with_path(lambda path, _: _is_kernel(path), params)
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
-    """Gradients times limit / their global norm, where that is less than one; without a state.
+    """Builds a stateless clip: gradients times limit / their global norm, where that is below one.
 
-    As `optax.clip_by_global_norm`, but one factor for all: its division and choice for each leaf
-    would be a kernel and a pass of their own, where a factor is part of what follows. `update`
-    takes a norm= that is known already.
+    As `optax.clip_by_global_norm`, but one factor for all leaves: its division and choice for each
+    would be a kernel and a pass of their own, where a factor fuses with Adam's update. `update`
+    takes a `norm` that is known already.
     """
 
     def clip(
@@ -81,17 +83,17 @@ def matrices(params: Any) -> Any:
 
     def axes(path: tuple[Any, ...], leaf: Any) -> contrib.MuonDimensionNumbers | None:
         names = [str(getattr(k, "key", "")) for k in path]
-        own = leaf.ndim - ("towers" in names)
+        ndim = leaf.ndim - ("towers" in names)
         if not _is_kernel(path) or "residual_kernel" in names or leaf.shape[-2] == 1:
             return None
-        inputs = (-4, -3, -2) if own == 4 and "groups" not in names else (-2,)
+        inputs = (-4, -3, -2) if ndim == 4 and "groups" not in names else (-2,)
         return contrib.MuonDimensionNumbers(inputs, (-1,))
 
     return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def build(optim: ml_collections.ConfigDict, rate: optax.Schedule) -> optax.GradientTransformation:
-    """Clip by global norm (0: none), then the optimizer that optim.name names.
+    """Builds a clip by global norm (clip_norm 0: none), then the optimizer of optim.name.
 
     Both decay kernels, or all parameters with `decay_all`. Muon (Jordan, 2024) steps along the
     orthogonalised momentum of each kernel's matrix, Nesterov's Adam along the rest. A matrix's step
@@ -117,6 +119,5 @@ def build(optim: ml_collections.ConfigDict, rate: optax.Schedule) -> optax.Gradi
             rate, b1=optim.beta1, b2=optim.beta2, weight_decay=optim.weight_decay, mask=mask
         )
     clip = clip_by_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
-    return optax.chain(
-        clip, method
-    )  # one shape of state, so that a resumed run may change the clip
+    # The state has the same shape without a clip, so that a resumed run may change it.
+    return optax.chain(clip, method)

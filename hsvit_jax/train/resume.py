@@ -1,4 +1,4 @@
-"""Restores the state that a run resumes from or is evaluated with, and refuses a foreign one."""
+"""Restores the state that a run resumes from or is evaluated with, and refuses another run's."""
 
 import json
 from typing import Any
@@ -14,16 +14,27 @@ from hsvit_jax.weights import whiten
 
 
 def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
-    """The newest good state in the folder, else what `init.from` names, else a fresh one.
+    """Restores the newest good state, else loads the weights that `init.from` names, else draws
+    fresh ones.
 
-    Raises ValueError for a folder of another network or other data, with the differences.
+    Args:
+        run: whose state it is.
+        checkpoints: of the run's folder.
+        verbose: print changed settings, and where weights are from.
+
+    Returns:
+        the training state, on the run's mesh.
+
+    Raises:
+        ValueError: the folder is of another network or other data; the message has the differences.
     """
     meta = checkpoints.meta()
     if meta is not None:
         try:
             _refuse_mismatch(meta, run.meta)
             _refuse_other_state(meta["config"], run.config)
-            changed = checkpoint.diff(meta["config"], _comparable(run.config.to_dict()))
+            config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
+            changed = checkpoint.diff(meta["config"], config)
         except (TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"the metadata of the checkpoint in {checkpoints.directory} are not those of a run "
@@ -41,7 +52,7 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
         if start is None:
             return step_lib.first_state(run, whitened(run) if run.config.init.whiten else None)
         if verbose:
-            print("; ".join(start.said), flush=True)
+            print("; ".join(start.remarks), flush=True)
         return step_lib.first_state(run, (start.params, start.stats))
     _, plain, _ = restored
     return step_lib.from_plain(plain, run.state_shape)
@@ -57,19 +68,19 @@ def whitened(run: Run) -> tuple[dict, dict]:
 
 
 def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:
-    """(step, state) that did best on the selection split; the last where none was measured."""
+    """Restores the (step, state) that did best on the selection split; `state` is the last one,
+    for a run that measured none."""
     checkpoints.wait()
-    if checkpoints.best_step() is None:
-        return int(state["step"]), state
-    restored = checkpoints.restore(step_lib.state_template(run), "best")
-    if restored is None:
+    measured = checkpoints.best_step() is not None
+    restored = measured and checkpoints.restore(step_lib.state_template(run), "best")
+    if not restored:
         return int(state["step"]), state
     number, plain, _ = restored
     return number, step_lib.from_plain(plain, run.state_shape)
 
 
 def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
-    """Another optimizer has other moments, frozen parts none: a run ends as it began."""
+    """Refuses another optimizer, whose moments are others, and other frozen parts, without any."""
     old, new = saved["optim"].get("name", "adamw"), wanted.optim.name
     if old != new:
         raise ValueError(
@@ -86,14 +97,9 @@ def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
         )
 
 
-def _comparable(config: dict) -> dict:
-    """As JSON would give it back: tuples are lists."""
-    return json.loads(json.dumps(config))
-
-
 def _refuse_mismatch(saved: dict, wanted: dict) -> None:
-    """Raises ValueError with the differences in shapes, classes or data, if there are any; the
-    settings that may have caused them come first."""
+    """Refuses a checkpoint of other shapes, classes or data; settings that may have caused the
+    differences come first."""
     lines = []
     for name in ("shapes", "class_names", "fingerprint"):
         old, new = saved.get(name), wanted[name]
@@ -114,7 +120,8 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
 def _differences(name: str, old: Any, new: Any) -> list[str]:
     """Lines for shapes, class names or a fingerprint that changed."""
     if isinstance(old, dict):
-        return checkpoint.diff(*({k: _by(v) for k, v in shapes.items()} for shapes in (old, new)))
+        old, new = ({k: "×".join(map(str, v)) for k, v in x.items()} for x in (old, new))
+        return checkpoint.diff(old, new)
     if isinstance(old, list):
         gone = [c for c in old if c not in new]
         come = [c for c in new if c not in old]
@@ -124,8 +131,3 @@ def _differences(name: str, old: Any, new: Any) -> list[str]:
         gone, come = (checkpoint.few(list(map(str, some))) or "none" for some in (gone, come))
         return [f"{name}: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {come}"]
     return [f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"]
-
-
-def _by(shape: list[int]) -> str:
-    """[3, 4] as 3×4."""
-    return "×".join(map(str, shape))

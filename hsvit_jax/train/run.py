@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, data, models, report
+from hsvit_jax import checkpoint, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, memory, watchdog
@@ -20,12 +21,22 @@ from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
 from hsvit_jax.train.loop import Loop
-from hsvit_jax.train.run_spec import Run
+from hsvit_jax.train.run_spec import Run, build_model
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A finished run: its folder, its last step, and the evaluation on the test split."""
+    """A finished run.
+
+    Attributes:
+        workdir: its folder.
+        step: its last step.
+        best_step: the step whose checkpoint did best on the selection split.
+        parameters: of the network.
+        test, validation: evaluations of that checkpoint; None without a validation split.
+        seconds: from the call of `train` on.
+        curves: the figure of loss and accuracy by step, where one was drawn.
+    """
 
     workdir: Path
     step: int
@@ -44,9 +55,19 @@ def prepare(
     devices: list | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Run:
-    """Loads the data, fills in and checks the configuration, and lays out network and mesh.
+    """Loads the data, resolves the configuration, and builds network, mesh and optimizer.
 
-    Raises ValueError for a configuration, data set and devices that do not fit together.
+    Args:
+        config: as a config file's `get_config` returns it.
+        dataset: to use instead of loading config.data.name.
+        devices: all of jax's when left out.
+        progress: called with (what, done, total) during a slow first load.
+
+    Returns:
+        all that stands before the first step.
+
+    Raises:
+        ValueError: configuration, data set and devices do not fit together.
     """
     if dataset is None:
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
@@ -101,7 +122,8 @@ def prepare(
 
 
 def _network(config: ml_collections.ConfigDict) -> Any:
-    """The network of a resolved configuration with its frozen parts, one that fits in memory."""
+    """Builds the network of a resolved configuration, its frozen parts marked; refuses one that
+    does not fit in memory."""
     model = build_model(config)
     frozen = init_from.frozen_parts(config.init.freeze)
     model = model.with_frozen(frozen) if frozen else model
@@ -110,14 +132,14 @@ def _network(config: ml_collections.ConfigDict) -> Any:
 
 
 def _parts(config: ml_collections.ConfigDict) -> str:
-    """Names the parts that lie on the group axis, in the configuration's words."""
+    """Names the parts of the network that lie on the mesh's `group` axis."""
     if config.model.get("towers", 1) > 1:
         return "towers"
     return "groups and kernels" if config.model.get("trunk") == "sharded" else "groups"
 
 
 def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Refuses, before the first step, a data set without the splits that the last one needs."""
+    """Refuses, before the first step, a data set without the splits to evaluate on."""
     if not len(dataset.test):
         raise ValueError(
             f"{config.data.name} has no test images: the run could not be evaluated; add some"
@@ -136,10 +158,19 @@ def load_data(
     resident: bool = True,
     whole: bool = False,
 ) -> data.Dataset:
-    """The data set of a configuration, at the image size it asks for.
+    """Loads the data set of a configuration at the image size it asks for.
 
-    resident: False reads image files as needed though they would fit in memory. whole: every image
-    is in the test split.
+    Args:
+        config: its `data` section counts.
+        progress: called with (what, done, total) during a slow first load.
+        resident: False reads image files as needed though they would fit in memory.
+        whole: put every image into the test split.
+
+    Returns:
+        the data set.
+
+    Raises:
+        ValueError: it is not there, or cannot be read.
     """
     size = tuple(config.data.image_size)
     limit = {} if resident else {"resident_limit_bytes": 0}
@@ -156,16 +187,6 @@ def load_data(
     )
 
 
-def build_model(config: ml_collections.ConfigDict) -> Any:
-    """The network of a resolved configuration."""
-    return models.build(
-        config.model.to_dict(),
-        image_size=tuple(config.data.image_size),
-        channels=config.data.channels,
-        num_classes=config.data.num_classes,
-    )
-
-
 def train(
     config: ml_collections.ConfigDict,
     workdir: str | Path,
@@ -178,57 +199,61 @@ def train(
 ) -> Result:
     """Trains to the end, resuming whatever `workdir` holds, and evaluates the best checkpoint.
 
-    config: as a config file's `get_config` returns it. dataset: to use instead of loading
-    config.data.name. devices: all of jax's when left out. stall_timeout: seconds without a step
-    or a finished save after which the process ends with code 75 (compiling may take half an hour
-    more), 0 for never; when left out 600 with several processes and 3600 with one.
-    recoverable: go on with fewer groups when a process is lost; see `elastic` for what it asks.
+    With several processes (see `cluster.start`) all of them call this with the same arguments and a
+    work folder that they all see; process 0 writes and prints. A request to stop is honoured after
+    the step under way, or at an epoch's end after its evaluation, whose figure belongs in the
+    checkpoint: so an interrupted run has the same metrics as one that was not.
 
-    With several processes (see `cluster.start`) all of them call this with the same arguments
-    and a work folder that they all see. Process 0 writes and speaks.
+    Args:
+        config: as a config file's `get_config` returns it.
+        workdir: the run's folder, made if it is not there.
+        dataset: to use instead of loading config.data.name.
+        devices: all of jax's when left out.
+        verbose: print progress.
+        stall_timeout: seconds without a step or a finished save after which the process ends with
+            code 75 (compiling may take half an hour more), 0 for never; when left out 600 with
+            several processes and 3600 with one.
+        recoverable: go on with fewer groups when a process is lost; see `elastic` for its limits.
 
-    Raises ValueError for what cannot work, or a checkpoint of another network or data;
-    `signals.Interrupted` after SIGTERM or Ctrl-C, with the state saved; `Diverged` after
-    train.bad_steps_limit non-finite steps in a row.
+    Returns:
+        the finished run.
 
-    A request to stop is honoured after the step under way, or at the end of an epoch after its
-    evaluation, whose figure belongs in the checkpoint: so a run that was interrupted has the same
-    metrics as one that was not. Once all steps are taken only evaluation is left to stop.
+    Raises:
+        ValueError: what cannot work, or a checkpoint of another network or data.
+        Interrupted: SIGTERM or Ctrl-C came, and the state is saved.
+        Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
     _check_arguments(config, workdir)
-    started, workdir = time.monotonic(), Path(workdir)
-    lead, several = coordination.is_lead(), jax.process_count() > 1
-    progress = _data_progress if verbose and lead else None
+    started, workdir, lead = time.monotonic(), Path(workdir), coordination.is_lead()
+    several = jax.process_count() > 1
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
+
+    def open_run() -> tuple[Run, checkpoint.Checkpoints]:
+        if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
+            init_from.refuse_random(config)
+        progress = _data_progress if verbose and lead else None
+        run = prepare(config, dataset=dataset, devices=devices, progress=progress)
+        if recoverable:
+            elastic.check(run)
+        return run, stack.enter_context(workdir_lib.opened(workdir, run.config))
+
     with contextlib.ExitStack() as stack:
-
-        def open_run() -> tuple[Run, checkpoint.Checkpoints]:
-            _check_start(config, workdir)
-            run = prepare(config, dataset=dataset, devices=devices, progress=progress)
-            if recoverable:
-                elastic.check(run)
-            return run, stack.enter_context(workdir_lib.opened(workdir, run.config))
-
         run, checkpoints = coordination.agree(open_run)
-        coordination.check_same("configuration", config_lib.to_json(run.config))
-        coordination.check_same("data set", run.dataset.fingerprint)
-        coordination.agree(lambda: workdir_lib.check_shared(workdir))
+        _check_processes(run, workdir)
         dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))
         stop = stack.enter_context(coordination.StopTogether(dog.hurry))
 
         state = resume.latest(run, checkpoints, verbose and lead)
         first = int(state["step"])
+        log = stack.enter_context(metrics.MetricLog(workdir, start_step=first, enabled=lead))
+        shown = {"enabled": verbose and lead}
+        bar = stack.enter_context(metrics.Progress(run.total_steps, first, **shown))
         if lead:
             report.write_file(workdir / "config.json", config_lib.to_json(run.config) + "\n")
-        log = stack.enter_context(metrics.MetricLog(workdir, start_step=first, enabled=lead))
-        bar = stack.enter_context(
-            metrics.Progress(run.total_steps, first, enabled=verbose and lead)
-        )
         if run.config.init.cache:
-            run = feature_cache.attach(
-                run, state, bar.say, lambda: dog.heartbeat("a batch of features", slow=True)
-            )
+            beat = functools.partial(dog.heartbeat, "a batch of features", slow=True)
+            run = feature_cache.attach(run, state, bar.say, beat)
         bar.say(_opening(run, first))
 
         kind = elastic.RecoverableLoop if recoverable and several else Loop
@@ -240,19 +265,13 @@ def train(
 
 
 def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
-    """The evaluation of the best checkpoint after the last step."""
+    """Evaluates the best checkpoint after the last step."""
     best_step = last = int(state["step"])
     if not loop.run.model.lost:  # else the best checkpoint is of another network
         best_step, state = resume.best(loop.run, loop.checkpoints, state)
     validation, test = loop.evaluate_best(state, best_step)
-    return Result(
-        workdir=workdir,
-        step=last,
-        best_step=best_step,
-        parameters=sum(x.size for x in jax.tree.leaves(state["params"])),
-        test=test,
-        validation=validation,
-    )
+    parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
+    return Result(workdir, last, best_step, parameters, test, validation)
 
 
 def _check_arguments(config: object, workdir: object) -> None:
@@ -265,46 +284,40 @@ def _check_arguments(config: object, workdir: object) -> None:
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
 
 
-def _check_start(config: ml_collections.ConfigDict, workdir: Path) -> None:
-    """Refuses what `init_from.load` would, before a large data set is read for nothing."""
-    if not (workdir / "checkpoints").is_dir():
-        init_from.refuse_random(config)
+def _check_processes(run: Run, workdir: Path) -> None:
+    """Refuses processes with another configuration, data set or work folder than process 0's."""
+    coordination.check_same("configuration", config_lib.to_json(run.config))
+    coordination.check_same("data set", run.dataset.fingerprint)
+    coordination.agree(lambda: workdir_lib.check_shared(workdir))
 
 
 def _data_progress(what: str, done: int, total: int) -> None:
-    """One line per tenth of a slow first load."""
+    """Prints a line per tenth of a slow first load."""
     if total and (done == total or done % max(total // 10, 1) == 0):
         print(f"{what}: {done:,} of {total:,}", flush=True)
 
 
-def _warmup_text(run: Run) -> str:
-    """The steps of warm-up, and whether anything is left to decay in."""
-    steps = optim.warmup_steps(run.config.optim, run.steps_per_epoch)
-    if not steps:
-        return ", no warm-up"
-    if steps >= run.total_steps and run.config.optim.cosine_per != "never":
-        return (
-            f", all of them warm-up: the learning rate never decays "
-            f"(optim.warmup_epochs={run.config.optim.warmup_epochs:g})"
-        )
-    return f", {steps:,} of them warm-up"
-
-
 def _opening(run: Run, first: int) -> str:
-    """The opening line: sizes of the splits, mesh, steps and the point of departure."""
+    """The opening line: sizes of the splits, mesh, steps and where they start."""
+    config = run.config
     sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
-    shape = dict(run.mesh.shape)
-    source = run.config.init["from"]
+    source = config.init["from"]
     fresh = f"from the network in {source}" if source else "from scratch"
-    start = f"from step {first:,}" if first else fresh
-    return (
-        f"{run.config.data.name}: {sizes} images (train/val/test), "
-        f"{run.config.data.num_classes} classes, "
-        f"{run.config.data.image_size[0]}×{run.config.data.image_size[1]}; mesh {shape}; "
-        f"{run.total_steps:,} steps of {run.config.train.batch} {start}{_warmup_text(run)}"
-        + (
-            "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
-            if run.config.train.select_on == "test"
-            else ""
+    warmup = optim.warmup_steps(config.optim, run.steps_per_epoch)
+    if not warmup:
+        warmup_text = "no warm-up"
+    elif warmup >= run.total_steps and config.optim.cosine_per != "never":
+        warmup_text = (
+            "all of them warm-up: the learning rate never decays "
+            f"(optim.warmup_epochs={config.optim.warmup_epochs:g})"
         )
+    else:
+        warmup_text = f"{warmup:,} of them warm-up"
+    on_test = "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
+    return (
+        f"{config.data.name}: {sizes} images (train/val/test), {config.data.num_classes} classes, "
+        f"{config.data.image_size[0]}×{config.data.image_size[1]}; mesh {dict(run.mesh.shape)}; "
+        f"{run.total_steps:,} steps of {config.train.batch} "
+        f"{f'from step {first:,}' if first else fresh}, {warmup_text}"
+        f"{on_test if config.train.select_on == 'test' else ''}"
     )

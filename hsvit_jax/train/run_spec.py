@@ -8,15 +8,23 @@ import ml_collections
 import optax
 from jax.sharding import Mesh
 
-from hsvit_jax import data
+from hsvit_jax import data, models
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A resolved configuration with its data, network, mesh and optimizer.
 
-    schedule: the learning rate by optimizer step, which `tx` holds too. state_shape: shapes and
-    dtypes of the training state.
+    Attributes:
+        config: every key with its value.
+        dataset: the splits, at the configuration's image size.
+        model: the network.
+        mesh: `data` × `group` devices.
+        steps_per_epoch: whole batches of the training split.
+        total_steps: of the run.
+        schedule: the learning rate by optimizer step, which `tx` holds too.
+        tx: the optimizer.
+        state_shape: shapes and dtypes of the training state.
     """
 
     config: ml_collections.ConfigDict
@@ -40,3 +48,17 @@ class Run:
             "fingerprint": self.dataset.fingerprint,
             "shapes": {".".join(str(k.key) for k in path): list(x.shape) for path, x in leaves},
         }
+
+
+def build_model(config: ml_collections.ConfigDict) -> Any:
+    """Builds the network of a resolved configuration.
+
+    Raises:
+        ValueError: settings that do not fit each other or the images.
+    """
+    return models.build(
+        config.model.to_dict(),
+        image_size=tuple(config.data.image_size),
+        channels=config.data.channels,
+        num_classes=config.data.num_classes,
+    )

@@ -1,7 +1,7 @@
-"""The training state, and the step from one state to the next.
+"""The training state, and the compiled step from one state to the next.
 
-Everything random in a step is a function of (seed, epoch or step, example index, group index), so a
-run does not depend on the number of devices or on where it was interrupted.
+Every random number of a step is a function of (seed, epoch or step, example index, group index), so
+a run depends neither on the number of devices nor on where it was interrupted.
 """
 
 from collections.abc import Callable, Collection
@@ -19,18 +19,17 @@ from hsvit_jax.train.run_spec import Run
 
 Array = jax.Array
 
-# What a key is for: folded into the run's key, so that no two uses share a stream.
+# Uses of randomness: each is folded into the run's key, so that no two share a stream.
 INIT, ORDER, AUGMENT, MIX, DROPOUT = range(5)
+
+#: (inputs, labels (B,), ids (B,)): uint8 images (B, H, W, C), or float features (B, …) computed
+#: from them; ids are the examples' indices in the training split.
+Batch = tuple[Array, Array, Array]
 
 
 def run_key(seed: int, use: int) -> Array:
-    """The key of one use of randomness in a run."""
+    """Derives the key of one use of randomness from a run's seed."""
     return jax.random.fold_in(jax.random.key(seed), use)
-
-
-def initial_key(seed: int) -> Array:
-    """The key that a run's network is drawn by."""
-    return run_key(seed, INIT)
 
 
 def init_state(
@@ -39,13 +38,21 @@ def init_state(
     config: ml_collections.ConfigDict,
     start: tuple[dict, dict] | None = None,
 ) -> dict:
-    """A training state at step 0, a nested dict of arrays; start: (params, stats) not drawn afresh.
+    """Builds the training state at step 0.
 
-    step: steps taken; params, stats, opt; ema: averaged params and stats, when asked for (opt and
-    ema hold only what is trained, nothing of the network's frozen parts); bad: non-finite steps in
-    a row; skipped: in all; meter: sums since the last log line.
+    Args:
+        model: the network.
+        tx: the optimizer.
+        config: resolved.
+        start: (params, stats) to start from; None draws them by the seed.
+
+    Returns:
+        a nested dict of arrays: `step`, steps taken; `params`, `stats`, `opt`; `ema`, averaged
+        params and stats, where train.ema_decay asks for them; `bad`, non-finite steps in a row;
+        `skipped`, non-finite steps in all; `meter`, sums since the last log line. `opt` and `ema`
+        hold nothing of the network's frozen parts.
     """
-    params, stats = start or model.init(initial_key(config.seed))
+    params, stats = start or model.init(run_key(config.seed, INIT))
     state = {
         "step": jnp.zeros((), jnp.int32),
         "params": params,
@@ -63,43 +70,42 @@ def init_state(
 
 
 def trainable(tree: dict, frozen: Collection[str]) -> dict:
-    """What of a tree of parts is not frozen."""
+    """The parts of a tree of params or stats that are not frozen."""
     return {name: part for name, part in tree.items() if name not in frozen}
 
 
 def to_plain(state: dict) -> dict:
-    """The state with optimizer internals as plain dicts: what a checkpoint holds."""
+    """Converts the optimizer's state to plain dicts, as a checkpoint holds it."""
     return {**state, "opt": serialization.to_state_dict(state["opt"])}
 
 
 def from_plain(plain: dict, like: dict) -> dict:
-    """The way back; `like` is a state (or its shapes) of the same optimizer."""
+    """Inverts `to_plain`; `like` is a state, or its shapes, of the same optimizer."""
     return {**plain, "opt": serialization.from_state_dict(like["opt"], plain["opt"])}
 
 
 def averaged(state: dict) -> tuple[dict, dict]:
-    """The (params, stats) to evaluate: the moving average where there is one.
-
-    state: of training, or as a checkpoint holds it, where parts without an average are frozen.
-    """
+    """The (params, stats) to evaluate: the moving average, and what has none as it is."""
     average = state.get("ema", {})
     params, stats = ({**state.get(k, {}), **average.get(k, {})} for k in ("params", "stats"))
     return params, stats
 
 
-#: Images uint8 (B, H, W, C), or features (B, …) made of them; labels (B,); ids (B,), each example's
-#: index in the training split.
-Batch = tuple[Array, Array, Array]
-
-
 def make_train_step(
     run: Run, settings: augment.Augment | None = None
 ) -> Callable[[dict, Batch], tuple[dict, dict]]:
-    """The pure step: (state, batch) → (state, metrics).
+    """Builds the pure training step of a run.
 
-    Floating-point features in place of images go into the network as they are. A step whose loss,
-    gradient or outcome is not finite changes nothing but the counters. metrics: scalars, means
-    since the last log line. settings: of augmentation, the configuration's when left out.
+    A step whose loss, gradient or outcome is not finite changes nothing but the counters.
+
+    Args:
+        run: its configuration, network, mesh and optimizer.
+        settings: augmentation, the configuration's when left out; a batch of features is not
+            augmented.
+
+    Returns:
+        `train_step(state, batch)`, which returns the next state and scalar metrics: loss and
+        accuracy as means since the last log line, grad_norm, bad, skipped.
     """
     config, model, mesh = run.config, run.model, run.mesh
     settings = augment_settings(config) if settings is None else settings
@@ -108,53 +114,38 @@ def make_train_step(
     tx = optax.with_extra_args_support(run.tx)
     augment_key, mix_key, dropout_key = (run_key(config.seed, u) for u in (AUGMENT, MIX, DROPOUT))
 
-    def loss_fn(
-        own: dict,
-        fixed: dict,
-        stats: dict,
-        images: Array,
-        targets_BK: Array,
-        key: Array,
-        ids: Array,
-    ):
-        logits_BK, stats = apply(
-            {**fixed, **own},
-            stats,
-            images,
-            train=True,
-            dropout_key=key,
-            example_ids_B=ids,
+    def model_inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
+        """Inputs (B, …) of the network, and targets (B, K)."""
+        inputs, labels_B, ids_B = batch
+        if jnp.issubdtype(inputs.dtype, jnp.floating):
+            smoothing = settings.label_smoothing
+            return inputs, augment.one_hot_targets(labels_B, settings.num_classes, smoothing)
+        keys = (
+            jax.random.fold_in(augment_key, number // run.steps_per_epoch),
+            jax.random.fold_in(mix_key, number),
         )
-        loss = optax.softmax_cross_entropy(logits_BK, targets_BK).mean()
-        hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
-        return loss, (stats, hits_B.astype(jnp.float32).mean())
+        return augment.train_batch(settings, *keys, inputs, labels_B, ids_B)
 
     def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:
-        number, (images_BHWC, labels_B, ids_B) = state["step"], batch
-        if jnp.issubdtype(images_BHWC.dtype, jnp.floating):  # features, made of images before
-            smoothing = settings.label_smoothing
-            images = images_BHWC
-            targets_BK = augment.one_hot_targets(labels_B, settings.num_classes, smoothing)
-        else:
-            images, targets_BK = augment.train_batch(
-                settings,
-                jax.random.fold_in(augment_key, number // run.steps_per_epoch),
-                jax.random.fold_in(mix_key, number),
-                images_BHWC,
-                labels_B,
-                ids_B,
+        number, ids_B = state["step"], batch[2]
+        inputs, targets_BK = model_inputs(number, batch)
+        params = trainable(state["params"], model.frozen)
+        frozen = {name: part for name, part in state["params"].items() if name not in params}
+
+        def loss_fn(params: dict) -> tuple[Array, tuple[dict, Array]]:
+            logits_BK, stats = apply(
+                {**frozen, **params},
+                state["stats"],
+                inputs,
+                train=True,
+                dropout_key=jax.random.fold_in(dropout_key, number),
+                example_ids_B=ids_B,
             )
-        own = trainable(state["params"], model.frozen)
-        fixed = {name: part for name, part in state["params"].items() if name not in own}
-        (loss, (stats, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-            own,
-            fixed,
-            state["stats"],
-            images,
-            targets_BK,
-            jax.random.fold_in(dropout_key, number),
-            ids_B,
-        )
+            loss = optax.softmax_cross_entropy(logits_BK, targets_BK).mean()
+            hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
+            return loss, (stats, hits_B.astype(jnp.float32).mean())
+
+        (loss, (stats, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
         # The update is not fused with the gradients' sums, whose rounding would depend on the mesh.
         loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
         norm = (
@@ -162,24 +153,20 @@ def make_train_step(
             if aggregate == "ordered" and model.group_axis_limit
             else optax.tree.norm(grads)
         )
-        updates, opt = tx.update(grads, state["opt"], own, norm=norm)
-        own = optax.apply_updates(own, updates)
-        moving = trainable(stats, model.frozen)
+        updates, opt = tx.update(grads, state["opt"], params, norm=norm)
+        params = optax.apply_updates(params, updates)
+        moving = {"params": params, "stats": trainable(stats, model.frozen)}
         # The new parameters too: a learning rate that overflows them has a finite gradient.
-        sizes = jnp.stack([loss, norm, optax.tree.norm(own), optax.tree.norm(moving)])
-        good = jnp.isfinite(sizes).all()
-        new = {"params": {**fixed, **own}, "stats": stats, "opt": opt}
+        sizes = [loss, norm, *(optax.tree.norm(tree) for tree in moving.values())]
+        good = jnp.isfinite(jnp.stack(sizes)).all()
+        new = {"params": {**frozen, **params}, "stats": stats, "opt": opt}
         if ema_decay:
-            new["ema"] = _average(state["ema"], {"params": own, "stats": moving}, number, ema_decay)
+            new["ema"] = _average(state["ema"], moving, number, ema_decay)
         old = {name: state[name] for name in new}
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
         one = good.astype(jnp.float32)
+        sums = {"loss": jnp.where(good, loss, 0.0), "accuracy": accuracy * one, "steps": one}
         fresh = number % config.train.log_every == 0
-        sums = {
-            "loss": jnp.where(good, loss, 0.0),
-            "accuracy": accuracy * one,
-            "steps": one,
-        }
         meter = {k: jnp.where(fresh, v, state["meter"][k] + v) for k, v in sums.items()}
         new |= {
             "step": number + 1,
@@ -187,14 +174,8 @@ def make_train_step(
             "skipped": state["skipped"] + (~good).astype(jnp.int32),
             "meter": meter,
         }
-        metrics = {
-            "loss": meter["loss"] / meter["steps"],
-            "accuracy": meter["accuracy"] / meter["steps"],
-            "grad_norm": norm,
-            "bad": new["bad"],
-            "skipped": new["skipped"],
-        }
-        return new, metrics
+        means = {name: meter[name] / meter["steps"] for name in ("loss", "accuracy")}
+        return new, {**means, "grad_norm": norm, "bad": new["bad"], "skipped": new["skipped"]}
 
     return train_step
 
@@ -206,11 +187,11 @@ def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:
 
 
 def jit_step(
-    run: Run, train_step: Callable[[dict, Batch], tuple[dict, dict]], *, donate: bool = True
+    run: Run, settings: augment.Augment | None = None, *, donate: bool = True
 ) -> jax.stages.Wrapped:
-    """`train_step`, jitted for the run's mesh; it donates the state unless told not to."""
+    """Jits `make_train_step` for the run's mesh; it donates the state unless `donate` is False."""
     return jax.jit(
-        train_step,
+        make_train_step(run, settings),
         donate_argnums=(0,) if donate else (),
         out_shardings=(
             mesh_lib.state_shardings(run.mesh, run.state_shape, run.model),
@@ -221,10 +202,7 @@ def jit_step(
 
 
 def first_state(run: Run, start: tuple[dict, dict] | None = None) -> dict:
-    """`init_state`, each of its arrays where it lives: a group's parameters on their own devices.
-
-    start: (params, stats), or None for fresh ones.
-    """
+    """Builds `init_state` with each array where it lives: a group's parameters on its devices."""
     make = jax.jit(
         lambda start: init_state(run.model, run.tx, run.config, start),
         out_shardings=mesh_lib.state_shardings(run.mesh, run.state_shape, run.model),

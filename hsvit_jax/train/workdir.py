@@ -1,4 +1,4 @@
-"""A run's work folder: made, checked to be shared, and held by one run at a time."""
+"""A run's work folder: making it, checking that it is shared, and locking it for one run."""
 
 import contextlib
 import os
@@ -39,9 +39,13 @@ def make(workdir: Path) -> None:
 
 @contextlib.contextmanager
 def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpoint.Checkpoints]:
-    """Makes the folder, and holds it for this run; gives its checkpoints.
+    """Makes the folder and locks it for this run.
 
-    Raises ValueError where it cannot be written, and while another run has it.
+    Yields:
+        its checkpoints.
+
+    Raises:
+        ValueError: it cannot be written, or another run has it.
     """
     make(workdir)
     with (
@@ -56,9 +60,10 @@ def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpo
 
 
 def check_shared(workdir: Path) -> None:
-    """Every process writes its part of a checkpoint: all must see the same folder.
+    """Checks that all processes see the same folder: each writes its part of a checkpoint.
 
-    Raises ValueError on a process that does not see process 0's.
+    Raises:
+        ValueError: this process does not see process 0's.
     """
     if jax.process_count() == 1:
         return
@@ -78,9 +83,9 @@ def check_shared(workdir: Path) -> None:
 
 @contextlib.contextmanager
 def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
-    """Holds the folder's lock: two runs at once would write over each other's checkpoints.
+    """Locks the folder: two runs at once would write over each other's checkpoints.
 
-    The lock goes with the process, so that nothing is left behind by `kill -9`.
+    The lock ends with the process, so `kill -9` leaves nothing behind.
     """
     if not lead or os.name != "posix":
         yield
@@ -95,6 +100,6 @@ def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
                 f"another run is using the work folder {workdir}: wait for it to end, or choose "
                 "another with --workdir"
             ) from None
-        except OSError:  # a file system without locks: nothing to hold on to
+        except OSError:  # a file system without locks
             pass
         yield
