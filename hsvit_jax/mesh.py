@@ -1,4 +1,4 @@
-"""All sharding: the mesh, what lies where, and the one `shard_map` with its one `psum`.
+"""Sharding: the mesh, the sharding of each array, and the one `shard_map` with its one `psum`.
 
 Axes: `data` splits the batch, `group` splits the attention groups (every leaf below a `groups` key
 has a leading G axis). One device is the same code with a mesh of 1×1.
@@ -28,12 +28,18 @@ def make(
     devices: list | None = None,
     parts: str = "groups",
 ) -> Mesh:
-    """A mesh of `data` × `group` devices.
+    """Lays out a mesh of `data` × `group` devices.
 
-    group, data: sizes of the axes, −1 for the rest of the devices (one of them at most). groups:
-    how many parts of the network can be spread (0: none, so group must be 1 or −1). batch: examples
-    per step, checked against `data` when given. parts: what `groups` counts, for messages. Raises
-    ValueError naming the divisors that would fit, or when a process would have no part in the mesh.
+    Args:
+        group, data: sizes of the axes, −1 for the rest of the devices (one of them at most).
+        groups: parts of the network that can be spread; 0 for none, so group must be 1 or −1.
+        batch: examples per step, checked against `data` when given.
+        devices: all of jax's when left out.
+        parts: names the parts in messages.
+
+    Raises:
+        ValueError: the sizes do not fit (the message names those that would), or a process would
+            have no device in the mesh.
     """
     devices = list(jax.devices() if devices is None else devices)
     group, data = _fill(group, data, len(devices), groups)
@@ -81,10 +87,10 @@ def _fill(group: int, data: int, devices: int, groups: int) -> tuple[int, int]:
 
 
 def spec_of(path: tuple[Any, ...], network: Any = None) -> P:
-    """Where a leaf of a training state lies: split over `group` as its network says, else whole.
+    """Partition of a leaf of a training state: over `group` as its network says, else none.
 
     The optimizer's and the average's copies of a parameter end in the parameter's own path.
-    Without a network: what lies below `groups` or `towers` is split along its first axis.
+    Without a network, leaves below `groups` or `towers` are split along their first axis.
     """
     names = tuple(str(k.key) for k in path if hasattr(k, "key"))
     if network is None:
@@ -101,44 +107,45 @@ def _specs(tree: Any, network: Any) -> Any:
 
 
 def state_shardings(mesh: Mesh, state: Any, network: Any = None) -> Any:
-    """A tree like `state` (arrays or shapes) of the NamedSharding of each leaf; see `spec_of`."""
+    """Maps a tree of arrays or shapes to the NamedSharding of each leaf; see `spec_of`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(state, network))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole array on every device."""
+    """Sharding of an array that is whole on every device."""
     return NamedSharding(mesh, P())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Leading axis split over `data`."""
+    """Sharding of an array whose leading axis is split over `data`."""
     return NamedSharding(mesh, P(DATA))
 
 
 def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
-    """A host batch, the same on every process, as one global array split over `data`."""
+    """Puts a host batch, the same on every process, on the mesh, split over `data`."""
     return put_rows(mesh, array[local_rows(mesh, len(array))], len(array))
 
 
 def local_rows(mesh: Mesh, size: int) -> np.ndarray:
-    """The rows of a batch of `size` that this process's devices hold, ascending."""
+    """The rows of a batch of `size` that this process's devices hold, ascending, int (R,)."""
     indices = batch_sharding(mesh).addressable_devices_indices_map((size,)).values()
     return np.unique(np.concatenate([np.arange(size)[index] for index in indices]))
 
 
 def put_rows(mesh: Mesh, rows: np.ndarray, size: int) -> jax.Array:
-    """This process's rows (see `local_rows`) of a batch of `size` as part of one global array."""
-    here = local_rows(mesh, size)
+    """Puts this process's rows (see `local_rows`) of a batch of `size` on the mesh, split over
+    `data`, as part of one global array."""
+    numbers = local_rows(mesh, size)
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
         first, last, _ = index[0].indices(size)
-        return rows[np.searchsorted(here, first) : np.searchsorted(here, last)]
+        return rows[np.searchsorted(numbers, first) : np.searchsorted(numbers, last)]
 
     return jax.make_array_from_callback((size, *rows.shape[1:]), batch_sharding(mesh), part)
 
 
 def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
-    """A host array, the same on every process, as one global array, whole on every device."""
+    """Puts a host array, the same on every process, on the mesh, whole on every device."""
     return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
 
@@ -148,15 +155,20 @@ def is_spread(path: tuple[Any, ...], network: Any) -> bool:
 
 
 def relabel(mesh: Mesh, state: dict, network: Any) -> dict:
-    """A state after some devices are gone: what the devices of `mesh` hold, as arrays of `network`.
+    """Turns the shards that surviving devices hold into a state of a smaller network.
 
-    mesh: 1 × the devices left, in the order they had. Nothing is copied or sent.
+    Nothing is copied or sent.
+
+    Args:
+        mesh: 1 × the surviving devices, in the order they had.
+        state: on these and other devices.
+        network: with the parts that survive.
     """
-    left = set(mesh.devices.flat)
+    surviving = set(mesh.devices.flat)
 
     def leaf(path: tuple[Any, ...], array: jax.Array) -> jax.Array:
         spec = spec_of(path, network)
-        parts = [s.data for s in array.addressable_shards if s.device in left]
+        parts = [s.data for s in array.addressable_shards if s.device in surviving]
         shape = [
             size * mesh.shape[GROUP] if axis < len(spec) and spec[axis] == GROUP else size
             for axis, size in enumerate(parts[0].shape)
@@ -168,13 +180,15 @@ def relabel(mesh: Mesh, state: dict, network: Any) -> dict:
 
 
 def compiler_options(*, runs: bool = True) -> dict[str, Any]:
-    """How a program is compiled for the back end at hand; empty but on a CPU, where it matters.
+    """Options of XLA for the back end at hand; none but on a CPU.
 
-    runs: often enough to be worth LLVM's optimiser, whose last level takes a quarter longer than
-    the second for nothing that could be measured. On jax 0.10 the newer of two generators of code,
-    the only one from 0.11 on: the older one rounds a sum of products as it happens to be fused, so
-    that the same step on another mesh would not give the same bits. What XLA_FLAGS name is left to
-    them.
+    On jax 0.10 they choose the newer of two code generators, the only one from 0.11 on: the older
+    one rounds a sum of products as it happens to be fused, so that the same step on another mesh
+    would not give the same bits. Options that XLA_FLAGS names are left to it.
+
+    Args:
+        runs: the program runs often enough to be worth LLVM's optimiser, at level 2: level 3 takes
+            a quarter longer for no gain that could be measured.
     """
     if jax.default_backend() != "cpu":
         return {}
@@ -186,12 +200,13 @@ def compiler_options(*, runs: bool = True) -> dict[str, Any]:
 
 
 def fetch(mesh: Mesh, tree: Any) -> Any:
-    """Whole NumPy copies, on every process, of arrays that are spread over `mesh`."""
+    """Gathers arrays that are spread over `mesh` as NumPy arrays on every process."""
     return jax.device_get(jax.jit(lambda x: x, out_shardings=replicated(mesh))(tree))
 
 
 def _to_bf16(x: jax.Array) -> jax.Array:
-    """As uint16: back ends without bfloat16 collectives would send float32 in its place."""
+    """Bits of x rounded to bfloat16, uint16: back ends without bfloat16 collectives would send
+    float32 in its place."""
     return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
 
 
@@ -200,7 +215,7 @@ def _from_bf16(bits: jax.Array) -> jax.Array:
 
 
 def _bf16_sum(x: jax.Array, axis: str, size: int) -> jax.Array:
-    """The sum of x, float32 (R, …), over an axis of `size` devices, sent as bfloat16.
+    """Sums x, float32 (R, …), over an axis of `size` devices, sent as bfloat16.
 
     An all-to-all gives each device its share of the rows from all; it adds them up in float32, and
     an all-gather returns the sums: the ring of an all-reduce with half the bytes. Every number is
@@ -251,11 +266,11 @@ class _MeshShard:
 
 
 def _compress_gradients(params: Any, specs: Any, mesh: Mesh) -> Any:
-    """The parameters as they are; their gradients are added over `data` in bfloat16.
+    """Identity on the parameters whose gradients are summed over `data` in bfloat16.
 
-    A parameter that is the same on all `data` devices has a gradient that the region adds up in
-    float32 wherever it is used. Told apart from here on, it leaves the sum to this one place, one
-    message for all parameters (two: those that are also split over `group` make their own).
+    A parameter that is the same on all `data` devices has a gradient that `shard_map` sums in
+    float32 wherever it is used. Cast to 'varying', it leaves the sum to this one place: one message
+    for all parameters (two: those that are also split over `group` make their own).
     """
     size = mesh.shape[DATA]
 
@@ -285,19 +300,25 @@ def _compress_gradients(params: Any, specs: Any, mesh: Mesh) -> Any:
 def spread(
     network: Any, mesh: Mesh, aggregate: str = "psum", gradients: str = "float32"
 ) -> Callable[..., Any]:
-    """A network's `apply`, run where its batch and its groups, kernels or towers live.
+    """Spreads a network's `apply` over a mesh: the batch over `data`, its parts over `group`.
 
-    The function returned takes (params, stats, images (B, H, W, C), train=, dropout_key=,
-    example_ids_B=, votes_G=) and gives logits (B, K) split over `data`, and the new statistics. All
-    of it is one region, manual over both axes, so the compiler adds no communication of its own:
+    It is one region, manual over both axes, so the compiler adds no communication of its own:
     forward, one `psum` over `group`; in training also BatchNorm's moments over `data`.
 
-    aggregate: how CLS tokens are reduced over `group`. 'psum': one all-reduce of each device's sum.
-    'ordered': an all-gather of every group's token and a sum in the order of the groups, which
-    gives the same bits on any number of devices, as has the gradients' norm then (`ordered_norm`).
-    'bf16': an all-to-all and an all-gather of each device's sum in 2 bytes a number in place of the
-    all-reduce's 4. gradients: over `data` they are added as they are, 'float32', or sent as 'bf16',
-    where a sum's error is at most 2^-8 of itself and of the sizes of what was added up.
+    Args:
+        network: with groups, kernels or towers to spread, or none.
+        mesh: of `make`.
+        aggregate: how the groups' CLS tokens are reduced over the `group` axis. 'psum': one
+            all-reduce of each device's sum. 'ordered': an all-gather of every group's token and a
+            sum in the order of the groups, which gives the same bits on any number of devices, as
+            does the gradients' norm then (`ordered_norm`). 'bf16': an all-to-all and an all-gather
+            of each device's sum, 2 bytes a number in place of the all-reduce's 4.
+        gradients: how they are summed over `data`: as 'float32', or sent as 'bf16', where a sum's
+            error is at most 2^-8 of itself and of the sizes of its terms.
+
+    Returns:
+        `run(params, stats, images (B, H, W, C), *, train, dropout_key, example_ids_B, votes_G)`,
+        which returns logits (B, K) split over `data`, and the new statistics.
     """
 
     def run(
@@ -316,9 +337,9 @@ def spread(
 
         def local(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G):
             if gradients == "bf16" and train and mesh.shape[DATA] > 1:
-                own = {k: v for k, v in params.items() if k not in network.frozen}
-                specs = {k: param_specs[k] for k in own}
-                params = {**params, **_compress_gradients(own, specs, mesh)}
+                trained = {k: v for k, v in params.items() if k not in network.frozen}
+                specs = {k: param_specs[k] for k in trained}
+                params = {**params, **_compress_gradients(trained, specs, mesh)}
             return network.apply(
                 params,
                 stats,
@@ -342,10 +363,10 @@ def spread(
 
 
 def ordered_norm(mesh: Mesh, grads: dict, network: Any) -> jax.Array:
-    """The global norm of gradients, the same bits on any number of `group` devices.
+    """Global norm of gradients with the same bits on any number of `group` devices.
 
-    As a sum over devices is added in an order of its own: each group's (or tower's) squares by
-    themselves, those numbers gathered, and added in the order of the groups.
+    A sum over devices is added in an order of its own; here each group's (or tower's) squares are
+    summed by themselves, gathered, and added in the order of the groups.
     """
     whole, by_group_G = jnp.zeros(()), jnp.zeros(network.group_axis_limit)
     specs = jax.tree.leaves(_specs(grads, network))

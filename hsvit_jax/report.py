@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,9 +95,18 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Formats a Markdown table: a header and rows of texts."""
-    lines = [head, ["---"] * len(head), *rows]
+def table(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> list[tuple]:
+    """Formats rows of any kind: the head, then the cells of each row.
+
+    >>> table({"n": str, "half": lambda n: f"{n / 2:.2f}"}, [1, 2])
+    [('n', 'half'), ('1', '0.50'), ('2', '1.00')]
+    """
+    return [tuple(columns), *(tuple(cell(row) for cell in columns.values()) for row in rows)]
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """Formats a table, the head first, as Markdown."""
+    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

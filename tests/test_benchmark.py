@@ -192,12 +192,12 @@ def test_mistakes_name_the_way_out(monkeypatch):
         benchmark.measure(small(), "sleep")
     config = small()
     config.mesh.group = 3
-    with pytest.raises(jobs.Mistake, match=re.escape("set mesh.group to one of [1, 2]")):
+    with pytest.raises(ValueError, match=re.escape("set mesh.group to one of [1, 2]")):
         benchmark.measure(config, "infer")
     streamed = data.Split(np.zeros(64, np.int32), None, None)
     dataset = data.Dataset(data.describe("digits"), streamed, streamed, streamed, "x")
     monkeypatch.setattr(train, "load_data", lambda config: dataset)
-    with pytest.raises(jobs.Mistake, match="leave out --data"):
+    with pytest.raises(ValueError, match="leave out --data"):
         benchmark.measure(small(), "train", real_data=True, devices=jax.devices()[:1])
 
 
@@ -317,7 +317,7 @@ def test_compare_believes_a_program_that_knows_its_memory(tmp_path):
 )
 def test_compare_tells_how_the_other_command_failed(tmp_path, command, said):
     ours = script(tmp_path, "A", [1.0])
-    with pytest.raises(jobs.Mistake, match=said) as error:
+    with pytest.raises(ValueError, match=said) as error:
         versus.compare([sys.executable, str(ours)], command, 1)
     assert "the command of --vs" in str(error.value)
 

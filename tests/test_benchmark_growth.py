@@ -5,6 +5,7 @@ import csv
 import pytest
 from PIL import Image
 
+from hsvit_jax import report
 from hsvit_jax.benchmark import step_growth
 
 SPEC = "c2a2:digits,tiny"
@@ -34,7 +35,7 @@ def test_files_hold_every_row(rows, tmp_path):
     assert float(found[1]["flops"]) == rows[1].flops
     with Image.open(plot) as picture:
         assert picture.size[0] > 800
-    text = step_growth.markdown(rows)
+    text = report.markdown(report.table(step_growth.COLUMNS, rows))
     assert f"| {rows[1].flops_ratio:.2f}× |" in text and len(text.splitlines()) == 2 + len(rows)
 
 

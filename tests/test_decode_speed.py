@@ -37,9 +37,8 @@ def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
     monkeypatch.setattr(decode, "read_image", read)
     speed = decode_benchmark.measure(loaded, steps=3, warmup=2)
     assert len(seen) >= 20 + 5 * 8  # once when the set is checked, then again for each batch
-    assert speed.image_size == (24, 24)
-    assert len(speed.images_per_second) == 3 and min(speed.images_per_second) > 0
-    assert speed.images_per_cpu_second > 0
+    assert speed["image_size"] == [24, 24] and speed["steps"] == 3
+    assert speed["images_per_second"] > 0 and speed["images_per_cpu_second"] > 0
 
 
 def test_the_command_prints_one_line(config, capsys):

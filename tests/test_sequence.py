@@ -5,6 +5,7 @@ import csv
 import pytest
 from PIL import Image
 
+from hsvit_jax import report
 from hsvit_jax.benchmark import sequence_length
 
 SMALL = {"heads": 2, "head_dim": 16, "embed_dim": 16, "mlp_dim": 16, "depth": 1}
@@ -53,7 +54,7 @@ def test_files_hold_every_row(rows, tmp_path):
     assert int(found[0]["training_bytes"]) == rows["softmax", 512].training_bytes
     with Image.open(plot) as picture:
         assert picture.size[0] > 800
-    text = sequence_length.markdown(list(rows.values()))
+    text = report.markdown(sequence_length.table(list(rows.values())))
     share = rows["nystrom", 1024].training_bytes / rows["softmax", 1024].training_bytes
     assert f"| {share:.2f} |" in text and len(text.splitlines()) == 2 + len(rows)
 

@@ -1,8 +1,7 @@
-"""Speed and memory, measured: `python -m hsvit_jax.benchmark`, one JSON line on standard output.
+"""Measures speed and memory: `python -m hsvit_jax.benchmark`, one JSON line on standard output.
 
-What is timed is what a run executes: the training step as the trainer compiles it, the evaluation
-forward, the evaluator, the batch of a step, decoding it from files. Every step is waited for before
-the next is given.
+It times what a run executes: the training step as the trainer compiles it, the evaluation forward,
+the evaluator, the batch of a step, decoding it from files. Each step is waited for before the next.
 `--vs` alternates with another program, `--parts` times the parts of a step, `--peak` the machine.
 """
 
@@ -37,7 +36,7 @@ USAGE = """usage: python -m hsvit_jax.benchmark --config=FILE[:DATA,RECIPE,SWITC
 All flags: python -m hsvit_jax.benchmark --help"""
 
 FLAGS = (
-    (flags.DEFINE_enum, "work", "train", (*WORKS, "decode"), "What to time."),
+    (flags.DEFINE_enum, "work", "train", (*WORKS, "decode"), "Work to time."),
     (flags.DEFINE_integer, "batch", None, "Images per step.", 1),
     (flags.DEFINE_integer, "steps", 10, "Steps that are timed.", 1),
     (flags.DEFINE_integer, "warmup", 2, "Steps before them.", 1),
@@ -72,27 +71,22 @@ def _run(request: cli.Request) -> None:
 
 
 def _record(request: cli.Request, modes: list[str]) -> dict:
+    """Measures what the command line asks for."""
     values, settings = request.flags, request.settings
     if modes == ["vs"]:  # an empty --vs after the first one makes the command an ordinary run
         ours = [sys.executable, *request.command[1:], "--vs="]
         return versus.compare(ours, values.vs, values.rounds)
     if modes == ["peak"]:
-        return {
-            "peak": machine.measure_peak("float32"),
-            **machine.description(),
-        }
+        return {"peak": machine.measure_peak("float32"), **machine.description()}
     if values.batch:
         settings = [*settings, f"train.batch={values.batch}"]
-    try:
-        config = config_lib.get_config(request.spec, *settings)
-    except ValueError as error:
-        raise jobs.Mistake(str(error)) from error
+    config = config_lib.get_config(request.spec, *settings)
     timing = {"steps": values.steps, "warmup": values.warmup}
     if modes == ["parts"]:
         record = step_parts.measure_parts(config, **timing)
         print(step_parts.table(record), file=sys.stderr, flush=True)
     elif values.work == "decode":
-        record = measure_decoding(config, **timing)
+        record = decode.measure(config, **timing)
     else:
         record = measure(
             config,
@@ -116,16 +110,26 @@ def measure(
     trace: str | None = None,
     devices: list | None = None,
 ) -> dict:
-    """Times `steps` steps of one of `WORKS` and returns what the JSON line holds.
+    """Times steps of one kind of work.
 
-    config: as a config file returns it; its train.batch is the batch. augmented: False only
-    normalises. real_data: load the configuration's data set; else random images of its shape.
-    trace: folder for a profile of up to three more steps. devices: all of jax's when left out.
+    Args:
+        config: as a config file returns it; its train.batch is the batch.
+        work: one of `WORKS`.
+        steps: steps that are timed.
+        warmup: steps before them.
+        augmented: False only normalises the images.
+        real_data: load the configuration's data set; else random images of its shape.
+        trace: folder for a profile of up to three more steps.
+        devices: all of jax's when left out.
 
-    Raises `Mistake` (a ValueError) for a configuration, data and devices that do not fit together.
+    Returns:
+        the fields of the JSON line.
+
+    Raises:
+        ValueError: configuration, data and devices do not fit together.
     """
     if work not in WORKS:
-        raise jobs.Mistake(f"unknown work {work!r}; choose one of {', '.join(WORKS)}")
+        raise ValueError(f"unknown work {work!r}; choose one of {', '.join(WORKS)}")
     run = jobs.prepare(config, real_data, devices)
     job = jobs.JOBS[work](run, augmented)
     started = time.perf_counter()
@@ -138,11 +142,11 @@ def measure(
     if trace:
         with jax.profiler.trace(trace):
             jobs.timed(job.take, min(steps, 3))
-    rate, shape = statistics.median(rates), dict(run.mesh.shape)
+    rate = statistics.median(rates)
     compile_seconds = job.compile_seconds
     if compile_seconds is None:  # compiled within its first step
         compile_seconds = max(first - job.images / rate, 0.0)
-    record = {
+    return {
         "work": work,
         "batch": run.config.train.batch,
         "images_per_second": rate,
@@ -154,38 +158,13 @@ def measure(
         "peak_memory_bytes": memory,
         "device_peak_memory_bytes": machine.device_memory(run.mesh.devices.flat),
         **machine.program_record(job.compiled),
-        "mesh": shape,
+        "mesh": dict(run.mesh.shape),
         "variant": run.config.model.variant,
         "dtype": run.config.model.dtype,
         "image_size": list(run.config.data.image_size),
         "data": run.config.data.name if real_data else "random",
         "augmented": augmented if work in ("train", "input") else None,
         "trace": trace,
-    }
-    return {**record, **machine.description()}
-
-
-def measure_decoding(
-    config: ml_collections.ConfigDict, *, steps: int = 10, warmup: int = 2
-) -> dict[str, Any]:
-    """Times how image files become batches on the host: see `decode.measure`.
-
-    Raises `Mistake` for a data set that has no files to decode.
-    """
-    try:
-        speed = decode.measure(config, steps=steps, warmup=warmup)
-    except ValueError as error:
-        raise jobs.Mistake(str(error)) from error
-    return {
-        "work": "decode",
-        "batch": config.train.batch,
-        "images_per_second": statistics.median(speed.images_per_second),
-        "images_per_second_spread": jobs.spread(speed.images_per_second),
-        "images_per_cpu_second": speed.images_per_cpu_second,
-        "steps": steps,
-        "peak_memory_bytes": machine.peak_memory(),
-        "image_size": list(speed.image_size),
-        "data": config.data.name,
         **machine.description(),
     }
 

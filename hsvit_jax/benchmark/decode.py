@@ -1,35 +1,37 @@
-"""How fast a data set's image files become batches of a streamed run, by the trainer's stream."""
+"""Speed at which a data set's image files become batches of a streamed run."""
 
-import itertools
+import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 import numpy as np
 
 from hsvit_jax import train
+from hsvit_jax.benchmark import jobs, machine
 from hsvit_jax.data import stream
 
 
-class Speed(NamedTuple):
-    """Images per second of wall time, batch by batch, and per second of one core's time.
-
-    The latter counts what this process computed and not what it waited for, so other work on the
-    machine hardly changes it.
-    """
-
-    images_per_second: list[float]
-    images_per_cpu_second: float
-    image_size: tuple[int, int]
-
-
-def measure(config: ml_collections.ConfigDict, *, steps: int, warmup: int) -> Speed:
-    """Reads `warmup` batches of the configuration's training split, then times `steps` more.
+def measure(
+    config: ml_collections.ConfigDict, *, steps: int = 10, warmup: int = 2
+) -> dict[str, Any]:
+    """Reads `warmup` batches of the training split, then times `steps` more.
 
     Every image is read from disk, decoded and fitted to data.image_size for the batch it is in,
-    however small the data set; nothing is augmented, which is the device's work. Raises ValueError
-    for a data set that cannot be read, or that has no files to read.
+    however small the data set; nothing is augmented, which is the device's work.
+
+    Args:
+        config: as a config file returns it; its train.batch is the batch.
+        steps: batches that are timed.
+        warmup: batches before them.
+
+    Returns:
+        the fields of the JSON line. `images_per_cpu_second` counts the time that this process
+        computed, not what it waited for, so other work on the machine hardly changes it.
+
+    Raises:
+        ValueError: the data set cannot be read, or has no files to decode.
     """
     if config.data.name == "digits":
         raise ValueError(
@@ -38,26 +40,31 @@ def measure(config: ml_collections.ConfigDict, *, steps: int, warmup: int) -> Sp
         )
     dataset = train.load_data(config, resident=False)
     batch = config.train.batch
-    batches = stream.stream_batches(dataset.train, _indices(len(dataset.train), batch))
+    batches = stream.stream_batches(dataset.train, _random_ids(len(dataset.train), batch))
     try:
-        for _ in itertools.islice(batches, warmup):
-            pass
-        worked = time.process_time()
-        rates = [batch / seconds for seconds in _seconds(batches, steps)]
-        worked = time.process_time() - worked
+        for _ in range(warmup):
+            next(batches)
+        started = time.process_time()
+        rates = [batch / seconds for seconds in jobs.timed(lambda: next(batches), steps)]
+        cpu_seconds = time.process_time() - started
     finally:
         batches.close()
-    return Speed(rates, steps * batch / worked, tuple(dataset.info.image_size))
+    return {
+        "work": "decode",
+        "batch": batch,
+        "images_per_second": statistics.median(rates),
+        "images_per_second_spread": jobs.spread(rates),
+        "images_per_cpu_second": steps * batch / cpu_seconds,
+        "steps": steps,
+        "peak_memory_bytes": machine.peak_memory(),
+        "image_size": list(dataset.info.image_size),
+        "data": config.data.name,
+        **machine.description(),
+    }
 
 
-def _indices(examples: int, batch: int) -> Iterator[np.ndarray]:
+def _random_ids(examples: int, batch: int) -> Iterator[np.ndarray]:
+    """Yields random examples of a batch, int (B,), without end."""
     rng = np.random.default_rng(0)
     while True:
         yield rng.integers(examples, size=batch)
-
-
-def _seconds(batches: Iterator[Any], steps: int) -> Iterator[float]:
-    for _ in range(steps):
-        started = time.perf_counter()
-        next(batches)
-        yield time.perf_counter() - started

@@ -1,7 +1,6 @@
-"""Jobs of the benchmark: a step of each kind of work, as the trainer compiles it."""
+"""Steps of work that the benchmark times, as the trainer and the evaluation make them."""
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,33 +16,41 @@ from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.train import batches, evaluate, step
 
 
-class Mistake(ValueError):
-    """A request that cannot be measured, told to the user in one line."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One step of some work, ready to be taken again and again."""
+    """One step of some work, ready to be taken again and again.
+
+    Attributes:
+        take: takes the step.
+        images: per step.
+        compiled: its program, where it is one.
+        compile_seconds: spent on that.
+    """
 
     take: Callable[[], Any]
-    images: int  # per step
-    compiled: Any = None  # the program, where there is one that can be had
+    images: int
+    compiled: Any = None
     compile_seconds: float | None = None
 
 
 def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | None) -> Any:
-    """Everything before the first step, by the trainer's own hands: its `Run`.
+    """Prepares a training run.
 
-    real_data: the configuration's, rather than random images of its shape. Raises `Mistake` for
-    what cannot be trained, or does not fit in memory.
+    Args:
+        config: as a config file returns it.
+        real_data: load the configuration's data set, rather than random images of its shape.
+        devices: all of jax's when left out.
+
+    Returns:
+        its `train.Run`.
+
+    Raises:
+        ValueError: it cannot be trained, or its data do not fit in memory.
     """
-    try:
-        dataset = train.load_data(config) if real_data else _random_dataset(config)
-        run = train.prepare(config, dataset=dataset, devices=devices)
-    except ValueError as error:
-        raise Mistake(str(error)) from error
+    dataset = train.load_data(config) if real_data else _random_dataset(config)
+    run = train.prepare(config, dataset=dataset, devices=devices)
     if not run.dataset.resident:
-        raise Mistake(
+        raise ValueError(
             f"{run.config.data.name} does not fit in memory, and reading it from disk is not what "
             "is timed here: leave out --data for random images of its shape"
         )
@@ -65,19 +72,20 @@ def _random_dataset(config: ml_collections.ConfigDict) -> Any:
 
 
 def _compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-    """A jitted function, compiled for these arguments, and the seconds that took."""
+    """Compiles a jitted function for these arguments; returns it and the seconds that took."""
     started = time.perf_counter()
     compiled = function.lower(*args).compile()
     return compiled, time.perf_counter() - started
 
 
-def _augmentation(run: Any, augmented: bool) -> Any:
+def _augmentation(run: Any, augmented: bool) -> augment.Augment:
+    """The run's augmentation, or normalisation alone."""
     full = step.augment_settings(run.config)
     return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
 
 
 def train_job(run: Any, augmented: bool) -> Job:
-    """The trainer's step, its batch taken from a data set on the devices."""
+    """The training step, its batch gathered from a data set on the devices."""
     state, source = step.first_state(run), batches.resident(run, 0)
     train_step = step.jit_step(run, _augmentation(run, augmented))
     compiled, seconds = _compile(train_step, state, next(source))
@@ -91,7 +99,7 @@ def train_job(run: Any, augmented: bool) -> Job:
 
 
 def input_job(run: Any, augmented: bool) -> Job:
-    """A step's batch alone: gathered from the data on the devices, and augmented."""
+    """The batch of a training step: gathered from the data on the devices, and augmented."""
     settings, key = _augmentation(run, augmented), step.run_key(run.config.seed, 0)
 
     @jax.jit
@@ -115,7 +123,7 @@ def infer_job(run: Any, _: bool) -> Job:
 
 
 def eval_job(run: Any, _: bool) -> Job:
-    """A whole evaluation of the test split, from host arrays to counts."""
+    """An evaluation of the test split, from host arrays to counts."""
     evaluator = evaluate.make_evaluator(run.model, run.mesh, run.config)
     params, stats = step.averaged(step.first_state(run))
     split, batch = run.dataset.test, run.config.train.batch
@@ -127,10 +135,10 @@ JOBS = {"train": train_job, "infer": infer_job, "input": input_job, "eval": eval
 
 
 def training_flops(model: Any) -> float:
-    """FLOPs of one image forward and backward, as XLA counts them for the back end at hand.
+    """Counts the FLOPs of one image forward and backward, as XLA does for the back end at hand.
 
-    Counted on a program for one image: XLA counts the body of a loop once however often it runs,
-    and with one image the loop of the kernels' gradient runs once. No augmentation or optimizer.
+    The program is one for one image: XLA counts the body of a loop once however often it runs, and
+    with one image the loop of the kernels' gradient runs once. No augmentation or optimizer.
     """
 
     def loss(params: dict, stats: dict, images: Any, key: Any) -> tuple[Any, dict]:
@@ -147,7 +155,7 @@ def training_flops(model: Any) -> float:
 
 
 def timed(take: Callable[[], Any], steps: int) -> list[float]:
-    """Wall-clock seconds of each step, waited for."""
+    """Takes steps, waiting for each; returns their wall-clock seconds."""
     times = []
     for _ in range(steps):
         started = time.perf_counter()
@@ -158,10 +166,5 @@ def timed(take: Callable[[], Any], steps: int) -> list[float]:
 
 def spread(values: list[float]) -> dict[str, float]:
     """Minimum, quartiles and maximum."""
-    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values
-    return {
-        "min": min(values),
-        "quartile1": quartiles[0],
-        "quartile3": quartiles[-1],
-        "max": max(values),
-    }
+    numbers = np.quantile(values, (0, 0.25, 0.75, 1)).tolist()
+    return dict(zip(("min", "quartile1", "quartile3", "max"), numbers, strict=True))

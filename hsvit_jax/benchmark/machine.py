@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on: its peak, its memory, its versions."""
+"""The machine that a benchmark runs on: peak FLOP/s, memory, versions."""
 
 import functools
 import importlib.metadata
@@ -23,9 +23,11 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def measure_peak(dtype: str, repeats: int = 5) -> dict:
-    """The most FLOP/s that one device does here: a square product, and a 3×3 convolution.
+    """Measures the peak FLOP/s of one device with a square product and a 3×3 convolution.
 
-    dtype: 'float32' or 'bfloat16'; the best of `repeats` runs of each, at jax's default precision.
+    Args:
+        dtype: 'float32' or 'bfloat16', at jax's default precision.
+        repeats: runs of each, of which the best counts.
     """
     side, batch = _PEAK_SIZES.get(jax.default_backend(), _PEAK_SIZES_ACCELERATOR)
     square = jnp.ones((side, side), dtype)
@@ -57,18 +59,18 @@ def program_record(compiled: Any) -> dict:
 
 
 def peak_memory() -> int:
-    """Most bytes of memory this process has held so far."""
+    """Peak bytes of memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 def device_memory(devices: Any) -> int | None:
-    """Most bytes held on any of the accelerators; None for CPUs."""
+    """Peak bytes held on any of the accelerators; None for CPUs."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
     return None if None in peaks else max(peaks)
 
 
 def description() -> dict:
-    """Devices, cores, load and versions, as the JSON line has them."""
+    """Devices, cores, load and versions, for the JSON line."""
     version = importlib.metadata.version
     return {
         "devices": [d.device_kind for d in jax.devices()],

@@ -32,7 +32,7 @@ Prints a table, and writes it as CSV with a plot. All flags: --help"""
 _LENGTHS = ["256", "512", "1024", "2048", "4096"]
 FLAGS = (
     (flags.DEFINE_list, "tokens", _LENGTHS, "Lengths of the sequence, powers of two."),
-    (flags.DEFINE_list, "mixers", [*mixer_config.NAMES], "Which mixers."),
+    (flags.DEFINE_list, "mixers", [*mixer_config.NAMES], "Mixers to compare."),
     (flags.DEFINE_integer, "batch", 64, "Images of the programs.", 1),
     (flags.DEFINE_string, "out", "sequence", "Folder for the CSV and the plot."),
 )
@@ -49,10 +49,15 @@ _COLOURS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One network: patches of an image (a CLS besides), and what its two programs need.
+    """The costs of one network.
 
-    flops: of one image, as XLA counts. forward_bytes, training_bytes: peaks at `batch` images,
-    arguments and results included (see `hsvit_jax.summary`).
+    Attributes:
+        mixer: its name.
+        tokens: patches of an image; a CLS comes besides.
+        batch: images of the programs.
+        parameters: of the network.
+        forward_flops, training_flops: of one image, as XLA counts.
+        forward_bytes, training_bytes: peaks at `batch` images, arguments and results included.
     """
 
     mixer: str
@@ -66,11 +71,16 @@ class Row:
 
 
 def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
-    """Compiles a ViX with this mixer for images of `tokens` pixels, each of them a patch.
+    """Compiles a ViX for images whose pixels are its patches.
 
-    settings: of a `model` section, where they differ from the paper's (`vix.DEFAULTS`), such as
-    embed_dim. Raises ValueError for tokens that are no power of two, or a mixer that is unknown or
-    does not fit them.
+    Args:
+        mixer: its name.
+        tokens: pixels of an image, a power of two.
+        batch: images of the programs.
+        **settings: of a `model` section, where they differ from the paper's, such as embed_dim.
+
+    Raises:
+        ValueError: tokens that are no power of two, or a mixer that is unknown or does not fit.
     """
     if tokens < 2 or tokens & (tokens - 1):
         raise ValueError(f"--tokens must be powers of two, from 2; got {tokens}")
@@ -95,44 +105,34 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
     )
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """A table: a line for each mixer and length, training memory also as a share of softmax's."""
+def table(rows: Sequence[Row]) -> list[tuple]:
+    """The head, then a line for each mixer and length, with training memory relative to softmax."""
     softmax = {row.tokens: row.training_bytes for row in rows if row.mixer == "softmax"}
-    head = (
-        "mixer",
-        "tokens",
-        "parameters",
-        "forward, GFLOP",
-        "training, GFLOP",
-        "forward, MiB",
-        "training, MiB",
-        "of softmax's",
-    )
-    cells = []
-    for row in rows:
-        share = f"{row.training_bytes / softmax[row.tokens]:.2f}" if row.tokens in softmax else "–"
-        cells.append(
-            (
-                row.mixer,
-                f"{row.tokens:,}",
-                f"{row.parameters:,}",
-                f"{row.forward_flops / 1e9:.3f}",
-                f"{row.training_flops / 1e9:.3f}",
-                f"{row.forward_bytes / 2**20:,.0f}",
-                f"{row.training_bytes / 2**20:,.0f}",
-                share,
-            )
-        )
-    return report.markdown(head, cells)
+
+    def share(row: Row) -> str:
+        known = row.tokens in softmax
+        return f"{row.training_bytes / softmax[row.tokens]:.2f}" if known else "–"
+
+    columns = {
+        "mixer": lambda row: row.mixer,
+        "tokens": lambda row: f"{row.tokens:,}",
+        "parameters": lambda row: f"{row.parameters:,}",
+        "forward, GFLOP": lambda row: f"{row.forward_flops / 1e9:.3f}",
+        "training, GFLOP": lambda row: f"{row.training_flops / 1e9:.3f}",
+        "forward, MiB": lambda row: f"{row.forward_bytes / 2**20:,.0f}",
+        "training, MiB": lambda row: f"{row.training_bytes / 2**20:,.0f}",
+        "of softmax's": share,
+    }
+    return report.table(columns, rows)
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
-    """`sequence.csv` and `sequence.png` in `folder`, which is made."""
+    """Writes `sequence.csv` and `sequence.png` into `folder`, which is made."""
     return report.write(rows, folder, "sequence", lambda figure: _draw(rows, figure), (11, 8))
 
 
 def _draw(rows: Sequence[Row], figure: Any) -> None:
-    """Four curves a mixer: what is linear has the slope of the grey line."""
+    """Draws four curves a mixer; linear ones have the slope of the grey line."""
     panels = (
         ("forward_flops", 1e9, "GFLOP an image", "Forward: work"),
         ("training_flops", 1e9, "GFLOP an image", "Training: work"),
@@ -170,7 +170,7 @@ def _run(request: cli.Request) -> None:
         for tokens in map(int, values.tokens):
             rows.append(measure(mixer, tokens, values.batch))
             print(f"{mixer}, {tokens:,} tokens", file=sys.stderr, flush=True)
-    print(markdown(rows))
+    print(report.markdown(table(rows)))
     print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""How a training step grows with what it is given: `python -m hsvit_jax.benchmark.step_growth`.
+"""Growth of a training step's time with its sizes: `python -m hsvit_jax.benchmark.step_growth`.
 
 The configuration's step, and the same with one setting changed at a time, compiled side by side in
 one process and stepped in turn, so that a slow spell of the machine hits all of them. A step that
@@ -28,7 +28,7 @@ USAGE = """usage: python -m hsvit_jax.benchmark.step_growth --config=FILE[:DATA,
   python -m hsvit_jax.benchmark.step_growth --config=configs/c2a2.py --batch=64 --out=OUT
 Prints a table, and writes it as CSV with a plot. All flags: --help"""
 
-#: What is changed, to what, for an HSViT with two blocks of convolutions.
+#: Series → (key, value) of each change, for an HSViT with two blocks of convolutions.
 SERIES = {
     "batch": [("train.batch", f"{n}") for n in (16, 32, 128, 256)],
     "groups": [("model.groups", f"{n}") for n in (4, 8, 32)],
@@ -40,7 +40,7 @@ SERIES = {
 FLAGS = (
     (flags.DEFINE_integer, "batch", 64, "Images per step.", 1),
     (flags.DEFINE_integer, "rounds", 5, "Steps of each that are timed.", 1),
-    (flags.DEFINE_list, "series", [*SERIES], "What is changed."),
+    (flags.DEFINE_list, "series", [*SERIES], "Series of changes."),
     (flags.DEFINE_string, "out", "growth", "Folder for the CSV and the plot."),
 )
 
@@ -49,11 +49,17 @@ _COLOURS = dict(zip(SERIES, ("#2a7ab8", "#1b8a4b", "#c0504d", "#d08a00", "#77777
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One step: what was changed to what, and what it takes.
+    """One step, its change and its costs.
 
-    series: a key of `SERIES`, or 'as it is'; seconds: of a step, the median; flops: of a step's
-    forward and backward pass; workspace: bytes of the compiled program besides its arguments.
-    seconds_ratio and flops_ratio: to the unchanged step; the former is the median of the rounds'.
+    Attributes:
+        series: a key of `SERIES`, or 'as it is'.
+        value: of the setting that the series changes.
+        batch: images per step.
+        seconds: of a step, the median.
+        flops: of a step's forward and backward pass.
+        workspace: bytes of the compiled program besides its arguments.
+        seconds_ratio: to the unchanged step, the median of the rounds' ratios.
+        flops_ratio: to the unchanged step.
     """
 
     series: str
@@ -66,93 +72,78 @@ class Row:
     flops_ratio: float
 
 
+#: The printed table: heads and how to format a `Row` below them.
+COLUMNS = {
+    "changed": lambda row: row.series,
+    "to": lambda row: row.value,
+    "step, ms": lambda row: f"{1e3 * row.seconds:,.0f}",
+    "GFLOP a step": lambda row: f"{row.flops / 1e9:.1f}",
+    "GFLOP/s": lambda row: f"{row.flops / row.seconds / 1e9:.0f}",
+    "time": lambda row: f"{row.seconds_ratio:.2f}×",
+    "FLOPs": lambda row: f"{row.flops_ratio:.2f}×",
+    "workspace, MiB": lambda row: f"{row.workspace / 2**20:,.0f}",
+}
+
+
 def measure(
     spec: str, batch: int, *, rounds: int, settings: Sequence[str] = (), series: Sequence[str] = ()
 ) -> list[Row]:
-    """Steps of `spec` at `batch` images, unchanged and with the changes of some series (all).
+    """Times training steps, unchanged and with one setting changed at a time.
 
-    rounds: steps of each, in turn, after one that is not counted. Raises `Mistake` for what the
-    configuration does not take.
+    Args:
+        spec: the text of --config.
+        batch: images per step.
+        rounds: steps of each, in turn, after one that is not counted.
+        settings: KEY=VALUE overrides of the configuration.
+        series: keys of `SERIES`, all when left out.
+
+    Returns:
+        a row for each step, the unchanged one first.
+
+    Raises:
+        ValueError: the configuration does not take a change.
     """
     changes = [("as it is", ("train.batch", str(batch)))]
     changes += [(name, change) for name in series or SERIES for change in SERIES[name]]
     timed, flops = [], []
     for name, (key, value) in changes:
-        try:
-            config = config_lib.get_config(
-                spec, *settings, f"train.batch={batch}", f"{key}={value}"
-            )
-        except ValueError as error:
-            raise jobs.Mistake(str(error)) from error
+        config = config_lib.get_config(spec, *settings, f"train.batch={batch}", f"{key}={value}")
         run = jobs.prepare(config, False, jax.devices()[:1])
         flops.append(jobs.training_flops(run.model) * run.config.train.batch)
         timed.append(jobs.train_job(run, augmented=False))
         print(f"compiled: {name}, {key}={value}", file=sys.stderr, flush=True)
     turns = [[jobs.timed(job.take, 1)[0] for job in timed] for _ in range(rounds + 1)][1:]
-    rows = []
-    for i, (name, (_, value)) in enumerate(changes):
-        rows.append(
-            Row(
-                series=name,
-                value=value,
-                batch=timed[i].images,
-                seconds=statistics.median(turn[i] for turn in turns),
-                flops=flops[i],
-                workspace=timed[i].compiled.memory_analysis().temp_size_in_bytes,
-                seconds_ratio=statistics.median(turn[i] / turn[0] for turn in turns),
-                flops_ratio=flops[i] / flops[0],
-            )
+    return [
+        Row(
+            series=name,
+            value=value,
+            batch=timed[i].images,
+            seconds=statistics.median(turn[i] for turn in turns),
+            flops=flops[i],
+            workspace=timed[i].compiled.memory_analysis().temp_size_in_bytes,
+            seconds_ratio=statistics.median(turn[i] / turn[0] for turn in turns),
+            flops_ratio=flops[i] / flops[0],
         )
-    return rows
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """A table: a line for each step."""
-    head = (
-        "changed",
-        "to",
-        "step, ms",
-        "GFLOP a step",
-        "GFLOP/s",
-        "time",
-        "FLOPs",
-        "workspace, MiB",
-    )
-    cells = []
-    for row in rows:
-        cells.append(
-            (
-                row.series,
-                row.value,
-                f"{1e3 * row.seconds:,.0f}",
-                f"{row.flops / 1e9:.1f}",
-                f"{row.flops / row.seconds / 1e9:.0f}",
-                f"{row.seconds_ratio:.2f}×",
-                f"{row.flops_ratio:.2f}×",
-                f"{row.workspace / 2**20:,.0f}",
-            )
-        )
-    return report.markdown(head, cells)
+        for i, (name, (_, value)) in enumerate(changes)
+    ]
 
 
 def write(rows: Sequence[Row], folder: Path) -> tuple[Path, Path]:
-    """`growth.csv` and `growth.png` in `folder`, which is made."""
+    """Writes `growth.csv` and `growth.png` into `folder`, which is made."""
     return report.write(rows, folder, "growth", lambda figure: _draw(rows, figure), (11, 5))
 
 
 def _draw(rows: Sequence[Row], figure: Any) -> None:
-    """Time, and workspace, against FLOPs, all as multiples of the unchanged step's."""
+    """Draws time, and workspace, against FLOPs, all as multiples of the unchanged step's."""
     base = rows[0]
-    for axes, label in zip(figure.subplots(1, 2), ("time", "workspace"), strict=True):
+    panels = {
+        "time": lambda r: r.seconds_ratio,
+        "workspace": lambda r: r.workspace / base.workspace,
+    }
+    for axes, (label, ratio) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for name in dict.fromkeys(row.series for row in rows[1:]):
-            own = [base, *(row for row in rows if row.series == name)]
-            points = sorted(
-                (
-                    r.flops_ratio,
-                    r.seconds_ratio if label == "time" else r.workspace / base.workspace,
-                )
-                for r in own
-            )
+            series = [base, *(row for row in rows if row.series == name)]
+            points = sorted((row.flops_ratio, ratio(row)) for row in series)
             axes.plot(*zip(*points, strict=True), marker=".", label=name, color=_COLOURS[name])
         ends = [min(r.flops_ratio for r in rows), max(r.flops_ratio for r in rows)]
         report.double_log(axes, (ends, ends), "as FLOPs")
@@ -178,7 +169,7 @@ def _run(request: cli.Request) -> None:
         settings=request.settings,
         series=values.series,
     )
-    print(markdown(rows))
+    print(report.markdown(report.table(COLUMNS, rows)))
     print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
 
 

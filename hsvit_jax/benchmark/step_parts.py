@@ -23,12 +23,23 @@ def measure_parts(
     """Times the parts of a training step, each as a program of its own, on one device.
 
     They do not add up exactly: alone, a part is not fused with its neighbours, and it reads from
-    memory what the step would have had in cache. Raises `Mistake` as `benchmark.measure` does.
+    memory what the step would have had in cache.
+
+    Args:
+        config: as a config file returns it; its train.batch is the batch.
+        steps: runs of each part that are timed.
+        warmup: runs before them.
+
+    Returns:
+        the fields of the JSON line.
+
+    Raises:
+        ValueError: the configuration cannot be trained, or is not HSViT's.
     """
     config = config.copy_and_resolve_references()
     config.mesh.group = config.mesh.data = 1
     if config.model.family != "hsvit":
-        raise jobs.Mistake(f"--parts cuts hsvit apart, not {config.model.family}: leave it out")
+        raise ValueError(f"--parts cuts hsvit apart, not {config.model.family}: leave it out")
     run = jobs.prepare(config, False, jax.devices()[:1])
     parts = {"whole step": jobs.train_job(run, True).take, **_part_functions(run)}
     record = {}
@@ -36,10 +47,7 @@ def measure_parts(
         for _ in range(warmup):
             jax.block_until_ready(take())
         times = [1000 * seconds for seconds in jobs.timed(take, steps)]
-        record[name] = {
-            "milliseconds": statistics.median(times),
-            "spread": jobs.spread(times),
-        }
+        record[name] = {"milliseconds": statistics.median(times), "spread": jobs.spread(times)}
     return {
         "batch": config.train.batch,
         "steps": steps,
@@ -52,11 +60,11 @@ def measure_parts(
 
 
 def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
-    """Name → a function that runs that part once.
+    """Builds the functions that run one part each, by the part's name.
 
-    Trunk, groups and head are cut apart by a `GroupShard`, which stands between them: what a part
-    does not need is dead code to the compiler. A part's own arguments, the ones that its gradient
-    is taken for, are the first: its parameters, and the activations it is given.
+    Trunk, groups and head are cut apart by a `GroupShard`, which stands between them: the neighbours
+    of a part are dead code to the compiler. The gradient is taken for a part's first argument: its
+    parameters, and the activations it is given.
     """
     model, batch = run.model, run.config.train.batch
     state = step.first_state(run)
@@ -65,10 +73,10 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
     images, ids = _normal(size), jnp.arange(batch)
     rest = (params, state["stats"], images, key, ids)
 
-    def logits(own: dict, cut: GroupShard, rest: tuple[Any, ...]) -> Any:
+    def logits(part: dict, cut: GroupShard, rest: tuple[Any, ...]) -> Any:
         params, stats, images, key, ids = rest
         return model.apply(
-            {**params, **own},
+            {**params, **part},
             stats,
             images,
             train=True,
@@ -78,7 +86,7 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
         )[0]
 
     class Cut(GroupShard):
-        """Notes what passes; gives tokens or CLS sums other than those that come."""
+        """Records the tokens and CLS sums of a pass, and replaces them by others."""
 
         def __init__(self, tokens: Any = None, total: Callable[[Any, Any], Any] | None = None):
             self.tokens, self.total = tokens, total
@@ -86,25 +94,26 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
         def slice(self, x: Any, axis: int) -> Any:
             if axis == 0:
                 return x
-            shapes["tokens"] = self.seen = x
+            shapes["tokens"] = self.recorded = x
             return x if self.tokens is None else self.tokens
 
         def sum(self, x_GBD: Any) -> Any:
             shapes["cls"] = x_GBD.sum(0)
-            return shapes["cls"] if self.total is None else self.total(self.seen, shapes["cls"])
+            cls = shapes["cls"]
+            return cls if self.total is None else self.total(self.recorded, cls)
 
     shapes = {}
     jax.eval_shape(lambda rest: logits({}, Cut(), rest), rest)
     given = {name: _normal(x.shape, x.dtype) for name, x in shapes.items()}
 
-    def trunk(own: tuple[dict], *rest: Any) -> Any:
-        return logits(*own, Cut(total=lambda tokens, _: tokens.sum((1, 2))), rest)
+    def trunk(inputs: tuple[dict], *rest: Any) -> Any:
+        return logits(*inputs, Cut(total=lambda tokens, _: tokens.sum((1, 2))), rest)
 
-    def groups(own: tuple[dict, Any], *rest: Any) -> Any:
-        return logits(own[0], Cut(tokens=own[1]), rest)
+    def groups(inputs: tuple[dict, Any], *rest: Any) -> Any:
+        return logits(inputs[0], Cut(tokens=inputs[1]), rest)
 
-    def head(own: tuple[dict, Any], *rest: Any) -> Any:
-        return logits(own[0], Cut(total=lambda *_: own[1]), rest)
+    def head(inputs: tuple[dict, Any], *rest: Any) -> Any:
+        return logits(inputs[0], Cut(total=lambda *_: inputs[1]), rest)
 
     def pooling(maps: list, *_: Any) -> list:
         return [max_pool(x, *pool) for x, pool in zip(maps, pools, strict=True)]
@@ -116,16 +125,13 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
     if maps:
         pieces["pooling"] = (pooling, maps)
     if given:
-        pieces["attention groups"] = (
-            groups,
-            ({"groups": params["groups"]}, given["tokens"]),
-        )
+        pieces["attention groups"] = (groups, ({"groups": params["groups"]}, given["tokens"]))
         pieces["head"] = (head, ({"head": params["head"]}, given["cls"]))
     parts: dict[str, Callable[[], Any]] = {}
-    for name, (function, own) in pieces.items():
+    for name, (function, inputs) in pieces.items():
         both = jax.jit(jax.value_and_grad(functools.partial(_mean_square, function)))
-        parts[f"{name}, forward"] = functools.partial(jax.jit(function), own, *rest)
-        parts[f"{name}, forward and backward"] = functools.partial(both, own, *rest)
+        parts[f"{name}, forward"] = functools.partial(jax.jit(function), inputs, *rest)
+        parts[f"{name}, forward and backward"] = functools.partial(both, inputs, *rest)
     parts["augmentation"] = jobs.input_job(run, True).take
 
     def update(trained: tuple[Any, Any], gradient: Any) -> tuple[Any, Any]:
@@ -141,7 +147,7 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _mean_square(function: Callable[..., Any], *args: Any) -> Any:
-    """A number to take the gradient of, that depends on everything a part computes."""
+    """A number to differentiate that depends on all outputs of a part."""
     outputs = jax.tree.leaves(function(*args))
     return sum(jnp.square(x.astype(jnp.float32)).mean() for x in outputs)
 
@@ -152,7 +158,7 @@ def _normal(shape: tuple[int, ...], dtype: Any = "float32") -> Any:
 
 
 def _pooled_maps(model: Any, batch: int) -> tuple[list, list[tuple[int, int]]]:
-    """The feature maps that are pooled, at random, and each one's (window, stride)."""
+    """Random feature maps of the sizes that are pooled, and each one's (window, stride)."""
     sizes = model.config
     (rows, columns), maps, pools = sizes.image_size, [], []
     if sizes.convolution:
@@ -167,7 +173,7 @@ def _pooled_maps(model: Any, batch: int) -> tuple[list, list[tuple[int, int]]]:
 
 
 def _carrying(function: Callable[..., Any], carried: Any, *args: Any) -> Callable[[], Any]:
-    """Runs function(carried, *args) → carried again and again, its own copy of it donated."""
+    """Builds a step `carried = function(carried, *args)` that donates its own copy of `carried`."""
     jitted = jax.jit(function, donate_argnums=0, keep_unused=True)
     carried = jax.tree.map(lambda x: x.copy(), carried)
 
@@ -180,7 +186,7 @@ def _carrying(function: Callable[..., Any], carried: Any, *args: Any) -> Callabl
 
 
 def table(record: dict) -> str:
-    """The parts as text, each with its share of the whole step."""
+    """Formats the parts as text, each with its share of the whole step."""
     parts = record["parts"]
     whole, width = parts["whole step"]["milliseconds"], max(map(len, parts))
     lines = [

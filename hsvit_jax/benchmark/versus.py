@@ -1,4 +1,4 @@
-"""Two programs that measure the same, in turn."""
+"""Measures two programs in turn."""
 
 import contextlib
 import json
@@ -11,11 +11,19 @@ from hsvit_jax.benchmark import jobs, machine
 
 
 def compare(ours: list[str], theirs: str, rounds: int) -> dict:
-    """Runs the words `ours` and the shell command `theirs` in turn, and pairs their results.
+    """Runs two commands in turn, and pairs their results.
 
-    Each run is a process of its own that prints a JSON line with `images_per_second`. `ratio` is
-    the median over rounds of ours/theirs, each pair measured one after the other. Raises `Mistake`
-    with the end of its standard error for a command that fails or prints no such line.
+    Args:
+        ours: the words of a command that prints a JSON line with `images_per_second`.
+        theirs: another, for a shell.
+        rounds: runs of each.
+
+    Returns:
+        the fields of the JSON line; `ratio` is the median over rounds of ours/theirs, each pair
+        measured one after the other.
+
+    Raises:
+        ValueError: a command fails or prints no such line; the message ends with its last words.
     """
     runs: dict[str, list[dict]] = {"ours": [], "theirs": []}
     for _ in range(rounds):
@@ -45,10 +53,10 @@ def compare(ours: list[str], theirs: str, rounds: int) -> dict:
 
 
 def _run(command: list[str] | str, what: str) -> dict:
-    """The JSON line that a command prints, with `peak_memory_bytes` of its largest process.
+    """Runs a command and returns its JSON line, with `peak_memory_bytes` of its largest process.
 
-    A command that knows its own memory, as ours does, is believed: it can leave out what came after
-    the timed steps. Output goes through files, because `wait4` must be the one to reap the process.
+    Memory that the line states itself counts instead: it can leave out what came after the timed
+    steps. Output goes through files, because `wait4` must be the one to reap the process.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         shell = isinstance(command, str)
@@ -64,18 +72,16 @@ def _run(command: list[str] | str, what: str) -> dict:
         printed, said = (stream.read().decode("utf-8", "replace") for stream in (out, err))
     record = next(filter(None, map(_parse, reversed(printed.splitlines()))), None)
     if process.returncode or record is None:
-        why = (
-            f"failed with code {process.returncode}"
-            if process.returncode
-            else ("printed no JSON line with a positive images_per_second")
-        )
+        why = "printed no JSON line with a positive images_per_second"
+        if process.returncode:
+            why = f"failed with code {process.returncode}"
         tail = "\n".join(said.strip().splitlines()[-10:]) or "(nothing on standard error)"
-        raise jobs.Mistake(f"{what} {why}; its last words:\n{tail}")
+        raise ValueError(f"{what} {why}; its last words:\n{tail}")
     return {"peak_memory_bytes": usage.ru_maxrss * machine.RSS_UNIT, **record}
 
 
 def _parse(line: str) -> dict | None:
-    """A JSON object with a positive `images_per_second`, or None."""
+    """Parses a JSON object with a positive `images_per_second`; None for another line."""
     with contextlib.suppress(ValueError):
         record = json.loads(line)
         rate = record.get("images_per_second") if isinstance(record, dict) else None

@@ -1,4 +1,4 @@
-"""A plan as a picture: efficiency, the smallest aggregate, waiting, and who works when."""
+"""Draws a plan: efficiency, the smallest aggregate, idle time, and schedules."""
 
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,18 @@ _DEVICES, _MICRO_BATCHES = 4, 2  # of the schedules in the lower row
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Writes a PNG of what `plan.plan` returned; its times are predictions and say so.
+    """Draws a PNG of a plan.
 
     The lower row shows schedules as the paper's figure 4 does: four devices, a pipeline with two
     micro-batches. Source: HSViT paper, section 3.2.
+
+    Args:
+        result: of `plan.plan`.
+        path: the PNG; its folder is made.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 7), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     (efficiency, aggregate, idle), schedules = figure.subplots(2, 3, height_ratios=(3, 1))
     _efficiency(efficiency, result["rows"])
     _aggregate(aggregate, result["aggregate"])
@@ -37,52 +39,45 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def _efficiency(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Efficiency by devices; a ring marks where the links begin to take longer than computing."""
+    """Draws efficiency by devices; a ring marks where links begin to take longer than computing."""
+    ring = {"markersize": 12, "fillstyle": "none"}
     for way in dict.fromkeys(row["way"] for row in rows):
         points = [row for row in rows if row["way"] == way]
         x, y = ([row[key] for row in points] for key in ("devices", "efficiency"))
         axes.plot(x, y, marker=".", color=_COLOURS[way], label=way)
         slow = next((row for row in points if row["limit"] == "links"), None)
         if slow:
-            axes.plot(
-                slow["devices"],
-                slow["efficiency"],
-                marker="o",
-                markersize=12,
-                fillstyle="none",
-                linestyle="none",
-                color=_COLOURS[way],
-            )
-    axes.plot([], [], "o", markersize=12, fillstyle="none", color="black", label="links the limit")
+            axes.plot(slow["devices"], slow["efficiency"], "o", color=_COLOURS[way], **ring)
+    axes.plot([], [], "o", color="black", label="links the limit", **ring)
     axes.set(ylim=(0, 1.05), xlabel="devices", ylabel="efficiency", title="Training step")
     axes.set_xscale("log", base=2)
     axes.legend()
 
 
 def _aggregate(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """FLOPs of one image on one device against those that the CLS sum takes as long as."""
+    """Draws the FLOPs of one image on one device, and the crossover with the CLS sum's time."""
     axes.set(xlabel="devices", ylabel="FLOPs per image and device", title="Forward: the CLS sum")
     if not rows:
-        _say(axes, "one device: nothing to aggregate")
+        _note(axes, "one device: nothing to aggregate")
         return
     x = [row["devices"] for row in rows]
-    own = [row["forward_flops_per_image"] for row in rows]
+    flops = [row["forward_flops_per_image"] for row in rows]
     limit = [row["crossover_flops_per_image"] for row in rows]
-    axes.plot(x, own, marker=".", color=_COLOURS["towers"], label="this network")
+    axes.plot(x, flops, marker=".", color=_COLOURS["towers"], label="this network")
     axes.plot(x, limit, color="black", linestyle="--", label="crossover: computing = aggregate")
-    axes.fill_between(x, limit, min(*own, *limit) / 2, color=_TOGETHER, alpha=0.15)
+    axes.fill_between(x, limit, min(*flops, *limit) / 2, color=_TOGETHER, alpha=0.15)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.annotate("links the limit", (x[0], min(*own, *limit) / 1.8), color=_TOGETHER)
+    axes.annotate("links the limit", (x[0], min(*flops, *limit) / 1.8), color=_TOGETHER)
     axes.legend()
 
 
 def _idle(axes: Any, rows: list[dict[str, Any]], stages: int) -> None:
-    """The paper's equations 1 to 3."""
+    """Draws the paper's equations 1 to 3."""
     axes.set(xlabel="devices", ylabel="Idle Time Ratio", title="Waiting, communication aside")
     rows = [row for row in rows if row["devices"] > 1]
     if not rows:
-        _say(axes, "one device: nobody waits")
+        _note(axes, "one device: nobody waits")
         return
     x = [row["devices"] for row in rows]
     for key, name, style in (
@@ -98,7 +93,8 @@ def _idle(axes: Any, rows: list[dict[str, Any]], stages: int) -> None:
     axes.legend(loc="upper left")
 
 
-def _say(axes: Any, text: str) -> None:
+def _note(axes: Any, text: str) -> None:
+    """Writes a text in the middle of an empty panel."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
 
 
@@ -129,7 +125,7 @@ def _schedules() -> list[tuple[str, list[tuple[int, float, float, str, str]], fl
 def _schedule(
     axes: Any, name: str, bars: list[tuple[int, float, float, str, str]], end: float
 ) -> None:
-    """One row per device, time to the right; what is empty is waiting."""
+    """Draws a row per device, time to the right; gaps are waiting."""
     for device, start, length, text, colour in bars:
         axes.barh(device, length, left=start, color=colour, edgecolor="white")
         axes.text(start + length / 2, device, text, ha="center", va="center", fontsize=7)

@@ -1,4 +1,4 @@
-"""What a compiled program computes and sends, read from its optimised HLO.
+"""FLOPs and traffic of a compiled program, read from its optimised HLO.
 
 XLA's own cost analysis also counts elementwise work, and the body of a loop once. Here only matrix
 products and convolutions count, two FLOPs for each multiply-add, each as often as its loop turns;
@@ -21,21 +21,6 @@ import optax
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.ops import conv
 
-_BYTES = {
-    "pred": 1,
-    "s8": 1,
-    "u8": 1,
-    "bf16": 2,
-    "f16": 2,
-    "s16": 2,
-    "u16": 2,
-    "s32": 4,
-    "u32": 4,
-    "f32": 4,
-    "s64": 8,
-    "u64": 8,
-    "f64": 8,
-}
 _COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
@@ -49,9 +34,10 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 class Program:
     """One device's part of a compiled program.
 
-    flops: of matrix products and convolutions. transfers: (axis, kind) → bytes of the whole array,
-    as `plan_costs.Transfer` counts them. temporary_bytes: what it holds besides its arguments and
-    results.
+    Attributes:
+        flops: of matrix products and convolutions.
+        transfers: (axis, kind) → bytes of the whole array, as `costs.Transfer` counts them.
+        temporary_bytes: held besides arguments and results.
     """
 
     flops: int
@@ -60,7 +46,11 @@ class Program:
 
 
 def cpu_devices(needed: int) -> list[jax.Device]:
-    """The CPU devices of this process. Raises ValueError for fewer than needed."""
+    """The CPU devices of this process.
+
+    Raises:
+        ValueError: there are fewer than `needed`.
+    """
     devices = jax.devices("cpu")
     if len(devices) < needed:
         raise ValueError(
@@ -79,11 +69,21 @@ def compile_network(
     aggregate: str = "psum",
     gradients: str = "float32",
 ) -> tuple[Program, Program]:
-    """The forward pass of an evaluation and the gradient of a training step, spread and compiled.
+    """Compiles the forward pass of an evaluation and the gradient of a training step for a mesh.
 
-    Dropout is left out: it has no matrix product and sends nothing. aggregate, gradients: see
-    `mesh.spread`. The CPU devices of this process are used; raises ValueError where there are fewer
-    than data × group.
+    Dropout is left out: it has no matrix product and sends nothing.
+
+    Args:
+        network: an HSViT.
+        data, group: sizes of the mesh's axes, of this process's CPU devices.
+        batch: images of the step on all devices.
+        aggregate, gradients: see `mesh.spread`.
+
+    Returns:
+        both programs.
+
+    Raises:
+        ValueError: there are fewer than data × group devices.
     """
     devices = cpu_devices(data * group)
     mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=batch, devices=devices)
@@ -123,19 +123,22 @@ def compile_network(
 
 
 def read(compiled: Any, group: int) -> Program:
-    """FLOPs and transfers of a jax `Compiled` for a mesh whose last axis has `group` devices."""
+    """Reads a jax `Compiled` for a mesh whose last axis has `group` devices."""
     flops, transfers = count(compiled.as_text(), group)
     return Program(flops, transfers, int(compiled.memory_analysis().temp_size_in_bytes))
 
 
 def count(text: str, group: int) -> tuple[int, dict[tuple[str, str], int]]:
-    """FLOPs and transfers of an optimised HLO module as text. Raises ValueError for a loop around
-    a product or collective whose number of turns is not written there."""
+    """Counts FLOPs and transfers, by (axis, kind), of an optimised HLO module as text.
+
+    Raises:
+        ValueError: the text does not say how often a loop around a product or collective turns.
+    """
     return _count(*_computations(text), group)
 
 
 def _count(computations: dict, name: str, group: int) -> tuple[int, dict[tuple[str, str], int]]:
-    """What `count` finds in one computation and all that it calls."""
+    """As `count`, for one computation and all that it calls."""
     flops, transfers = 0, collections.Counter()
     pending = [(name, 1)]
     while pending:
@@ -151,7 +154,7 @@ def _count(computations: dict, name: str, group: int) -> tuple[int, dict[tuple[s
                 axis, kind, size = _transfer(op, shape, rest, group)
                 if axis:
                     transfers[axis, kind] += times * size
-                continue  # what it calls adds two numbers
+                continue  # the computation it calls adds two numbers
             trips = _TRIPS.search(rest) if op == "while" else None
             for called in _CALLED.findall(rest):
                 if op == "while" and trips is None and _counts(called, computations):
@@ -163,7 +166,7 @@ def _count(computations: dict, name: str, group: int) -> tuple[int, dict[tuple[s
 @dataclasses.dataclass(frozen=True)
 class Overlap:
     """A collective of a program, and the FLOPs that could run while it is under way: of
-    instructions that neither need its result nor make what it sends."""
+    instructions that neither need its result nor feed its operands."""
 
     axis: str
     kind: str
@@ -172,15 +175,15 @@ class Overlap:
 
 
 def overlaps(text: str, group: int) -> list[Overlap]:
-    """Each collective of an optimised HLO module's main computation, in the order of its schedule.
+    """Lists the collectives of an optimised HLO module's main computation, in scheduled order.
 
-    What a program's data flow allows, whatever its back end does: CPUs run a collective in place.
+    The data flow decides, whatever a back end does: CPUs run a collective in place.
     """
     computations, entry = _computations(text)
     lines = computations[entry]
     place = {name: i for i, (name, *_) in enumerate(lines)}
-    needs: list[int] = []  # of each instruction, all that it waits for and itself: a bit for each
-    flops, found = [], []
+    needs: list[int] = []  # of each instruction, itself and those it waits for: a bit for each
+    flops, collectives = [], []
     for i, (_, _, _, rest) in enumerate(lines):
         names = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
         operands = [place[name] for name in names if name in place]
@@ -192,13 +195,13 @@ def overlaps(text: str, group: int) -> list[Overlap]:
             continue
         axis, kind, size = _transfer(op, shape, rest, group)
         if axis:
-            free = (j for j, own in enumerate(needs) if not (own >> i | needs[i] >> j) & 1)
-            found.append(Overlap(axis, kind, size, sum(flops[j] for j in free)))
-    return found
+            free = (j for j, waits in enumerate(needs) if not (waits >> i | needs[i] >> j) & 1)
+            collectives.append(Overlap(axis, kind, size, sum(flops[j] for j in free)))
+    return collectives
 
 
 def _counts(name: str, computations: dict) -> bool:
-    """Whether a computation, or one it calls, has anything to count."""
+    """Whether a computation, or one it calls, has a product or a collective."""
     return any(
         op in ("dot", "convolution")
         or re.match(_COLLECTIVES, op)
@@ -208,22 +211,29 @@ def _counts(name: str, computations: dict) -> bool:
 
 
 def _computations(text: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:
-    """Name → lines as (result, shape, operation, the rest), and the entry's name."""
-    found, entry, lines = {}, "", []
+    """Parses name → lines as (result, shape, operation, rest), and the entry's name."""
+    computations, entry, lines = {}, "", []
     for line in text.splitlines():
         if header := _HEADER.match(line):
-            lines = found[header[2]] = []
+            lines = computations[header[2]] = []
             entry = header[2] if header[1] else entry
         elif parts := _LINE.match(line):
-            lines.append((parts[1], parts[2], parts[3], parts[4]))
-    return found, entry
+            lines.append(parts.groups())
+    return computations, entry
 
 
 def _sizes(shape: str) -> list[int]:
-    return [int(n) for n in _SHAPE.search(shape)[2].split(",") if n]
+    """Sizes of a shape such as f32[2,3]."""
+    return _integers(_SHAPE.search(shape)[2])
+
+
+def _integers(text: str) -> list[int]:
+    """Parses '2,3'; an empty text is no number."""
+    return [int(n) for n in text.split(",") if n]
 
 
 def _operands(rest: str, shapes: dict[str, str]) -> list[list[int]]:
+    """Sizes of an instruction's operands."""
     names = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
     return [_sizes(shapes[name]) for name in names]
 
@@ -232,7 +242,7 @@ def _dot_flops(shape: str, rest: str, shapes: dict[str, str]) -> int:
     """Two for each element of the result and each contracted one."""
     left = _operands(rest, shapes)[0]
     axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[1]
-    contracted = math.prod(left[int(a)] for a in axes.split(",") if a)
+    contracted = math.prod(left[axis] for axis in _integers(axes))
     return 2 * math.prod(_sizes(shape)) * contracted
 
 
@@ -245,24 +255,21 @@ def _convolution_flops(shape: str, rest: str, shapes: dict[str, str]) -> int:
 
 
 def _transfer(op: str, shape: str, rest: str, group: int) -> tuple[str, str, int]:
-    """(axis, kind, bytes); the axis is '' where a device speaks to itself."""
-    devices = _first_group(rest)
-    kind = op.removesuffix("-start")
-    axes = [
-        name
-        for name, places in (
-            ("data", {d // group for d in devices}),
-            ("group", {d % group for d in devices}),
-        )
-        if len(places) > 1
-    ]
+    """(axis, kind, bytes) of a collective; the axis is '' where a device sends to itself."""
+    devices, kind = _first_group(rest), op.removesuffix("-start")
+    places = {"data": {d // group for d in devices}, "group": {d % group for d in devices}}
+    axes = [name for name, along in places.items() if len(along) > 1]
     arrays = _SHAPE.findall(shape)
     if op == "all-gather-start":  # its result holds the operands too
         arrays = arrays[len(arrays) // 2 :]
-    size = sum(
-        _BYTES[kind_] * math.prod(map(int, filter(None, n.split(",")))) for kind_, n in arrays
-    )
+    size = sum(_item_bytes(dtype) * math.prod(_integers(sizes)) for dtype, sizes in arrays)
     return "+".join(axes), kind, size * (len(devices) if kind == "reduce-scatter" else 1)
+
+
+def _item_bytes(dtype: str) -> int:
+    """Bytes of a number: 4 for f32, 2 for bf16, 1 for pred."""
+    bits = re.match(r"[a-z]+(\d+)", dtype)
+    return int(bits[1]) // 8 if bits else 1
 
 
 def _first_group(rest: str) -> list[int]:
@@ -274,12 +281,12 @@ def _first_group(rest: str) -> list[int]:
         grid = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
         return grid[tuple(slice(None) if n in over else 0 for n in sizes)].reshape(-1).tolist()
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
-        return [int(d) for d in listed[1].split(",")]
+        return _integers(listed[1])
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
     if iota is None:
         raise ValueError(f"cannot read the devices of a collective: {rest[:200]}")
-    shape, dims = ([int(n) for n in iota[i].split(",")] for i in (1, 2))
+    shape, dims = _integers(iota[1]), _integers(iota[2])
     ids = np.arange(math.prod(dims)).reshape(dims)
     if iota[3]:
-        ids = ids.transpose([int(n) for n in iota[3].split(",")])
+        ids = ids.transpose(_integers(iota[3]))
     return ids.reshape(shape)[0].tolist()

@@ -1,10 +1,10 @@
-"""What a network would cost on more devices than there are: `--mode=plan`.
+"""Predicts the cost of a network on more devices than there are: `--mode=plan`.
 
 From the resolved configuration alone, for plain data parallelism and the three ways to spread one
-network: what a device computes, holds and sends (`plan_costs`), how long a step would take on a
-machine that three numbers describe, and how long devices would wait for each other. All times are
-predictions. `verify` compiles the same networks for a few fake devices and puts what the programs
-do beside the prediction (`plan_compiled`).
+network: FLOPs, memory and traffic of a device (`costs`), the time of a step on a machine that three
+numbers describe, and the time that devices wait for each other. All times are predictions. `verify`
+compiles the same networks for a few fake devices and compares the programs with the prediction
+(`hlo`).
 """
 
 import json as json_lib
@@ -38,13 +38,22 @@ def run(
     json: bool = False,
     out: Path | None = None,
 ) -> str:
-    """The plan of a resolved configuration for 1, 2, 4, … `devices`, as a table or as JSON.
+    """Formats the plan of a resolved configuration for 1, 2, 4, … `devices`.
 
-    group: most devices of the group axis; None: as many as divide the network's parts. batch:
-    images per step in all; None: train.batch, raised until every device can have an image.
-    bandwidth B/s, flops FLOP/s and latency s of a device: see `plan_costs.Machine`. verify: also
-    compile for up to 8 fake CPU devices. out: a PNG to write. Raises ValueError for devices below
-    1, a group that does not divide, a machine that cannot be, or too few fake devices.
+    Args:
+        config: resolved.
+        devices: the most.
+        group: most devices of the group axis; None: as many as divide the network's parts.
+        batch: images per step on all devices; None: train.batch, raised until every device can have
+            an image.
+        bandwidth, flops, latency: of a device, in B/s, FLOP/s and s; see `costs.Machine`.
+        verify: also compile for up to 8 fake CPU devices.
+        json: JSON in place of a table.
+        out: a PNG to write.
+
+    Raises:
+        ValueError: devices below 1, a group that does not divide, an impossible machine, or too few
+            fake devices.
     """
     result = plan(
         config,
@@ -75,7 +84,7 @@ def plan(
     batch: int | None,
     machine: Machine,
 ) -> dict[str, Any]:
-    """Everything `run` tells, as plain lists, dicts and numbers."""
+    """Computes everything that `run` formats, as plain lists, dicts and numbers."""
     networks = costs.networks(config)
     layouts = [
         (way, n, costs.group_axis(way, network, n, group))
@@ -104,7 +113,7 @@ def plan(
         row["efficiency"] = alone[way] / (n * row["step_seconds"])
         rows.append(row)
     submodules = "towers" if "towers" in networks else "replicated"
-    found = {
+    result = {
         "label": "prediction",
         "network": f"{config.model.variant} ({config.model.family})",
         "image": [*config.data.image_size, config.data.channels],
@@ -121,31 +130,24 @@ def plan(
     }
     if submodules in networks:
         network = networks[submodules]
-        found["aggregate"] = [
+        result["aggregate"] = [
             _aggregate(row, network, machine)
             for row in rows
             if row["way"] == submodules and row["group"] > 1
         ]
-        found["idle_time_ratio"] = _idle_table(network, counts(devices), machine)
-    return found
+        result["idle_time_ratio"] = _idle_table(network, counts(devices), machine)
+    return result
 
 
 def _row(cost: Cost, machine: Machine) -> dict[str, Any]:
+    """A line of the plan: a cost, and the times that follow from it."""
     compute = cost.step_flops / machine.flops
     sending = sum(machine.seconds(t) for t in cost.step)
     forward = sum(machine.seconds(t) for t in cost.forward)
+    names = ("way", "devices", "data", "group", "images_per_device", "forward_flops", "step_flops")
+    names += ("memory_bytes", "parameter_bytes", "optimizer_bytes", "activation_bytes")
     return {
-        "way": cost.way,
-        "devices": cost.devices,
-        "data": cost.data,
-        "group": cost.group,
-        "images_per_device": cost.batch // cost.data,
-        "forward_flops": cost.forward_flops,
-        "step_flops": cost.step_flops,
-        "memory_bytes": cost.memory_bytes,
-        "parameter_bytes": cost.parameter_bytes,
-        "optimizer_bytes": cost.optimizer_bytes,
-        "activation_bytes": cost.activation_bytes,
+        **{name: getattr(cost, name) for name in names},
         "transfers": [vars(t) for t in cost.step],
         "compute_seconds": compute,
         "communication_seconds": sending,
@@ -157,7 +159,8 @@ def _row(cost: Cost, machine: Machine) -> dict[str, Any]:
 
 
 def _aggregate(row: dict[str, Any], network: Any, machine: Machine) -> dict[str, Any]:
-    """The forward sum of CLS tokens, and the size of network above which it is not the limit."""
+    """The time of the CLS tokens' sum in a forward pass, and the crossover: the FLOPs of an image
+    that take as long."""
     images, n = row["images_per_device"], row["group"]
     size = images * network.config.embed_dim * network.dtype.itemsize
     seconds = machine.seconds(Transfer("group", "all-reduce", n, size, 1, "CLS tokens"))
@@ -175,16 +178,6 @@ def _aggregate(row: dict[str, Any], network: Any, machine: Machine) -> dict[str,
 # --- Idle Time Ratio -----------------------------------------------------------------------------
 
 
-def idle_model_parallel(devices: int) -> float:
-    """Equation 1: K layers on K devices, one at work at a time."""
-    return devices - 1.0
-
-
-def idle_pipeline(devices: int, stages: int) -> float:
-    """Equation 2: the same with S stages in flight."""
-    return (devices - 1) / stages
-
-
 def idle_ratio(devices: int, submodule: float, aggregation: float) -> float:
     """Equation 3 as published: T_agg / (K·T_submodule + T_agg), each forward and backward.
 
@@ -195,33 +188,37 @@ def idle_ratio(devices: int, submodule: float, aggregation: float) -> float:
 
 
 def idle_elapsed(devices: int, submodule: float, aggregation: float) -> float:
-    """K−1 devices that wait for one's aggregation, by the time that passes, as equation 1 counts:
+    """HSViT's ratio by the definition of equation 1, where K−1 devices wait for one's aggregation:
     (K−1)·T_agg / (T_submodule + T_agg)."""
     return (devices - 1) * aggregation / (submodule + aggregation)
 
 
 def _times(cost: Cost, devices: int, machine: Machine) -> tuple[float, float]:
-    """A training step's time of one submodule, and of one device that adds up the CLS tokens of all
+    """Seconds of a training step for one submodule, and for the device that adds up all CLS tokens
     and classifies; backward is taken as twice forward. No communication."""
     aggregation = 3 * (cost.head_flops + devices * cost.sum_flops)
     return (cost.step_flops - 3 * cost.head_flops) / machine.flops, aggregation / machine.flops
 
 
 def idle_hsvit(cost: Cost, machine: Machine) -> float:
-    """Equation 3 with what each device of the group axis holds as a submodule; 0 for one device."""
+    """Equation 3 with each device's part of the group axis as a submodule; 0 for one device."""
     return idle_ratio(cost.group, *_times(cost, cost.group, machine)) if cost.group > 1 else 0.0
 
 
 def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[dict[str, Any]]:
-    """The three equations for K devices; HSViT's with one of this network's parts on each, so that
-    more devices make a larger network."""
+    """The paper's equations for K devices.
+
+    Equation 1: K layers of which one is at work at a time. 2: the same with S pipeline stages in
+    flight. 3: HSViT with one of this network's parts on each device, so that more devices make a
+    larger network.
+    """
     way = "towers" if network.config.towers > 1 else "replicated"
     cost = costs.predict(way, network, data=1, group=network.group_axis_limit, batch=1)
     return [
         {
             "devices": k,
-            "model_parallel": idle_model_parallel(k),
-            "pipeline": idle_pipeline(k, PIPELINE_STAGES),
+            "model_parallel": k - 1.0,
+            "pipeline": (k - 1) / PIPELINE_STAGES,
             "hsvit": idle_ratio(k, *_times(cost, k, machine)) if k > 1 else 0.0,
             "hsvit_elapsed": idle_elapsed(k, *_times(cost, k, machine)),
         }
@@ -235,24 +232,22 @@ def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[
 def verification(
     config: ml_collections.ConfigDict, *, devices: int, group: int | None = None
 ) -> list[dict[str, Any]]:
-    """Predicted and compiled FLOPs and bytes of each way at 1, 2, 4, 8 devices (no more than
-    `devices`), in float32, 16 images in all. Raises ValueError for too few fake devices."""
+    """Compares predicted and compiled FLOPs and bytes of each way at 1, 2, 4, 8 devices, `devices`
+    at most, in float32, for 16 images on all devices.
+
+    Raises:
+        ValueError: there are too few fake devices.
+    """
     config = config.copy_and_resolve_references().unlock()
     config.model.dtype = "float32"
-    hlo.cpu_devices(max(n for n in VERIFY_DEVICES if n <= devices))
+    sizes = [n for n in VERIFY_DEVICES if n <= devices]
+    hlo.cpu_devices(max(sizes))
+    how = {"aggregate": config.mesh.aggregate, "gradients": config.mesh.gradients}
     return [
         row
         for way, network in costs.networks(config).items()
-        for n in VERIFY_DEVICES
-        if n <= devices
-        for row in compare(
-            way,
-            network,
-            n,
-            group=group,
-            aggregate=config.mesh.aggregate,
-            gradients=config.mesh.gradients,
-        )
+        for n in sizes
+        for row in compare(way, network, n, group=group, **how)
     ]
 
 
@@ -265,7 +260,11 @@ def compare(
     aggregate: str = "psum",
     gradients: str = "float32",
 ) -> list[dict[str, Any]]:
-    """Rows of (program, quantity, predicted, compiled) for one way on `devices` fake devices."""
+    """Compares one way's prediction with its compiled programs on `devices` fake devices.
+
+    Returns:
+        a dict for each program and quantity, with its `predicted` and `compiled` figure.
+    """
     axis = costs.group_axis(way, network, devices, group)
     layout = {"data": devices // axis, "group": axis, "batch": VERIFY_BATCH}
     settings = {**layout, "aggregate": aggregate, "gradients": gradients}
@@ -278,21 +277,14 @@ def compare(
     ):
         counted = "FLOPs, depthwise left out" if depthwise else "FLOPs"
         pairs = {counted: (flops - depthwise, program.flops)}
-        predicted = costs.by_axis_and_kind(transfers)
-        for key in sorted({*predicted, *program.transfers}):
-            pairs[": ".join(key)] = (predicted.get(key, 0), program.transfers.get(key, 0))
+        sent = costs.by_axis_and_kind(transfers)
+        for key in sorted({*sent, *program.transfers}):
+            pairs[": ".join(key)] = (sent.get(key, 0), program.transfers.get(key, 0))
         if name == "step":
             pairs["activations (estimate)"] = (cost.activation_bytes, program.temporary_bytes)
+        place = {"way": way, "data": layout["data"], "group": axis, "program": name}
         rows += [
-            {
-                "way": way,
-                "data": layout["data"],
-                "group": axis,
-                "program": name,
-                "quantity": quantity,
-                "predicted": a,
-                "compiled": b,
-            }
-            for quantity, (a, b) in pairs.items()
+            {**place, "quantity": quantity, "predicted": predicted, "compiled": compiled}
+            for quantity, (predicted, compiled) in pairs.items()
         ]
     return rows

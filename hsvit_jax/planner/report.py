@@ -1,5 +1,6 @@
-"""A plan as text: aligned tables, and in words what they show."""
+"""Formats a plan as text: aligned tables, and sentences on them."""
 
+import functools
 from typing import Any
 
 from hsvit_jax import report
@@ -7,7 +8,7 @@ from hsvit_jax.planner import costs
 
 
 def render(result: dict[str, Any]) -> str:
-    """A plan as text: the assumptions, the table, the smallest aggregate, waiting, verification."""
+    """Formats a plan: assumptions, costs, the smallest aggregate, idle times, verification."""
     machine, batch = result["machine"], result["batch"]
     raised = ""
     if batch != result["train_batch"]:
@@ -42,103 +43,103 @@ def render(result: dict[str, Any]) -> str:
 
 
 def _main_table(rows: list[dict[str, Any]]) -> list[str]:
-    sums = [costs.by_axis_and_kind(costs.Transfer(**t) for t in row["transfers"]) for row in rows]
-    keys = sorted({key for found in sums for key in found})
-    head = ("way", "devices", "data×group", "forward GFLOP", "step GFLOP", "memory", "of it act.")
-    head += tuple(f"{axis} {kind}" for axis, kind in keys)
-    head += ("step ms", "efficiency", "limit", "ITR eq. 3")
-    body = [
-        (
-            row["way"],
-            f"{row['devices']:,}",
-            f"{row['data']}×{row['group']}",
-            f"{row['forward_flops'] / 1e9:.4g}",
-            f"{row['step_flops'] / 1e9:.4g}",
-            report.byte_text(row["memory_bytes"]),
-            report.byte_text(row["activation_bytes"]),
-            *(report.byte_text(found[key]) if key in found else "–" for key in keys),
-            f"{1e3 * row['step_seconds']:.4g}",
-            f"{row['efficiency']:.1%}",
-            row["limit"],
-            f"{row['idle_time_ratio']:.2e}" if row["idle_time_ratio"] else "–",
-        )
-        for row, found in zip(rows, sums, strict=True)
-    ]
-    return report.aligned([head, *body])
+    """The costs of each way on each number of devices, a line each."""
+
+    def sent(row: dict[str, Any]) -> dict[tuple[str, str], int]:
+        return costs.by_axis_and_kind(costs.Transfer(**t) for t in row["transfers"])
+
+    def bytes_sent(row: dict[str, Any], key: tuple[str, str]) -> str:
+        return report.byte_text(sent(row)[key]) if key in sent(row) else "–"
+
+    columns = {
+        "way": lambda row: row["way"],
+        "devices": lambda row: f"{row['devices']:,}",
+        "data×group": lambda row: f"{row['data']}×{row['group']}",
+        "forward GFLOP": lambda row: f"{row['forward_flops'] / 1e9:.4g}",
+        "step GFLOP": lambda row: f"{row['step_flops'] / 1e9:.4g}",
+        "memory": lambda row: report.byte_text(row["memory_bytes"]),
+        "of it act.": lambda row: report.byte_text(row["activation_bytes"]),
+    }
+    for key in sorted({key for row in rows for key in sent(row)}):
+        columns[" ".join(key)] = functools.partial(bytes_sent, key=key)
+    columns |= {
+        "step ms": lambda row: f"{1e3 * row['step_seconds']:.4g}",
+        "efficiency": lambda row: f"{row['efficiency']:.1%}",
+        "limit": lambda row: row["limit"],
+        "ITR eq. 3": lambda row: f"{row['idle_time_ratio']:.2e}" if row["idle_time_ratio"] else "–",
+    }
+    return report.aligned(report.table(columns, rows))
 
 
 def _limits(rows: list[dict[str, Any]]) -> list[str]:
-    """From how many devices on the links take longer than the computation."""
+    """The number of devices from which on links take longer than computing, for each way."""
     lines = []
     for way in dict.fromkeys(row["way"] for row in rows):
         slow = [row["devices"] for row in rows if row["way"] == way and row["limit"] == "links"]
         last = max(row["devices"] for row in rows if row["way"] == way)
-        told = f"from {slow[0]:,} devices on" if slow else f"not up to {last:,} devices"
-        lines.append(f"{way}: in training the links are the limit {told}")
+        where = f"from {slow[0]:,} devices on" if slow else f"not up to {last:,} devices"
+        lines.append(f"{way}: in training the links are the limit {where}")
     return lines
 
 
 def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
-    table = [("devices", "group", "images", "bytes", "µs", "FLOPs/image", "crossover FLOPs/image")]
-    table += [
-        (
-            f"{row['devices']:,}",
-            f"{row['group']}",
-            f"{row['images_per_device']:,}",
-            f"{row['bytes']:,}",
-            f"{1e6 * row['seconds']:.4g}",
-            f"{row['forward_flops_per_image']:,}",
-            f"{row['crossover_flops_per_image']:,.0f}",
-        )
-        for row in rows
-    ]
+    """The CLS tokens' sum against the computation of an image."""
+    columns = {
+        "devices": lambda row: f"{row['devices']:,}",
+        "group": lambda row: f"{row['group']}",
+        "images": lambda row: f"{row['images_per_device']:,}",
+        "bytes": lambda row: f"{row['bytes']:,}",
+        "µs": lambda row: f"{1e6 * row['seconds']:.4g}",
+        "FLOPs/image": lambda row: f"{row['forward_flops_per_image']:,}",
+        "crossover FLOPs/image": lambda row: f"{row['crossover_flops_per_image']:,.0f}",
+    }
     return [
         "the smallest aggregate, one device's CLS sum in a forward pass: images × embedding × bytes"
         " of a number, whatever the network's size.",
         "Above the crossover a device computes longer than it takes, and the links are no limit:",
-        *report.aligned(table),
+        *report.aligned(report.table(columns, rows)),
     ]
 
 
 def _idle_text(rows: list[dict[str, Any]], stages: int) -> list[str]:
-    table = [("K", "model", f"pipeline S={stages}", "HSViT", "HSViT as eq. 1 counts")]
-    table += [
-        (
-            f"{row['devices']:,}",
-            f"{row['model_parallel']:,.0f}",
-            f"{row['pipeline']:,.4g}",
-            f"{row['hsvit']:.2e}",
-            f"{row['hsvit_elapsed']:.2e}",
-        )
-        for row in rows
-    ]
+    """Idle time by the paper's equations."""
+    columns = {
+        "K": lambda row: f"{row['devices']:,}",
+        "model": lambda row: f"{row['model_parallel']:,.0f}",
+        f"pipeline S={stages}": lambda row: f"{row['pipeline']:,.4g}",
+        "HSViT": lambda row: f"{row['hsvit']:.2e}",
+        "HSViT as eq. 1 counts": lambda row: f"{row['hsvit_elapsed']:.2e}",
+    }
     return [
         "Idle Time Ratio of K devices, equations 1, 2, 3 (no communication; HSViT: one submodule "
         "of this network on each, one device adds up all CLS tokens).",
         "Equation 3 divides by all devices' time, 1 and 2 by the time that passes; last column: "
         "HSViT by theirs.",
-        *report.aligned(table),
+        *report.aligned(report.table(columns, rows)),
     ]
 
 
 def _verify_text(rows: list[dict[str, Any]], batch: int) -> list[str]:
-    table = [("way", "data×group", "program", "quantity", "predicted", "compiled", "difference")]
-    for row in rows:
-        a, b = row["predicted"], row["compiled"]
-        table.append(
-            (
-                row["way"],
-                f"{row['data']}×{row['group']}",
-                row["program"],
-                row["quantity"],
-                f"{a:,}",
-                f"{b:,}",
-                f"{(a - b) / b:+.2%}" if b else "–" if a == b else "not there",
-            )
-        )
+    """Predictions against compiled programs."""
+
+    def difference(row: dict[str, Any]) -> str:
+        predicted, compiled = row["predicted"], row["compiled"]
+        if compiled:
+            return f"{(predicted - compiled) / compiled:+.2%}"
+        return "not there" if predicted else "–"
+
+    columns = {
+        "way": lambda row: row["way"],
+        "data×group": lambda row: f"{row['data']}×{row['group']}",
+        "program": lambda row: row["program"],
+        "quantity": lambda row: row["quantity"],
+        "predicted": lambda row: f"{row['predicted']:,}",
+        "compiled": lambda row: f"{row['compiled']:,}",
+        "difference": difference,
+    }
     return [
         f"verification: compiled for fake CPU devices, float32, {batch} images in all; FLOPs "
         "of matrix products and convolutions, loops unrolled, bytes of collectives;",
         "activations against all the program's temporary memory, its workspace included",
-        *report.aligned(table),
+        *report.aligned(report.table(columns, rows)),
     ]
