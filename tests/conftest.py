@@ -59,6 +59,21 @@ def bits_of_a_run(monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def stored_weights(tmp_path_factory) -> Path:
+    """A run's folder with a checkpoint of `small_runs.made_up_values`, to start from."""
+    import small_runs
+
+    from hsvit_jax import checkpoint, train
+
+    folder = tmp_path_factory.mktemp("stored")
+    run = train.prepare(small_runs.small_config(), dataset=small_runs.small_dataset())
+    params, stats = small_runs.made_up_values(run.model)
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"params": params, "stats": stats}, run.meta, metric=0.5, wait=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def golden_dir() -> Path:
     """The folder of committed golden vectors."""
     return ROOT / "tests" / "golden"

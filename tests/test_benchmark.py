@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import statistics
 import sys
 
@@ -62,15 +63,12 @@ def records():
 
 
 @pytest.mark.parametrize("work", benchmark.WORKS)
-def test_record_holds_what_the_readme_promises(records, work):
+def test_record_holds_what_the_docs_promise(records, work):
     record = records[work]
     assert json.loads(json.dumps(record)) == record
     assert (record["work"], record["batch"], record["steps"]) == (work, 16, 3)
-    assert (record["dtype"], record["data"], record["image_size"]) == (
-        "float32",
-        "random",
-        [16, 16],
-    )
+    sizes = record["dtype"], record["data"], record["image_size"]
+    assert sizes == ("float32", "random", [16, 16])
     assert record["images_per_step"] == (128 if work == "eval" else 16)
     assert record["mesh"] == ({"data": 2, "group": 2} if work == "train" else dict(data=1, group=1))
     spread = record["images_per_second_spread"]
@@ -81,17 +79,11 @@ def test_record_holds_what_the_readme_promises(records, work):
     assert record["peak_memory_bytes"] > 2**20
     assert record["device_peak_memory_bytes"] is None  # these are CPUs
     assert set(record["versions"]) == {"jax", "jaxlib", "python"}
-    assert record["versions"]["jax"] == jax.__version__
     assert record["devices"] == ["cpu"] * 8
     if work == "eval":
         assert record["program"] is None
     else:
         assert record["program"]["flops"] > 0 and record["program"]["temp_bytes"] > 0
-
-
-@pytest.mark.parametrize("work", benchmark.WORKS)
-def test_share_of_peak_is_rate_times_flops_over_peak(records, work):
-    record = records[work]
     if work == "input":
         assert record["flops_per_image"] is record["share_of_peak"] is record["peak"] is None
         return
@@ -244,14 +236,11 @@ def test_command_line_hands_over_its_flags(capsys, monkeypatch):
     }
 
 
-def test_peak_alone_needs_no_configuration(capsys):
+def test_peak_and_help_need_no_configuration(capsys):
     assert benchmark.main(["benchmark", "--peak"]) == 0
     peak = json.loads(capsys.readouterr().out)["peak"]
     both = peak["matmul_flops_per_second"], peak["convolution_flops_per_second"]
     assert peak["flops_per_second"] == max(both) and min(both) > 0
-
-
-def test_help_lists_the_flags(capsys):
     assert benchmark.main(["benchmark", "--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"  --{name}=" in out for name in ("work", "batch", "no_augment", "vs"))
@@ -260,7 +249,7 @@ def test_help_lists_the_flags(capsys):
 # --- Against another program ---------------------------------------------------------------------
 
 
-def script(tmp_path, name, rates):
+def script(tmp_path, name, *rates, **fields):
     """A program that prints the next of `rates` each time, and logs its turn."""
     path = tmp_path / f"{name}.py"
     path.write_text(
@@ -270,16 +259,15 @@ def script(tmp_path, name, rates):
         f"log.write_text(turns + {name!r})\n"
         f"print('starting')\n"
         f"rate = {rates!r}[turns.count({name!r})]\n"
-        f"print(json.dumps(dict(images_per_second=rate)))\n"
+        f"print(json.dumps(dict(images_per_second=rate, **{fields!r})))\n"
         f"print('done')\n"
     )
-    return path
+    return [sys.executable, str(path)]
 
 
 def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
-    ours = script(tmp_path, "A", [10, 30, 20])
-    theirs = script(tmp_path, "B", [2, 10, 40])
-    record = versus.compare([sys.executable, str(ours)], f'"{sys.executable}" "{theirs}"', 3)
+    ours, theirs = script(tmp_path, "A", 10, 30, 20), script(tmp_path, "B", 2, 10, 40)
+    record = versus.compare(ours, shlex.join(theirs), 3)
     assert (tmp_path / "log").read_text() == "ABABAB"
     assert record["ratios"] == [5.0, 3.0, 0.5]
     assert record["ratio"] == 3.0  # not 20/10, the ratio of the medians
@@ -292,14 +280,9 @@ def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
 
 
 def test_compare_believes_a_program_that_knows_its_memory(tmp_path):
-    def program(name, rate, memory):
-        path = tmp_path / f"{name}.py"
-        line = json.dumps({"images_per_second": rate, "peak_memory_bytes": memory})
-        path.write_text(f"print({line!r})\n")
-        return path
-
-    ours, theirs = program("ours", 1.5, 300), program("theirs", 3, 200)
-    record = versus.compare([sys.executable, str(ours)], f'"{sys.executable}" "{theirs}"', 1)
+    ours = script(tmp_path, "A", 1.5, peak_memory_bytes=300)
+    theirs = script(tmp_path, "B", 3, peak_memory_bytes=200)
+    record = versus.compare(ours, shlex.join(theirs), 1)
     assert record["memory_ratio"] == 1.5 and record["ratio"] == 0.5
 
 
@@ -309,16 +292,18 @@ def test_compare_believes_a_program_that_knows_its_memory(tmp_path):
         ("echo first >&2; echo the end >&2; exit 3", r"failed with code 3.*\n.*first\nthe end"),
         ("echo '{\"images_per_second\": 5}'; exit 1", "failed with code 1"),
         ("echo hello", "printed no JSON line with a positive images_per_second"),
-        ("echo '{\"images_per_second\": 0}'", "no JSON line"),
-        ("echo '{\"images_per_second\": NaN}'", "no JSON line"),
-        ("echo '{\"images_per_second\": true}'", "no JSON line"),
-        ("echo '[3]'", "no JSON line"),
+        *(
+            (f"echo '{line}'", "no JSON line")
+            for line in (
+                *(f'{{"images_per_second": {rate}}}' for rate in (0, "NaN", "true")),
+                "[3]",
+            )
+        ),
     ],
 )
 def test_compare_tells_how_the_other_command_failed(tmp_path, command, said):
-    ours = script(tmp_path, "A", [1.0])
     with pytest.raises(ValueError, match=said) as error:
-        versus.compare([sys.executable, str(ours)], command, 1)
+        versus.compare(script(tmp_path, "A", 1.0), command, 1)
     assert "the command of --vs" in str(error.value)
 
 
@@ -332,10 +317,3 @@ def test_vs_runs_our_own_command_line_in_a_process(capfd):
     last = record["ours"]["last"]
     assert (last["work"], last["batch"], last["mesh"]) == ("input", 16, {"data": 8, "group": 1})
     assert record["ratio"] == last["images_per_second"]
-
-
-def test_vs_stops_at_our_own_mistake(capfd):
-    words = [f"--config={CONFIG_FILE}", "--config.mesh.group=3", "--vs=false"]
-    assert benchmark.main(["benchmark", *words]) == 1
-    err = capfd.readouterr().err
-    assert "our own run failed with code 1" in err and "set mesh.group to one of" in err

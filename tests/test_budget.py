@@ -13,28 +13,17 @@ BATCH = 16
 FLOPS, WORKSPACE = 4_559_597_568, 56_664_360
 
 
-@pytest.fixture(scope="module")
-def step():
-    """The trainer's step as compiled for one device, at C2A2's own sizes and 32 pixels."""
-    config = config_lib.get_config("c2a2").copy_and_resolve_references()
-    config.train.batch = BATCH
+def test_the_step_is_within_its_budget():
+    """The trainer's step for one device, at C2A2's own sizes and 32 pixels."""
+    config = config_lib.get_config("c2a2", f"train.batch={BATCH}")
     run = jobs.prepare(config, False, jax.devices()[:1])
-    return jobs.train_job(run, True)
-
-
-def test_flops_are_within_the_budget(step):
-    flops, transfers = hlo.count(step.compiled.as_text(), 1)
+    compiled = jobs.train_job(run, True).compiled
+    flops, transfers = hlo.count(compiled.as_text(), 1)
     assert flops == pytest.approx(FLOPS, rel=0.02)
     assert not transfers
-
-
-def test_workspace_is_within_the_budget(step):
-    assert step.compiled.memory_analysis().temp_size_in_bytes < 1.1 * WORKSPACE
-
-
-def test_the_batch_is_an_argument_and_no_more(step):
-    """Besides the state, which is given back in its place, and which no copy is made of."""
-    memory = step.compiled.memory_analysis()
+    memory = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < 1.1 * WORKSPACE
+    # The batch is an argument, and no more besides the state, which is given back in its place.
     batch = BATCH * (32 * 32 * 3 + 4 + 4)
     besides = memory.argument_size_in_bytes - memory.alias_size_in_bytes
     assert besides == pytest.approx(batch, rel=0.01)

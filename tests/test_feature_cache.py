@@ -6,7 +6,7 @@ import pytest
 import small_runs
 from test_frozen import DATASET, PLAIN
 
-from hsvit_jax import checkpoint, train
+from hsvit_jax import train
 from hsvit_jax.models import feature_extractor
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.train import feature_cache
@@ -19,26 +19,16 @@ def config_for(source, cache, **settings):
     return config
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("source")
-    run = train.prepare(small_runs.small_config(), dataset=DATASET)
-    params, stats = small_runs.made_up_values(run.model)
-    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
-        checkpoints.save(0, {"params": params, "stats": stats}, run.meta, metric=0.5, wait=True)
-    return folder
-
-
 def lines(config, folder, dataset=DATASET):
     train.train(config, folder, dataset=dataset, verbose=False)
     return small_runs.metric_lines(folder)
 
 
 @pytest.fixture(scope="module")
-def cached(source, tmp_path_factory):
+def cached(stored_weights, tmp_path_factory):
     """The folder of features of a run, and what it wrote into its metrics."""
     folder = tmp_path_factory.mktemp("cached")
-    return folder / "cache", lines(config_for(source, folder / "cache"), folder / "run")
+    return folder / "cache", lines(config_for(stored_weights, folder / "cache"), folder / "run")
 
 
 def close(found, expected):
@@ -49,17 +39,17 @@ def close(found, expected):
             assert one[name] == (value if isinstance(value, str) else pytest.approx(value, 1e-4))
 
 
-def test_training_is_the_same(source, cached, tmp_path):
-    close(cached[1], lines(config_for(source, ""), tmp_path))
+def test_training_is_the_same(stored_weights, cached, tmp_path):
+    close(cached[1], lines(config_for(stored_weights, ""), tmp_path))
 
 
-def test_it_is_read_again_and_a_damaged_one_is_not(source, cached, monkeypatch):
+def test_it_is_read_again_and_a_damaged_one_is_not(stored_weights, cached, monkeypatch):
     """Streamed this time: too large, as it were, for the devices."""
     cache, _ = cached
     (features,) = cache.rglob("train.npy")
     whole = features.read_bytes()
     batches = small_runs.spy_on_batches(monkeypatch)
-    run = train.prepare(config_for(source, cache), dataset=DATASET)
+    run = train.prepare(config_for(stored_weights, cache), dataset=DATASET)
     params, stats = small_runs.made_up_values(run.model)
     state = {"params": params, "stats": stats}
     monkeypatch.setattr(feature_cache, "_RESIDENT_BYTES", 0)
@@ -77,21 +67,23 @@ def test_it_is_read_again_and_a_damaged_one_is_not(source, cached, monkeypatch):
 
 
 @pytest.mark.slow
-def test_streamed_features_train_the_same(source, cached, tmp_path, monkeypatch):
+def test_streamed_features_train_the_same(stored_weights, cached, tmp_path, monkeypatch):
     cache, expected = cached
     monkeypatch.setattr(feature_cache, "_RESIDENT_BYTES", 0)
-    close(lines(config_for(source, cache), tmp_path), expected)
+    close(lines(config_for(stored_weights, cache), tmp_path), expected)
 
 
 @pytest.mark.slow
-def test_training_is_the_same_on_a_mesh(source, tmp_path):
+def test_training_is_the_same_on_a_mesh(stored_weights, tmp_path):
     settings = {"mesh__data": 2, "mesh__group": 2, "mesh__gradients": "bf16", "train__batch": 34}
-    plain = lines(config_for(source, "", **settings), tmp_path / "plain")
-    close(lines(config_for(source, tmp_path / "cache", **settings), tmp_path / "run"), plain)
+    plain = lines(config_for(stored_weights, "", **settings), tmp_path / "plain")
+    close(
+        lines(config_for(stored_weights, tmp_path / "cache", **settings), tmp_path / "run"), plain
+    )
 
 
-def test_other_data_or_weights_have_features_of_their_own(source, tmp_path):
-    run = train.prepare(config_for(source, tmp_path), dataset=DATASET)
+def test_other_data_or_weights_have_features_of_their_own(stored_weights, tmp_path):
+    run = train.prepare(config_for(stored_weights, tmp_path), dataset=DATASET)
     params, stats = small_runs.made_up_values(run.model)
     state = {"params": params, "stats": stats}
     folders = [feature_cache._folder(run, state, "trunk")]
@@ -101,29 +93,31 @@ def test_other_data_or_weights_have_features_of_their_own(source, tmp_path):
     folders.append(feature_cache._folder(run, state, "trunk"))
     stats["trunk"]["blocks"]["0"]["norms"]["0"]["mean"] += 1
     folders.append(feature_cache._folder(run, state, "trunk"))
-    other = train.prepare(config_for(source, tmp_path), dataset=small_runs.small_dataset(seed=4))
+    other = train.prepare(
+        config_for(stored_weights, tmp_path), dataset=small_runs.small_dataset(seed=4)
+    )
     folders.append(feature_cache._folder(other, state, "trunk"))
-    darker = train.prepare(config_for(source, tmp_path, data__mean=(0.1,)), dataset=DATASET)
+    darker = train.prepare(config_for(stored_weights, tmp_path, data__mean=(0.1,)), dataset=DATASET)
     folders.append(feature_cache._folder(darker, state, "trunk"))
     assert len(set(folders)) == 5
 
 
-def test_mistakes_are_told(source, tmp_path):
-    config = config_for(source, tmp_path, augment__crop_padding=1, augment__mixup=0.2)
+def test_mistakes_are_told(stored_weights, tmp_path):
+    config = config_for(stored_weights, tmp_path, augment__crop_padding=1, augment__mixup=0.2)
     message = r"switch it off \(--config.augment.crop_padding=0 --config.augment.mixup=0.0\)"
     with pytest.raises(ValueError, match=message):
         train.prepare(config, dataset=DATASET)
-    config = config_for(source, tmp_path, augment__random_resized_crop=(0.08, 1.0))
+    config = config_for(stored_weights, tmp_path, augment__random_resized_crop=(0.08, 1.0))
     with pytest.raises(ValueError, match=r"off \(--config.augment.random_resized_crop=\),"):
         train.prepare(config, dataset=DATASET)
-    config = config_for(source, tmp_path)
+    config = config_for(stored_weights, tmp_path)
     with config.unlocked():
         config.init.freeze = ""
     with pytest.raises(ValueError, match=r"name them with init\.freeze"):
         train.prepare(config, dataset=DATASET)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot write to init\.cache"):
-        train.train(config_for(source, tmp_path / "file"), tmp_path / "r", dataset=DATASET)
+        train.train(config_for(stored_weights, tmp_path / "file"), tmp_path / "r", dataset=DATASET)
 
 
 class _Sneaking(hsvit.HSViT):
@@ -134,8 +128,8 @@ class _Sneaking(hsvit.HSViT):
         return logits_BK + images_BHWC.mean((1, 2, 3))[:, None], stats
 
 
-def test_a_cut_is_after_what_comes_first(source):
-    run = train.prepare(config_for(source, "x"), dataset=DATASET)
+def test_a_cut_is_after_what_comes_first(stored_weights):
+    run = train.prepare(config_for(stored_weights, "x"), dataset=DATASET)
     assert feature_extractor.boundary(run.model) == "trunk"
     for frozen in ({"groups"}, {"trunk", "head"}):
         with pytest.raises(ValueError, match="goes through trunk, groups, head: freeze the first"):

@@ -32,27 +32,17 @@ def same(a, b):
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A folder with a small network's weights, and these."""
-    folder = tmp_path_factory.mktemp("source")
-    run = train.prepare(small_runs.small_config(), dataset=DATASET)
-    params, stats = small_runs.made_up_values(run.model)
-    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
-        checkpoints.save(0, {"params": params, "stats": stats}, run.meta, metric=0.5, wait=True)
-    return folder, params, stats
-
-
-@pytest.fixture(scope="module")
-def trained(source, tmp_path_factory):
+def trained(stored_weights, tmp_path_factory):
     """The folder of a run of two steps with its trunk frozen, and its last state."""
     folder = tmp_path_factory.mktemp("frozen")
-    train.train(config_for(source[0], "trunk"), folder, dataset=DATASET, verbose=False)
+    train.train(config_for(stored_weights, "trunk"), folder, dataset=DATASET, verbose=False)
     return folder, checkpoint.load_tree(folder)[1]
 
 
-def test_only_the_rest_is_trained(source, trained):
-    _, params, stats = source
+def test_only_the_rest_is_trained(trained):
     _, state = trained
+    model = train.prepare(small_runs.small_config(), dataset=DATASET).model
+    params, stats = small_runs.made_up_values(model)
     same(state["params"]["trunk"], params["trunk"])
     same(state["stats"]["trunk"], stats["trunk"])
     assert (state["params"]["head"]["linear"]["kernel"] != params["head"]["linear"]["kernel"]).all()
@@ -65,20 +55,20 @@ def test_only_the_rest_is_trained(source, trained):
     same(averaged["trunk"], params["trunk"])
 
 
-def test_it_goes_on_with_the_same_parts_only(source, trained):
+def test_it_goes_on_with_the_same_parts_only(stored_weights, trained):
     folder, _ = trained
     for other in ("", "trunk,head"):
         with pytest.raises(ValueError, match=r"init\.freeze='trunk', now it is"):
-            train.train(config_for(source[0], other), folder, dataset=DATASET, verbose=False)
-    config = config_for(source[0], " trunk", train__epochs=0.0)
+            train.train(config_for(stored_weights, other), folder, dataset=DATASET, verbose=False)
+    config = config_for("", " trunk", train__epochs=0.0)  # without the weights it started from
     assert train.train(config, folder, dataset=DATASET, verbose=False).step == 2
 
 
-def test_no_gradient_is_computed_for_them(source):
+def test_no_gradient_is_computed_for_them(stored_weights):
     """A step costs less by the trunk's backward pass, which is more than its forward pass."""
     flops = {}
     for freeze in ("", "trunk", "head"):
-        run = train.prepare(config_for(source[0] if freeze else "", freeze), dataset=DATASET)
+        run = train.prepare(config_for(stored_weights if freeze else "", freeze), dataset=DATASET)
         batch = [
             jax.ShapeDtypeStruct((35, *s), d) for s, d in (((8, 8, 1), "uint8"), ((), "int32"))
         ]
@@ -96,16 +86,13 @@ def test_no_gradient_is_computed_for_them(source):
 @pytest.mark.parametrize(
     ("freeze", "message"),
     [
-        (
-            "trunk,backbone",
-            "it has no backbone; name .* not all: groups, head, trunk",
-        ),
+        ("trunk,backbone", "it has no backbone; name .* not all: groups, head, trunk"),
         ("trunk,groups,head", "nothing would be left to train"),
     ],
 )
-def test_parts_are_named(source, freeze, message):
+def test_parts_are_named(stored_weights, freeze, message):
     with pytest.raises(ValueError, match=message):
-        train.prepare(config_for(source[0], freeze), dataset=DATASET)
+        train.prepare(config_for(stored_weights, freeze), dataset=DATASET)
 
 
 def test_random_weights_are_not_frozen(monkeypatch, tmp_path):
@@ -121,14 +108,9 @@ def test_random_weights_are_not_frozen(monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_frozen_run_goes_on_without_what_it_started_from(trained):
-    config = config_for("", "trunk", train__epochs=0.0)
-    assert train.train(config, trained[0], dataset=DATASET, verbose=False).step == 2
-
-
-def test_towers_are_frozen_whole(source):
+def test_towers_are_frozen_whole(stored_weights):
     settings = {"model__towers": 2, "model__conv_channels": (4, 16), "model__votes": "learned"}
-    run = train.prepare(config_for(source[0], "towers", **settings), dataset=DATASET)
+    run = train.prepare(config_for(stored_weights, "towers", **settings), dataset=DATASET)
     params, stats = small_runs.made_up_values(run.model)
     images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
     how = {"train": True, "dropout_key": jax.random.key(0)}

@@ -1,5 +1,6 @@
 """The whole run in one process: what it evaluates and saves, when it stops, what it refuses."""
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -21,23 +22,37 @@ def run(workdir, *, dataset=None, **settings):
     )
 
 
+def around_evaluations(monkeypatch, around):
+    """Each evaluation becomes `around(evaluate, params, split)`, where `evaluate()` does it."""
+    make = evaluate.make_evaluator
+
+    def patched(*args, **kwargs):
+        evaluator = make(*args, **kwargs)
+        return lambda params, stats, split, *rest: around(
+            lambda: evaluator(params, stats, split, *rest), params, split
+        )
+
+    monkeypatch.setattr(evaluate, "make_evaluator", patched)
+
+
 @pytest.fixture
 def spy(monkeypatch):
     """Names the split of every evaluation, by its size."""
     seen = []
-    make = evaluate.make_evaluator
 
-    def spied(*args, **kwargs):
-        evaluator = make(*args, **kwargs)
+    def around(evaluate, params, split):
+        seen.append({70: "train", 21: "val", 23: "test"}[len(split)])
+        return evaluate()
 
-        def call(params, stats, split, *rest):
-            seen.append({70: "train", 21: "val", 23: "test"}[len(split)])
-            return evaluator(params, stats, split, *rest)
-
-        return call
-
-    monkeypatch.setattr(evaluate, "make_evaluator", spied)
+    around_evaluations(monkeypatch, around)
     return seen
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing stopped: its result and its metrics."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run(folder), metric_lines(folder)
 
 
 def test_a_run_from_start_to_end(tmp_path, spy, monkeypatch):
@@ -68,17 +83,19 @@ def test_a_run_from_start_to_end(tmp_path, spy, monkeypatch):
 
 
 def test_evaluation_and_checkpoints_on_epochs_of_their_own(tmp_path, spy):
-    """Epochs of 2 steps: evaluated every 3, saved every 2, and both at the end."""
+    """Epochs of 2 steps: evaluated every 3, saved every 2, and both at the end, as is a line."""
     run(
         tmp_path,
         dataset=small_dataset((70, 21, 23)),
         train__batch=32,
         train__steps=15,
+        train__log_every=4,
         train__eval_every=3,
         checkpoint__every=2,
         checkpoint__keep_latest=20,
     )
     lines = metric_lines(tmp_path)
+    assert [line["step"] for line in lines if "split" not in line] == [4, 8, 12, 15]
     assert [line["step"] for line in lines if line.get("split") == "val"] == [6, 12, 15]
     steps = checkpoint.Checkpoints(tmp_path / "checkpoints", read_only=True).steps()
     assert steps == [4, 6, 8, 12, 15]
@@ -86,25 +103,15 @@ def test_evaluation_and_checkpoints_on_epochs_of_their_own(tmp_path, spy):
 
 def test_the_best_is_chosen_on_validation(tmp_path, monkeypatch):
     """The middle evaluation is made the best one: its parameters are what is tested."""
-    accuracies = iter([0.1, 0.9, 0.5])
-    make, states = evaluate.make_evaluator, []
+    accuracies, states = iter([0.1, 0.9, 0.5]), []
 
-    def forged(*args, **kwargs):
-        evaluator = make(*args, **kwargs)
+    def forge(evaluate, params, split):
+        result = evaluate()
+        states.append((len(split), np.asarray(params["head"]["linear"]["kernel"])))
+        accuracy = next(accuracies, None) if len(split) == 21 else None
+        return result if accuracy is None else dataclasses.replace(result, accuracy=accuracy)
 
-        def call(params, stats, split, *rest):
-            result = evaluator(params, stats, split, *rest)
-            states.append((len(split), np.asarray(params["head"]["linear"]["kernel"])))
-            accuracy = next(accuracies, None) if len(split) == 21 else None
-            if accuracy is None:
-                return result
-            return evaluate.Evaluation(
-                result.loss, accuracy, result.top5, result.examples, result.confusion_KK
-            )
-
-        return call
-
-    monkeypatch.setattr(evaluate, "make_evaluator", forged)
+    around_evaluations(monkeypatch, forge)
     result = run(tmp_path, train__steps=12, checkpoint__keep_latest=1)
     assert result.best_step == 8
     assert [size for size, _ in states] == [21, 21, 21, 21, 23]
@@ -165,14 +172,10 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, sizes,
     assert not (tmp_path / "run").exists()
 
 
-def test_a_workdir_that_cannot_be_written(tmp_path):
+def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match="--workdir"):
         run(tmp_path / "file" / "run")
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_workdir_in_use_is_refused_and_free_again_afterwards(tmp_path):
     with (tmp_path / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match=r"another run is using the work folder.*--workdir"):
@@ -190,49 +193,36 @@ def test_a_streamed_run_is_the_resident_one(tmp_path, bits_of_a_run):
 # --- Requests to stop ----------------------------------------------------------------------------
 
 
-def stop_during(monkeypatch, call, signum=signal.SIGTERM):
-    """Sends a signal to this process during the `call`-th evaluation."""
-    make, count = evaluate.make_evaluator, []
-
-    def signalled(*args, **kwargs):
-        evaluator = make(*args, **kwargs)
-
-        def evaluate_and_signal(*rest):
-            count.append(None)
-            if len(count) == call:
-                os.kill(os.getpid(), signum)
-            return evaluator(*rest)
-
-        return evaluate_and_signal
-
-    monkeypatch.setattr(evaluate, "make_evaluator", signalled)
-
-
 @pytest.mark.parametrize(
-    ("call", "step"),
-    [(1, 4), (2, 6), (3, 6), (4, 6)],
-    ids=["epoch end", "last step", "best checkpoint", "test split"],
+    ("call", "step"), [(1, 4), (2, 6), (4, 6)], ids=["epoch end", "last step", "best checkpoint"]
 )
-def test_a_stop_during_evaluation_leaves_the_same_metrics(tmp_path, monkeypatch, call, step):
+def test_a_stop_during_evaluation_leaves_the_same_metrics(tmp_path, monkeypatch, whole, call, step):
     """The evaluation at an epoch's end is finished first: its figure is in the checkpoint. Those
     at the very end are given up, and done by the next run."""
-    whole = run(tmp_path / "whole")
+    count = []
+
+    def signalled(evaluate, params, split):
+        count.append(None)
+        if len(count) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate()
+
     with monkeypatch.context() as patch:
-        stop_during(patch, call)
+        around_evaluations(patch, signalled)
         with pytest.raises(signals.Interrupted) as caught:
-            run(tmp_path / "cut")
+            run(tmp_path)
     assert (caught.value.step, caught.value.exit_code) == (step, 42)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    saved = checkpoint.Checkpoints(tmp_path / "cut" / "checkpoints", read_only=True)
+    saved = checkpoint.Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert saved.steps()[-1] == step
-    assert not [x for x in metric_lines(tmp_path / "cut") if x.get("split") == "test"]
-    result = run(tmp_path / "cut")
-    assert metric_lines(tmp_path / "cut") == metric_lines(tmp_path / "whole")
-    assert (result.best_step, result.test.loss) == (whole.best_step, whole.test.loss)
-    assert saved.best_step() == whole.best_step
+    assert not [line for line in metric_lines(tmp_path) if line.get("split") == "test"]
+    again, (result, lines) = run(tmp_path), whole
+    assert metric_lines(tmp_path) == lines
+    assert (again.best_step, again.test.loss) == (result.best_step, result.test.loss)
+    assert saved.best_step() == result.best_step
 
 
-def test_a_stop_before_the_first_step_saves_the_start(tmp_path, monkeypatch):
+def test_a_stop_before_the_first_step_saves_the_start(tmp_path, monkeypatch, whole):
     """As when the signal comes while the step is prepared."""
     init = loop.Loop.__init__
 
@@ -243,11 +233,10 @@ def test_a_stop_before_the_first_step_saves_the_start(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(loop.Loop, "__init__", signalled)
         with pytest.raises(signals.Interrupted) as caught:
-            run(tmp_path / "cut", train__steps=4)
+            run(tmp_path)
     assert (caught.value.step, caught.value.exit_code) == (0, 130)
-    run(tmp_path / "cut", train__steps=4)
-    run(tmp_path / "whole", train__steps=4)
-    assert metric_lines(tmp_path / "cut") == metric_lines(tmp_path / "whole")
+    run(tmp_path)
+    assert metric_lines(tmp_path) == whole[1]
 
 
 def test_handlers_are_put_back_and_the_request_is_told(capfd):

@@ -62,8 +62,8 @@ def measure_parts(
 def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
     """Builds the functions that run one part each, by the part's name.
 
-    Trunk, groups and head are cut apart by a `GroupShard`, which stands between them: the neighbours
-    of a part are dead code to the compiler. The gradient is taken for a part's first argument: its
+    A `GroupShard` stands between trunk, groups and head and cuts them apart: the neighbours of a
+    part are dead code to the compiler. The gradient is taken for a part's first argument: its
     parameters, and the activations it is given.
     """
     model, batch = run.model, run.config.train.batch
