@@ -62,8 +62,8 @@ def run(params, split, batch, mesh, classes):
     return evaluator(params, {}, split, batch)
 
 
-@pytest.mark.parametrize(("group", "count"), [(1, 1), (1, 8), (2, 4), (8, 1)])
-@pytest.mark.parametrize(("examples", "batch"), [(101, 16), (101, 1000), (96, 16), (3, 16)])
+@pytest.mark.parametrize(("group", "count"), [(1, 1), (1, 8), (2, 4)])
+@pytest.mark.parametrize(("examples", "batch"), [(101, 16), (101, 1000), (3, 16)])
 def test_exact_counts(group, count, examples, batch):
     """101 and 3 divide by neither the batch nor the devices."""
     mesh = mesh_lib.make(group, count, groups=8)
@@ -79,33 +79,23 @@ def test_exact_counts(group, count, examples, batch):
     assert got.loss == pytest.approx(loss, rel=1e-5)
 
 
-def test_fewer_than_five_classes():
+def test_few_classes_ties_and_logits_that_are_not_finite():
+    one = mesh_lib.make(1, 1, groups=8)
     params, split = linear_params(3), split_of(20, 3)
-    got = run(params, split, 8, mesh_lib.make(1, 1, groups=8), 3)
-    assert got.top5 == 1.0
-    assert got.accuracy == by_hand(params, split)[1] / 20
-
-
-def test_ties_are_not_counted_for_everybody():
-    """A network that says the same of all classes has a top-5 of 5/K, not 1."""
+    got = run(params, split, 8, one, 3)
+    assert (got.top5, got.accuracy) == (1.0, by_hand(params, split)[1] / 20)
+    # A network with the same logit for all classes has a top-5 of 5/K, not 1.
     params = jax.tree.map(jnp.zeros_like, linear_params(7))
     images = np.zeros((14, 2, 3, 1), np.uint8)
     split = data.Split(np.arange(14, dtype=np.int32) % 7, images, None)
-    got = run(params, split, 8, mesh_lib.make(1, 1, groups=8), 7)
+    got = run(params, split, 8, one, 7)
     assert (got.accuracy, got.top5) == (2 / 14, 10 / 14)
-
-
-def test_logits_that_are_not_finite_show_in_the_loss():
+    # NaN shows in the loss.
     params = jax.tree.map(lambda x: x * jnp.nan, linear_params(7))
-    got = run(params, split_of(20, 7), 8, mesh_lib.make(1, 1, groups=8), 7)
-    assert np.isnan(got.loss)
-    assert got.top5 == 0
-    assert got.confusion_KK.sum() == 20
-
-
-def test_empty_split():
+    got = run(params, split_of(20, 7), 8, one, 7)
+    assert np.isnan(got.loss) and got.top5 == 0 and got.confusion_KK.sum() == 20
     with pytest.raises(ValueError, match="empty split"):
-        run(linear_params(7), split_of(0, 7), 8, mesh_lib.make(1, 1, groups=8), 7)
+        run(linear_params(7), split_of(0, 7), 8, one, 7)
 
 
 def test_streamed_split_counts_the_same():

@@ -1,7 +1,6 @@
 """The three ways to spread the convolutions: same numbers, and what the compiled program sends."""
 
 import dataclasses
-import functools
 import re
 from collections import Counter
 
@@ -129,46 +128,12 @@ def test_collectives_of_each_way():
 FEW = dataclasses.replace(
     BASE, conv_channels=(16,), conv_kernels=(3,), pool_strides=(4,), depth=1, embed_dim=6
 )
-COUNTED = {
-    "replicated": hsvit.HSViT(FEW),
-    "sharded": hsvit.HSViT(dataclasses.replace(FEW, trunk="sharded")),
-    "towers": hsvit.TowerHSViT(dataclasses.replace(FEW, towers=8)),
-}
-
-
-@functools.cache
-def flops(way, group):
-    """A device's FLOPs of products and convolutions, without the head's: (forward, step)."""
-    programs = hlo.compile_network(COUNTED[way], data=1, group=group, batch=4)
-    head = 2 * 4 * FEW.embed_dim * FEW.num_classes
-    return np.array([programs[0].flops - head, programs[1].flops - 3 * head])
-
-
-@pytest.mark.parametrize("group", [8, pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW)])
-def test_flops_of_a_device_fall_as_one_over_devices_with_towers(group):
-    """Evaluating and training; the promise is 1 %."""
-    np.testing.assert_allclose(flops("towers", group), flops("towers", 1) / group, rtol=1e-3)
-
-
-@pytest.mark.parametrize("group", [8, pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW)])
-def test_flops_of_a_device_with_one_trunk(group):
-    """Kernels spread: as 1/devices but for the head. Replicated: the groups' part alone falls."""
-    alone = flops("sharded", 1)  # without a mesh the two are one network
-    np.testing.assert_allclose(flops("sharded", group), alone / group, rtol=1e-3)
-    c = FEW
-    maps, tokens = c.image_size[0] * c.image_size[1], c.conv_channels[0]
-    pixels = maps // c.pool_strides[0] ** 2
-    first = maps * 9 * 3 * tokens
-    trunk = first + maps * 9 * tokens**2 + tokens * pixels * c.embed_dim
-    trunk_flops = np.array([2 * 4 * trunk, 2 * 4 * (3 * trunk - first)])
-    expected = trunk_flops + (alone - trunk_flops) / group
-    np.testing.assert_allclose(flops("replicated", group), expected, rtol=1e-3)
 
 
 def test_what_a_device_could_compute_while_it_waits():
     """Nothing while the CLS tokens are summed: the head, and by it the gradient, waits for them.
     While the groups' gradients travel, the trunk's backward pass."""
-    network = COUNTED["replicated"]
+    network = hsvit.HSViT(FEW)
     mesh, arguments = placed(network, 2, 4)
     spread = mesh_lib.spread(network, mesh, gradients="bf16")
     gradient = jax.jit(jax.grad(objective(spread), has_aux=True))
@@ -244,7 +209,7 @@ def test_an_ordered_norm_has_the_same_bits_on_any_number_of_devices(way, bits_of
     grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
     true = np.sqrt(sum((x.astype(np.float64) ** 2).sum() for x in jax.tree.leaves(grads)))
     norms = []
-    for group in (1, 2, 4, 8):
+    for group in (1, 2, 8):
         mesh = placed(network, group, 1)[0]
         spread = jax.device_put(grads, mesh_lib.state_shardings(mesh, grads, network))
         norm = jax.jit(
@@ -256,7 +221,7 @@ def test_an_ordered_norm_has_the_same_bits_on_any_number_of_devices(way, bits_of
         # One message, of a number for each group: it is not added up on its way.
         assert sent == (["f32[8]{0}"] if group > 1 else []), sent
         norms.append(float(norm(spread)))
-    assert norms == norms[:1] * 4
+    assert norms == norms[:1] * 3
     np.testing.assert_allclose(norms[0], true, rtol=1e-6)
 
 

@@ -184,12 +184,6 @@ def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp
     run(tmp_path, train__steps=0)
 
 
-def test_a_streamed_run_is_the_resident_one(tmp_path, bits_of_a_run):
-    run(tmp_path / "resident", train__steps=5)
-    run(tmp_path / "streamed", train__steps=5, dataset=small_dataset(streamed=True))
-    assert metric_lines(tmp_path / "streamed") == metric_lines(tmp_path / "resident")
-
-
 # --- Requests to stop ----------------------------------------------------------------------------
 
 

@@ -18,31 +18,16 @@ from hsvit_jax.train import batches, evaluate, step
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One step of some work, ready to be taken again and again.
-
-    Attributes:
-        take: takes the step.
-        images: per step.
-        compiled: its program, where it is one.
-        compile_seconds: spent on that.
-    """
+    """One step of some work, ready to be taken again and again."""
 
     take: Callable[[], Any]
-    images: int
-    compiled: Any = None
+    images: int  # per step
+    compiled: Any = None  # the step's program, where it is one program
     compile_seconds: float | None = None
 
 
 def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | None) -> Any:
-    """Prepares a training run.
-
-    Args:
-        config: as a config file returns it.
-        real_data: load the configuration's data set, rather than random images of its shape.
-        devices: all of jax's when left out.
-
-    Returns:
-        its `train.Run`.
+    """Prepares a training run, on random images of the data set's shape unless `real_data`.
 
     Raises:
         ValueError: it cannot be trained, or its data do not fit in memory.

@@ -49,15 +49,10 @@ _COLOURS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The costs of one network.
+    """The costs of one network, for images of `tokens` patches (a CLS comes besides).
 
-    Attributes:
-        mixer: its name.
-        tokens: patches of an image; a CLS comes besides.
-        batch: images of the programs.
-        parameters: of the network.
-        forward_flops, training_flops: of one image, as XLA counts.
-        forward_bytes, training_bytes: peaks at `batch` images, arguments and results included.
+    forward_flops, training_flops: of one image, as XLA counts. forward_bytes, training_bytes: peaks
+    at `batch` images, arguments and results included.
     """
 
     mixer: str

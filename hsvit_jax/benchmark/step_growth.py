@@ -51,15 +51,9 @@ _COLOURS = dict(zip(SERIES, ("#2a7ab8", "#1b8a4b", "#c0504d", "#d08a00", "#77777
 class Row:
     """One step, its change and its costs.
 
-    Attributes:
-        series: a key of `SERIES`, or 'as it is'.
-        value: of the setting that the series changes.
-        batch: images per step.
-        seconds: of a step, the median.
-        flops: of a step's forward and backward pass.
-        workspace: bytes of the compiled program besides its arguments.
-        seconds_ratio: to the unchanged step, the median of the rounds' ratios.
-        flops_ratio: to the unchanged step.
+    series: a key of `SERIES`, or 'as it is'; seconds: of a step, the median; flops: of a step's
+    forward and backward pass; workspace: bytes of the compiled program besides its arguments.
+    seconds_ratio and flops_ratio: to the unchanged step; the former is the median of the rounds'.
     """
 
     series: str
@@ -99,9 +93,6 @@ def measure(
 
     Returns:
         a row for each step, the unchanged one first.
-
-    Raises:
-        ValueError: the configuration does not take a change.
     """
     changes = [("as it is", ("train.batch", str(batch)))]
     changes += [(name, change) for name in series or SERIES for change in SERIES[name]]

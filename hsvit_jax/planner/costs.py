@@ -31,16 +31,11 @@ class Machine:
 
     A ring over n devices sends 2·(n−1)/n of the bytes in an all-reduce, half of that in an
     all-gather or reduce-scatter; a collective starts in latency·log2 n. Nothing overlaps.
-
-    Attributes:
-        flops: FLOP/s that the device sustains.
-        bandwidth: B/s that it sends.
-        latency: seconds that one stage of a collective takes.
     """
 
-    flops: float
-    bandwidth: float
-    latency: float
+    flops: float  # FLOP/s that the device sustains
+    bandwidth: float  # B/s that it sends
+    latency: float  # seconds of one stage of a collective
 
     def __post_init__(self) -> None:
         for name in ("flops", "bandwidth"):

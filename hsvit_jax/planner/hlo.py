@@ -32,25 +32,15 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One device's part of a compiled program.
+    """One device's part of a compiled program."""
 
-    Attributes:
-        flops: of matrix products and convolutions.
-        transfers: (axis, kind) → bytes of the whole array, as `costs.Transfer` counts them.
-        temporary_bytes: held besides arguments and results.
-    """
-
-    flops: int
-    transfers: dict[tuple[str, str], int]
-    temporary_bytes: int
+    flops: int  # of matrix products and convolutions
+    transfers: dict[tuple[str, str], int]  # (axis, kind) → bytes, as `costs.Transfer` counts them
+    temporary_bytes: int  # besides arguments and results
 
 
 def cpu_devices(needed: int) -> list[jax.Device]:
-    """The CPU devices of this process.
-
-    Raises:
-        ValueError: there are fewer than `needed`.
-    """
+    """The CPU devices of this process; ValueError where there are fewer than `needed`."""
     devices = jax.devices("cpu")
     if len(devices) < needed:
         raise ValueError(

@@ -18,21 +18,13 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Results on one split.
-
-    Attributes:
-        loss: mean cross-entropy in nats.
-        accuracy: fraction of examples whose class has the largest logit.
-        top5: fraction of examples whose class is among the five largest.
-        examples: how many there are.
-        confusion_KK: counts, int64; rows: the true class, columns: the predicted one.
-    """
+    """Results on one split; loss in nats, accuracy and top5 as fractions of `examples`."""
 
     loss: float
     accuracy: float
     top5: float
     examples: int
-    confusion_KK: np.ndarray
+    confusion_KK: np.ndarray  # int64; rows: the true class, columns: the predicted one
 
 
 def make_forward(

@@ -13,17 +13,16 @@ from hsvit_jax.train.run_spec import Run
 from hsvit_jax.weights import whiten
 
 
-def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict:
-    """Restores the newest good state, else loads the weights that `init.from` names, else draws
-    fresh ones.
+def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict | None:
+    """Restores the newest good state of a run.
 
     Args:
         run: whose state it is.
         checkpoints: of the run's folder.
-        verbose: print changed settings, and where weights are from.
+        verbose: print changed settings.
 
     Returns:
-        the training state, on the run's mesh.
+        the training state, on the run's mesh; None where nothing was saved.
 
     Raises:
         ValueError: the folder is of another network or other data; the message has the differences.
@@ -48,19 +47,24 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
             print(report.printable(text), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run))
     if restored is None:
-        start = init_from.load(run.config, run.model)
-        if start is None:
-            return step_lib.first_state(run, whitened(run) if run.config.init.whiten else None)
-        if verbose:
-            print("; ".join(start.remarks), flush=True)
-        return step_lib.first_state(run, (start.params, start.stats))
+        return None
     _, plain, _ = restored
     return step_lib.from_plain(plain, run.state_shape)
 
 
+def start(run: Run, verbose: bool) -> tuple[dict, dict] | None:
+    """Loads or makes the (params, stats) that the `init` section asks for; None for random ones."""
+    weights = init_from.load(run.config, run.model)
+    if weights is None:
+        return whitened(run) if run.config.init.whiten else None
+    if verbose:
+        print("; ".join(weights.remarks), flush=True)
+    return weights.params, weights.stats
+
+
 def whitened(run: Run) -> tuple[dict, dict]:
     """Random (params, stats) with a first convolution that whitens 2,000 training images."""
-    params, stats = run.model.init(step_lib.initial_key(run.config.seed))
+    params, stats = run.model.init(step_lib.run_key(run.config.seed, step_lib.INIT))
     split, data = run.dataset.train, run.config.data
     chosen = np.linspace(0, len(split) - 1, min(len(split), 2000)).astype(np.int64)
     images = augment.normalise(split.gather(chosen), data.mean, data.std)

@@ -26,17 +26,7 @@ from hsvit_jax.train.run_spec import Run, build_model
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A finished run.
-
-    Attributes:
-        workdir: its folder.
-        step: its last step.
-        best_step: the step whose checkpoint did best on the selection split.
-        parameters: of the network.
-        test, validation: evaluations of that checkpoint; None without a validation split.
-        seconds: from the call of `train` on.
-        curves: the figure of loss and accuracy by step, where one was drawn.
-    """
+    """A finished run: its folder, its last step, and evaluations of its best checkpoint."""
 
     workdir: Path
     step: int
@@ -62,9 +52,6 @@ def prepare(
         dataset: to use instead of loading config.data.name.
         devices: all of jax's when left out.
         progress: called with (what, done, total) during a slow first load.
-
-    Returns:
-        all that stands before the first step.
 
     Raises:
         ValueError: configuration, data set and devices do not fit together.
@@ -165,12 +152,6 @@ def load_data(
         progress: called with (what, done, total) during a slow first load.
         resident: False reads image files as needed though they would fit in memory.
         whole: put every image into the test split.
-
-    Returns:
-        the data set.
-
-    Raises:
-        ValueError: it is not there, or cannot be read.
     """
     size = tuple(config.data.image_size)
     limit = {} if resident else {"resident_limit_bytes": 0}
@@ -199,14 +180,13 @@ def train(
 ) -> Result:
     """Trains to the end, resuming whatever `workdir` holds, and evaluates the best checkpoint.
 
-    With several processes (see `cluster.start`) all of them call this with the same arguments and a
-    work folder that they all see; process 0 writes and prints. A request to stop is honoured after
-    the step under way, or at an epoch's end after its evaluation, whose figure belongs in the
-    checkpoint: so an interrupted run has the same metrics as one that was not.
+    With several processes (see `cluster.start`) all call this with the same arguments; process 0
+    writes and prints. A request to stop is honoured after the step under way, or at an epoch's end
+    after its evaluation: so an interrupted run has the same metrics as one that was not.
 
     Args:
         config: as a config file's `get_config` returns it.
-        workdir: the run's folder, made if it is not there.
+        workdir: the run's folder, which all processes see; made if it is not there.
         dataset: to use instead of loading config.data.name.
         devices: all of jax's when left out.
         verbose: print progress.
@@ -225,14 +205,14 @@ def train(
     """
     _check_arguments(config, workdir)
     started, workdir, lead = time.monotonic(), Path(workdir), coordination.is_lead()
-    several = jax.process_count() > 1
+    several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
 
     def open_run() -> tuple[Run, checkpoint.Checkpoints]:
         if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
             init_from.refuse_random(config)
-        progress = _data_progress if verbose and lead else None
+        progress = _data_progress if verbose else None
         run = prepare(config, dataset=dataset, devices=devices, progress=progress)
         if recoverable:
             elastic.check(run)
@@ -244,11 +224,13 @@ def train(
         dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))
         stop = stack.enter_context(coordination.StopTogether(dog.hurry))
 
-        state = resume.latest(run, checkpoints, verbose and lead)
+        state = resume.latest(run, checkpoints, verbose)
+        if state is None:
+            state = step_lib.first_state(run, resume.start(run, verbose))
         first = int(state["step"])
         log = stack.enter_context(metrics.MetricLog(workdir, start_step=first, enabled=lead))
-        shown = {"enabled": verbose and lead}
-        bar = stack.enter_context(metrics.Progress(run.total_steps, first, **shown))
+        bar = metrics.Progress(run.total_steps, first, enabled=verbose)
+        stack.enter_context(bar)
         if lead:
             report.write_file(workdir / "config.json", config_lib.to_json(run.config) + "\n")
         if run.config.init.cache:

@@ -15,16 +15,8 @@ from hsvit_jax import data, models
 class Run:
     """A resolved configuration with its data, network, mesh and optimizer.
 
-    Attributes:
-        config: every key with its value.
-        dataset: the splits, at the configuration's image size.
-        model: the network.
-        mesh: `data` × `group` devices.
-        steps_per_epoch: whole batches of the training split.
-        total_steps: of the run.
-        schedule: the learning rate by optimizer step, which `tx` holds too.
-        tx: the optimizer.
-        state_shape: shapes and dtypes of the training state.
+    schedule: the learning rate by optimizer step, which `tx` holds too. state_shape: shapes and
+    dtypes of the training state.
     """
 
     config: ml_collections.ConfigDict
@@ -51,11 +43,7 @@ class Run:
 
 
 def build_model(config: ml_collections.ConfigDict) -> Any:
-    """Builds the network of a resolved configuration.
-
-    Raises:
-        ValueError: settings that do not fit each other or the images.
-    """
+    """Builds the network of a resolved configuration."""
     return models.build(
         config.model.to_dict(),
         image_size=tuple(config.data.image_size),
