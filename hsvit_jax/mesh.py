@@ -250,8 +250,8 @@ class _MeshShard:
         self.bf16 = aggregate == "bf16" and self.size > 1
 
     def slice(self, x: jax.Array, axis: int) -> jax.Array:
-        here = x.shape[axis] // self.size
-        return lax.dynamic_slice_in_dim(x, lax.axis_index(GROUP) * here, here, axis)
+        part = x.shape[axis] // self.size
+        return lax.dynamic_slice_in_dim(x, lax.axis_index(GROUP) * part, part, axis)
 
     def all_gather(self, x: jax.Array, axis: int) -> jax.Array:
         return lax.all_gather(x, GROUP, axis=axis, tiled=True)
@@ -368,7 +368,7 @@ def ordered_norm(mesh: Mesh, grads: dict, network: Any) -> jax.Array:
     A sum over devices is added in an order of its own; here each group's (or tower's) squares are
     summed by themselves, gathered, and added in the order of the groups.
     """
-    whole, by_group_G = jnp.zeros(()), jnp.zeros(network.group_axis_limit)
+    shared, by_group_G = jnp.zeros(()), jnp.zeros(network.group_axis_limit)
     specs = jax.tree.leaves(_specs(grads, network))
     for spec, leaf in zip(specs, jax.tree.leaves(grads), strict=True):
         squares = jnp.square(leaf.astype(jnp.float32))
@@ -376,6 +376,6 @@ def ordered_norm(mesh: Mesh, grads: dict, network: Any) -> jax.Array:
             squares = jnp.moveaxis(squares, spec.index(GROUP), 0)
             by_group_G += squares.reshape(network.group_axis_limit, -1).sum(1)
         else:
-            whole += squares.sum()
+            shared += squares.sum()
     by_group_G = lax.with_sharding_constraint(by_group_G, replicated(mesh))
-    return jnp.sqrt(sum(by_group_G, whole))
+    return jnp.sqrt(sum(by_group_G, shared))

@@ -191,4 +191,4 @@ def test_alone_everything_is_plain():
 
 
 def test_nobody_is_past_the_step_at_which_all_stop():
-    assert loop._WINDOW + 2 < coordination.LEAD
+    assert loop.Loop.in_flight + 2 < coordination.LEAD

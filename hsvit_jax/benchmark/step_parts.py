@@ -188,9 +188,9 @@ def _carrying(function: Callable[..., Any], carried: Any, *args: Any) -> Callabl
 def table(record: dict) -> str:
     """Formats the parts as text, each with its share of the whole step."""
     parts = record["parts"]
-    whole, width = parts["whole step"]["milliseconds"], max(map(len, parts))
+    total, width = parts["whole step"]["milliseconds"], max(map(len, parts))
     lines = [
-        f"{name:<{width}}  {part['milliseconds']:>10.2f}  {part['milliseconds'] / whole:>6.1%}"
+        f"{name:<{width}}  {part['milliseconds']:>10.2f}  {part['milliseconds'] / total:>6.1%}"
         for name, part in parts.items()
     ]
     head = f"{'part':<{width}}  {'median, ms':>10}  {'share':>6}"

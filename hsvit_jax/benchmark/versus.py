@@ -69,13 +69,13 @@ def _run(command: list[str] | str, what: str) -> dict:
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
-        printed, said = (stream.read().decode("utf-8", "replace") for stream in (out, err))
+        printed, errors = (stream.read().decode("utf-8", "replace") for stream in (out, err))
     record = next(filter(None, map(_parse, reversed(printed.splitlines()))), None)
     if process.returncode or record is None:
         why = "printed no JSON line with a positive images_per_second"
         if process.returncode:
             why = f"failed with code {process.returncode}"
-        tail = "\n".join(said.strip().splitlines()[-10:]) or "(nothing on standard error)"
+        tail = "\n".join(errors.strip().splitlines()[-10:]) or "(nothing on standard error)"
         raise ValueError(f"{what} {why}; its last words:\n{tail}")
     return {"peak_memory_bytes": usage.ru_maxrss * machine.RSS_UNIT, **record}
 

@@ -57,7 +57,7 @@ def _images(
     if split is None:
         other_data = request.config is not None and name.startswith("folder=")
         split = "all" if run_is_named and other_data else "test"
-    dataset = train.load_data(config, whole=split == "all")
+    dataset = train.load_data(config, test_only=split == "all")
     _check_classes(classifier.class_names, dataset.info.class_names, name)
     if request.config is None and classifier.fingerprint not in (None, dataset.fingerprint):
         cli.note(f"note: {name} is not what it was when this network was trained")

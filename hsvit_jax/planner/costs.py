@@ -230,7 +230,7 @@ def predict(
     head = c.embed_dim * c.num_classes
     macs = image.trunk_macs + image.group_macs + head
     held = _Parameters(network, group)
-    parameters = held.whole + held.split
+    parameters = held.shared + held.split
     forward = _forward(image, images, item, aggregate)
     backward = _backward(image, images, item, data, held, gradients)
     return Cost(
@@ -329,16 +329,16 @@ def _group_macs(c: HSViTConfig) -> int:
 
 
 class _Parameters:
-    """Parameters on one device: `whole` on each device of the group axis, of these `embed`, which
+    """Parameters on one device: `shared`, whole on each device of the group axis, of these `embed`, which
     project maps to tokens, and `split` over the axis."""
 
     def __init__(self, network: Any, group: int) -> None:
         params, _ = jax.eval_shape(network.init, jax.random.key(0))
-        self.whole = self.embed = self.split = 0
+        self.shared = self.embed = self.split = 0
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             names = tuple(str(k.key) for k in path)
             if network.spread_axis(names) is None:
-                self.whole += leaf.size
+                self.shared += leaf.size
                 self.embed += leaf.size if names[:2] == ("trunk", "embed") else 0
             else:
                 self.split += leaf.size // group
@@ -372,7 +372,7 @@ def _backward(
     """Transfers that training adds: gradients of arrays shared over `group`, and over `data` the
     moments of BatchNorm with their gradients and the parameters'."""
     c, group, sent = image.config, image.group, []
-    parameters, compressed = held.whole + held.split, gradients == "bf16" and data > 1
+    parameters, compressed = held.shared + held.split, gradients == "bf16" and data > 1
     if image.gathered:
         size, calls = images * item * sum(image.gathered), len(image.gathered)
         sent.append(Transfer("group", "reduce-scatter", group, size, calls, "map gradients"))
@@ -394,7 +394,7 @@ def _backward(
         sent.append(Transfer(axis, "all-reduce", devices, size, 1, "projection gradient"))
         parameters -= held.embed
     if compressed:
-        for numbers in filter(None, (held.whole, held.split)):
+        for numbers in filter(None, (held.shared, held.split)):
             sent += _compressed("data", data, numbers, 2, "gradients")
     else:
         sent.append(Transfer("data", "all-reduce", data, _FLOAT * parameters, 1, "gradients"))

@@ -127,11 +127,13 @@ def _differences(name: str, old: Any, new: Any) -> list[str]:
         old, new = ({k: "×".join(map(str, v)) for k, v in x.items()} for x in (old, new))
         return checkpoint.diff(old, new)
     if isinstance(old, list):
-        gone = [c for c in old if c not in new]
-        come = [c for c in new if c not in old]
-        if not gone and not come:
+        missing = [c for c in old if c not in new]
+        added = [c for c in new if c not in old]
+        if not missing and not added:
             moved = checkpoint.few(checkpoint.diff({name: old}, {name: new}))
             return [f"the same {name} in another order: {moved}"]
-        gone, come = (checkpoint.few(list(map(str, some))) or "none" for some in (gone, come))
-        return [f"{name}: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {come}"]
+        missing, added = (
+            checkpoint.few(list(map(str, some))) or "none" for some in (missing, added)
+        )
+        return [f"{name}: checkpoint {len(old)}, data {len(new)}; gone {missing}, new {added}"]
     return [f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"]

@@ -143,7 +143,7 @@ def load_data(
     progress: Callable[[str, int, int], None] | None = None,
     *,
     resident: bool = True,
-    whole: bool = False,
+    test_only: bool = False,
 ) -> data.Dataset:
     """Loads the data set of a configuration at the image size it asks for.
 
@@ -151,7 +151,7 @@ def load_data(
         config: its `data` section counts.
         progress: called with (what, done, total) during a slow first load.
         resident: False reads image files as needed though they would fit in memory.
-        whole: put every image into the test split.
+        test_only: put every image into the test split.
     """
     size = tuple(config.data.image_size)
     limit = {} if resident else {"resident_limit_bytes": 0}
@@ -163,7 +163,7 @@ def load_data(
         val_fraction=config.data.val_fraction,
         on_bad_image=config.data.on_bad_image,
         progress=progress,
-        test_only=whole,
+        test_only=test_only,
         **limit,
     )
 
