@@ -329,8 +329,8 @@ def _group_macs(c: HSViTConfig) -> int:
 
 
 class _Parameters:
-    """Parameters on one device: `shared`, whole on each device of the group axis, of these `embed`, which
-    project maps to tokens, and `split` over the axis."""
+    """Parameters on one device: `shared` by all of the group axis, of these `embed`, which project
+    maps to tokens, and `split` over the axis."""
 
     def __init__(self, network: Any, group: int) -> None:
         params, _ = jax.eval_shape(network.init, jax.random.key(0))
