@@ -102,7 +102,7 @@ def test_other_classes_and_another_image_size(source):
     assert start.params["trunk"]["embed"]["kernel"].shape == (16, 8)
     jax.tree.map(np.testing.assert_array_equal, start.stats, stats)
     jax.tree.map(np.testing.assert_array_equal, start.params["groups"], params["groups"])
-    assert "resized for images of 16×16: trunk.embed.kernel" in start.said
+    assert "resized for images of 16×16: trunk.embed.kernel" in start.notes
 
 
 def test_mistakes_are_told(source, tmp_path):

@@ -76,7 +76,7 @@ def test_a_file_s_logits_are_the_network_s(tmp_path, name, before):
     found = jax.jit(network.apply)(start.params, start.stats, x)[0]
     expected = state_dicts.CASES["pretrained"]["logits"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert start.said[0].startswith(f"20 of 20 tensors are from {name}")
+    assert start.notes[0].startswith(f"20 of 20 tensors are from {name}")
 
 
 def test_other_sizes_are_found_and_refitted_when_asked(tmp_path):
@@ -97,7 +97,7 @@ def test_other_sizes_are_found_and_refitted_when_asked(tmp_path):
         atol=1e-6,
     )
     assert start.params["head"]["linear"]["kernel"].shape == (6, 7)
-    assert start.said[0].startswith("18 of 20 tensors") and len(start.said) == 4
+    assert start.notes[0].startswith("18 of 20 tensors") and len(start.notes) == 4
     for left_out, message in (
         ("classifier", "it has 11, this configuration 7; init.classifier=new"),
         ("stem", "it has 3, this configuration 1; init.stem=refit"),
@@ -259,7 +259,7 @@ def test_a_backbone_s_file_fills_the_backbone_alone(golden_dir, tmp_path, before
     jax.tree.map(np.testing.assert_array_equal, start.stats["backbone"], stats["backbone"])
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     assert jax.tree.map(lambda x: x.shape, start[:2]) == jax.tree.map(lambda x: x.shape, shapes)
-    assert start.said[-1] == "fresh: groups, head, trunk"
+    assert start.notes[-1] == "fresh: groups, head, trunk"
     with pytest.raises(ValueError, match="freeze=groups would keep fresh random weights"):
         init_from.load(config, network.with_frozen({"groups"}))
 

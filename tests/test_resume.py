@@ -5,6 +5,7 @@ In one process; real ones, and kill -9, in faults/test_runs.py.
 
 import dataclasses
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -16,8 +17,8 @@ from hsvit_jax.train import loop
 
 
 def run(workdir, dataset=None, **settings):
-    """A quiet run of 3 steps, one short of an epoch, or as the settings say."""
-    config = small_config(**{"train__steps": 3, **settings})
+    """A quiet run."""
+    config = small_config(**settings)
     return train.train(config, workdir, dataset=dataset or small_dataset(), verbose=False)
 
 
@@ -75,15 +76,15 @@ def test_every_place_in_an_epoch_resumes_to_the_same_bits(tmp_path, whole, step)
     assert digest(tmp_path) == digest(whole)
 
 
-def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, capsys):
-    run(tmp_path)
-    config = small_config(train__steps=5, optim__learning_rate=0.5)
+def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    config = small_config(train__steps=9, optim__learning_rate=0.5)
     train.train(config, tmp_path, dataset=small_dataset())
     said = capsys.readouterr().out
     assert "resuming with changed settings" in said
     assert "optim.learning_rate" in said and "0.001" in said and "0.5" in said
     assert "train.steps" in said
-    assert list(losses(tmp_path)) == [1, 2, 3, 4, 5]
+    assert list(losses(tmp_path)) == list(range(1, 10))
 
 
 def test_muon_resumes_to_the_same_bits_and_no_other_optimizer_takes_over(tmp_path):
@@ -120,13 +121,12 @@ def renamed(names):
         (small_dataset(seed=4), {}, ["fingerprint", "rows-3", "rows-4"]),
     ],
 )
-def test_another_network_or_other_data_are_refused(tmp_path, dataset, settings, words):
-    run(tmp_path)
-    before, lines = digest(tmp_path), metric_lines(tmp_path)
-    written = (tmp_path / "config.json").read_text()
+def test_another_network_or_other_data_are_refused(whole, dataset, settings, words):
+    before, lines = digest(whole), metric_lines(whole)
+    written = (whole / "config.json").read_text()
     with pytest.raises(ValueError) as caught:
-        run(tmp_path, dataset, train__steps=5, **settings)
+        run(whole, dataset, train__steps=9, **settings)
     for word in [*words, "--workdir"]:
         assert word in str(caught.value)
-    assert (digest(tmp_path), metric_lines(tmp_path)) == (before, lines)
-    assert (tmp_path / "config.json").read_text() == written
+    assert (digest(whole), metric_lines(whole)) == (before, lines)
+    assert (whole / "config.json").read_text() == written

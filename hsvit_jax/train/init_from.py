@@ -20,11 +20,11 @@ _FOREIGN = (
 
 
 class Start(NamedTuple):
-    """The weights a run starts from, NumPy arrays, and remarks on how they were made to fit."""
+    """The weights a run starts from, NumPy arrays, and notes on how they were made to fit."""
 
     params: dict
     stats: dict
-    remarks: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def frozen_parts(freeze: str) -> frozenset[str]:
@@ -83,8 +83,8 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
         raise ValueError(f"init.from={source}: {error}") from error
     params, stats = refitted.params, refitted.stats
     total = len(jax.tree.leaves((params, stats)))
-    remark = f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"
-    return Start(params, stats, (remark, *refitted.notes))
+    note = f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"
+    return Start(params, stats, (note, *refitted.notes))
 
 
 class Stored(NamedTuple):

@@ -58,7 +58,7 @@ def start(run: Run, verbose: bool) -> tuple[dict, dict] | None:
     if weights is None:
         return whitened(run) if run.config.init.whiten else None
     if verbose:
-        print("; ".join(weights.remarks), flush=True)
+        print("; ".join(weights.notes), flush=True)
     return weights.params, weights.stats
 
 
