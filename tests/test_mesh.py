@@ -17,7 +17,7 @@ from hsvit_jax.train import evaluate, step
 
 BATCH, CLASSES, EMBED = 16, 7, 12
 SHAPES = [(1, 8), (2, 4), (8, 1)]  # group × data
-IMAGES = ml_collections.ConfigDict({"mean": (0.5,) * 3, "std": (0.25,) * 3})
+CONFIG = ml_collections.ConfigDict({"data": {"mean": (0.5,) * 3, "std": (0.25,) * 3}, "eval": {}})
 MODEL = HSViT(
     HSViTConfig(
         image_size=(12, 8),
@@ -90,7 +90,7 @@ def evaluated(group: int, data: int):
     mesh = make_mesh(group, data)
     params, stats, images, _, _ = inputs()
     arguments = placed(mesh, params, stats, to_pixels(images))
-    forward = evaluate.make_forward(MODEL, mesh, IMAGES)
+    forward = evaluate.make_forward(MODEL, mesh, CONFIG)
     compiled = forward.lower(*arguments).compile()
     return jax.device_get(compiled(*arguments)), compiled.as_text()
 

@@ -130,7 +130,7 @@ def test_it_agrees_with_evaluation(classifier):
     evaluator = evaluate.make_evaluator(
         classifier.model,
         classifier.mesh,
-        classifier.config.data,
+        classifier.config,
     )
     result = evaluator(classifier.params, classifier.stats, small, 16)
     hits = classifier.predict(small.images).argmax(1) == small.labels
