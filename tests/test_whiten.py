@@ -38,7 +38,7 @@ def test_patches_are_what_a_convolution_sees():
 @pytest.mark.parametrize("towers", [1, 2])
 def test_filters_come_in_pairs_of_both_signs(towers):
     run, (params, _) = started(model__towers=towers)
-    fresh, _ = run.model.init(train.step.initial_key(run.config.seed))
+    fresh, _ = run.model.init(train.step.run_key(run.config.seed, train.step.INIT))
     trunk, drawn = (tree.get("towers", tree)["trunk"]["blocks"]["0"] for tree in (params, fresh))
     kernel, half = trunk["kernels"]["0"], 4 // towers // 2
     np.testing.assert_array_equal(kernel[..., :half], -kernel[..., half : 2 * half])

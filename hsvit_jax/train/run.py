@@ -229,8 +229,7 @@ def train(
             state = step_lib.first_state(run, resume.start(run, verbose))
         first = int(state["step"])
         log = stack.enter_context(metrics.MetricLog(workdir, start_step=first, enabled=lead))
-        bar = metrics.Progress(run.total_steps, first, enabled=verbose)
-        stack.enter_context(bar)
+        bar = stack.enter_context(metrics.Progress(run.total_steps, first, enabled=verbose))
         if lead:
             report.write_file(workdir / "config.json", config_lib.to_json(run.config) + "\n")
         if run.config.init.cache:
