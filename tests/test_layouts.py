@@ -105,7 +105,7 @@ def test_names_and_the_layout_that_has_them(family, place, library, before):
     """Found by the names alone, also behind a wrapper's prefix."""
     keys = {s[1]: before + s[place] for s in SAMPLES if s[0] == family}
     match = layouts.match(family, B1, keys, {*keys.values(), before + "num_batches_tracked"})
-    assert match.names == keys and match.found == len(keys)
+    assert match.names == keys and match.count == len(keys)
     assert library in match.layout.library
 
 
@@ -120,7 +120,7 @@ def test_a_bare_network_keeps_its_names(family, name, place, library):
     bare = {key.removeprefix(f"{family}.") for key in keys if not key.startswith("fc")}
     wanted = [s[1] for s in SAMPLES if s[0] == family and "classifier" not in s[1]]
     match = layouts.match(family, B1, wanted, bare)
-    assert match.found == len(wanted) and set(match.names.values()) == bare
+    assert match.count == len(wanted) and set(match.names.values()) == bare
 
 
 def test_whose_weights_they_are():

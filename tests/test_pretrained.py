@@ -206,7 +206,7 @@ def test_every_layout_gives_the_same_trees(family, number, golden_dir, tmp_path)
     own |= {"bn.num_batches_tracked": np.array(3)}
     place = write(tmp_path / "w.safetensors", own)
     found = pretrained.load(place, family, network, fresh_classifier=False)
-    assert layout.library in found.said and found.network is network
+    assert layout.library in found.source and found.network is network
     jax.tree.map(np.testing.assert_array_equal, (found.params, found.stats), (params, stats))
 
 

@@ -1,4 +1,4 @@
-"""Recognises the library that named a file's tensors: pure renames of our converters' keys."""
+"""Layouts of weight files: the names that each library gives to the converters' keys."""
 
 import re
 from collections import Counter
@@ -9,18 +9,18 @@ from hsvit_jax.models.convnets.torch_layouts import LAYOUTS, Layout
 
 
 class Match(NamedTuple):
-    """A layout with what a wrapper puts before its names: `names` by the converter's keys, `found`
-    of them in the file."""
+    """A layout, its names (with a wrapper's prefix) by the converter's keys, and how many of them
+    are in the file."""
 
     layout: Layout
     names: dict[str, str]
-    found: int
+    count: int
 
 
-#: The names that a family's converter asks for.
+#: The layout of a family's converter.
 OWN = Layout("our converter's reference", lambda config: lambda key: key)
 
-#: How to tell whose file it is when it fits nothing: a name that only its networks have.
+#: For messages about files that fit no layout: networks, and a name that only theirs have.
 _SIGNS: Mapping[str, str] = {
     "a torchvision or timm ResNet": r"layer1\.0\.conv1\.weight$",
     "a transformers ResNet": r"embedder\.embedder\.convolution\.weight$",
@@ -36,26 +36,25 @@ _SIGNS: Mapping[str, str] = {
 
 
 def known(family: str) -> tuple[Layout, ...]:
-    """The layouts of a family's files, its converter's own first."""
+    """Lists the layouts of a family's files, its converter's first."""
     return (OWN, *LAYOUTS.get(family, ()))
 
 
 def match(family: str, config: Any, wanted: Collection[str], keys: Collection[str]) -> Match:
-    """The layout of `family` in which most of the `wanted` keys are among the file's `keys`."""
-    found = []
+    """Finds the layout of `family` in which most of the `wanted` keys are among a file's `keys`."""
+    matches = []
     for layout in known(family):
         rename = layout.rename(config)
         names = {key: rename(key) for key in wanted}
         add, drop = _wrapped(set(names.values()), set(keys))
         names = {key: add + name.removeprefix(drop) for key, name in names.items()}
-        there = sum(name in keys for name in names.values())
-        found.append(Match(layout, names, there))
-    return max(found, key=lambda match: match.found)
+        matches.append(Match(layout, names, sum(name in keys for name in names.values())))
+    return max(matches, key=lambda match: match.count)
 
 
 def _wrapped(names: set[str], keys: set[str]) -> tuple[str, str]:
-    """(what the file puts before all names, what it leaves out there): DataParallel and Lightning
-    wrap a network in another, and a bare backbone is not wrapped in its classifier."""
+    """Finds (prefix that the file adds to all names, prefix that it drops): DataParallel and
+    Lightning wrap a network in another, and a bare backbone is not wrapped in its classifier."""
     votes: Counter[tuple[str, str]] = Counter()
     for key in keys:
         votes.update((before, "") for before, rest in _splits(key) if rest in names)
@@ -65,18 +64,16 @@ def _wrapped(names: set[str], keys: set[str]) -> tuple[str, str]:
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
-    """A dotted name as (prefix with its dot, rest), the empty prefix first."""
-    at = 0
-    while True:
-        yield name[:at], name[at:]
-        at = name.find(".", at) + 1
-        if not at:
-            return
+    """Splits a dotted name into (prefix with its dot, rest), the empty prefix first."""
+    words = name.split(".")
+    for i in range(len(words)):
+        rest = ".".join(words[i:])
+        yield name.removesuffix(rest), rest
 
 
 def looks_like(keys: Collection[str]) -> str:
-    """Whose network a file's keys are, in words; empty where they are nobody's that is known."""
-    for whose, sign in _SIGNS.items():
+    """Names the network whose keys a file has, in words; empty where it is not known."""
+    for network, sign in _SIGNS.items():
         if any(re.search(sign, key) for key in keys):
-            return whose
+            return network
     return ""

@@ -1,7 +1,7 @@
-"""Weights of other libraries' files as a network's trees: the layout and sizes found from the file.
+"""Reads the weight files of other libraries for a network: recognises their layout and sizes.
 
-The configured network says what the architecture is; the file may have other classes, image
-channels and, where that shows in its positions, another image size.
+The configuration gives the architecture; the file may have other classes, image channels and, where
+its positions show it, another image size.
 """
 
 from pathlib import Path
@@ -15,51 +15,61 @@ from hsvit_jax.models.torch_weights import Misfits, Tensors, few
 from hsvit_jax.weights import files, layouts
 
 
-class Found(NamedTuple):
-    """(params, stats) of `network`, which is the configured one but for the sizes of the file.
+class Pretrained(NamedTuple):
+    """The weights of a file.
 
-    whole: not only the network that the configured one has its backbone of.
+    Attributes:
+      params: parameters of `network`, NumPy arrays.
+      stats: its batch statistics.
+      network: the configured network, or the classifier of its backbone, in the file's sizes.
+      complete: whether `network` is the configured one rather than its backbone's classifier.
+      source: the file and its layout, for the log.
     """
 
     params: dict
     stats: dict
     network: Any
-    whole: bool
-    said: str
+    complete: bool
+    source: str
 
 
-def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Found:
-    """The weights in a file, for a network like `network`.
+def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Pretrained:
+    """Reads the weights in a file for a network like `network`.
 
-    A network on a backbone takes its own files and those of the backbone's family. family: of the
-    network. fresh_classifier: the file need not have a classifier (it is then
-    zeros). Raises ValueError for a file that cannot be read, whose tensors are those of another
-    architecture, or with a line for every tensor that is missing, extra or misshapen.
+    Args:
+      path: of the file; for a network on a backbone also one of the backbone's family.
+      family: of the network.
+      network: the configured network.
+      fresh_classifier: the file need not have a classifier, which is then zeros.
+
+    Raises:
+      ValueError: the file cannot be read, is of another architecture, or has tensors that are
+        missing, extra or misshapen.
     """
     tensors, _ = files.read(path)
-    base, whole = network.feature_network(), True
+    base, complete = network.feature_network(), True
     if base is not None and not _has_marker(tensors, family):
-        (family, network), whole, fresh_classifier = base, False, True
+        (family, network), complete, fresh_classifier = base, False, True
     reading = _Reading(family, network, tensors)
-    network, classifier = reading.own_sizes(network)
+    network, classifier = reading.sizes_of_file(network)
     if fresh_classifier:
         reading.fill(network, classifier)
     params, stats = reading.read(network, classifier)
-    section = "model" if whole else "model.backbone_settings"
+    section = "model" if complete else "model.backbone_settings"
     _check_settings(reading.layout, network.config, section)
     note = reading.layout.note
-    said = f"{path.name}, named as in {reading.layout.library}" + (note and f" ({note})")
-    return Found(params, stats, network, whole, said)
+    source = f"{path.name}, named as in {reading.layout.library}" + (note and f" ({note})")
+    return Pretrained(params, stats, network, complete, source)
 
 
 def _has_marker(tensors: Tensors, family: str) -> bool:
-    """Whether there is a tensor that every whole network of the family has."""
+    """Whether there is a tensor that every complete network of the family has."""
     markers = FAMILIES[family].torch_weights.markers
     return any(key == m or key.endswith("." + m) for key in tensors for m in markers)
 
 
 def _check_settings(layout: layouts.Layout, config: Any, section: str) -> None:
-    """The same tensors in a network that computes something else would be a worse network."""
+    """Raises ValueError where the layout's networks compute with other settings than `config`."""
     wanted = layout.settings(config)
     wrong = {k: v for k, v in wanted.items() if getattr(config, k) != v}
     if wrong:
@@ -81,11 +91,11 @@ class _Reading:
         if wanted is None:
             return
         match = layouts.match(family, network.config, wanted, tensors)
-        if 2 * match.found < len(wanted):
-            whose = layouts.looks_like(tensors)
+        if 2 * match.count < len(wanted):
+            other = layouts.looks_like(tensors)
             raise ValueError(
-                f"these are the weights of another architecture{whose and f' ({whose})'}: of the "
-                f"{len(wanted)} tensors that this {family} network needs, {match.found} are there"
+                f"these are the weights of another architecture{other and f' ({other})'}: of the "
+                f"{len(wanted)} tensors that this {family} network needs, {match.count} are there"
             )
         self.layout, self.names = match.layout, match.names
         used = {name: key for key, name in match.names.items() if name in tensors}
@@ -96,35 +106,35 @@ class _Reading:
         }
 
     def expected(self, network: Network) -> dict[str, tuple[int, ...]] | None:
-        """The shapes that such a network asks for; None when they are all there."""
+        """Shapes of the tensors of a network; None when the file has them all."""
         try:
             self.weights.load(self.tensors, network)
         except Misfits as misfits:
             return misfits.expected
         return None
 
-    def own_sizes(self, network: Network) -> tuple[Network, set[str]]:
-        """The network with the file's classes, channels and image size, as far as its tensors tell,
-        and the keys whose shapes depend on the classes, where they were compared."""
+    def sizes_of_file(self, network: Network) -> tuple[Network, set[str]]:
+        """Resizes the network to the file's classes, channels and image size, as far as its tensors
+        show them; also returns the keys whose shapes depend on the classes."""
         classifier: set[str] = set()
         for name in ("num_classes", "image_channels"):
             now = getattr(network.config, name)
             differing = self._differing(network, **{name: now + 1})
-            told = {
-                now + (there - ours) // (more - ours)
+            sizes = {
+                now + (size - ours) // (more - ours)
                 for key, (shape, larger) in differing.items()
                 if key in self.tensors and self.tensors[key].ndim == len(shape)
-                for ours, more, there in zip(shape, larger, self.tensors[key].shape, strict=True)
+                for ours, more, size in zip(shape, larger, self.tensors[key].shape, strict=True)
                 if more != ours
             }
             if name == "num_classes":
                 classifier = set(differing)
-            if len(told) == 1 and min(told) >= 1 and told != {now}:
-                network = _resized(network, **{name: told.pop()}) or network
+            if len(sizes) == 1 and min(sizes) >= 1 and sizes != {now}:
+                network = _resized(network, **{name: sizes.pop()}) or network
         return self._with_image_size(network), classifier
 
     def _differing(self, network: Network, **sizes: Any) -> dict[str, tuple]:
-        """Key → (shape, the shape with these sizes), of the tensors whose shapes they change."""
+        """Maps keys whose shapes these sizes change to (shape, shape with these sizes)."""
         ours, other = self.expected(network), _resized(network, **sizes)
         theirs = self.expected(other) if other is not None else None
         if ours is None or theirs is None:
@@ -133,30 +143,30 @@ class _Reading:
         return {k: (a, b) for k, (a, b) in pairs if a != b and len(a) == len(b)}
 
     def _with_image_size(self, network: Network) -> Network:
-        """The network for images of its proportions, or square, with as many patches as the file
-        has positions; as it is where there is none."""
+        """Resizes the network to images of its proportions, or square, with as many patches as the
+        file has positions; leaves it as it is where no size fits."""
         rows, columns = network.config.image_size
         places = self._differing(network, image_size=(2 * rows, 2 * columns))
-        there = {k: self.tensors[k].shape for k in places if k in self.tensors}
-        if all(shape == places[key][0] for key, shape in there.items()):
+        stored = {k: self.tensors[k].shape for k in places if k in self.tensors}
+        if all(shape == places[key][0] for key, shape in stored.items()):
             return network
         for base in (network, _resized(network, image_size=(rows, rows))):
-            for key, shape in there.items() if base is not None else ():
+            for key, shape in stored.items() if base is not None else ():
                 size = _size_of(base, (self.expected(base) or {}).get(key, shape), shape)
                 other = _resized(network, image_size=size)
                 wanted = self.expected(other) if other is not None else {}
-                if wanted is None or all(wanted.get(k) == shape for k, shape in there.items()):
+                if wanted is None or all(wanted.get(k) == shape for k, shape in stored.items()):
                     return other
         return network
 
     def fill(self, network: Network, keys: set[str]) -> None:
-        """Zeros for those of `keys` that the file does not have."""
+        """Adds zeros for those of `keys` that the file does not have."""
         for key, shape in (self.expected(network) or {}).items():
             if key in keys and key not in self.tensors:
                 self.tensors = {**self.tensors, key: np.zeros(shape, np.float32)}
 
     def read(self, network: Network, classifier: set[str]) -> tuple[dict, dict]:
-        """(params, stats); ValueError in the file's own words."""
+        """Converts the tensors to (params, stats); a ValueError uses the file's names."""
         try:
             return self.weights.load(self.tensors, network)
         except Misfits as misfits:
@@ -175,7 +185,7 @@ class _Reading:
 
 
 def _resized(network: Network, **sizes: Any) -> Network | None:
-    """The network with other sizes; None where they do not fit it."""
+    """Resizes the network; None where the sizes do not fit it."""
     try:
         return network.resized(**sizes)
     except ValueError:
@@ -183,9 +193,9 @@ def _resized(network: Network, **sizes: Any) -> Network | None:
 
 
 def _size_of(network: Network, ours: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, int]:
-    """The size of an image with as many patches as the file's positions are; 0 for no such size.
+    """The image size with as many patches as the file has positions; (0, 0) for none.
 
-    ours, theirs: the positions' shape in this network and in the file.
+    `ours` and `theirs` are the shapes of the positions in this network and in the file.
     """
     for places, wanted in zip(ours, theirs, strict=False):
         # A family may know grids of its own numbers of tokens only.
