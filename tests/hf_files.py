@@ -3,15 +3,13 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import small_runs
 from support import torch_files
 
 from hsvit_jax import config as configs
-from hsvit_jax import mesh, models
+from hsvit_jax import models
 from hsvit_jax.commands import convert
-from hsvit_jax.models import costs
 
 
 def check_golden(source, out, family):
@@ -66,18 +64,6 @@ def check_every_tensor_has_its_place(family, *case, **image):
     return network, model
 
 
-def check_counts(family, counts):
-    """Exact parameters by variant: {(variant, pixels, classes): (values, 10⁻⁹ multiply-adds)}."""
-    module = models.FAMILIES[family]
-    assert {name for name, *_ in counts} == set(module.variants)
-    for (variant, pixels, classes), (values, macs) in counts.items():
-        model = network(family, variant, (pixels, pixels), classes)
-        params, _ = jax.eval_shape(model.init, jax.random.key(0))
-        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == values, variant
-        if macs is not None:
-            assert round(costs.flops(model) / 1e9, 3) == macs, variant
-
-
 def network(family, variant="", size=(64, 64), classes=10, **changes):
     """A network of a family's variant with changed settings."""
     module = models.FAMILIES[family]
@@ -89,34 +75,6 @@ def network(family, variant="", size=(64, 64), classes=10, **changes):
 def random_state(model, seed=1):
     """Parameters and statistics of a network that all matter, drawn at random."""
     return small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(seed)))
-
-
-def check_devices(model):
-    """Training on two devices is that on one: logits, gradients and statistics, masks included.
-
-    In float64, because small batches' norms amplify rounding.
-    """
-    with jax.enable_x64(True):
-        params, stats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), random_state(model))
-    size = (4, *model.config.image_size, model.config.image_channels)
-    images = np.random.default_rng(1).normal(size=size)
-
-    def results(apply):
-        def loss(p):
-            options = {"train": True, "dropout_key": jax.random.key(3)}
-            logits, after = apply(p, stats, images, **options)
-            return (logits**2).mean(), (logits, after)
-
-        return jax.jit(jax.grad(loss, has_aux=True))(params)
-
-    with jax.enable_x64(True):
-        one, many = results(model.apply), results(mesh.spread(model, mesh.make(1, 2, groups=0)))
-    one, many, stats = jax.device_get((one, many, stats))
-    largest = max(np.abs(x).max() for x in jax.tree.leaves(one))
-    assert np.isfinite(largest)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9 * largest), many, one)
-    changed = jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, one[1][1], stats)
-    assert all(jax.tree.leaves(changed))
 
 
 def check_masks(model):

@@ -9,44 +9,20 @@ import numpy as np
 import pytest
 import small_runs
 
-from hsvit_jax import mesh, models
+from hsvit_jax import models
 from hsvit_jax.models import costs, network
 from hsvit_jax.models.vit import dhvt
 
-#: (variant, image size, classes) → trained values; 10⁻⁹ multiply-adds with attention, and as the
-#: supplement counts them.
+#: (variant, image size, classes) → 10⁻⁹ multiply-adds as the supplement counts them.
 COSTS = {
-    ("t-patch4", 32, 100): (6_008_650, 0.388, 0.370),
-    ("t-patch2", 32, 100): (5_845_162, 1.705, 1.409),
-    ("s-patch4", 32, 100): (23_425_450, 1.529, 1.489),
-    ("s-patch2", 32, 100): (22_766_698, 6.195, 5.582),
-    ("t-patch16", 224, 345): (6_105_975, 1.358, 1.186),
-    ("s-patch16", 224, 345): (23_788_431, 5.033, 4.682),
-    ("t-imagenet", 224, 1000): (6_267_334, 1.355, 1.185),
-    ("s-patch16", 224, 1000): (24_040_606, 5.033, 4.682),
-    ("t-patch16", 224, 100): (6_058_690, 1.358, 1.186),
-    ("t-imagenet", 224, 100): (6_093_634, None, 1.185),
-    ("s-patch16", 224, 100): (23_694_106, 5.033, 4.682),
-    ("t-heads3", 32, 100): (6_043_594, None, None),
-    ("s-heads4", 32, 100): (23_629_354, None, None),
-    ("s-heads6", 32, 100): (23_490_346, None, None),
-}
-_T = 6_008_650
-#: DHVT-T's ablations at 32 pixels, 100 classes: by hand, from what each leaves out or puts in.
-ABLATIONS = {
-    # per block: the heads' linear 48·192 + 192, LayerNorm 2·48, embedding 4·192
-    "t-no-head-tokens": _T - 12 * (48 * 192 + 192 + 96 + 768),
-    "t-no-affine": _T - 2 * (3 + 192),
-    "t-aggregate-all": _T,
-    "t-no-shortcut": _T,
-    "t-bn-ln": _T,
-    "t-ln-bn": _T,
-    "t-ln-ln": _T,
-    # DeiT-Ti with CLS and 100 classes has 5,543,716 at 196 patches of 16 pixels
-    "vit-t": 5_543_716 - (196 - 64) * 192 - (16**2 - 4**2) * 3 * 192,
-    "vit-t-split": 5_380_132,
-    "vit-t-split-aggregate": 5_380_132 + 12 * (192 * 48 + 48 + 48 * 192 + 192),
-    "vit-t-split-average": 5_380_132,
+    ("t-patch4", 32, 100): 0.370,
+    ("t-patch2", 32, 100): 1.409,
+    ("s-patch4", 32, 100): 1.489,
+    ("s-patch2", 32, 100): 5.582,
+    ("t-patch16", 224, 345): 1.186,
+    ("s-patch16", 224, 345): 4.682,
+    ("t-imagenet", 224, 1000): 1.185,
+    ("s-patch16", 224, 1000): 4.682,
 }
 SMALL = dhvt.DHVTConfig(
     image_size=(8, 12),
@@ -67,33 +43,11 @@ def built(variant, size, classes, **changes):
     )
 
 
-def parameters(model):
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-@pytest.mark.parametrize("case", COSTS, ids=str)
-def test_parameters_and_flops(case):
-    model, (count, macs, flops) = built(*case), COSTS[case]
-    assert parameters(model) == count
-    if macs is None and flops is None:
-        return
-    counted = costs.multiply_adds(model)
-    if macs is not None:
-        assert counted / 1e9 == pytest.approx(macs, abs=6e-4)
-    if flops is not None:
-        assert model.paper_flops(counted)[0] / 1e9 == pytest.approx(flops, abs=6e-4)
-
-
-@pytest.mark.parametrize("variant", ABLATIONS)
-def test_parameters_of_ablations(variant):
-    model = built(variant, 32, 100)
-    assert parameters(model) == ABLATIONS[variant]
-
-
-def test_every_named_variant_has_a_count():
-    assert set(dhvt.VARIANTS) == {variant for variant, *_ in COSTS} | set(ABLATIONS)
-    assert {("dhvt", variant) for variant in dhvt.VARIANTS} <= set(models.VARIANTS)
+def test_flops_as_the_paper_counts_them():
+    for case, macs in COSTS.items():
+        model = built(*case)
+        flops, _ = model.paper_flops(costs.multiply_adds(model))
+        assert flops / 1e9 == pytest.approx(macs, abs=6e-4), case
 
 
 @pytest.fixture(scope="module")
@@ -103,30 +57,6 @@ def small():
     params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
     images = np.random.default_rng(2).normal(size=(8, 8, 12, 3)).astype(np.float32)
     return model, params, stats, images
-
-
-def test_training_spreads_over_devices(small):
-    """Logits, statistics and gradients with the batch on four devices equal those on one."""
-    model, params, stats, images = small
-    key = jax.random.key(3)
-
-    def results(apply):
-        def loss(p):
-            logits, after = apply(p, stats, images, train=True, dropout_key=key)
-            return (logits**2).mean(), (logits, after)
-
-        return jax.jit(jax.grad(loss, has_aux=True))(params)
-
-    spread = mesh.spread(model, mesh.make(1, 4, groups=0))
-    (grads, (logits, after)), (grads_4, (logits_4, after_4)) = results(model.apply), results(spread)
-    np.testing.assert_allclose(logits_4, logits, rtol=0, atol=1e-4 * np.abs(logits).max())
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after_4, after)
-    assert any(
-        np.abs(a - b).max() > 0.01
-        for a, b in zip(*map(jax.tree.leaves, (after, stats)), strict=True)
-    )
-    largest = max(np.abs(x).max() for x in jax.tree.leaves(grads))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * largest), grads_4, grads)
 
 
 def test_bfloat16_computes_narrow_and_returns_float32(small):
