@@ -1,13 +1,16 @@
 """Faulty data through the real command line: refused in one line, or left out when told to."""
 
 import gzip
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import tarfile
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +101,52 @@ def test_files_that_are_no_images_are_left_out_when_told_so(tmp_path, train):
         assert done.stdout.startswith(written)
 
 
+def odd(image: Image.Image, kind: str) -> tuple[bytes, str, Image.Image]:
+    """(bytes, suffix, the RGB image they stand for) of an image of a rare kind."""
+    file, options, suffix, stored = io.BytesIO(), {}, "png", image
+    if kind in ("L", "1", "P"):
+        stored = image.convert(kind)
+        image = stored.convert("RGB")
+    elif kind in ("LA", "RGBA"):
+        stored = image.convert(kind)
+        stored.putalpha(Image.linear_gradient("L").resize(image.size))
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, stored.convert("RGBA")).convert("RGB")
+    elif kind == "CMYK":
+        stored, suffix = image.convert("CMYK"), "tiff"
+        image = stored.convert("RGB")
+    elif kind == "I;16":
+        grey = np.asarray(image.convert("L"))
+        stored = Image.fromarray(grey.astype(np.uint16) * 257)
+        image = Image.fromarray(grey).convert("RGB")
+    elif kind == "EXIF":
+        options["exif"] = Image.Exif()
+        options["exif"][0x0112] = 6
+        stored = image.rotate(90)
+    stored.save(file, suffix, **options)
+    return file.getvalue(), suffix, image
+
+
+@pytest.mark.slow
+def test_images_of_rare_kinds(tmp_path, train):
+    """14: each trains as the plain RGB image that it stands for; the same seed, the same lines."""
+    kinds = ("L", "1", "P", "LA", "RGBA", "CMYK", "I;16", "EXIF")
+    for label in ("cat", "dog"):
+        for root in ("odd", "plain"):
+            (tmp_path / root / label).mkdir(parents=True)
+        for i in range(24):
+            content, suffix, image = odd(picture(i + 50 * (label == "dog")), kinds[i % len(kinds)])
+            (tmp_path / f"odd/{label}/{i:03d}.{suffix}").write_bytes(content)
+            image.save(tmp_path / f"plain/{label}/{i:03d}.png")
+    logs = []
+    for root, run in (("odd", "one"), ("plain", "two")):
+        code, _, err = train(tmp_path / root, workdir=run)
+        assert code == 0, err
+        lines = map(json.loads, (tmp_path / run / "metrics.jsonl").read_text().splitlines())
+        logs.append([{k: v for k, v in line.items() if "second" not in k} for line in lines])
+    assert logs[0] == logs[1]
+
+
 @pytest.mark.slow
 def test_sets_that_cannot_be_used(tmp_path, train):
     """15, 16: class folders, a bomb of 400 million pixels, archives: named, in one line or two."""
@@ -147,23 +196,48 @@ def test_class_folders_of_every_sort(tmp_path, train):
     assert table[0].split() == ["Ant", "zebra", "été", "été", "2", "猫"]
 
 
+class Host(BaseHTTPRequestHandler):
+    """A proxy that answers in the place of every host: half a file, or a wrong one."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b"x" * (500 if self.server.cut else 1000))
+
+    def log_message(self, *args):
+        pass
+
+
 @pytest.mark.slow
-def test_a_host_that_is_down(tmp_path):
+def test_a_host_that_is_down_or_wrong(tmp_path):
     """17: the file, its address and its place are named, soon; nothing of it stays."""
-    file = "train-images-idx3-ubyte.gz"
-    started = time.monotonic()
-    done = run_main(
-        *(f"{CONFIG}:fashion_mnist,tiny", "--workdir=run"),
-        cwd=tmp_path,
-        HSVIT_DATA_DIR=str(tmp_path / "data"),
-        **dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:1"),
-        no_proxy="",
-    )
-    assert time.monotonic() - started < 30  # 15, and the start of a process beside others
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert re.search(f"{file} could not be downloaded: .*refused", done.stderr)
-    assert f"put it at {tmp_path / 'data/fashion_mnist' / file}" in done.stderr
-    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    proxy, file = f"http://127.0.0.1:{server.server_port}", "train-images-idx3-ubyte.gz"
+    place = tmp_path / "data/fashion_mnist" / file
+    closed = "http://127.0.0.1:1"
+    for address, server.cut, why in (
+        (closed, False, "refused"),
+        (proxy, True, "ended after 500 of 1,000 bytes|connection failed"),
+        (proxy, False, "what came has checksum sha256:"),
+    ):
+        started = time.monotonic()
+        done = run_main(
+            *(f"{CONFIG}:fashion_mnist,tiny", "--workdir=run"),
+            cwd=tmp_path,
+            HSVIT_DATA_DIR=str(tmp_path / "data"),
+            **dict.fromkeys(("http_proxy", "https_proxy"), address),
+            no_proxy="",
+        )
+        assert time.monotonic() - started < 30  # 15, and the start of a process beside others
+        assert done.returncode == 1
+        assert re.search(f"{file} could not be downloaded: .*({why})", done.stderr)
+        assert f"put it at {place}" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.mark.slow
