@@ -28,7 +28,10 @@ def test_variants_are_recognised():
         ({"img_size": 8, "padding": 0}, "padding=0 does not fit a window of 3: 1"),
         ({"img_size": 8, "pooling_padding": 2}, "pooling_padding=2 does not fit a window of 3: 1"),
         ({"img_size": 8, "positional_embedding": "sine"}, "positional_embedding='sine'"),
-        ({"img_size": 8, "num_heads": 2, "dropout": "0.1"}, "dropout must be a number; got '0.1'"),
+        (
+            {"img_size": 8, "num_heads": 2, "dropout": "0.1"},
+            "dropout must be of type float; got '0.1'",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(given, message):

@@ -72,12 +72,17 @@ class Family:
 
     def variant_of(self, settings: Settings, image_size: ImageSize) -> str:
         """The variant with these settings for such images, 'custom' where there is none."""
+
+        def named(own: Settings) -> dict[str, Any]:
+            """The settings that name a variant, none of them left empty."""
+            values = {key: own[key] for key in self.named_by or self.defaults}
+            for key in values.keys() & self.automatic.keys():
+                values[key] = values[key] or self.automatic[key](own, image_size)
+            return values
+
+        wanted = named(settings)
         for name, changes in self.variants.items():
-            named = {**self.defaults, **changes}
-            for key, follows in self.automatic.items():
-                if key in (self.named_by or named) and not named[key]:
-                    named[key] = follows(named, image_size)
-            if all(settings[key] == named[key] for key in self.named_by or named):
+            if named({**self.defaults, **changes}) == wanted:
                 return name
         return "custom"
 

@@ -300,6 +300,22 @@ def pair(size: Any) -> tuple[int, int]:
     return (sides[0], sides[-1])
 
 
+def known_sizes(
+    found: Mapping[str, Any], given: Mapping[str, Any], needed: Mapping[str, str]
+) -> dict[str, Any]:
+    """The constructor's arguments that are given, and where they are not, those found in shapes.
+
+    needed: name → the option that says it, or ''. Raises ValueError for all that stays unknown.
+    """
+    known = {**found, **{name: value for name, value in given.items() if value is not None}}
+    missing = [name for name in needed if name not in known]
+    if missing:
+        named = [f"{name} (say {needed[name]})" if needed[name] else name for name in missing]
+        hint = "" if all(needed[name] for name in missing) else "; are weights missing?"
+        raise ValueError(f"the tensors' shapes do not tell {', '.join(named)}{hint}")
+    return known
+
+
 def field(given: Mapping[str, Any], name: str, default: Any) -> Any:
     """A field of the default's type, the default where it is left out; an int may be a float.
 

@@ -104,14 +104,14 @@ class BackboneHSViTConfig:
     """
 
     backbone: ConvNetConfig
-    groups: int = 64
-    depth: int = 2
-    embed_dim: int = 0
-    heads: int = 8
-    dropout: float = 0.2
-    group_dropout: float = 0.0
-    votes: str = "equal"
-    trunk: str = "replicated"
+    groups: int = _SHARED["groups"]
+    depth: int = _SHARED["depth"]
+    embed_dim: int = _SHARED["embed_dim"]
+    heads: int = _SHARED["heads"]
+    dropout: float = _SHARED["dropout"]
+    group_dropout: float = _SHARED["group_dropout"]
+    votes: str = _SHARED["votes"]
+    trunk: str = _SHARED["trunk"]
     encoder: str = "auto"
 
     def __post_init__(self) -> None:

@@ -80,17 +80,17 @@ class HSViTConfig:
     conv_channels: tuple[int, ...]
     conv_kernels: tuple[int, ...]
     pool_strides: tuple[int, ...]
-    groups: int = 16
-    depth: int = 2
-    embed_dim: int = 64
-    heads: int = 8
-    dropout: float = 0.2
-    trunk: str = "replicated"
-    towers: int = 1
-    group_dropout: float = 0.0
+    groups: int = DEFAULTS["groups"]
+    depth: int = DEFAULTS["depth"]
+    embed_dim: int = DEFAULTS["embed_dim"]
+    heads: int = DEFAULTS["heads"]
+    dropout: float = DEFAULTS["dropout"]
+    trunk: str = DEFAULTS["trunk"]
+    towers: int = DEFAULTS["towers"]
+    group_dropout: float = DEFAULTS["group_dropout"]
     separable: bool = False
-    tiles: tuple[int, int] = (1, 1)
-    votes: str = "equal"
+    tiles: tuple[int, int] = DEFAULTS["tiles"]
+    votes: str = DEFAULTS["votes"]
 
     def __post_init__(self) -> None:
         check_tiles(self.image_size, self.tiles, self.towers)

@@ -22,6 +22,7 @@ from hsvit_jax.models.torch_weights import (
     ints,
     kernel,
     kernel_shape,
+    known_sizes,
     pair,
 )
 
@@ -165,15 +166,7 @@ def _map_sizes(family: "Family", known: dict[str, Any], pixels: int) -> dict[str
 
 def _settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     """One error for all that stays unknown."""
-    known = {**_from_shapes(family, tensors, given), **given}
-    missing = [k for k in _ARGUMENTS if k not in known]
-    if missing:
-        named = [f"{k} (say {_ARGUMENTS[k]})" if _ARGUMENTS[k] else k for k in missing]
-        raise ValueError(
-            "the tensors' shapes do not tell "
-            + ", ".join(named)
-            + ("" if all(_ARGUMENTS[k] for k in missing) else "; are weights missing?")
-        )
+    known = known_sizes(_from_shapes(family, tensors, given), given, _ARGUMENTS)
     one = {
         k: ints(k, known[k])[0]
         for k in ("attn_num", "attn_depth", "attn_embed_dim", "num_heads", "num_classes")

@@ -17,6 +17,7 @@ from hsvit_jax.models.torch_weights import (
     data_section,
     field,
     ints,
+    known_sizes,
     pair,
 )
 
@@ -102,21 +103,6 @@ VIT = TorchWeights(("vit.embeddings.cls_token",), _vit_settings, _vit)
 _POOL_CONV = re.compile(r"blocks\.(\d+)\.(?!attn\.|mlp\.|norm)(.+)\.weight$")
 
 
-def _sizes(
-    found: Mapping[str, Any], given: Mapping[str, Any], needed: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """(all that is known, the integers among it), from the shapes and, before them, what is given.
-
-    needed: name → the option that says it, or ''. Raises ValueError for all that stays unknown.
-    """
-    known = {**found, **{k: v for k, v in given.items() if v is not None}}
-    missing = [k for k in needed if k not in known]
-    if missing:
-        named = [f"{k} (say {needed[k]})" if needed[k] else k for k in missing]
-        raise ValueError(f"the tensors' shapes do not tell {', '.join(named)}")
-    return known, {k: ints(k, known[k])[0] for k in needed if k != "image_size"}
-
-
 def _data(known: Mapping[str, Any], one: Mapping[str, int]) -> dict[str, Any]:
     return {
         "image_size": pair(known["image_size"]),
@@ -132,7 +118,8 @@ def _hvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     shapes = {k: v.shape for k, v in tensors.items()}
     needed = {"image_size": "--image_size", "num_channels": "", "patch_size": ""}
     needed |= {"num_blocks": "", "embed_dim": "", "num_classes": "", "num_heads": "--heads"}
-    known, one = _sizes(_hvt_shapes(shapes, given), given, needed)
+    known = known_sizes(_hvt_shapes(shapes, given), given, needed)
+    one = {k: ints(k, known[k])[0] for k in needed if k != "image_size"}
     dim, heads = one["embed_dim"], one["num_heads"]
     if heads < 1 or dim % heads:
         raise ValueError(f"num_heads={heads} do not divide the width of a token, {dim}")
@@ -251,7 +238,8 @@ def _dhvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
     shapes = {k: v.shape for k, v in tensors.items()}
     needed = {"image_size": "--image_size", "num_channels": "", "patch_size": "", "depth": ""}
     needed |= {"embed_dim": "", "num_heads": "--heads", "num_classes": ""}
-    known, one = _sizes(_dhvt_shapes(shapes, given), given, needed)
+    known = known_sizes(_dhvt_shapes(shapes, given), given, needed)
+    one = {k: ints(k, known[k])[0] for k in needed if k != "image_size"}
     model = {
         **family.defaults,
         "patch": one["patch_size"],

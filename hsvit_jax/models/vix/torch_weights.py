@@ -17,6 +17,7 @@ from hsvit_jax.models.torch_weights import (
     Table,
     Tensors,
     TorchWeights,
+    field,
     ints,
     kernel_shape,
     pair,
@@ -43,14 +44,6 @@ def argument(given: Mapping[str, Any], *names: str) -> int | None:
     """The first of these constructor arguments that is there, one integer, or None."""
     values = [ints(name, given[name])[0] for name in names if given.get(name) is not None]
     return values[0] if values else None
-
-
-def rate(given: Mapping[str, Any], name: str) -> float:
-    """A dropout rate among the constructor arguments, 0 without it."""
-    value = given.get(name, 0.0)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"constructor argument {name} must be a number; got {value!r}")
-    return float(value)
 
 
 def shape(tensors: Tensors, key: str, rank: int) -> tuple[int, ...]:
@@ -248,8 +241,8 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 
 def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes."""
-    model = {"family": "vix", "variant": "custom", "dropout": rate(given, "dropout")}
-    model["embed_dropout"] = rate(given, "emb_dropout")
+    model = {"family": "vix", "variant": "custom", "dropout": field(given, "dropout", 0.0)}
+    model["embed_dropout"] = field(given, "emb_dropout", 0.0)
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
         model = {**find(tensors, "", given), **model, "mixer": "mlp_mixer"}
@@ -317,7 +310,7 @@ def _levix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -
     image_size, strides = stem_sizes(given, images[2:], len(weights), tokens)
     model = {
         **find(tensors, f"{_LEVIX_FIRST}0.", given),
-        "dropout": rate(given, "dropout"),
+        "dropout": field(given, "dropout", 0.0),
         "stem_channels": tuple(w[0] for w in weights[:-1]),
         "stem_strides": strides,
         "embed_dim": weights[-1][0],
@@ -392,7 +385,7 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     softmax = mixer["mixer"] == "softmax"
     model = {
         **mixer,
-        "dropout": rate(given, "dropout"),
+        "dropout": field(given, "dropout", 0.0),
         "conv_channels": tuple(w[0] for w in weights[:-1]),
         "conv_strides": strides,
         "conv_kernel": kernel,
@@ -401,10 +394,8 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         "embed_dim": d,
         "depth": count(tensors, lambda i: f"{_CCX_BLOCK}{i}."),
         "mlp_dim": shape(tensors, f"{_CCX_BLOCK}0.linear1.weight", 2)[0],
-        "attention_dropout": rate({"attention_dropout": 0.1, **given}, "attention_dropout")
-        if softmax
-        else 0.0,
-        "drop_path": rate({"stochastic_depth": 0.1, **given}, "stochastic_depth"),
+        "attention_dropout": field(given, "attention_dropout", 0.1) if softmax else 0.0,
+        "drop_path": field(given, "stochastic_depth", 0.1),
     }
     classes = shape(tensors, "classifier.fc.weight", 2)[0]
     return model, {"image_size": pair(size), "channels": weights[0][1], "num_classes": classes}
@@ -456,7 +447,7 @@ def _cvx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     image_size, strides = stem_sizes(given, images[2:], stages, tokens)
     model = {
         **find(tensors, attention, given),
-        "dropout": rate(given, "dropout"),
+        "dropout": field(given, "dropout", 0.0),
         "stage_strides": strides,
         "depths": tuple(
             count(tensors, lambda i, s=s: f"layers.{s}.2.layers.{i}.") for s in range(stages)
@@ -517,8 +508,8 @@ def _pix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     stages = -(-count(tensors, lambda i: f"layers.{i}.") // 2)
     model = {
         **find(tensors, "layers.0.layers.0.0.fn.", given),
-        "dropout": rate(given, "dropout"),
-        "embed_dropout": rate(given, "emb_dropout"),
+        "dropout": field(given, "dropout", 0.0),
+        "embed_dropout": field(given, "emb_dropout", 0.0),
         **sizes,
         "embed_dim": shape(tensors, "cls_token", 3)[2],
         "depths": tuple(
