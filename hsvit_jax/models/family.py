@@ -94,12 +94,12 @@ class Family:
         Raises:
             ValueError: the sizes do not fit each other or the images.
         """
-        own = {key: settings[key] for key in self.defaults}
-        own = {key: tuple(v) if isinstance(v, list) else v for key, v in own.items()}
+        values = {key: settings[key] for key in self.defaults}
+        values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         for key, follows in self.automatic.items():
-            own[key] = own[key] or follows({**settings, **own}, image_size)
+            values[key] = values[key] or follows({**settings, **values}, image_size)
         return self.config(
-            image_size=image_size, image_channels=channels, num_classes=num_classes, **own
+            image_size=image_size, image_channels=channels, num_classes=num_classes, **values
         )
 
     def build(

@@ -149,7 +149,7 @@ _SWIFT_STEM = "swiftformer.patch_embed.patch_embedding"
 
 
 def _layer_scale(given: dict[str, Any]) -> float:
-    """What the scales of branches start from, 0 for none."""
+    """The initial value of the branches' LayerScale, 0 for none."""
     if not field(given, "use_layer_scale", True):
         return 0.0
     scale = field(given, "layer_scale_init_value", 1e-5)

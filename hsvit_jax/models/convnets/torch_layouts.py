@@ -29,18 +29,18 @@ def _from_table(*table: tuple[str, str]) -> Rename:
 
     def rename(key: str) -> str:
         for pattern, place in rules:
-            found = pattern.match(key)
-            if found:
-                return _filled(place, found.groups()) + key[found.end() :]
+            match = pattern.match(key)
+            if match:
+                return _filled(place, match.groups()) + key[match.end() :]
         return key
 
     return rename
 
 
 def _filled(place: str, groups: tuple[str, ...]) -> str:
-    def value(found: re.Match) -> str:
-        group = groups[int(found[1])]
-        return str(int(group) + int(found[2])) if found[2] else group
+    def value(match: re.Match) -> str:
+        group = groups[int(match[1])]
+        return str(int(group) + int(match[2])) if match[2] else group
 
     return re.sub(r"\{(\d)(?:\+(\d))?\}", value, place)
 
@@ -163,8 +163,8 @@ def _efficient_timm(config: Any) -> Rename:
         block = f"blocks.{stage}.{j}"
         convs = ["conv_pw", "bn1", "conv_dw", "bn2"] if wider else ["", "", "conv_dw", "bn1"]
         last = ["conv_pwl", "bn3"] if wider else ["conv_pw", "bn2"]
-        own = [*convs, "se.conv_reduce", "se.conv_expand", *last]
-        return [f"{block}.{name}" for name in own]
+        names = [*convs, "se.conv_reduce", "se.conv_expand", *last]
+        return [f"{block}.{name}" for name in names]
 
     return _efficient(config, names, "conv_stem", "bn1", "conv_head", "bn2", "classifier")
 

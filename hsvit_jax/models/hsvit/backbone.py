@@ -238,9 +238,10 @@ def _config(
     num_classes: int,
     **settings: Any,
 ) -> BackboneHSViTConfig:
-    """Every size; backbone: a family, with or without a variant, which has `backbone_settings`.
+    """The sizes; `backbone` names a family, with or without a variant, of `backbone_settings`.
 
-    Raises ValueError for other settings than that family's.
+    Raises:
+        ValueError: backbone_settings has other keys than that family.
     """
     family = _family(backbone)
     other = sorted(set(backbone_settings) ^ set(family.defaults))
@@ -249,19 +250,19 @@ def _config(
             f"model.backbone={backbone!r} is of the family {family.name}, which does not "
             f"agree with the keys of model.backbone_settings in {', '.join(other)}"
         )
-    own = family.sizes(
+    backbone_config = family.sizes(
         backbone_settings,
         image_size=image_size,
         channels=image_channels,
         num_classes=num_classes,
     )
-    return BackboneHSViTConfig(own, **settings)
+    return BackboneHSViTConfig(backbone_config, **settings)
 
 
 def _tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a smoke run: the backbone's own, and few groups."""
-    own = _family(settings["backbone"]).tiny(settings["backbone_settings"])
-    return {f"backbone_settings.{k}": v for k, v in own.items()} | {"groups": 4, "heads": 2}
+    changes = _family(settings["backbone"]).tiny(settings["backbone_settings"])
+    return {f"backbone_settings.{k}": v for k, v in changes.items()} | {"groups": 4, "heads": 2}
 
 
 FAMILY = Family(

@@ -106,37 +106,41 @@ _BLOCK = re.compile(r"model\.attn_encoders\.(\d+)\.(\d+)\.")
 def _from_shapes(family: "Family", tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     """Constructor arguments that the tensors' shapes (and `input`, if there) give away."""
     shapes = {k: v.shape for k, v in tensors.items()}
-    found: dict[str, Any] = {"dropout": family.defaults["dropout"], "attn_num": 0, "attn_depth": 1}
+    inferred: dict[str, Any] = {
+        "dropout": family.defaults["dropout"],
+        "attn_num": 0,
+        "attn_depth": 1,
+    }
     image = shapes.get("input", ())
     if len(image) == 4:
-        found |= {"num_channels": image[1], "image_size": image[2:]}
+        inferred |= {"num_channels": image[1], "image_size": image[2:]}
     head = shapes.get("classifier.mlp_head.1.weight", ())
     if len(head) == 2:
-        found |= {"num_classes": head[0], "attn_embed_dim": head[1]}
+        inferred |= {"num_classes": head[0], "attn_embed_dim": head[1]}
     blocks = [m.groups() for m in map(_BLOCK.match, shapes) if m]
     if blocks:
-        found["attn_num"] = 1 + max(int(group) for group, _ in blocks)
-        found["attn_depth"] = 1 + max(int(block) for _, block in blocks)
+        inferred["attn_num"] = 1 + max(int(group) for group, _ in blocks)
+        inferred["attn_depth"] = 1 + max(int(block) for _, block in blocks)
     else:
-        found["num_heads"] = 1
+        inferred["num_heads"] = 1
     convs = {int(m[1]): shapes[k] for k in shapes if (m := _CONV.match(k)) and len(shapes[k]) == 4}
     if convs:
         ordered = [convs[i] for i in sorted(convs)]
-        found["num_channels"] = ordered[0][1]
-        found["conv_kernel_nums"] = [s[0] for s in ordered]
-        found["conv_kernel_sizes"] = [s[2] for s in ordered]
+        inferred["num_channels"] = ordered[0][1]
+        inferred["conv_kernel_nums"] = [s[0] for s in ordered]
+        inferred["conv_kernel_sizes"] = [s[2] for s in ordered]
         embed = shapes.get("model.embed_projection.0.weight", ())
-        known = {**found, **given}
-        found |= _map_sizes(family, known, embed[1]) if len(embed) == 2 else {}
+        known = {**inferred, **given}
+        inferred |= _map_sizes(family, known, embed[1]) if len(embed) == 2 else {}
     elif blocks:  # attention only: channel tokens per group × groups, an image of D pixels
         position = shapes.get("model.position_embeddings", ())
         if len(position) == 4:
-            found["conv_kernel_nums"] = [(position[2] - 1) * found["attn_num"]]
+            inferred["conv_kernel_nums"] = [(position[2] - 1) * inferred["attn_num"]]
             side = math.isqrt(position[3])
             if side**2 == position[3]:
-                found.setdefault("image_size", side)
-        found |= {"conv_kernel_sizes": [0], "pool_strides": [1]}
-    return found
+                inferred.setdefault("image_size", side)
+        inferred |= {"conv_kernel_sizes": [0], "pool_strides": [1]}
+    return inferred
 
 
 def _map_sizes(family: "Family", known: dict[str, Any], pixels: int) -> dict[str, Any]:
@@ -224,16 +228,16 @@ def backbone(families: Mapping[str, "Family"]) -> TorchWeights:
             raise ValueError(
                 "enable_conv_layer=false: a network without its backbone is not supported"
             )
-        own = _backbone_family(tensors, described)
-        sizes, *_ = EXTRACTORS[own]
-        own_settings = sizes(families[own], described)
-        variant = families[own].variant_of(own_settings, (0, 0))
-        separator = "" if own == "resnet" else "_"
+        backbone = _backbone_family(tensors, described)
+        sizes, *_ = EXTRACTORS[backbone]
+        backbone_settings = sizes(families[backbone], described)
+        variant = families[backbone].variant_of(backbone_settings, (0, 0))
+        separator = "" if backbone == "resnet" else "_"
         classes, dim = tensors[_HEAD].shape if _HEAD in tensors else (None, 0)
         model = {
             **family.defaults,
-            "backbone": own if variant == "custom" else f"{own}{separator}{variant}",
-            "backbone_settings": own_settings,
+            "backbone": backbone if variant == "custom" else f"{backbone}{separator}{variant}",
+            "backbone_settings": backbone_settings,
             "groups": field(given, "attn_num", family.defaults["groups"]),
             "depth": field(given, "attn_depth", family.defaults["depth"]),
             "embed_dim": field(given, "attn_embed_dim", dim),
@@ -248,8 +252,8 @@ def backbone(families: Mapping[str, "Family"]) -> TorchWeights:
         return model, image_section(tensors, images, classes)
 
     def table(c: "BackboneHSViTConfig", keys: Collection[str]) -> Table:
-        own = next(name for name, f in families.items() if isinstance(c.backbone, f.config))
-        return {**EXTRACTORS[own][1](c.backbone, _PREFIX), **_attention(c)}
+        backbone = next(name for name, f in families.items() if isinstance(c.backbone, f.config))
+        return {**EXTRACTORS[backbone][1](c.backbone, _PREFIX), **_attention(c)}
 
     return TorchWeights((_HEAD,), settings, table)
 

@@ -33,8 +33,8 @@ _BLOCK = "encoder/blocks/{i}"
 def _patches(name: str, patch: int) -> Table:
     """A convolution of the patch's size and stride, which is a linear map of each patch."""
 
-    def shape(own: Shape) -> Shape:
-        return (own[1], own[0] // patch**2, patch, patch) if len(own) == 2 else own
+    def shape(kernel: Shape) -> Shape:
+        return (kernel[1], kernel[0] // patch**2, patch, patch) if len(kernel) == 2 else kernel
 
     def ours(tensor: np.ndarray, shape: Shape) -> np.ndarray:
         return tensor.transpose(2, 3, 1, 0).reshape(shape)
@@ -145,37 +145,37 @@ def _hvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
 
 
 def _hvt_shapes(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the tensors' shapes, and the papers' custom, tell."""
-    found: dict[str, Any] = {}
+    """Sizes of an HVT inferred from the tensors' shapes and the papers' head width of 64."""
+    inferred: dict[str, Any] = {}
     for names in (
         ("input_size", "image_size"),
         ("img_size", "image_size"),
         ("depth", "num_blocks"),
     ):
         if given.get(names[0]) is not None:
-            found[names[1]] = given[names[0]]
+            inferred[names[1]] = given[names[0]]
     patch, head = shapes.get("patch_embed.proj.weight", ()), shapes.get("head.weight", ())
     if len(patch) == 4:
-        found |= {"embed_dim": patch[0], "num_channels": patch[1], "patch_size": patch[2]}
+        inferred |= {"embed_dim": patch[0], "num_channels": patch[1], "patch_size": patch[2]}
         if patch[0] % 64 == 0:
-            found["num_heads"] = patch[0] // 64  # in every network of the papers
+            inferred["num_heads"] = patch[0] // 64  # in every network of the papers
         positions = shapes.get("pos_embed", ())
-        if len(positions) == 3 and "image_size" not in found:
+        if len(positions) == 3 and "image_size" not in inferred:
             side = math.isqrt(positions[1] - ("cls_token" in shapes))
             if side**2 == positions[1] - ("cls_token" in shapes):
-                found["image_size"] = side * patch[2]
+                inferred["image_size"] = side * patch[2]
     if len(head) == 2:
-        found["num_classes"] = head[0]
+        inferred["num_classes"] = head[0]
     numbers = [int(m[1]) for m in (re.match(r"blocks\.(\d+)\.", k) for k in shapes) if m]
     if numbers:
-        found["num_blocks"] = 1 + max(numbers)
+        inferred["num_blocks"] = 1 + max(numbers)
     hidden = shapes.get("blocks.0.mlp.fc1.weight", ())
-    found["mlp_ratio"] = 4.0
+    inferred["mlp_ratio"] = 4.0
     if len(hidden) == 2 and hidden[1]:
-        found["mlp_ratio"] = hidden[0] / hidden[1]
+        inferred["mlp_ratio"] = hidden[0] / hidden[1]
     if "input" in shapes and len(shapes["input"]) == 4:
-        found["image_size"] = shapes["input"][2:]
-    return found
+        inferred["image_size"] = shapes["input"][2:]
+    return inferred
 
 
 def _pool(
@@ -257,30 +257,30 @@ def _dhvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
 
 
 def _dhvt_shapes(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the tensors' shapes tell."""
-    found: dict[str, Any] = {"mlp_ratio": 4.0}
+    """Sizes of a DHVT inferred from the tensors' shapes."""
+    inferred: dict[str, Any] = {"mlp_ratio": 4.0}
     convs = [k for k, v in shapes.items() if k.startswith("patch_embed.proj.") and len(v) == 4]
     if "patch_embed.proj.0.0.weight" in convs:
-        found["num_channels"] = shapes["patch_embed.proj.0.0.weight"][1]
-        found["patch_size"] = 2 ** len(convs)
+        inferred["num_channels"] = shapes["patch_embed.proj.0.0.weight"][1]
+        inferred["patch_size"] = 2 ** len(convs)
     head, up = shapes.get("head.weight", ()), shapes.get("blocks.0.mlp.conv1.weight", ())
     if len(head) == 2:
-        found |= {"num_classes": head[0], "embed_dim": head[1]}
+        inferred |= {"num_classes": head[0], "embed_dim": head[1]}
     if len(up) == 4:
-        found["mlp_ratio"] = up[0] / up[1]
+        inferred["mlp_ratio"] = up[0] / up[1]
     heads = shapes.get("blocks.0.attn.pos_embed", ())
     if len(heads) == 3:
-        found["num_heads"] = heads[1]
+        inferred["num_heads"] = heads[1]
     numbers = [int(k.split(".")[1]) for k in shapes if k.startswith("blocks.")]
     if numbers:
-        found["depth"] = 1 + max(numbers)
+        inferred["depth"] = 1 + max(numbers)
     if given.get("img_size") is not None:
-        found["image_size"] = given["img_size"]
+        inferred["image_size"] = given["img_size"]
     if given.get("in_chans") is not None:
-        found["num_channels"] = given["in_chans"]
+        inferred["num_channels"] = given["in_chans"]
     if len(shapes.get("input", ())) == 4:
-        found["image_size"] = shapes["input"][2:]
-    return found
+        inferred["image_size"] = shapes["input"][2:]
+    return inferred
 
 
 def _affine(ours: str, theirs: str) -> Table:

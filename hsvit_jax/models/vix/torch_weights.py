@@ -50,10 +50,10 @@ def shape(tensors: Tensors, key: str, rank: int) -> tuple[int, ...]:
     """The shape of a tensor that sizes are read from. Raises ValueError where it is not there."""
     if key not in tensors:
         raise ValueError(f"cannot read the network's sizes: {key} is missing")
-    found = tensors[key].shape
-    if len(found) != rank or min(found) < 1:
-        raise ValueError(f"cannot read the network's sizes: {key} has the shape {found}")
-    return found
+    sizes = tensors[key].shape
+    if len(sizes) != rank or min(sizes) < 1:
+        raise ValueError(f"cannot read the network's sizes: {key} has the shape {sizes}")
+    return sizes
 
 
 def count(tensors: Tensors, key: Callable[[int], str]) -> int:
@@ -71,34 +71,34 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
     (`num_landmarks` or `m`; 64 without either). What is converted couples the batch as the
     reference does. Raises ValueError for heads that stay unknown or do not fit.
     """
-    found: dict[str, Any] = {**DEFAULTS, "batch_coupling": True}
+    inferred: dict[str, Any] = {**DEFAULTS, "batch_coupling": True}
     table = next((t for k, t in tensors.items() if k.endswith("layer_pos_emb.emb")), None)
     width = table.shape[-1] if table is not None and table.ndim == 2 else None
     heads = argument(given, "num_heads", "heads")
     if f"{key}fast_attention.projection_matrix" in tensors:
-        found["mixer"] = "performer"
-        found["features"], width = shape(tensors, f"{key}fast_attention.projection_matrix", 2)
+        inferred["mixer"] = "performer"
+        inferred["features"], width = shape(tensors, f"{key}fast_attention.projection_matrix", 2)
         inner = shape(tensors, f"{key}to_q.weight", 2)[0]
     elif f"{key}proj_k" in tensors:
-        found["mixer"] = "linformer"
-        found["projections"] = shape(tensors, f"{key}proj_k", 2)[1]
+        inferred["mixer"] = "linformer"
+        inferred["projections"] = shape(tensors, f"{key}proj_k", 2)[1]
         inner = shape(tensors, f"{key}to_q.weight", 2)[0]
         keys = shape(tensors, f"{key}to_k.weight", 2)[0]
-        found["one_kv_head"] = keys != inner or (heads == 1 and table is None)
-        width = keys if found["one_kv_head"] else width
+        inferred["one_kv_head"] = keys != inner or (heads == 1 and table is None)
+        width = keys if inferred["one_kv_head"] else width
     elif f"{key}res_conv.weight" in tensors:
-        found["mixer"] = "nystrom"
-        heads, _, found["residual_kernel"], _ = shape(tensors, f"{key}res_conv.weight", 4)
-        found["landmarks"] = argument(given, "num_landmarks", "landmarks", "m") or 64
+        inferred["mixer"] = "nystrom"
+        heads, _, inferred["residual_kernel"], _ = shape(tensors, f"{key}res_conv.weight", 4)
+        inferred["landmarks"] = argument(given, "num_landmarks", "landmarks", "m") or 64
         inner = shape(tensors, f"{key}to_qkv.weight", 2)[0] // 3
     elif f"{key}to_qkv.weight" in tensors or f"{key}qkv.weight" in tensors:
         name = "to_qkv" if f"{key}to_qkv.weight" in tensors else "qkv"
         inner = shape(tensors, f"{key}{name}.weight", 2)[0] // 3
     else:
-        found["mixer"] = "fnet"
-        return found
-    found["heads"], found["head_dim"] = split(inner, heads, width)
-    return found
+        inferred["mixer"] = "fnet"
+        return inferred
+    inferred["heads"], inferred["head_dim"] = split(inner, heads, width)
+    return inferred
 
 
 def split(inner: int, heads: int | None, width: int | None) -> tuple[int, int]:
@@ -219,7 +219,7 @@ def _mixer(ours: str, theirs: str) -> Table:
 
 
 def _mixer_out(mixer: str) -> str:
-    """What follows on the mixer's prefix in the name of its last linear layer."""
+    """The name of a mixer's output projection after the mixer's prefix."""
     return "to_out.0" if mixer in ("softmax", "nystrom") else "to_out"
 
 
