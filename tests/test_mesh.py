@@ -7,7 +7,7 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
-from small_runs import small_config, small_dataset
+from small_runs import made_up_values, small_config, small_dataset
 
 from hsvit_jax import augment, train
 from hsvit_jax import mesh as mesh_lib
@@ -41,8 +41,7 @@ def make_mesh(group: int, data: int):
 
 def inputs():
     """A network with statistics that are not the initial ones, and a batch."""
-    params, stats = MODEL.init(jax.random.key(1))
-    stats = jax.tree.map(lambda s: s + 0.25, stats)
+    params, stats = made_up_values(MODEL)
     rng = np.random.default_rng(2)
     images = rng.normal(size=(BATCH, 12, 8, 3)).astype(np.float32)
     labels = rng.integers(CLASSES, size=BATCH).astype(np.int32)
