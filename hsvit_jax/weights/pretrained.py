@@ -86,10 +86,8 @@ class _Reading:
 
     def __init__(self, family: str, network: Network, tensors: dict[str, np.ndarray]) -> None:
         self.family, self.weights = family, FAMILIES[family].torch_weights
-        self.tensors, self.names, self.layout = tensors, {}, layouts.OWN
+        self.tensors, self.shapes = tensors, {}
         wanted = self.expected(network)
-        if wanted is None:
-            return
         match = layouts.match(family, network.config, wanted, tensors)
         if 2 * match.count < len(wanted):
             other = layouts.looks_like(tensors)
@@ -104,19 +102,22 @@ class _Reading:
             used.get(name, f"{name} (of the file)" if name in wanted else name): tensor
             for name, tensor in tensors.items()
         }
+        self.shapes.clear()  # the table may have other names for a file with these keys
 
-    def expected(self, network: Network) -> dict[str, tuple[int, ...]] | None:
-        """Shapes of the tensors of a network; None when the file has them all."""
-        try:
-            self.weights.load(self.tensors, network)
-        except Misfits as misfits:
-            return misfits.expected
-        return None
+    def expected(self, network: Network) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors of a network, by key; computed once for each config."""
+        if network.config not in self.shapes:
+            entries = self.weights.entries(network, self.tensors)
+            self.shapes[network.config] = {entry.key: entry.shape for entry in entries}
+        return self.shapes[network.config]
 
     def sizes_of_file(self, network: Network) -> tuple[Network, set[str]]:
         """Resizes the network to the file's classes, channels and image size, as far as its tensors
         show them; also returns the keys whose shapes depend on the classes."""
         classifier: set[str] = set()
+        shapes = {key: tensor.shape for key, tensor in self.tensors.items()}
+        if self.expected(network).items() <= shapes.items():
+            return network, classifier
         for name in ("num_classes", "image_channels"):
             now = getattr(network.config, name)
             differing = self._differing(network, **{name: now + 1})
@@ -136,9 +137,7 @@ class _Reading:
     def _differing(self, network: Network, **sizes: Any) -> dict[str, tuple]:
         """Maps keys whose shapes these sizes change to (shape, shape with these sizes)."""
         ours, other = self.expected(network), _resized(network, **sizes)
-        theirs = self.expected(other) if other is not None else None
-        if ours is None or theirs is None:
-            return {}
+        theirs = self.expected(other) if other is not None else {}
         pairs = ((key, (ours[key], theirs.get(key, ours[key]))) for key in ours)
         return {k: (a, b) for k, (a, b) in pairs if a != b and len(a) == len(b)}
 
@@ -152,16 +151,16 @@ class _Reading:
             return network
         for base in (network, _resized(network, image_size=(rows, rows))):
             for key, shape in stored.items() if base is not None else ():
-                size = _size_of(base, (self.expected(base) or {}).get(key, shape), shape)
+                size = _size_of(base, self.expected(base).get(key, shape), shape)
                 other = _resized(network, image_size=size)
                 wanted = self.expected(other) if other is not None else {}
-                if wanted is None or all(wanted.get(k) == shape for k, shape in stored.items()):
+                if all(wanted.get(k) == shape for k, shape in stored.items()):
                     return other
         return network
 
     def fill(self, network: Network, keys: set[str]) -> None:
         """Adds zeros for those of `keys` that the file does not have."""
-        for key, shape in (self.expected(network) or {}).items():
+        for key, shape in self.expected(network).items():
             if key in keys and key not in self.tensors:
                 self.tensors = {**self.tensors, key: np.zeros(shape, np.float32)}
 
