@@ -32,9 +32,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import jax
 import pytest
 
-#: How processes that tests start are compiled: likewise, on one device.
-QUICK_FLAGS = os.environ["XLA_FLAGS"].partition(" ")[2]
-
 # Tracing makes many objects, few of them garbage, beside the many that are kept: looking through
 # them all as often as Python does takes a fifteenth of the tests' time.
 gc.set_threshold(200_000, 50, 1000)

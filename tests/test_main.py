@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
 from PIL import Image
+from support import small_runs
 
 import hsvit_jax
 from hsvit_jax import checkpoint, cli, main, train

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import save_file
-from small_runs import made_up_values
 from support.processes import run_main
+from support.small_runs import made_up_values
 
 from hsvit_jax import checkpoint, data, main, train
 from hsvit_jax import config as config_lib

@@ -12,9 +12,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from launch_programs import LAUNCH, program
-from small_runs import digest, metric_lines, small_dataset
+from support.launch_programs import LAUNCH, program
 from support.processes import ROOT, environment
+from support.small_runs import digest, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax import config as config_lib

@@ -10,8 +10,8 @@ import textwrap
 import time
 
 import pytest
-from small_runs import digest, metric_lines
 from support.processes import COMMAND, ROOT, environment, run_main
+from support.small_runs import digest, metric_lines
 
 from hsvit_jax import checkpoint
 

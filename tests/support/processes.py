@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import conftest
-
 ROOT = Path(__file__).resolve().parents[2]
+#: How processes that tests start are compiled: as quickly as the tests, on one device.
+_QUICK_FLAGS = os.environ["XLA_FLAGS"].partition(" ")[2]
 COMMAND = (sys.executable, "-m", "hsvit_jax.main")
 
 
@@ -16,7 +16,7 @@ def environment(**variables: str) -> dict[str, str]:
     """The environment of a process that runs this tree on one device, compiling quickly."""
     return {
         **os.environ,
-        "XLA_FLAGS": conftest.QUICK_FLAGS,
+        "XLA_FLAGS": _QUICK_FLAGS,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         **variables,
     }

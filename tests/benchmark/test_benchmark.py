@@ -1,0 +1,319 @@
+"""The benchmark's JSON, its arithmetic and its mistakes. No test looks at a clock."""
+
+import json
+import re
+import shlex
+import statistics
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.processes import ROOT
+
+from hsvit_jax import config as configs
+from hsvit_jax import data, train
+from hsvit_jax.benchmark import __main__ as benchmark
+from hsvit_jax.benchmark import jobs, machine, step_parts, versus
+from hsvit_jax.models import costs
+from hsvit_jax.train import batches, step
+
+SMALL = {
+    "variant": "c2a2",
+    "conv_channels": (4, 8),
+    "conv_kernels": (3, 3),
+    "pool_strides": (2, 1),
+    "groups": 2,
+    "depth": 1,
+    "embed_dim": 16,
+    "heads": 2,
+    "dropout": 0.2,
+}
+ABLATIONS = ("conv_only", "attention_only")
+CONFIG_FILE = f"{ROOT / 'configs' / 'c2a2.py'}:digits"
+
+
+def small(batch=16, argument="digits", **model):
+    config = configs.base(argument, {**SMALL, **model})
+    config.train.batch = batch
+    if "attention_only" not in argument:
+        config.data.image_size = (16, 16)
+    return config
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_peak():
+    """A product and a convolution that take no time; the arithmetic is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(machine._PEAK_SIZES, "cpu", (64, 1))
+        yield
+
+
+@pytest.fixture(scope="module")
+def records():
+    """One measurement of every kind of work; training on a mesh of 2×2, the rest on one device."""
+    out = {}
+    for work in benchmark.WORKS:
+        config, devices = small(), jax.devices()[:1]
+        if work == "train":
+            config.mesh.group, config.mesh.data, devices = 2, 2, None
+        out[work] = benchmark.measure(config, work, steps=3, warmup=1, devices=devices)
+    return out
+
+
+@pytest.mark.parametrize("work", benchmark.WORKS)
+def test_record_holds_what_the_docs_promise(records, work):
+    record = records[work]
+    assert json.loads(json.dumps(record)) == record
+    assert (record["work"], record["batch"], record["steps"]) == (work, 16, 3)
+    sizes = record["dtype"], record["data"], record["image_size"]
+    assert sizes == ("float32", "random", [16, 16])
+    assert record["images_per_step"] == (128 if work == "eval" else 16)
+    assert record["mesh"] == ({"data": 2, "group": 2} if work == "train" else dict(data=1, group=1))
+    spread = record["images_per_second_spread"]
+    ordered = [spread["min"], spread["quartile1"], record["images_per_second"]]
+    ordered += [spread["quartile3"], spread["max"]]
+    assert ordered == sorted(ordered) and ordered[0] > 0
+    assert record["compile_seconds"] >= 0
+    assert record["peak_memory_bytes"] > 2**20
+    assert record["device_peak_memory_bytes"] is None  # these are CPUs
+    assert set(record["versions"]) == {"jax", "jaxlib", "python"}
+    assert record["devices"] == ["cpu"] * 8
+    if work == "eval":
+        assert record["program"] is None
+    else:
+        assert record["program"]["flops"] > 0 and record["program"]["temp_bytes"] > 0
+    if work == "input":
+        assert record["flops_per_image"] is record["share_of_peak"] is record["peak"] is None
+        return
+    done = record["images_per_second"] * record["flops_per_image"]
+    assert record["flops_per_second"] == pytest.approx(done)
+    assert record["share_of_peak"] == pytest.approx(done / record["peak"]["flops_per_second"])
+    assert ("backward" in record["flops_counted_on"]) == (work == "train")
+
+
+def test_training_flops_count_every_turn_of_the_loops():
+    # The kernels' gradient is a loop over slices of the batch, and XLA counts its body once: taken
+    # from the step of a large batch, the ratio would be 2.3 here instead of 3.4.
+    config = configs.resolve(small(conv_channels=(16, 32)), data.describe("digits"))
+    model = train.build_model(config)
+    ratio = jobs.training_flops(model) / costs.compiled_flops(model)
+    assert 2.8 < ratio < 4
+
+
+def test_real_data_without_augmentation_and_a_trace(records, tmp_path):
+    record = benchmark.measure(
+        small(),
+        "input",
+        steps=1,
+        warmup=1,
+        augmented=False,
+        real_data=True,
+        trace=str(tmp_path),
+        devices=jax.devices()[:1],
+    )
+    assert record["data"] == "digits"
+    assert not record["augmented"] and records["input"]["augmented"]
+    assert record["program"]["flops"] < records["input"]["program"]["flops"]
+    assert [p for p in tmp_path.rglob("*") if p.name.endswith(".xplane.pb")]
+
+
+@pytest.fixture
+def parts_alone(monkeypatch):
+    """Leaves out of the parts what the other tests compile: the whole step, its batch, `init`."""
+
+    def zeros(run):
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), run.state_shape)
+
+    monkeypatch.setattr(step, "first_state", zeros)
+    for name in ("train_job", "input_job"):
+        monkeypatch.setattr(jobs, name, lambda *_: jobs.Job(lambda: None, 16))
+    monkeypatch.setattr(batches, "resident", lambda *_: iter([()]))
+
+
+def part_functions(argument):
+    run = jobs.prepare(small(argument=argument), False, jax.devices()[:1])
+    return run.model, step_parts._part_functions(run)
+
+
+def test_parts_have_times_and_a_table(parts_alone):
+    record = step_parts.measure_parts(small(), steps=2, warmup=1)
+    names = [
+        f"{part}, {way}"
+        for part in ("trunk", "pooling", "attention groups", "head")
+        for way in ("forward", "forward and backward")
+    ]
+    assert list(record["parts"]) == [
+        "whole step", *names, "augmentation", "optimizer", "dispatch of an empty step"
+    ]  # fmt: skip
+    for part in record["parts"].values():
+        assert part["spread"]["min"] <= part["milliseconds"] <= part["spread"]["max"]
+    table = step_parts.table(record).splitlines()
+    assert len(table) == len(record["parts"]) + 3
+    assert table[2].startswith("whole step") and table[2].endswith("100.0%")
+    assert table[-1] == record["note"] and "do not add up exactly" in record["note"]
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_parts_of_a_network_without_groups_or_trunk(parts_alone):
+    parts = {switch: set(part_functions(f"digits,{switch}")[1]) for switch in ABLATIONS}
+    assert not {n for n in parts["conv_only"] if n.startswith(("attention", "head"))}
+    assert not {n for n in parts["attention_only"] if n.startswith(("trunk", "pooling"))}
+    assert "trunk, forward" in parts["conv_only"]
+    assert "attention groups, forward and backward" in parts["attention_only"]
+
+
+def test_a_part_computes_that_part_alone(parts_alone):
+    # What a part does not need must be dead code: its FLOPs are its own layers', and little more.
+    model, parts = part_functions("digits")
+    for name in ("trunk", "attention groups"):
+        part = parts[f"{name}, forward"]
+        flops = part.func.lower(*part.args).compile().cost_analysis()["flops"]
+        prefix = name.split()[-1]
+        macs = sum(n for path, _, n in costs.modules(model) if path.startswith(prefix))
+        expected = 2 * 16 * macs
+        assert 0.5 * expected < flops < 1.6 * expected
+
+
+# --- Mistakes ------------------------------------------------------------------------------------
+
+
+def test_mistakes_name_the_way_out(monkeypatch):
+    with pytest.raises(ValueError, match="unknown work 'sleep'; choose one of train, infer"):
+        benchmark.measure(small(), "sleep")
+    config = small()
+    config.mesh.group = 3
+    with pytest.raises(ValueError, match=re.escape("set mesh.group to one of [1, 2]")):
+        benchmark.measure(config, "infer")
+    streamed = data.Split(np.zeros(64, np.int32), None, None)
+    dataset = data.Dataset(data.describe("digits"), streamed, streamed, streamed, "x")
+    monkeypatch.setattr(train, "load_data", lambda config: dataset)
+    with pytest.raises(ValueError, match="leave out --data"):
+        benchmark.measure(small(), "train", real_data=True, devices=jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "(see: python -m hsvit_jax.benchmark --help)"),
+        (["--config=nowhere.py"], 1, "cannot read the config file nowhere.py"),
+        ([f"--config={CONFIG_FILE}", "--config.train.bacth=3"], 1, "did you mean train.batch"),
+        ([f"--config={CONFIG_FILE}", "--work=sleep"], 2, "train|infer|input|eval"),
+        ([f"--config={CONFIG_FILE}", "--batch=0"], 2, "--batch=0"),
+        ([f"--config={CONFIG_FILE}", "train"], 2, "unexpected words: train"),
+        ([f"--config={CONFIG_FILE}", "--peak", "--parts"], 2, "choose one of --parts, --peak"),
+        ([f"--config={CONFIG_FILE}", "--parts", "--trace=x"], 2, "leave out --parts"),
+        ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),
+        ([f"--config={CONFIG_FILE}", "--config.optim.beta1=x"], 1, "optim.beta1 must be a number"),
+    ],
+)
+def test_command_line_mistakes_are_one_message(capsys, words, code, said):
+    assert benchmark.main(["benchmark", *words]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and "Traceback" not in err
+
+
+def test_command_line_hands_over_its_flags(capsys, monkeypatch):
+    def measure(config, work, **settings):
+        return {"work": work, "batch": config.train.batch, "depth": config.model.depth, **settings}
+
+    monkeypatch.setattr(benchmark, "measure", measure)
+    words = [f"--config={CONFIG_FILE}", "--config.model.depth=5", "--batch=48", "--work=eval"]
+    words += ["--steps=7", "--warmup=3", "--no_augment", "--data", "--trace=somewhere"]
+    assert benchmark.main(["benchmark", *words]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {
+        "config": CONFIG_FILE,
+        "work": "eval",
+        "batch": 48,
+        "depth": 5,
+        "steps": 7,
+        "warmup": 3,
+        "augmented": False,
+        "real_data": True,
+        "trace": "somewhere",
+    }
+
+
+def test_peak_and_help_need_no_configuration(capsys):
+    assert benchmark.main(["benchmark", "--peak"]) == 0
+    peak = json.loads(capsys.readouterr().out)["peak"]
+    both = peak["matmul_flops_per_second"], peak["convolution_flops_per_second"]
+    assert peak["flops_per_second"] == max(both) and min(both) > 0
+    assert benchmark.main(["benchmark", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  --{name}=" in out for name in ("work", "batch", "no_augment", "vs"))
+
+
+# --- Against another program ---------------------------------------------------------------------
+
+
+def script(tmp_path, name, *rates, **fields):
+    """A program that prints the next of `rates` each time, and logs its turn."""
+    path = tmp_path / f"{name}.py"
+    path.write_text(
+        f"import json, pathlib\n"
+        f"log = pathlib.Path({str(tmp_path / 'log')!r})\n"
+        f"turns = log.read_text() if log.exists() else ''\n"
+        f"log.write_text(turns + {name!r})\n"
+        f"print('starting')\n"
+        f"rate = {rates!r}[turns.count({name!r})]\n"
+        f"print(json.dumps(dict(images_per_second=rate, **{fields!r})))\n"
+        f"print('done')\n"
+    )
+    return [sys.executable, str(path)]
+
+
+def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
+    ours, theirs = script(tmp_path, "A", 10, 30, 20), script(tmp_path, "B", 2, 10, 40)
+    record = versus.compare(ours, shlex.join(theirs), 3)
+    assert (tmp_path / "log").read_text() == "ABABAB"
+    assert record["ratios"] == [5.0, 3.0, 0.5]
+    assert record["ratio"] == 3.0  # not 20/10, the ratio of the medians
+    assert record["ratio_spread"] == {"min": 0.5, "quartile1": 1.75, "quartile3": 4.0, "max": 5.0}
+    assert record["ours"]["images_per_second"] == statistics.median(record["ours"]["runs"]) == 20
+    assert record["theirs"]["images_per_second"] == 10
+    assert record["theirs"]["runs"] == [2, 10, 40]
+    memory = [record[who]["peak_memory_bytes"] for who in ("ours", "theirs")]
+    assert min(memory) > 2**20 and record["memory_ratio"] == memory[0] / memory[1]
+
+
+def test_compare_believes_a_program_that_knows_its_memory(tmp_path):
+    ours = script(tmp_path, "A", 1.5, peak_memory_bytes=300)
+    theirs = script(tmp_path, "B", 3, peak_memory_bytes=200)
+    record = versus.compare(ours, shlex.join(theirs), 1)
+    assert record["memory_ratio"] == 1.5 and record["ratio"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo first >&2; echo the end >&2; exit 3", r"failed with code 3.*\n.*first\nthe end"),
+        ("echo '{\"images_per_second\": 5}'; exit 1", "failed with code 1"),
+        ("echo hello", "printed no JSON line with a positive images_per_second"),
+        *(
+            (f"echo '{line}'", "no JSON line")
+            for line in (
+                *(f'{{"images_per_second": {rate}}}' for rate in (0, "NaN", "true")),
+                "[3]",
+            )
+        ),
+    ],
+)
+def test_compare_tells_how_the_other_command_failed(tmp_path, command, said):
+    with pytest.raises(ValueError, match=said) as error:
+        versus.compare(script(tmp_path, "A", 1.0), command, 1)
+    assert "the command of --vs" in str(error.value)
+
+
+def test_vs_runs_our_own_command_line_in_a_process(capfd):
+    theirs = "echo '{\"images_per_second\": 1}'"
+    ours = [f"--config={CONFIG_FILE}", "--work=input", "--no_augment", "--batch=16", "--steps=1"]
+    assert benchmark.main(["benchmark", *ours, "--rounds=1", f"--vs={theirs}"]) == 0
+    (line,) = capfd.readouterr().out.splitlines()
+    record = json.loads(line)
+    assert record["vs"] == theirs and record["rounds"] == 1
+    last = record["ours"]["last"]
+    assert (last["work"], last["batch"], last["mesh"]) == ("input", 16, {"data": 8, "group": 1})
+    assert record["ratio"] == last["images_per_second"]

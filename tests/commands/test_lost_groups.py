@@ -1,0 +1,142 @@
+"""Votes: which groups are lost together, what every set of voters answers, and what it costs."""
+
+import csv
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import small_runs
+
+from hsvit_jax import data
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.commands import lost_groups as votes
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.planner import hlo
+
+CONFIG = hsvit.HSViTConfig(
+    image_size=(8, 8),
+    image_channels=1,
+    num_classes=5,
+    conv_channels=(8, 16),
+    conv_kernels=(3, 3),
+    pool_strides=(2, 1),
+    groups=8,
+    depth=1,
+    embed_dim=6,
+    heads=2,
+    towers=4,
+)
+COLOURS = {"mean": (0.4,), "std": (0.3,)}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A network of towers, untrained, whose answers depend on who votes; and a split."""
+    network = hsvit.TowerHSViT(CONFIG)
+    params, stats = small_runs.made_up_values(network)
+    # The image is to decide, not the CLS and positions.
+    groups, embed = (params["towers"][k] for k in ("groups", "trunk"))
+    groups["cls"], groups["position"] = groups["cls"] * 0, groups["position"] * 0
+    embed["embed"]["kernel"] *= 30
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (21, 8, 8, 1), np.uint8)
+    return network, params, stats, data.Split(rng.integers(0, 5, 21).astype(np.int32), images, None)
+
+
+def placed(trained, group, count):
+    network, params, stats, split = trained
+    mesh = mesh_lib.make(group, count, groups=4, devices=jax.devices()[: group * count])
+    trees = (jax.device_put(t, mesh_lib.state_shardings(mesh, t)) for t in (params, stats))
+    return network, mesh, *trees, split
+
+
+def test_what_is_lost_as_one():
+    alone = votes.units(hsvit.HSViT(dataclasses.replace(CONFIG, towers=1)))
+    np.testing.assert_array_equal(alone, np.eye(8))
+    towers = votes.units(hsvit.TowerHSViT(CONFIG))
+    assert towers.shape == (4, 8)
+    np.testing.assert_array_equal(towers[1], [0, 0, 1, 1, 0, 0, 0, 0])
+    without = dataclasses.replace(CONFIG, towers=1, groups=0)
+    with pytest.raises(ValueError, match="no attention groups"):
+        votes.units(hsvit.HSViT(without))
+
+
+def test_subsets_are_all_of_them_or_different_ones_drawn_by_the_seed():
+    few = votes.subsets(np.eye(5), 10, 0)
+    assert [lost for lost, _ in few] == [0] + [1] * 5 + [2] * 10 + [3] * 10 + [4] * 5
+    many = votes.subsets(np.eye(16), 7, 0)
+    for lost in range(16):
+        sets = {tuple(v) for n, v in many if n == lost}
+        assert len(sets) == (1 if lost == 0 else 7)
+        assert {sum(v) for v in sets} == {16 - lost}
+    again, other = votes.subsets(np.eye(16), 7, 0), votes.subsets(np.eye(16), 7, 1)
+    assert all((a[1] == b[1]).all() for a, b in zip(many, again, strict=True))
+    assert any((a[1] != b[1]).any() for a, b in zip(many, other, strict=True))
+    with pytest.raises(ValueError, match="at least 1 subset"):
+        votes.subsets(np.eye(5), 0, 0)
+
+
+@pytest.mark.parametrize(("group", "count"), [(1, 1), (4, 2)])
+def test_every_set_of_voters_is_evaluated_exactly(trained, group, count):
+    """21 examples in batches of 8: as an evaluation of each set by itself has it."""
+    network, mesh, params, stats, split = placed(trained, group, count)
+    points = votes.curve(network, mesh, params, stats, split, **COLOURS, batch=8, most=4)
+    assert [(p.lost_groups, p.subsets) for p in points] == [(0, 1), (2, 4), (4, 4), (6, 4)]
+    sets = votes.subsets(votes.units(network), 4, 0)
+
+    x = (split.images / 255 - 0.4) / 0.3
+    answer = jax.jit(
+        lambda v: network.apply(*trained[1:3], x.astype(np.float32), votes_G=v)[0].argmax(1)
+    )
+    for point in points[:2]:
+        expected = [
+            (np.asarray(answer(v)) == split.labels).mean()
+            for n, v in sets
+            if n == point.lost_groups
+        ]
+        assert point.mean == pytest.approx(np.mean(expected), abs=1e-9)
+        assert point.std == pytest.approx(np.std(expected), abs=1e-9)
+        assert (point.lowest, point.highest) == (min(expected), max(expected))
+    assert points[1].highest > points[1].lowest  # or the sets would not have been told apart
+
+
+def test_the_trunk_is_computed_once_for_all_sets(trained):
+    """Twenty more sets of voters cost twenty heads, and no convolution or attention."""
+    network, mesh, params, stats, split = placed(trained, 1, 1)
+    counter = votes.make_counter(network, mesh, **COLOURS)
+
+    def flops(sets):
+        valid = np.ones(21, bool)
+        arguments = (params, stats, split.images, split.labels, valid, jnp.ones((sets, 8)))
+        return hlo.read(counter.lower(*arguments).compile(), 1).flops
+
+    one, many = flops(2), flops(22)
+    heads = 20 * 21 * 2 * CONFIG.embed_dim * CONFIG.num_classes
+    assert many - one == heads
+    assert heads < 0.1 * one
+
+
+def test_an_empty_split(trained):
+    network, mesh, params, stats, split = placed(trained, 1, 1)
+    empty = data.Split(split.labels[:0], split.images[:0], None)
+    with pytest.raises(ValueError, match="empty split"):
+        votes.curve(network, mesh, params, stats, empty, **COLOURS, batch=8)
+
+
+def test_the_curve_on_disk(tmp_path):
+    points = [votes.Point(0, 1, 0.75, 0.0, 0.75, 0.75), votes.Point(1, 3, 0.5, 0.1, 0.25, 2 / 3)]
+    table = votes.write(points, tmp_path / "new" / "curve.png", "costs $5")
+    assert (tmp_path / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert table.name == "curve.csv" and rows[1] == {
+        "lost_groups": "1",
+        "subsets": "3",
+        "mean": "0.5",
+        "std": "0.1",
+        "lowest": "0.25",
+        "highest": "0.666667",
+    }
+    with pytest.raises(ValueError, match="name of a PNG"):
+        votes.write(points, tmp_path / "curve.pdf", "title")

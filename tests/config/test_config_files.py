@@ -1,0 +1,172 @@
+"""The files in configs/: what they claim is what they build."""
+
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+from hsvit_jax import config as config_lib
+from hsvit_jax import data, models, train
+from hsvit_jax.config import variants
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs"
+FILES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+FILES |= {family: FILES.pop(name) for name, family in variants.OF_FILE.items()}
+
+# Network → parameters at 32 px, 3 channels, 10 classes, and at 64 px, 200 classes.
+COUNTS = {
+    "c2a2": (812_298, 824_648),
+    "c3a4": (2_242_826, 2_255_176),
+    "c4a8": (6_873_354, 6_885_704),
+}
+SIBLINGS = tuple(variants.SIBLINGS)
+
+
+def count(config, **shape):
+    size = {"image_size": (32, 32), "channels": 3, "num_classes": 10} | shape
+    model = models.build(config.model.to_dict(), **size)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def test_every_named_network_has_a_file():
+    assert {v for family, v in models.VARIANTS if family == "hsvit"} == set(COUNTS)
+    assert set(models.FAMILIES) - {"hsvit"} == set(SIBLINGS)
+    assert set(FILES) == {*COUNTS, *SIBLINGS}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_file_is_its_named_network(name):
+    for argument in ("digits", "cifar100,paper,bf16", "cifar10,tiny"):
+        from_file = config_lib.get_config(f"{FILES[name]}:{argument}")
+        assert from_file == config_lib.get_config(f"{name}:{argument}")
+    assert from_file.model.variant == name
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_a_file_is_its_family(family):
+    words = ("", "digits", "imagenet,paper,bf16", "cifar10,tiny")
+    for argument in (*words, *models.FAMILIES[family].variants):
+        from_file = config_lib.get_config(f"{FILES[family]}:{argument}")
+        assert from_file == config_lib.get_config(f"{family}:{argument}")
+    assert from_file.model.variant == argument
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_a_family_s_docstring_claims_the_true_counts(family):
+    text = " ".join(FILES[family].read_text().split('"""')[1].split("\n"))
+    shapes = [(int(a), int(b)) for a, b in re.findall(r"(\d+) px and (\d+) classes", text)]
+    lines = re.findall(r"^ {4}(\S+) +([\d,]+) +([\d,]+)$", FILES[family].read_text(), re.M)
+    assert len(shapes) == 2 and len(lines) >= min(4, len(models.FAMILIES[family].variants))
+    for variant, *claims in lines:
+        config = config_lib.get_config(f"{family}:{variant}")
+        for (side, classes), claim in zip(shapes, claims, strict=True):
+            true = count(config, image_size=(side, side), num_classes=classes)
+            assert f"{true:,}" == claim, variant
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_a_family_s_docstring_names_its_variants_and_default(family):
+    text = FILES[family].read_text()
+    assert variants.SIBLINGS[family].default_variant in text
+    assert ("`model.batch_coupling=False`" in text) == (
+        "batch_coupling" in models.FAMILIES[family].defaults
+    )
+    commands = re.findall(r"--config=(\S+)", text)
+    assert len(commands) == 3
+    for command in commands:
+        assert command.startswith(f"configs/{FILES[family].name}:")
+        assert config_lib.get_config(f"{FOLDER.parent}/{command}").model.family == family
+
+
+def on_every_data_set(file):
+    """Of a file, with every recipe: {(network, shape of an image, classes): configuration}."""
+    found = {}
+    for recipe in config_lib.RECIPES:
+        for data_set in config_lib.DATA_SETS:
+            config = config_lib.get_config(f"{file}:{data_set},{recipe}")
+            config = config_lib.resolve(config, data.describe(data_set))
+            shape = (*config.data.image_size, config.data.channels)
+            found[config.model.to_json(), shape, config.data.num_classes] = config
+    return found
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_every_family_fits_every_data_set(family):
+    """What differs in its classes alone is one network."""
+    networks = {key[:2]: config for key, config in on_every_data_set(family).items()}
+    for config in networks.values():
+        network = train.build_model(config)
+        assert network.config.image_size == config.data.image_size
+
+
+class _Recorder(dict):
+    """Settings that remember which of them were asked for."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.read = set()
+
+    def __getitem__(self, key):
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_every_setting_of_a_family_is_read(family):
+    settings = _Recorder(config_lib.get_config(f"{family}:digits,tiny").model.to_dict())
+    models.build(settings, image_size=(32, 32), channels=1, num_classes=7)
+    assert set(settings) - settings.read == {"variant"}  # a label; the sizes say it all
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_a_small_network_of_every_family_classifies(family):
+    """Shapes alone: logits of the right size, in float32 though computed in bfloat16."""
+    config = config_lib.get_config(f"{family}:digits,tiny,bf16")
+    model = train.build_model(config_lib.resolve(config, data.describe("digits")))
+    params, stats = jax.eval_shape(model.init, jax.random.key(0))
+    images = jax.ShapeDtypeStruct((2, 32, 32, 1), jax.numpy.float32)
+    logits, _ = jax.eval_shape(model.apply, params, stats, images)
+    assert (logits.shape, logits.dtype) == ((2, 10), jax.numpy.float32)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_docstring_claims_the_true_counts(name):
+    text = FILES[name].read_text().split('"""')[1]
+    config = config_lib.get_config(str(FILES[name]))
+    found = re.findall(r"([\d,]+)\s+(?:parameters )?at (\d+) px and (\d+)", text)
+    claims = [tuple(int(n.replace(",", "")) for n in claim) for claim in found]
+    assert [claim[1:] for claim in claims] == [(32, 10), (64, 200)]
+    for claimed, side, classes in claims:
+        assert count(config, image_size=(side, side), num_classes=classes) == claimed
+    assert tuple(claim[0] for claim in claims) == COUNTS[name]
+    assert f"configs/{name}.py:folder=" in text  # the commands it shows are about itself
+    assert not set(re.findall(r"c\da\d", text)) - {name}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_network_fits_every_data_set(name):
+    for (_, size, classes), config in on_every_data_set(FILES[name]).items():
+        model = train.build_model(config)
+        params, stats = jax.eval_shape(model.init, jax.random.key(0))
+        images = jax.ShapeDtypeStruct((2, *size), jax.numpy.float32)
+        logits, _ = jax.eval_shape(model.apply, params, stats, images)
+        assert logits.shape == (2, classes)
+
+
+@pytest.mark.parametrize("switch", config_lib.SWITCHES)
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_switch_builds(name, switch):
+    config = config_lib.get_config(f"{FILES[name]}:digits,{switch}")
+    model = train.build_model(config_lib.resolve(config, data.describe("digits")))
+    assert jax.eval_shape(model.init, jax.random.key(0))[0]
+
+
+def test_strides_follow_the_image_size():
+    at = {}
+    for side in (32, 64, 128):
+        config = config_lib.get_config("c4a8:digits", f"data.image_size={side}")
+        config = config_lib.resolve(config, data.describe("digits"))
+        at[side] = train.build_model(config).config.pool_strides
+    assert at == {32: (2, 1, 2, 1), 64: (2, 2, 2, 1), 128: (2, 2, 2, 2)}

@@ -1,0 +1,172 @@
+"""Every family's recipe is complete and says what its paper says; smoke runs are small."""
+
+import ast
+from pathlib import Path
+
+import jax
+import pytest
+
+from hsvit_jax import config as config_lib
+from hsvit_jax import data, models, train
+from hsvit_jax.config import recipes, variants
+from hsvit_jax.train import step
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+FAMILIES = tuple(variants.SIBLINGS)
+
+
+def resolved(spec):
+    config = config_lib.get_config(spec)
+    return config_lib.resolve(config, data.describe(config.data.name))
+
+
+@pytest.mark.parametrize("data_set", ["cifar10", "digits", "imagenet"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_paper_s_recipe_leaves_nothing_to_another(family, data_set):
+    """No figure of it is left over from hsvit's."""
+    decided = {f"{part}.{key}" for part in ("augment", "optim") for key in recipe_of("c2a2")[part]}
+    decided |= {"train.batch", "train.epochs", "train.ema_decay"}
+    decided |= {"init.freeze"} if family == "hsvit_backbone" else set()
+    found = set(recipes.paper(family, data_set)) - {"data.image_size"}
+    assert found == decided
+
+
+def recipe_of(spec):
+    return config_lib.get_config(f"{spec}:cifar10,paper")
+
+
+def warmup(config, epochs=300):
+    """Epochs of warm-up in a run of `epochs`, of 10 steps each."""
+    return config_lib.with_warmup(config, 10 * epochs, 10).optim.warmup_epochs
+
+
+def test_what_the_papers_say():
+    """ViX section 4; HVT section 5; DHVT supplement 4.1 and table 5."""
+    for family in ("vix", "levix", "ccx", "cvx", "pix"):
+        c = recipe_of(family)
+        assert (c.train.batch, c.optim.learning_rate, c.optim.weight_decay) == (64, 1e-3, 0.01)
+        assert (c.optim.beta1, c.optim.beta2, c.optim.cosine_per) == (0.9, 0.999, "never")
+        assert not any((c.augment.flip, c.augment.mix_probability, c.augment.rand_augment_ops))
+    for family in ("hvt", "deit"):
+        c = recipe_of(family)
+        assert (c.train.batch, c.train.epochs, c.data.image_size) == (128, 300, (224, 224))
+        assert (c.optim.learning_rate, c.optim.weight_decay) == (1.25e-4, 0.025)
+        large = config_lib.get_config(f"{family}:imagenet,paper")
+        assert (large.train.batch, large.optim.learning_rate) == (1024, 5e-4 * 1024 / 512)
+        for recipe in (c, large):
+            crops = (recipe.augment.random_resized_crop, recipe.augment.crop_padding)
+            assert (*crops, warmup(recipe)) == ((0.08, 1.0), 0, 5)
+    c = recipe_of("dhvt")
+    assert (c.train.batch, c.train.epochs, c.optim.learning_rate) == (512, 300, 1e-3)
+    assert (c.augment.random_resized_crop, c.augment.crop_padding) == ((), 4)
+    assert warmup(c) == 5  # the authors' script for CIFAR
+    large = config_lib.get_config("dhvt:s,patch16,imagenet,paper")
+    assert (large.train.batch, large.optim.learning_rate) == (512, 5e-4)
+    assert (large.optim.weight_decay, warmup(large)) == (0.05, 10)
+    assert (large.augment.random_resized_crop, large.augment.crop_padding) == ((0.08, 1.0), 0)
+    for c in (large, recipe_of("hvt")):
+        augment = c.augment
+        assert (augment.mixup, augment.cutmix, augment.erasing) == (0.8, 1.0, 0.25)
+        assert augment.flip and augment.label_smoothing == 0.1
+    assert not config_lib.get_config("dhvt:digits,paper").augment.flip
+
+
+def test_table_2_of_the_hsvit_paper_lowers_the_rate_where_its_note_says():
+    rates = {
+        (words, data_set): config_lib.get_config(f"{words},{data_set},paper").optim.learning_rate
+        for words in ("vit:b-patch4", "cvt:13-patch4", "cvt:21-patch4", "resnet:50")
+        for data_set in ("cifar10", "cifar100", "fashion_mnist", "tiny_imagenet", "food101")
+    }
+    low = {key for key in rates if key[0] == "vit:b-patch4"}
+    low |= {("cvt:13-patch4", "food101"), ("cvt:21-patch4", "tiny_imagenet")}
+    assert rates == {key: 1e-4 if key in low else 1e-3 for key in rates}
+    batches = [
+        config_lib.get_config(f"vit:{data_set},paper").train.batch
+        for data_set in ("cifar10", "tiny_imagenet", "food101")
+    ]
+    assert batches == [512, 128, 16]
+
+
+@pytest.mark.parametrize("family", ["hvt", "dhvt"])
+def test_what_a_deit_recipe_leaves_out_is_told(family):
+    text = " ".join(configs_docstring(family).split())
+    for left_out in ("repeated augmentation", "magnitude with noise of 0.5", "(there noise)"):
+        assert left_out in text
+    assert "colour jitter" not in text  # off beside RandAugment, there as here
+
+
+def configs_docstring(name):
+    return ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("words", "side"), [("resnet50", 224), ("efficientnet_b4", 380), ("efficientnet_b5", 456)]
+)
+def test_table_3_of_the_hsvit_paper(words, side):
+    c = resolved(f"hsvit_backbone:{words},imagenet,paper")
+    assert (c.init.freeze, c.init["from"]) == ("backbone", "")
+    assert (c.train.batch, c.train.epochs, c.data.image_size) == (128, 30, (side, side))
+    o = c.optim
+    assert (o.learning_rate, o.weight_decay, warmup(c)) == (1e-3, 0.01, 2)
+    assert (o.cosine_per, o.clip_norm) == ("step", 0.01)
+    a = c.augment
+    assert (a.random_resized_crop, a.crop_padding, a.flip) == ((0.08, 1.0), 0, True)
+    assert (a.trivial_augment, a.rand_augment_ops, a.erasing) == (True, 0, 0.1)
+    assert (a.mixup, a.cutmix, a.mix_probability, a.label_smoothing) == (0.2, 1.0, 1.0, 0.1)
+    assert config_lib.get_config("hsvit_backbone:digits,tiny,paper").init.freeze == ""
+    whole = config_lib.get_config("hsvit_backbone:imagenet,paper", "init.freeze=")
+    assert whole.init.freeze == ""
+
+
+def test_the_strong_recipe_is_the_same_for_all():
+    for data_set in ("cifar10", "digits"):
+        sections = {
+            repr([(part, dict(c[part])) for part in ("augment", "optim", "train", "data")])
+            for family in ("c2a2", *FAMILIES)
+            for c in [config_lib.get_config(f"{family}:{data_set}")]
+        }
+        assert len(sections) == 1
+
+
+def test_the_fast_recipe_is_muon_with_crop_and_flip_alone():
+    for family in ("c2a2", *FAMILIES):
+        c = resolved(f"{family}:cifar10,fast")
+        assert (c.optim.name, c.train.epochs, c.eval.tta) == ("muon", 12, "flip")
+        assert c.model.get("dropout", 0.0) == c.train.ema_decay == 0
+        assert set(step.augment_settings(c).active()) == {"crop_padding", "flip"}
+    assert resolved("c2a2:digits,fast").eval.tta == "none"
+
+
+@pytest.mark.parametrize("family", ["vix", "levix", "ccx", "cvx", "pix"])
+def test_digits_have_a_token_for_each_of_their_pixels(family):
+    for variant in models.FAMILIES[family].variants:
+        for recipe, side in (("strong", 8), ("paper", 32)):
+            c = train.build_model(resolved(f"{family}:{variant},digits,{recipe}")).config
+            size = c.map_sizes[-1] if family == "cvx" else c.map_size
+            assert size == (side, side)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_smoke_run_of_every_variant_is_small(family):
+    """And what tells variants apart is still there."""
+    seen = set()
+    for variant in models.FAMILIES[family].variants:
+        config = resolved(f"{family}:{variant},digits,tiny")
+        assert (config.train.steps, config.train.epochs) == (8, 0)
+        model = train.build_model(config)
+        params, _ = jax.eval_shape(model.init, jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) < 40_000
+        seen.add(repr(model.config))
+    # Widths, heads and depths are one when small. HVT: 0 to 4 poolings, and three other kinds.
+    # DeiT: with CLS, without, and two shares for PoWER. DHVT: three patches and eleven ablations.
+    different = {"hvt": 8, "deit": 4, "dhvt": 14}
+    # Baselines: CvT's first patch, the expansion of a MobileViT-XXS.
+    different |= {"vit": 1, "swiftformer": 1, "efficientformer": 1, "cvt": 2, "mobilevit": 2}
+    assert len(seen) == different.get(family, len(models.FAMILIES[family].variants))
+
+
+@pytest.mark.parametrize("data_set", ["fashion_mnist", "tiny_imagenet", "food101", "imagenet"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_smoke_run_fits_every_data_set(family, data_set):
+    config = resolved(f"{family}:{data_set},tiny")
+    assert config.data.image_size == (32, 32) and train.build_model(config)

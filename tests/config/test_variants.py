@@ -1,0 +1,215 @@
+"""The sibling systems by name, and each from the command line through training to prediction."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.small_runs import CLASSES, digest, metric_lines, small_dataset
+
+from hsvit_jax import classifier as classifier_lib
+from hsvit_jax import config as config_lib
+from hsvit_jax import main, models, train
+from hsvit_jax.commands import evaluate
+from hsvit_jax.config import variants
+from hsvit_jax.runtime import signals
+from hsvit_jax.train import loop
+
+FAMILIES = tuple(variants.SIBLINGS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "variant", "data"),
+    [
+        ("vix", "hybrid_vin", "cifar10"),
+        ("vix:vin,hybrid,rope,cifar10", "hybrid_vin_rope", "cifar10"),
+        ("vix:digits, rope ,vit", "vit_rope", "digits"),
+        ("vix:hybrid_vin,rope", "hybrid_vin_rope", "cifar10"),
+        ("vix:hybrid,mlp_mixer", "hybrid_mlp_mixer", "cifar10"),
+        ("levix:levil,folder=a-b_c/vit", "levil", "folder=a-b_c/vit"),
+        ("ccx:ccn,tiny_imagenet", "ccn", "tiny_imagenet"),
+        ("hvt:s-4,cifar100", "s-4", "cifar100"),
+        ("hvt:s,4,conv", "s-4-conv", "cifar10"),
+        ("hvt:2d,s-2", "s-2-2d", "cifar10"),
+        ("deit:nocls,ti", "ti-nocls", "cifar10"),
+        ("dhvt:t,patch4", "t-patch4", "cifar10"),
+        ("dhvt:patch2,s,digits,paper,tiny,bf16", "s-patch2", "digits"),
+        ("dhvt:t-bn-ln", "t-bn-ln", "cifar10"),
+        ("dhvt:t,ln,bn", "t-ln-bn", "cifar10"),
+    ],
+)
+def test_words_choose_the_variant(spec, variant, data):
+    config = config_lib.get_config(spec)
+    assert (config.model.variant, config.data.name) == (variant, data)
+    sizes = {**models.FAMILIES[config.model.family].variants[variant]}
+    if "digits" not in spec and "tiny" not in spec.split(","):
+        assert {key: config.model[key] for key in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("vix:vim", r"unknown word 'vim' after the colon. Did you mean vi\w\? Known variants of"),
+        ("vix:vin,hybird", r"'hybird' after the colon. Did you mean hybrid\?"),
+        ("vix:vin,cifar1O", r"'cifar1O' after the colon. Did you mean cifar10\?"),
+        ("vix:vin,vit", r"^vin,vit names no variant of vix.* Known variants of vix: vit, vip"),
+        ("vix:fnet,rope", "fnet,rope names no variant"),
+        (
+            "vix:hybrid,rope",
+            "could be hybrid_vit_rope or hybrid_vip_rope or hybrid_vil_rope or hyb",
+        ),
+        ("dhvt:ln,t,bn", "could be t-bn-ln or t-ln-bn: name one"),
+        ("hvt:s", "s could be s-0 or s-1"),
+        ("ccx:ccn,digits,cifar10", "one data set at a time"),
+        ("levix:conv_only", "conv_only is an ablation of hsvit, and levix has no such part"),
+        ("dhvt:attention_only", "attention_only is an ablation of hsvit"),
+        ("vixx:vin", r"unknown network 'vixx'. Did you mean vix\?"),
+    ],
+)
+def test_words_that_do_not_are_told(spec, message):
+    with pytest.raises(ValueError, match=message):
+        config_lib.get_config(spec)
+
+
+def test_a_section_by_family_and_variant():
+    assert variants.model_section("hvt")["variant"] == "s-4"
+    assert config_lib.named_model("ccx") == variants.model_section("ccx", "ccn")
+    with pytest.raises(ValueError, match=r"unknown family 'viit'. Did you mean vit\?"):
+        variants.model_section("viit")
+    with pytest.raises(ValueError, match=r"unknown deit variant 'ti-nocl'. Did you mean ti-nocls"):
+        variants.model_section("deit", "ti-nocl")
+    assert set(FAMILIES) == set(models.FAMILIES) - {"hsvit"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "setting", "message"),
+    [
+        ("hvt:s-4", "model.pach=4", r"'model.pach'; did you mean model.patch\?"),
+        ("ccx", "model.head_dim=4", "unknown configuration key 'model.head_dim'"),
+        ("dhvt", "model.groups=4", "unknown configuration key 'model.groups'"),
+        ("c2a2", "model.patch=4", "unknown configuration key 'model.patch'"),
+        ("deit", "model.variant=ti", "name the network by its file"),
+    ],
+)
+def test_each_family_has_its_own_keys(spec, setting, message):
+    with pytest.raises(ValueError, match=message):
+        config_lib.get_config(spec, setting)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "message"),
+    [
+        ("hvt:s-4-patch32", (), "1 tokens after block 0 are fewer than pool_window=3"),
+        ("hvt", ("model.patch=5",), "32×32 pixels cannot be cut into patches of patch=5"),
+        ("vix:vin", ("model.landmarks=99",), "landmarks=99 .*there are 65"),
+        ("dhvt", ("model.heads=5",), "embed_dim=192 is not divisible by heads=5"),
+        ("ccx", ("model.heads=3",), "embed_dim=128 is not divisible by heads=3"),
+        ("dhvt", ("mesh.group=2",), r"mesh.group=2, but t-patch4 \(dhvt\) has no attention groups"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_told_before_the_first_step(spec, settings, message):
+    dataset = train.load_data(config_lib.get_config("c2a2:digits"))
+    config = config_lib.get_config(f"{spec}{',' if ':' in spec else ':'}digits", *settings)
+    with pytest.raises(ValueError, match=message):
+        train.prepare(config, dataset=dataset)
+
+
+def test_a_patch_can_be_set():
+    config = config_lib.get_config("hvt:ti-2,digits", "model.patch=2", "model.depth=2")
+    run = train.prepare(config, dataset=train.load_data(config))
+    assert run.model.config.tokens == 256
+
+
+def test_a_fresh_network_from_python():
+    model = classifier_lib.build_model(
+        "vix:vit,rope,tiny", image_size=(16, 24), channels=1, num_classes=7
+    )
+    assert model.config.map_size == (2, 3) and model.config.num_classes == 7
+
+
+def test_no_groups_can_be_lost_where_there_are_none():
+    model = classifier_lib.build_model("dhvt:tiny", image_size=8)
+    with pytest.raises(ValueError, match="--drop_groups=0: this network has no attention groups"):
+        evaluate._votes(["0"], model)
+    assert evaluate._votes([], model) is None
+
+
+def interrupt_after_first_evaluation(monkeypatch):
+    """SIGTERM as the first epoch's evaluation is told."""
+    log_eval = loop.Loop.log_eval
+
+    def interrupted(self, *rest):
+        log_eval(self, *rest)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop.Loop, "log_eval", interrupted)
+
+
+def test_a_sibling_from_training_to_prediction(tmp_path, monkeypatch):
+    """DHVT, whose BatchNorm has statistics too: cut short and gone on with, the run is the same."""
+    config = config_lib.get_config(
+        "dhvt:digits,tiny",
+        *("data.image_size=8", "train.batch=16", "train.steps=6", "mesh.data=2", "model.depth=1"),
+    )
+    dataset = small_dataset()
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    result = train.train(config, whole, dataset=dataset, verbose=False)
+    with monkeypatch.context() as patch:
+        interrupt_after_first_evaluation(patch)
+        with pytest.raises(signals.Interrupted):
+            train.train(config, cut, dataset=dataset, verbose=False)
+    assert max(line["step"] for line in metric_lines(cut)) == 4
+    train.train(config, cut, dataset=dataset, verbose=False)
+    assert result.step == 6 and result.test.examples == 23
+    assert digest(cut) == digest(whole) and metric_lines(cut) == metric_lines(whole)
+    classifier = classifier_lib.load(cut)
+    probabilities = classifier.predict(dataset.test.images)
+    assert probabilities.shape == (23, CLASSES)
+    hits = (probabilities.argmax(1) == dataset.test.labels).mean()
+    assert hits == pytest.approx(result.test.accuracy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd):
+    """Trains on digits, is stopped and goes on, evaluates, predicts, is summarised; the loss and
+    gradient on two devices are those on one."""
+    folder, config = tmp_path / "run", f"--config={family}:digits,tiny"
+
+    def call(*words):
+        code = main.main(["main", *words])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    one = (config, "--config.train.epochs=2", "--config.train.batch=64", "--config.mesh.data=1")
+    with monkeypatch.context() as patch:
+        interrupt_after_first_evaluation(patch)
+        assert call(*one, f"--workdir={folder}")[0] == 42
+    code, out, err = call(*one, f"--workdir={folder}")
+    assert code == 0 and "from step 22" in err and "done: test accuracy" in out
+    lines = metric_lines(folder)
+    assert [line["step"] for line in lines if line.get("split") == "val"] == [22, 44]
+    assert all(np.isfinite(line["loss"]) for line in lines)
+
+    two = (config, "--config.train.steps=1", "--config.train.batch=64", "--config.mesh.data=2")
+    assert call(*two, f"--workdir={tmp_path / 'two'}")[0] == 0
+    first, spread = lines[0], metric_lines(tmp_path / "two")[0]
+    assert spread["step"] == first["step"] == 1
+    assert spread["loss"] == pytest.approx(first["loss"], rel=1e-5)
+    # An activation beside its kink: noise of 6e-8 in MobileNetV2's parameters moves this by 1e-4.
+    assert spread["grad_norm"] == pytest.approx(first["grad_norm"], rel=5e-4)
+
+    code, out, _ = call("--mode=eval", f"--checkpoint={folder}")
+    assert code == 0 and json.loads(out)["examples"] == 179
+    Image.fromarray(np.full((9, 9), 128, np.uint8)).save(tmp_path / "grey.png")
+    code, out, _ = call("--mode=predict", f"--checkpoint={folder}", str(tmp_path / "grey.png"))
+    assert code == 0 and "grey.png" in out
+    code, out, _ = call("--mode=summary", config)
+    groups = family == "hsvit_backbone"
+    assert code == 0 and f"({family})" in out and ("last block" in out) == groups
+    code, _, err = call("--mode=plan", config, "--devices=8")
+    assert code == 1 and f"{family} has {'one' if groups else 'none'}" in err
+    code, _, err = call("--mode=eval", f"--checkpoint={folder}", "--drop_groups=0")
+    assert code == 1 - groups and ("no attention groups" in err) != groups

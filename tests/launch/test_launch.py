@@ -1,0 +1,224 @@
+"""The launchers' files: what can be checked of them without a cluster.
+
+Manifests are checked against the fields and values that their documentation gives; the commands in
+them, and the notebook, run.
+"""
+
+import ast
+import json
+import os
+import re
+
+import pytest
+import yaml
+from support.launch_programs import CODES, LAUNCH, program, run, words_of
+
+SCRIPTS = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
+
+
+# --- all files ---
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_sound(path):
+    text = path.read_text()
+    assert run(["bash", "-n", path]).returncode == 0
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in text
+    assert "hsvit_jax.main" in text
+    code = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    assert not [line for line in code if re.search(r"(?<!\")\$[@*](?!\")", line)], "unquoted $@"
+    assert not [line for line in code if "`" in line or "eval " in line]
+    assert path.suffix != ".sh" or os.access(path, os.X_OK)
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCH.iterdir()), ids=lambda path: path.name)
+def test_no_file_names_a_place_of_its_own(path):
+    found = re.findall(r"/(?:home|work|tmp|Users)/|pypi\.|pythonhosted|ghp_|AIza", path.read_text())
+    assert not found
+
+
+def test_readme_tells_every_code_and_file():
+    text = (LAUNCH / "README.md").read_text()
+    told = {int(code) for code in re.findall(r"^\|[^|]*\|[^|]*\| (\d+) \|", text, re.MULTILINE)}
+    assert set(CODES) <= told
+    assert all(path.name in text for path in LAUNCH.iterdir() if path.name != "README.md")
+    named = set(re.findall(r"(?<![\w/])launch/([\w.]+\w)", text))
+    assert named and all((LAUNCH / name).exists() for name in named)
+
+
+# --- gke_jobset.yaml ---
+
+JOB_FAILURE_REASONS = {"PodFailurePolicy", "BackoffLimitExceeded", "DeadlineExceeded"}
+JOBSET_ACTIONS = {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"}
+
+
+@pytest.fixture(scope="module")
+def jobset() -> dict:
+    """The JobSet's spec."""
+    document = yaml.safe_load((LAUNCH / "gke_jobset.yaml").read_text())
+    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert document["kind"] == "JobSet"
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", document["metadata"]["name"])
+    return document["spec"]
+
+
+def test_jobset_has_the_fields_of_its_schema(jobset):
+    assert set(jobset) <= {"network", "failurePolicy", "replicatedJobs", "successPolicy"}
+    policy = jobset["failurePolicy"]
+    assert set(policy) == {"maxRestarts", "rules"} and policy["maxRestarts"] > 0
+    for rule in policy["rules"]:
+        assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
+        assert rule["action"] in JOBSET_ACTIONS
+        assert set(rule["onJobFailureReasons"]) <= JOB_FAILURE_REASONS
+        extra = {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns"}
+        assert set(rule) <= extra
+    (workers,) = jobset["replicatedJobs"]
+    assert set(workers) == {"name", "replicas", "template"}
+    job = workers["template"]["spec"]
+    assert job["completionMode"] == "Indexed"
+    assert job["parallelism"] == job["completions"] >= 2
+    assert job["backoffLimit"] == 0
+    pod = job["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"  # podFailurePolicy is allowed with no other
+    assert pod["terminationGracePeriodSeconds"] == 180
+    (container,) = pod["containers"]
+    assert {"name", "image", "command", "args", "resources"} <= set(container)
+    assert container["command"] == ["python", "-m", "hsvit_jax.main"]
+    assert all(isinstance(word, str) for word in container["args"])
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    for rule in job["podFailurePolicy"]["rules"]:
+        assert rule["action"] in {"FailJob", "Ignore", "Count", "FailIndex"}
+        codes = rule["onExitCodes"]
+        assert codes["containerName"] == container["name"]
+        assert codes["operator"] == "In"
+        assert 0 < len(codes["values"]) <= 255 and 0 not in codes["values"]
+        assert codes["values"] == sorted(set(codes["values"]))
+
+
+def fate(jobset: dict, code: int) -> str:
+    """What the two policies do, as Kubernetes reads them, when a container ends with `code`."""
+    job = jobset["replicatedJobs"][0]["template"]["spec"]
+    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    for index, rule in enumerate(job["podFailurePolicy"]["rules"]):
+        if code in rule["onExitCodes"]["values"]:
+            reason = "PodFailurePolicy"
+            message = (
+                f"Container hsvit for pod default/hsvit-worker-0-1-x7 failed with exit code {code} "
+                f"matching FailJob rule at index {index}"
+            )
+            break
+    for rule in jobset["failurePolicy"]["rules"]:
+        patterns = rule.get("onJobFailureMessagePatterns", [""])
+        if reason in rule["onJobFailureReasons"] and any(re.search(p, message) for p in patterns):
+            return rule["action"]
+    return "RestartJobSet"
+
+
+@pytest.mark.parametrize(
+    ("code", "action"),
+    [
+        (42, "RestartJobSetAndIgnoreMaxRestarts"),
+        (75, "RestartJobSet"),
+        (134, "RestartJobSet"),  # a peer was lost
+        (137, "RestartJobSet"),
+        (1, "FailJobSet"),
+        (2, "FailJobSet"),
+        (3, "FailJobSet"),
+        (130, "FailJobSet"),
+    ],
+)
+def test_jobset_restarts_what_another_start_helps(jobset, code, action):
+    assert fate(jobset, code) == action
+
+
+# --- sky.yaml ---
+
+
+@pytest.fixture(scope="module")
+def sky() -> dict:
+    """The SkyPilot task."""
+    return yaml.safe_load((LAUNCH / "sky.yaml").read_text())
+
+
+def test_sky_has_the_fields_of_its_schema(sky):
+    known = {"name", "workdir", "num_nodes", "resources", "envs", "file_mounts", "setup", "run"}
+    assert set(sky) == known
+    assert set(sky["resources"]) == {"accelerators", "use_spot", "job_recovery"}
+    assert re.fullmatch(r"[\w-]+:\d+", sky["resources"]["accelerators"])
+    assert sky["resources"]["use_spot"] is True
+    assert sky["resources"]["job_recovery"] == {"recover_on_exit_codes": [42, 75]}
+    assert sky["envs"]["HSVIT_BUCKET"] is None  # must be given
+    (mount,) = sky["file_mounts"].values()
+    assert mount == {"source": "${HSVIT_BUCKET}", "mode": "MOUNT_CACHED"}
+    for part in ("setup", "run"):
+        assert run(["bash", "-n", "-c", sky[part]]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "place"), [("1", "off"), ("3", "10.0.0.1:8476,3,2")], ids=["one", "several"]
+)
+def test_sky_gives_every_node_its_place(sky, tmp_path, nodes, place):
+    program(tmp_path / ".venv" / "bin", "python", 'printf "%s\\n" "$@" > given')
+    env = {
+        **{key: value or "" for key, value in sky["envs"].items()},
+        "HSVIT_FLAGS": "--config=c4a8:cifar100 --config.seed=1",
+        "SKYPILOT_NUM_NODES": nodes,
+        "SKYPILOT_NODE_RANK": "2",
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3",
+    }
+    done = run(["bash", "-c", sky["run"]], env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert words_of(tmp_path / "given") == [
+        "-m",
+        "hsvit_jax.main",
+        f"--distributed={place}",
+        "--workdir=/runs/c4a8-cifar100",
+        "--config=c4a8:cifar100",
+        "--config.seed=1",
+    ]
+
+
+# --- colab.ipynb ---
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[dict]:
+    """The notebook's cells, after the fields that nbformat 4.5 requires."""
+    notebook = json.loads((LAUNCH / "colab.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    for cell in notebook["cells"]:
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", cell["id"])
+        assert cell["cell_type"] in ("markdown", "code") and cell["metadata"] == {}
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+    return notebook["cells"]
+
+
+def code_of(cells: list[dict]) -> list[str]:
+    """The code cells that are Python; those of the notebook itself begin with % or !."""
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return [text for text in code if not text.startswith(("%", "!"))]
+
+
+def test_notebook_is_python_but_for_the_installation(cells):
+    code = code_of(cells)
+    assert len(code) == sum(cell["cell_type"] == "code" for cell in cells) - 1
+    for text in code:
+        ast.parse(text)
+
+
+@pytest.mark.slow
+def test_notebook_runs(cells, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    code = code_of(cells)
+    assert any('spec = "c2a2:digits"\n' in text for text in code)
+    for text in code:
+        text = text.replace('spec = "c2a2:digits"', 'spec = "c2a2:digits,tiny"')
+        exec(compile(text, "colab.ipynb", "exec"), names)
+    assert names["probabilities"].shape == (12, 10)
+    assert (tmp_path / "runs" / "colab" / "curves.png").exists()

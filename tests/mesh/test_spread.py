@@ -1,0 +1,276 @@
+"""The three ways to spread the convolutions: same numbers, and what the compiled program sends."""
+
+import dataclasses
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.small_runs import made_up_values
+
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.ops import conv
+from hsvit_jax.planner import hlo
+
+BASE = hsvit.HSViTConfig(
+    image_size=(8, 12),
+    image_channels=3,
+    num_classes=7,
+    conv_channels=(16, 32),
+    conv_kernels=(3, 3),
+    pool_strides=(2, 2),
+    groups=8,
+    depth=2,
+    embed_dim=10,
+    heads=2,
+    dropout=0.2,
+)
+BATCH = 8
+NETWORKS = {
+    "replicated": hsvit.HSViT(BASE),
+    "sharded": hsvit.HSViT(dataclasses.replace(BASE, trunk="sharded")),
+    "towers": hsvit.TowerHSViT(dataclasses.replace(BASE, towers=8)),
+}
+
+
+def inputs():
+    rng = np.random.default_rng(3)
+    images = rng.normal(size=(BATCH, *BASE.image_size, 3)).astype(np.float32)
+    return images, rng.integers(0, BASE.num_classes, BATCH)
+
+
+def objective(apply, votes_G=None):
+    """(params, stats, images) → (loss, (logits, new stats)), in training, with dropout."""
+    labels = inputs()[1]
+
+    def loss(params, stats, images):
+        key = jax.random.key(5)
+        logits, stats = apply(params, stats, images, train=True, dropout_key=key, votes_G=votes_G)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1)
+        return -chosen.mean(), (logits, stats)
+
+    return loss
+
+
+def placed(network, group, data):
+    """A mesh, and parameters, statistics and images where they belong on it."""
+    devices = jax.devices()[: group * data]
+    mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=BATCH, devices=devices)
+    params, stats = made_up_values(network)
+    trees = [jax.device_put(t, mesh_lib.state_shardings(mesh, t, network)) for t in (params, stats)]
+    return mesh, (*trees, mesh_lib.put_batch(mesh, inputs()[0]))
+
+
+def close(actual, expected, tolerance=1e-5):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-6))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "group, data", [(2, 4), pytest.param(1, 1, marks=SLOW), pytest.param(8, 1, marks=SLOW)]
+)
+@pytest.mark.parametrize("way", ["sharded", "towers"])
+def test_spread_equals_whole(way, group, data):
+    """Loss, logits, statistics and every gradient, with dropout on, BatchNorm over all examples.
+
+    For the replicated trunk see test_mesh.py.
+    """
+    network = NETWORKS[way]
+    params, stats = made_up_values(network)
+    step = jax.jit(jax.value_and_grad(objective(network.apply), has_aux=True))
+    whole = step(params, stats, inputs()[0])
+    mesh, arguments = placed(network, group, data)
+    spread = mesh_lib.spread(network, mesh)
+    close(jax.jit(jax.value_and_grad(objective(spread), has_aux=True))(*arguments), whole)
+
+
+def test_sharded_trunk_is_the_reference_network():
+    """Its parameters are the reference's own, and so are its logits without a mesh."""
+    params, stats = made_up_values(NETWORKS["replicated"])
+    images = inputs()[0]
+    ways = (NETWORKS[way] for way in ("replicated", "sharded"))
+    logits = [jax.jit(network.apply)(params, stats, images)[0] for network in ways]
+    np.testing.assert_array_equal(*map(np.asarray, logits))
+
+
+def test_collectives_of_each_way():
+    """Mesh 2×4. Towers: one all-reduce over `group` forward, none backward."""
+
+    def collectives(function, arguments):
+        text = jax.jit(function).lower(*arguments).compile().as_text()
+        return Counter((o.kind, o.axis) for o in hlo.overlaps(text, 2))
+
+    forward, backward = {}, {}
+    for way, network in NETWORKS.items():
+        mesh, arguments = placed(network, 2, 4)
+        spread = mesh_lib.spread(network, mesh)
+        forward[way] = collectives(lambda p, s, x, spread=spread: spread(p, s, x)[0], arguments)
+        backward[way] = collectives(jax.grad(objective(spread), has_aux=True), arguments)
+    one = {("all-reduce", "group"): 1}
+    gathers = {("all-gather", "group"): 3}  # between four convolutions
+    assert forward == {"replicated": one, "sharded": one | gathers, "towers": one}
+    over_group = {
+        way: {kind: n for (kind, axis), n in found.items() if axis == "group"}
+        for way, found in backward.items()
+    }
+    assert over_group["replicated"] == {"all-reduce": 2}  # and the gradient of the tokens
+    assert over_group["towers"] == {"all-reduce": 1}
+    assert over_group["sharded"] == {"all-reduce": 1, "all-gather": 3, "reduce-scatter": 3}
+    kinds = {kind for found in backward.values() for kind, axis in found if axis == "data"}
+    assert kinds == {"all-reduce"}
+
+
+FEW = dataclasses.replace(
+    BASE, conv_channels=(16,), conv_kernels=(3,), pool_strides=(4,), depth=1, embed_dim=6
+)
+
+
+def test_what_a_device_could_compute_while_it_waits():
+    """Nothing while the CLS tokens are summed: the head, and by it the gradient, waits for them.
+    While the groups' gradients travel, the trunk's backward pass."""
+    network = hsvit.HSViT(FEW)
+    mesh, arguments = placed(network, 2, 4)
+    spread = mesh_lib.spread(network, mesh, gradients="bf16")
+    gradient = jax.jit(jax.grad(objective(spread), has_aux=True))
+    with conv.as_on_accelerators():
+        text = gradient.lower(*arguments).compile().as_text()
+    found = hlo.overlaps(text, 2)
+    votes = BATCH // 4 * FEW.embed_dim * 4
+    assert [o.free_flops for o in found if (o.axis, o.bytes) == ("group", votes)] == [0]
+    groups = [o.free_flops for o in found if o.axis == "data" and o.kind == "all-to-all"]
+    assert len(groups) == 2
+    maps, tokens = FEW.image_size[0] * FEW.image_size[1], FEW.conv_channels[0]
+    kernels = maps * 9 * (3 * tokens + 2 * tokens**2)  # their gradients, and the second's input's
+    assert max(groups) >= 2 * BATCH // 4 * kernels
+    assert min(groups) < 0.1 * max(groups)  # what is whole everywhere waits for the first kernel
+
+
+def test_towers_are_small_networks_averaged():
+    network = NETWORKS["towers"]
+    params, stats = made_up_values(network)
+    images = inputs()[0]
+
+    class Keep(hsvit.GroupShard):
+        """Sees the CLS outputs before they are averaged."""
+
+        def sum(self, x_GBD):
+            self.cls = x_GBD
+            return x_GBD.sum(0)
+
+    small, seen = hsvit.HSViT(network.config.tower), []
+    for k in range(8):
+        own = jax.tree.map(lambda x, k=k: x[k], (params["towers"], stats["towers"]))
+        keep = Keep()
+        small.apply({**own[0], "head": params["head"]}, own[1], images, shard=keep)
+        seen.append(np.asarray(keep.cls))
+    keep = Keep()
+    logits, _ = network.apply(params, stats, images, shard=keep)
+    np.testing.assert_allclose(keep.cls, np.concatenate(seen), rtol=0, atol=1e-5)
+    head = network.bind(params, {})["head"]
+    mean_BD = jnp.asarray(np.concatenate(seen).mean(0))
+    np.testing.assert_allclose(logits, head(mean_BD), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["replicated", pytest.param("towers", marks=SLOW)])
+def test_ordered_aggregation_gives_the_same_bits_on_any_number_of_devices(way, bits_of_a_run):
+    """Loss, logits, statistics and the groups' gradients.
+
+    A trunk's own gradient agrees to rounding: a replicated one is scheduled around the all-reduce
+    of the tokens' gradient, and the sums of a tower's normalisations are fused with what else the
+    program holds.
+    """
+    network, reference = hsvit.HSViT(FEW) if way == "replicated" else NETWORKS[way], None
+    for group in (1, 2, 8):
+        mesh, arguments = placed(network, group, 1)
+        spread = mesh_lib.spread(network, mesh, "ordered")
+        step = jax.jit(
+            jax.value_and_grad(objective(spread), has_aux=True),
+            compiler_options=mesh_lib.compiler_options(),
+        )
+        result = jax.tree.map(np.asarray, step(*arguments))
+        owner = result[1]["towers"] if way == "towers" else result[1]
+        trunk = owner.pop("trunk")
+        if reference is None:
+            reference, reference_trunk = result, trunk
+        close(trunk, reference_trunk)
+        jax.tree.map(np.testing.assert_array_equal, result, reference)
+
+
+@pytest.mark.parametrize("way", NETWORKS)
+def test_an_ordered_norm_has_the_same_bits_on_any_number_of_devices(way, bits_of_a_run):
+    network = NETWORKS[way]
+    shapes, _ = jax.eval_shape(network.init, jax.random.key(0))
+    rng = np.random.default_rng(7)
+    grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    true = np.sqrt(sum((x.astype(np.float64) ** 2).sum() for x in jax.tree.leaves(grads)))
+    norms = []
+    for group in (1, 2, 8):
+        mesh = placed(network, group, 1)[0]
+        spread = jax.device_put(grads, mesh_lib.state_shardings(mesh, grads, network))
+        norm = jax.jit(
+            lambda grads, mesh=mesh: mesh_lib.ordered_norm(mesh, grads, network),
+            compiler_options=mesh_lib.compiler_options(),
+        ).lower(spread)
+        norm = norm.compile()
+        sent = re.findall(r"= (\S+) (?:all-\w+|collective-\w+|reduce-scatter)\(", norm.as_text())
+        # One message, of a number for each group: it is not added up on its way.
+        assert sent == (["f32[8]{0}"] if group > 1 else []), sent
+        norms.append(float(norm(spread)))
+    assert norms == norms[:1] * 3
+    np.testing.assert_allclose(norms[0], true, rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", NETWORKS)
+def test_groups_without_a_vote_do_not_count(way):
+    """Any subset of groups votes: averaged over those present, and deaf to the others' weights."""
+    network = NETWORKS[way]
+    votes_G = jnp.array([1.0, 1, 0, 1, 1, 0, 1, 1])
+    params, stats = made_up_values(network)
+    images = inputs()[0]
+
+    def groups_of(tree):
+        return tree["towers"]["groups"] if way == "towers" else tree["groups"]
+
+    step = jax.grad(lambda p: network.apply(p, stats, images, votes_G=votes_G)[0].sum())
+    per_group = groups_of(jax.jit(step)(params))["cls"].reshape(8, -1)
+    assert (np.abs(per_group).max(1) > 0).tolist() == (votes_G > 0).tolist()
+    mesh, arguments = placed(network, 2, 4)
+    spread = mesh_lib.spread(network, mesh)
+    run = jax.jit(lambda p, s, x: spread(p, s, x, votes_G=votes_G)[0])
+    whole = jax.jit(network.apply)(params, stats, images, votes_G=votes_G)[0]
+    close(run(*arguments), whole)
+
+
+def test_group_dropout_is_for_training_and_leaves_someone_to_vote():
+    config = dataclasses.replace(BASE, dropout=0.0, group_dropout=0.9)
+    network = hsvit.HSViT(config)
+    params, stats = made_up_values(network)
+    images = np.repeat(inputs()[0][:1], 64, 0)
+    apply = jax.jit(lambda key: network.apply(params, stats, images, dropout_key=key)[0])
+    plain, dropped = apply(None), apply(jax.random.key(1))
+    assert np.isfinite(dropped).all()
+    assert len(np.unique(np.asarray(dropped).round(5), axis=0)) > 8  # each example its own voters
+    assert np.unique(np.asarray(plain).round(5), axis=0).shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"towers": 3}, r"cannot split into towers=3: choose one of \[1, 2, 4, 8\]"),
+        ({"towers": 0}, "towers must be at least 1"),
+        ({"towers": 2, "trunk": "sharded"}, "leave trunk at 'replicated'"),
+        ({"trunk": "spread"}, "'replicated' or 'sharded'; got 'spread'"),
+        ({"towers": 2, "groups": 0}, "need both convolution and attention groups"),
+        ({"group_dropout": 1.0}, r"group_dropout must be in \[0, 1\)"),
+    ],
+)
+def test_ways_that_do_not_fit_say_so(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(BASE, **changes)

@@ -1,0 +1,100 @@
+"""CvT: exact sizes and costs, which paths are dropped and how often, training over devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import hf_files
+
+from hsvit_jax import models
+from hsvit_jax.models import layers, network
+from hsvit_jax.models.conv_transformers import cvt
+
+SMALL = {
+    "patches": (4, 3),
+    "strides": (4, 2),
+    "paddings": (2, 1),
+    "widths": (4, 6),
+    "heads": (1, 3),
+    "depths": (1, 2),
+    "mlp_ratios": (2.0, 2.0),
+    "qkv_bias": (True, False),
+    "kernels": (3, 3),
+    "query_paddings": (1, 1),
+    "key_paddings": (1, 1),
+    "key_strides": (2, 2),
+    "dropouts": (0.0, 0.0),
+    "attention_dropouts": (0.0, 0.0),
+    "drop_paths": (0.0, 0.0),
+}
+
+
+def test_rates_of_dropped_paths():
+    """The reference picks a stage's rate by the stage's number, the paper by the block's."""
+    c = hf_files.network("cvt", "13").config
+    assert [c.drop_path_rate(s, 0) for s in range(3)] == [0, 0, pytest.approx(0.1 * 2 / 9)]
+    assert c.drop_path_rate(2, 9) == pytest.approx(0.02222, rel=1e-3)
+    c = hf_files.network("cvt", "21").config
+    assert c.drop_path_rate(2, 5) == pytest.approx(0.01333, rel=1e-3)
+    c = hf_files.network("cvt", "13", drop_path_of="branch").config
+    assert [c.drop_path_rate(2, i) for i in (0, 9)] == [0, 0.1]
+
+
+@pytest.mark.parametrize("of", cvt.DROP_PATH_OF)
+def test_what_a_dropped_path_takes(of):
+    """With nothing from attention: an example's tokens, or its feed-forward alone."""
+    settings = {**SMALL, "drop_paths": (0.0, 0.75), "drop_path_of": of}
+    c = hf_files.network("cvt", size=(16, 16), **settings).config
+    block = cvt.Block(c, 1, 1, jax.random.key(0))
+    block.mixer.out.kernel[...] = jnp.zeros_like(block.mixer.out.kernel[...])
+    x_BTD = jax.random.normal(jax.random.key(1), (64, 10, 6))
+    context = network.ForwardContext(True, tuple(jnp.uint32([3, 4])), jnp.arange(64))
+    y = block(x_BTD, context, 2)
+    branch = block.feed_forward(block.norm2(x_BTD), context, 0)
+    kept = np.asarray(x_BTD + branch) * 4 if of == "tokens" else np.asarray(x_BTD + 4 * branch)
+    dropped = np.zeros_like(x_BTD) if of == "tokens" else np.asarray(x_BTD)
+    gone = np.abs(np.asarray(y) - dropped).max((1, 2)) < 1e-6
+    assert 36 <= gone.sum() <= 60
+    np.testing.assert_allclose(np.asarray(y)[~gone], kept[~gone], rtol=1e-3, atol=1e-4)
+    assert isinstance(block, layers.Block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [{"dropouts": (0.3, 0.0)}, {"attention_dropouts": (0.0, 0.6)}, {"drop_paths": (0.0, 0.5)}],
+    ids=str,
+)
+def test_masks_of_each_rate(change):
+    hf_files.check_masks(hf_files.network("cvt", size=(16, 12), **{**SMALL, **change}))
+
+
+def test_where_tokens_lie():
+    """Of a stage's own map, and of its keys; CLS only in the last stage."""
+    model = hf_files.network("cvt", "13-patch4", (64, 64))
+    assert model.config.maps() == ((17, 17), (9, 9), (5, 5))
+    assert [model.grid(n) for n in (289, 81, 26, 10, 7)] == [
+        (0, 17, 17),
+        (0, 9, 9),
+        (1, 5, 5),
+        (1, 3, 3),
+        None,
+    ]
+
+
+def test_the_start_and_refusals():
+    params, _ = hf_files.network("cvt", **{**SMALL, "widths": (64, 66)}).init(jax.random.key(0))
+    block = params["stage1"]["blocks"]["0"]
+    for kernel in (block["mixer"]["qkv"]["kernel"], block["feed_forward"]["down"]["kernel"]):
+        assert np.std(kernel) == pytest.approx(0.02, rel=0.05)
+    kernel = block["mixer"]["local"]["key"]["conv"]["kernel"]
+    assert np.std(kernel) == pytest.approx(0.02, rel=0.1)
+    with pytest.raises(ValueError, match=r"unknown model.drop_path_of 'block'"):
+        hf_files.network("cvt", drop_path_of="block")
+    with pytest.raises(ValueError, match="map of 1×1 is too small"):
+        models.build(
+            {"family": "cvt", "dtype": "float32", **cvt.DEFAULTS},
+            image_size=(3, 3),
+            channels=3,
+            num_classes=2,
+        )

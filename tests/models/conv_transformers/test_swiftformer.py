@@ -1,0 +1,59 @@
+"""SwiftFormer: exact sizes and costs, its attention by formula, and masks."""
+
+import jax
+import numpy as np
+import pytest
+from support import hf_files
+
+from hsvit_jax.models.conv_transformers import swiftformer
+
+SMALL = {"depths": (1, 2), "widths": (6, 10), "downsamples": (True,)}
+
+
+@pytest.mark.parametrize("queries", swiftformer.QUERIES)
+def test_attention_is_the_formula(queries):
+    module = swiftformer.AdditiveAttention(5, queries, jax.random.key(0))
+    for linear in (module.query, module.key, module.mix, module.out):
+        linear.bias[...] = jax.random.normal(jax.random.key(1), 5)
+    x = np.random.default_rng(0).normal(size=(2, 7, 5)).astype(np.float32)
+
+    def linear(layer, y):
+        return y @ np.asarray(layer.kernel[...]) + np.asarray(layer.bias[...])
+
+    q, k = (linear(layer, x) for layer in (module.query, module.key))
+    q, k = (y / np.linalg.norm(y, axis=-1, keepdims=True) for y in (q, k))
+    weights = np.ones((2, 7, 1))
+    if queries == "weighted":
+        weights = (q @ np.asarray(module.score[...])[:, None]) * 5**-0.5
+        weights /= np.linalg.norm(weights, axis=1, keepdims=True)
+    g = (weights * q).sum(1, keepdims=True)
+    expected = linear(module.out, linear(module.mix, g * k) + q)
+    np.testing.assert_allclose(module(x), expected, atol=1e-5)
+    zero = jax.grad(lambda x: module(x * 0).sum())(x)  # a token of length 0 has a gradient, too
+    assert np.isfinite(zero).all()
+
+
+def test_the_start():
+    changes = {**SMALL, "widths": (6, 64), "depths": (1, 1)}
+    params, stats = hf_files.network("swiftformer", **changes).init(jax.random.key(0))
+    block = params["stage1"]["blocks"]["0"]
+    assert np.all(np.asarray(block["scales"]["scales"]["0"]) == np.float32(1e-5))
+    assert np.all(np.asarray(block["local"]["scale"]) == 1)
+    assert np.std(block["attention"]["score"]) == pytest.approx(1, rel=0.3)
+    for kernel in (block["feed_forward"]["up"]["kernel"], block["attention"]["mix"]["kernel"]):
+        assert np.std(kernel) == pytest.approx(0.02, rel=0.1)
+    assert np.std(block["local"]["depthwise"]["conv"]["kernel"]) == pytest.approx(0.02, rel=0.1)
+    assert np.all(np.asarray(stats["norm"]["var"]) == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change", [{"drop_path": 0.5}, {"dropout": 0.3}, {"conv_drop_path": 0.5}], ids=str
+)
+def test_masks_of_each_rate(change):
+    hf_files.check_masks(hf_files.network("swiftformer", size=(16, 12), **SMALL, **change))
+
+
+def test_an_image_that_is_too_small():
+    with pytest.raises(ValueError, match=r"map of 1×1 is too small .* larger data.image_size"):
+        hf_files.network("swiftformer", size=(8, 8))

@@ -1,0 +1,170 @@
+"""DHVT: exact sizes and costs, its three modules and what their ablations leave of them."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import small_runs
+
+from hsvit_jax import models
+from hsvit_jax.models import costs, network
+from hsvit_jax.models.vit import dhvt
+
+#: (variant, image size, classes) → 10⁻⁹ multiply-adds as the supplement counts them.
+COSTS = {
+    ("t-patch4", 32, 100): 0.370,
+    ("t-patch2", 32, 100): 1.409,
+    ("s-patch4", 32, 100): 1.489,
+    ("s-patch2", 32, 100): 5.582,
+    ("t-patch16", 224, 345): 1.186,
+    ("s-patch16", 224, 345): 4.682,
+    ("t-imagenet", 224, 1000): 1.185,
+    ("s-patch16", 224, 1000): 4.682,
+}
+SMALL = dhvt.DHVTConfig(
+    image_size=(8, 12),
+    image_channels=3,
+    num_classes=5,
+    patch=4,
+    heads=2,
+    embed_dim=8,
+    depth=2,
+    mlp_ratio=2.0,
+)
+
+
+def built(variant, size, classes, **changes):
+    settings = {"family": "dhvt", "dtype": "float32", **dhvt.DEFAULTS, **dhvt.VARIANTS[variant]}
+    return models.build(
+        {**settings, **changes}, image_size=(size, size), channels=3, num_classes=classes
+    )
+
+
+def test_flops_as_the_paper_counts_them():
+    for case, macs in COSTS.items():
+        model = built(*case)
+        flops, _ = model.paper_flops(costs.multiply_adds(model))
+        assert flops / 1e9 == pytest.approx(macs, abs=6e-4), case
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A small network, its parameters and statistics, images."""
+    model = dhvt.DHVT(dataclasses.replace(SMALL, depth=1))
+    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
+    images = np.random.default_rng(2).normal(size=(8, 8, 12, 3)).astype(np.float32)
+    return model, params, stats, images
+
+
+def test_bfloat16_computes_narrow_and_returns_float32(small):
+    model, params, stats, images = small
+    narrow = dhvt.DHVT(model.config, jnp.bfloat16)
+    exact = jax.jit(lambda p: model.apply(p, stats, images)[0])(params)
+    logits = jax.jit(lambda p: narrow.apply(p, stats, images)[0])(params)
+    assert logits.dtype == jnp.float32
+    assert 1e-5 < np.abs(logits - exact).max() / np.abs(exact).max() < 0.1
+
+
+# --- What the feed-forward's ablations do --------------------------------------------------------
+
+CALL = network.ForwardContext(train=False, key_words=None, example_ids_B=jnp.arange(2))
+
+
+@functools.cache
+def fed(feed_forward, **changes):
+    """The feed-forward, its input (B, T, D) and what it makes of it."""
+    config = dataclasses.replace(SMALL, feed_forward=feed_forward, **changes)
+    module = jax.jit(lambda: dhvt.DAFF(config, jax.random.key(0)))()
+    x_BTD = jax.random.normal(jax.random.key(1), (2, config.tokens, config.embed_dim))
+    return module, x_BTD, jax.jit(lambda x: module(x, CALL, 0))(x_BTD)
+
+
+def test_split_leaves_cls_as_it_is():
+    for name in ("ffn-split", "ffn-split-average"):
+        _, x_BTD, y_BTD = fed(name)
+        np.testing.assert_array_equal(y_BTD[:, 0], x_BTD[:, 0])
+    _, x_BTD, y_BTD = fed("ffn")
+    assert np.abs(y_BTD[:, 0] - x_BTD[:, 0]).max() > 0.1
+
+
+def test_a_patch_meets_its_neighbours_where_it_should():
+    """The first patch of a 2×3 grid: three neighbours, and two patches out of reach."""
+    reach = {}
+    for name in ("ffn", "ffn-split-average", "daff"):
+        module, x_BTD, _ = fed(name)
+        grads = jax.jit(jax.grad(lambda x, f=module: f(x, CALL, 0)[0, 1].sum()))(x_BTD)
+        reach[name] = [int(t) - 1 for t in np.flatnonzero(np.abs(grads[0]).max(-1))]
+    assert reach["ffn"] == [0]
+    assert reach["ffn-split-average"] == reach["daff"] == [0, 1, 3, 4]
+
+
+def test_the_average_counts_what_lies_inside():
+    module, x_BTD, y_BTD = fed("ffn-split-average")
+    hidden = jax.nn.gelu(module.up(x_BTD[:, 1:]), approximate=False).reshape(2, 2, 3, -1)
+    corner = hidden[:, :, :2].mean((1, 2))
+    np.testing.assert_allclose(y_BTD[:, 1], module.down(corner), atol=1e-6)
+
+
+def test_aggregation_weighs_cls_or_all():
+    cls_module, x_BTD, cls_out = fed("daff")
+    _, _, all_out = fed("daff-aggregate-all")  # the same key: the same parameters
+    np.testing.assert_array_equal(cls_out[:, 0], all_out[:, 0])
+    weight_BD = cls_out[:, 0] / x_BTD[:, 0]
+    np.testing.assert_allclose(
+        all_out[:, 1:], cls_out[:, 1:] * weight_BD[:, None], rtol=1e-4, atol=1e-7
+    )
+    squeezed = jax.nn.gelu(cls_module.gate["squeeze"](cls_out[:, 1:].mean(1)), approximate=False)
+    np.testing.assert_allclose(weight_BD, cls_module.gate["excite"](squeezed), rtol=1e-4, atol=1e-7)
+
+
+def test_the_shortcut_adds_what_was_there():
+    with_shortcut, x_BTD, a = fed("daff")
+    _, _, b = fed("daff-no-shortcut")
+    t = with_shortcut.up(x_BTD[:, 1:]) / np.sqrt(1 + 1e-5)  # BatchNorm of fresh statistics
+    t = with_shortcut.down(jax.nn.gelu(t, approximate=False)) / np.sqrt(1 + 1e-5)
+    bias = with_shortcut.down.bias[...][None, None] / np.sqrt(1 + 1e-5)
+    np.testing.assert_allclose(a[:, 1:] - b[:, 1:], t - bias, atol=1e-5)
+
+
+def test_norms_are_what_they_are_called():
+    stats = {
+        (sope, daff): dhvt.DHVT(dataclasses.replace(SMALL, sope_norm=sope, daff_norm=daff))
+        for sope in dhvt.NORMS
+        for daff in dhvt.NORMS
+    }
+    for (sope, daff), model in stats.items():
+        _, found = jax.eval_shape(model.init, jax.random.key(0))
+        assert ("embedding" in found, "encoder" in found) == (sope == "batch", daff == "batch")
+
+
+def test_head_tokens_come_from_their_own_channels():
+    module = dhvt.HeadInteractedAttention(8, 2, jax.random.key(0))
+    x_BTD = jax.random.normal(jax.random.key(1), (2, 3, 8))
+    run = jax.jit(jax.jacobian(lambda x: module.head_tokens(x).sum(-1)))
+    jacobian = run(x_BTD)  # (B, N, B, T, D)
+    used = np.abs(jacobian[0, :, 0]).max(1) > 0
+    np.testing.assert_array_equal(used, [[True] * 4 + [False] * 4, [False] * 4 + [True] * 4])
+    assert np.abs(jacobian[0, :, 1]).max() == 0
+    assert module(x_BTD, CALL, 0).shape == x_BTD.shape
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"patch": 3}, "8×12 pixels cannot be cut into patches of patch=3"),
+        ({"image_size": (12, 12), "patch": 6}, "patch must be 2, 4, 8 or 16; got patch=6"),
+        ({"heads": 3}, r"embed_dim=8.*heads=3.*\[1, 2, 4, 8\]"),
+        ({"drop_path": -0.1}, r"drop_path must be in \[0, 1\); got -0.1"),
+        ({"sope_norm": "group"}, "unknown model.sope_norm 'group'; choose one of .*'batch'"),
+        ({"daff_norm": "none"}, "unknown model.daff_norm 'none'"),
+        ({"feed_forward": "mlp"}, "unknown model.feed_forward 'mlp'; choose one of .*'daff'"),
+        ({"embed_dim": 4, "image_size": (16, 16), "patch": 16}, "embed_dim=4 is too narrow"),
+        ({"depth": 0}, "sizes must be positive"),
+    ],
+)
+def test_sizes_that_do_not_fit_say_so(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, **changes)

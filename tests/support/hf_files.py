@@ -1,0 +1,101 @@
+"""Goldens and small state dicts of the `transformers` baselines, and checks that all share."""
+
+import json
+
+import jax
+import numpy as np
+from support import small_runs, torch_files
+
+from hsvit_jax import config as configs
+from hsvit_jax import models
+from hsvit_jax.commands import convert
+
+
+def check_golden(source, out, family):
+    """The file names its family, is converted, and agrees to 1e-5 and, in float64, to 1e-9."""
+    report = convert.convert_file(source, out)
+    with np.load(source) as golden:
+        tensors = {k: golden[k] for k in golden.files}
+    assert report["parameters"] == json.loads(tensors["config"].item())["n_params"]
+    assert report["max_abs_error"] <= 1e-5 * report["max_abs_logit"]
+    written = configs.from_json((out / "config.json").read_text())
+    assert (written.model.family, written.model.variant) == (family, "custom")
+    data = written.data
+    with jax.enable_x64(True):
+        model = models.build(
+            written.model,
+            image_size=data.image_size,
+            channels=data.channels,
+            num_classes=data.num_classes,
+        )
+        state = torch_files.load(family, tensors, model)
+        images = tensors["input"].transpose(0, 2, 3, 1).astype(np.float64)
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
+        logits, _ = jax.jit(model.apply)(*wide, images)
+        np.testing.assert_allclose(logits, tensors["logits_f64"], rtol=0, atol=1e-9)
+
+
+def small_file(family, given, shapes=(), image=(3, 8, 8)):
+    """Random tensors of the shapes that `given` asks for, as a golden holds them.
+
+    shapes: those of the tensors that tell channels and classes, by key.
+    """
+    tensors = {key: np.zeros(shape, np.float32) for key, shape in dict(shapes).items()}
+    tensors["input"] = np.zeros((1, *image), np.float32)
+    model, data = torch_files.settings(family, tensors, given)
+    network = models.build({"dtype": "float32", **model}, **data)
+    assert set(model) == {"family", "variant", *models.FAMILIES[family].defaults}
+    rng = np.random.default_rng(0)
+    for entry in torch_files.listing(family, network):
+        tensors[entry.key] = rng.random(entry.shape, np.float32)
+    return network, tensors, model
+
+
+def check_every_tensor_has_its_place(family, *case, **image):
+    """Shapes and names of what is converted are those of the network; no two share a place."""
+    network, tensors, model = small_file(family, *case, **image)
+    params, stats = torch_files.load(family, tensors, network)
+    ours = jax.eval_shape(network.init, jax.random.key(0))
+    shapes = jax.tree.map(np.shape, (params, stats))
+    assert shapes == jax.tree.map(np.shape, ours)
+    theirs = sum(int(np.prod(entry.shape)) for entry in torch_files.listing(family, network))
+    assert theirs == sum(np.size(leaf) for leaf in jax.tree.leaves((params, stats)))
+    return network, model
+
+
+def network(family, variant="", size=(64, 64), classes=10, **changes):
+    """A network of a family's variant with changed settings."""
+    module = models.FAMILIES[family]
+    settings = {"family": family, "dtype": "float32", **module.defaults}
+    settings |= {**module.variants.get(variant, {}), **changes}
+    return models.build(settings, image_size=size, channels=3, num_classes=classes)
+
+
+def random_state(model, seed=1):
+    """Parameters and statistics of a network that all matter, drawn at random."""
+    return small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(seed)))
+
+
+def check_masks(model):
+    """What is dropped in training is a function of key and example; and there is a gradient."""
+    params, stats = random_state(model)
+    size = (4, *model.config.image_size, model.config.image_channels)
+    images = np.random.default_rng(2).normal(size=size).astype(np.float32)
+
+    def loss(p):
+        return model.apply(p, stats, images, train=True, dropout_key=jax.random.key(3))[0].sum()
+
+    gradient = jax.eval_shape(jax.grad(loss), params)  # traced, not compiled
+    assert jax.tree.map(np.shape, gradient) == jax.tree.map(np.shape, params)
+
+    @jax.jit
+    def run(images, ids, key):
+        return model.apply(params, stats, images, dropout_key=key, example_ids_B=ids)[0]
+
+    ids = np.array([5, 9, 2, 7])
+    first = run(images, ids, jax.random.key(3))
+    np.testing.assert_array_equal(first, run(images, ids, jax.random.key(3)))
+    turned = run(images[::-1], ids[::-1], jax.random.key(3))
+    np.testing.assert_allclose(turned[::-1], first, rtol=1e-4, atol=1e-4)
+    assert np.abs(first - run(images, ids, jax.random.key(4))).max() > 1e-3
+    assert np.abs(first - run(images, ids + 1, jax.random.key(3))).max() > 1e-3

@@ -1,0 +1,158 @@
+"""Runs of a second or two for the tests of the trainer: a tiny network and made-up images."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from hsvit_jax import checkpoint, data
+from hsvit_jax import config as config_lib
+from hsvit_jax.train import evaluate
+
+CLASSES, SIDE = 7, 8
+
+
+def small_dataset(
+    sizes: tuple[int, int, int] = (70, 21, 23), *, seed: int = 3, streamed: bool = False
+) -> data.Dataset:
+    """Noise on a bright row that tells the class; train, validation and test of these sizes."""
+    rng = np.random.default_rng(seed)
+
+    def split(count: int) -> data.Split:
+        labels = (np.arange(count) % CLASSES).astype(np.int32)
+        images = rng.integers(0, 120, size=(count, SIDE, SIDE, 1), dtype=np.uint8)
+        images[np.arange(count), labels] += 120
+        if streamed:
+            return data.Split(labels, None, images.__getitem__)
+        return data.Split(labels, images, None)
+
+    info = data.DataInfo(
+        name="rows",
+        image_size=(SIDE, SIDE),
+        channels=1,
+        class_names=tuple(f"row {i}" for i in range(CLASSES)),
+        mean=(0.3,),
+        std=(0.2,),
+        flip=False,
+    )
+    return data.Dataset(info, *(split(n) for n in sizes), fingerprint=f"rows-{seed}-{sizes}")
+
+
+def small_config(**settings: Any) -> ml_collections.ConfigDict:
+    """A configuration for `small_dataset`; settings as section__key=value."""
+    config = config_lib.base(
+        "digits",
+        model={
+            "variant": "c2a2",
+            "conv_channels": (4, 16),
+            "conv_kernels": (3, 3),
+            "groups": 8,
+            "depth": 1,
+            "embed_dim": 8,
+            "heads": 2,
+            "dropout": 0.2,
+        },
+    )
+    wanted = {
+        "train__batch": 16,
+        "train__epochs": 0,
+        "train__steps": 6,
+        "train__log_every": 1,
+        "augment__crop_padding": 1,
+        "augment__mixup": 0.8,
+        "augment__cutmix": 1.0,
+        "mesh__data": 1,
+        **settings,
+    }
+    with config.unlocked():
+        for name, value in wanted.items():
+            section, _, key = name.partition("__")
+            if key:
+                config[section][key] = value
+            else:
+                config[section] = value
+    return config
+
+
+def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
+    """(params, stats) of a network drawn by NumPy, which needs no program to be compiled.
+
+    Kernels are of the size that a layer of that fan-in starts with, scales and variances around 1.
+    """
+    rng = np.random.default_rng(seed)
+
+    def value(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
+        name = str(path[-1].key)
+        drawn = rng.normal(size=leaf.shape).astype(np.float32)
+        if name in ("scale", "norm_scale", "var"):
+            return np.exp(0.2 * drawn)
+        if name == "features":  # of a Performer: a Gaussian's rows
+            return drawn
+        if len(leaf.shape) < 2:
+            return 0.2 * drawn
+        inner = leaf.shape[-4:-1] if "kernels" in {k.key for k in path} else leaf.shape[-2:-1]
+        return drawn / np.float32(np.sqrt(np.prod(inner)))
+
+    trees = jax.eval_shape(network.init, jax.random.key(0))
+    return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
+
+
+def spy_on_batches(monkeypatch: Any) -> set[int]:
+    """The batch sizes that evaluations ask for from now on."""
+    seen, batches = set(), evaluate.padded_batches
+
+    def spied(split: Any, batch: int, *rest: Any) -> Any:
+        seen.add(batch)
+        return batches(split, batch, *rest)
+
+    monkeypatch.setattr(evaluate, "padded_batches", spied)
+    return seen
+
+
+def random_tree(shapes: Any, seed: int = 0) -> Any:
+    """Values for a tree of shapes of ours: instant, where compiling `init` takes seconds."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(path: tuple[Any, ...], x: Any) -> jax.Array:
+        name, values = path[-1].key, rng.normal(size=x.shape)
+        if name in ("scale", "var"):
+            values = 1 + 0.3 * np.abs(values)
+        elif name == "kernel":
+            values /= math.sqrt(math.prod(x.shape[:-1]))
+        else:
+            values *= 0.3
+        return jax.numpy.asarray(values, np.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def metric_lines(workdir: Path) -> list[dict]:
+    """The lines of a run's metrics, without what depends on the clock."""
+    lines = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines]
+
+
+def digest(workdir: Path) -> str:
+    """SHA-256 over every array of the latest checkpoint, and their names."""
+    state = checkpoint.load_tree(workdir)[1]
+    total = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        total.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
+        total.update(np.ascontiguousarray(leaf).tobytes())
+    return total.hexdigest()
+
+
+#: For runs that compare steps: nothing is drawn but the batches.
+DATASET = small_dataset()
+PLAIN = {
+    "augment__crop_padding": 0,
+    "augment__mixup": 0.0,
+    "augment__cutmix": 0.0,
+    "train__batch": 35,
+    "train__steps": 2,
+}

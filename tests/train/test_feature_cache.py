@@ -1,0 +1,143 @@
+"""Features computed once: the same training as without them, and never those of something else."""
+
+import jax
+import numpy as np
+import pytest
+from support import small_runs
+from support.small_runs import DATASET, PLAIN
+
+from hsvit_jax import train
+from hsvit_jax.models import feature_extractor
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.train import feature_cache
+
+
+def config_for(source, cache, **settings):
+    config = small_runs.small_config(**{**PLAIN, **settings})
+    with config.unlocked():
+        config.init.update({"from": str(source), "freeze": "trunk", "cache": str(cache)})
+    return config
+
+
+def lines(config, folder, dataset=DATASET):
+    train.train(config, folder, dataset=dataset, verbose=False)
+    return small_runs.metric_lines(folder)
+
+
+@pytest.fixture(scope="module")
+def cached(stored_weights, tmp_path_factory):
+    """The folder of features of a run, and what it wrote into its metrics."""
+    folder = tmp_path_factory.mktemp("cached")
+    return folder / "cache", lines(config_for(stored_weights, folder / "cache"), folder / "run")
+
+
+def close(found, expected):
+    assert len(found) == len(expected) > 3
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in other.items():
+            assert one[name] == (value if isinstance(value, str) else pytest.approx(value, 1e-4))
+
+
+def test_training_is_the_same(stored_weights, cached, tmp_path):
+    close(cached[1], lines(config_for(stored_weights, ""), tmp_path))
+
+
+def test_it_is_read_again_and_a_damaged_one_is_not(stored_weights, cached, monkeypatch):
+    """Streamed this time: too large, as it were, for the devices."""
+    cache, _ = cached
+    (features,) = cache.rglob("train.npy")
+    whole = features.read_bytes()
+    batches = small_runs.spy_on_batches(monkeypatch)
+    run = train.prepare(config_for(stored_weights, cache), dataset=DATASET)
+    params, stats = small_runs.made_up_values(run.model)
+    state = {"params": params, "stats": stats}
+    monkeypatch.setattr(feature_cache, "_RESIDENT_BYTES", 0)
+    said = []
+    made = feature_cache.attach(run, state, said.append)
+    assert not made.dataset.resident and made.dataset.fingerprint == DATASET.fingerprint
+    found = made.dataset.train.gather(np.array([69, 3]))
+    np.testing.assert_array_equal(found, np.load(features)[[69, 3]])
+    assert found.shape == (2, 16, 8) and found.dtype == np.float32
+    features.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
+    with pytest.warns(UserWarning, match="damaged"):
+        feature_cache.attach(run, state, said.append)
+    assert features.read_bytes() == whole and batches == {run.config.train.batch}
+    assert ["is read from" in line for line in said] == [True, True, False]
+
+
+@pytest.mark.slow
+def test_streamed_features_train_the_same(stored_weights, cached, tmp_path, monkeypatch):
+    cache, expected = cached
+    monkeypatch.setattr(feature_cache, "_RESIDENT_BYTES", 0)
+    close(lines(config_for(stored_weights, cache), tmp_path), expected)
+
+
+@pytest.mark.slow
+def test_training_is_the_same_on_a_mesh(stored_weights, tmp_path):
+    settings = {"mesh__data": 2, "mesh__group": 2, "mesh__gradients": "bf16", "train__batch": 34}
+    plain = lines(config_for(stored_weights, "", **settings), tmp_path / "plain")
+    close(
+        lines(config_for(stored_weights, tmp_path / "cache", **settings), tmp_path / "run"), plain
+    )
+
+
+def test_other_data_or_weights_have_features_of_their_own(stored_weights, tmp_path):
+    run = train.prepare(config_for(stored_weights, tmp_path), dataset=DATASET)
+    params, stats = small_runs.made_up_values(run.model)
+    state = {"params": params, "stats": stats}
+    folders = [feature_cache._folder(run, state, "trunk")]
+    params["head"]["linear"]["bias"] += 1
+    assert feature_cache._folder(run, state, "trunk") == folders[0]
+    params["trunk"]["embed"]["bias"] += 1
+    folders.append(feature_cache._folder(run, state, "trunk"))
+    stats["trunk"]["blocks"]["0"]["norms"]["0"]["mean"] += 1
+    folders.append(feature_cache._folder(run, state, "trunk"))
+    other = train.prepare(
+        config_for(stored_weights, tmp_path), dataset=small_runs.small_dataset(seed=4)
+    )
+    folders.append(feature_cache._folder(other, state, "trunk"))
+    darker = train.prepare(config_for(stored_weights, tmp_path, data__mean=(0.1,)), dataset=DATASET)
+    folders.append(feature_cache._folder(darker, state, "trunk"))
+    assert len(set(folders)) == 5
+
+
+def test_mistakes_are_told(stored_weights, tmp_path):
+    config = config_for(stored_weights, tmp_path, augment__crop_padding=1, augment__mixup=0.2)
+    message = r"switch it off \(--config.augment.crop_padding=0 --config.augment.mixup=0.0\)"
+    with pytest.raises(ValueError, match=message):
+        train.prepare(config, dataset=DATASET)
+    config = config_for(stored_weights, tmp_path, augment__random_resized_crop=(0.08, 1.0))
+    with pytest.raises(ValueError, match=r"off \(--config.augment.random_resized_crop=\),"):
+        train.prepare(config, dataset=DATASET)
+    config = config_for(stored_weights, tmp_path)
+    with config.unlocked():
+        config.init.freeze = ""
+    with pytest.raises(ValueError, match=r"name them with init\.freeze"):
+        train.prepare(config, dataset=DATASET)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot write to init\.cache"):
+        train.train(config_for(stored_weights, tmp_path / "file"), tmp_path / "r", dataset=DATASET)
+
+
+class _Sneaking(hsvit.HSViT):
+    """A network that looks at the image behind the cut as well."""
+
+    def forward(self, params, stats, images_BHWC, call):
+        logits_BK, stats = super().forward(params, stats, images_BHWC, call)
+        return logits_BK + images_BHWC.mean((1, 2, 3))[:, None], stats
+
+
+def test_a_cut_is_after_what_comes_first(stored_weights):
+    run = train.prepare(config_for(stored_weights, "x"), dataset=DATASET)
+    assert feature_extractor.boundary(run.model) == "trunk"
+    for frozen in ({"groups"}, {"trunk", "head"}):
+        with pytest.raises(ValueError, match="goes through trunk, groups, head: freeze the first"):
+            feature_extractor.boundary(run.model.with_frozen(frozen))
+    sneaking = _Sneaking(run.model.config).with_frozen({"trunk"})
+    params, stats = small_runs.made_up_values(run.model)
+    x = np.zeros((2, 8, 8, 1), np.float32)
+    z = jax.jit(lambda: feature_extractor.features(run.model, "trunk", params, stats, x))()
+    for network, finite in ((run.model, True), (sneaking, False)):
+        logits = jax.jit(feature_extractor.Rest(network, "trunk").apply)(params, stats, z)[0]
+        assert np.isfinite(logits).all() == finite

@@ -1,0 +1,115 @@
+"""What a run starts from: a trained network as it is or grown, and never instead of its own."""
+
+import jax
+import numpy as np
+import pytest
+from support import small_runs
+
+from hsvit_jax import checkpoint, train
+from hsvit_jax.train import init_from
+
+
+def prepared(**settings):
+    """A run of no steps for the small data set."""
+    config = small_runs.small_config(train__steps=0, **settings)
+    return config, train.prepare(config, dataset=small_runs.small_dataset())
+
+
+def save(folder, run, values, meta=None):
+    """A checkpoint of a run with these (params, stats)."""
+    state = {"params": values[0], "stats": values[1]}
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(0, state, meta or run.meta, metric=0.5, wait=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The folder of a small network."""
+    folder = tmp_path_factory.mktemp("source")
+    _, run = prepared(train__ema_decay=0.0)
+    values = small_runs.made_up_values(run.model)
+    save(folder, run, values)
+    return folder, values
+
+
+def from_source(folder, **settings):
+    config, _ = prepared(**settings)
+    with config.unlocked():
+        config.init["from"] = str(folder)
+    return config, train.prepare(config, dataset=small_runs.small_dataset())
+
+
+def test_nothing_named_is_a_fresh_start():
+    _, run = prepared()
+    assert init_from.load(run.config, run.model) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model__conv_channels": (4, 32), "model__groups": 16, "model__votes": "learned"},
+    ],
+)
+def test_a_run_starts_from_it(source, tmp_path, settings):
+    """At step 0, with the average there too: the answers are those of the network named."""
+    folder, values = source
+    config, run = from_source(folder, **settings)
+    result = train.train(config, tmp_path, dataset=run.dataset, verbose=False)
+    assert result.step == 0
+    _, state, _ = checkpoint.load_tree(tmp_path)
+    _, small = prepared()
+    x = np.random.default_rng(0).normal(size=(5, 8, 8, 1)).astype(np.float32)
+    expected = jax.jit(small.model.apply)(*values, x)[0]
+    for tree in (state, state["ema"]):
+        found = jax.jit(run.model.apply)(tree["params"], tree["stats"], x)[0]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+def test_a_run_s_own_checkpoint_wins(source, tmp_path, capsys):
+    """What it started from may be gone."""
+    folder, _ = source
+    config, run = from_source(folder)
+    train.train(config, tmp_path, dataset=run.dataset, verbose=False)
+    before = small_runs.digest(tmp_path)
+    with config.unlocked():
+        config.init["from"] = str(tmp_path / "gone")
+    capsys.readouterr()
+    train.train(config, tmp_path, dataset=run.dataset)
+    assert small_runs.digest(tmp_path) == before
+    said = capsys.readouterr().out.splitlines()
+    changed = [line for line in said if line.startswith("  ")]
+    assert len(changed) == 1 and changed[0].startswith("  init.from: checkpoint")
+
+
+def test_other_classes_and_another_image_size(source):
+    """Only when asked, from our own checkpoints too."""
+    folder, (params, stats) = source
+    strides = {"model__pool_strides": (2, 2)}
+    settings = {**strides, "data__num_classes": 9, "data__image_size": (16, 16)}
+    _, run = from_source(folder, **settings)
+    with pytest.raises(ValueError, match=r"it has 8×8, this .* 16×16; init\.positions=resize"):
+        init_from.load(run.config, run.model)
+    with run.config.unlocked():
+        run.config.init.positions = "resize"
+    with pytest.raises(ValueError, match=r"it has 7, this configuration 9; init\.classifier=new"):
+        init_from.load(run.config, run.model)
+    with run.config.unlocked():
+        run.config.init.classifier = "new"
+    start = init_from.load(run.config, run.model)
+    assert start.params["head"]["linear"]["kernel"].shape == (8, 9)
+    assert start.params["trunk"]["embed"]["kernel"].shape == (16, 8)
+    jax.tree.map(np.testing.assert_array_equal, start.stats, stats)
+    jax.tree.map(np.testing.assert_array_equal, start.params["groups"], params["groups"])
+    assert "resized for images of 16×16: trunk.embed.kernel" in start.notes
+
+
+def test_mistakes_are_told(source, tmp_path):
+    folder, _ = source
+    _, run = from_source(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"init\.from=.*nowhere.*is not a directory"):
+        init_from.load(run.config, run.model)
+    _, run = from_source(folder, model__depth=2, model__heads=4)
+    with pytest.raises(ValueError, match=r"(?s)depth: checkpoint 1, config 2.*heads: checkpoint 2"):
+        init_from.load(run.config, run.model)

@@ -1,0 +1,218 @@
+"""The optimizer: its schedule at points worked out by hand, what decays, and the clip."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support.small_runs import made_up_values, small_config, small_dataset
+
+import hsvit_jax
+from hsvit_jax import config as config_lib
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import models, train
+from hsvit_jax.config import variants
+from hsvit_jax.train import optim
+
+
+def settings(**values):
+    return small_config(**{f"optim__{key}": value for key, value in values.items()}).optim
+
+
+@pytest.mark.parametrize(
+    ("chosen", "steps", "expected"),
+    [
+        (  # warm-up over 2 epochs of 5 steps to the peak; then 40 steps of cosine
+            {"warmup_epochs": 2.0, "cosine_per": "step"},
+            50,
+            {0: 0.02, 4: 0.1, 9: 0.2, 10: 0.2, 20: 0.05 * (2 + math.sqrt(2)), 30: 0.1, 50: 0},
+        ),
+        (  # a constant rate after the warm-up
+            {"warmup_epochs": 1.0, "cosine_per": "never"},
+            50,
+            {0: 0.04, 4: 0.2, 5: 0.2, 49: 0.2, 60: 0.2},
+        ),
+        # a run shorter than its warm-up
+        ({"warmup_epochs": 5.0}, 4, {0: 0.05, 1: 0.1, 2: 0.15, 3: 0.2}),
+    ],
+)
+def test_the_schedule_at_points_by_hand(chosen, steps, expected):
+    rate = optim.schedule(settings(learning_rate=0.2, **chosen), steps, 5)
+    for step, value in expected.items():
+        assert float(rate(step)) == pytest.approx(value, abs=1e-7), step
+
+
+def test_warm_up_then_a_line_to_zero():
+    chosen = settings(learning_rate=0.2, warmup_epochs=2.0, schedule="linear", cosine_per="step")
+    rate = optim.schedule(chosen, 50, 5)
+    for step, value in {0: 0.02, 9: 0.2, 10: 0.2, 20: 0.15, 40: 0.05, 49: 0.005}.items():
+        assert float(rate(step)) == pytest.approx(value, abs=1e-7), step
+
+
+def test_cosine_per_epoch_is_pytorchs():
+    """CosineAnnealingLR(T_max=epochs) stepped once an epoch: lr/2 · (1 + cos(π·epoch/T_max))."""
+    peak, epochs, per_epoch = 1e-3, 10, 7
+    rate = optim.schedule(
+        settings(learning_rate=peak, warmup_epochs=0.0, cosine_per="epoch"), 70, per_epoch
+    )
+    for step in range(epochs * per_epoch):
+        closed_form = peak / 2 * (1 + math.cos(math.pi * (step // per_epoch) / epochs))
+        assert float(rate(step)) == pytest.approx(closed_form, rel=1e-5), step
+
+
+def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
+    model = hsvit_jax.build_model("c2a2")
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    decays = jax.tree.leaves(optim.decay_mask(params))
+    # The matrices, told by their size: convolutions, the projection (an 8×8 map to 64), packed
+    # queries, keys and values, attention's output, the classifier. 4 + 1 + 2·2 + 1 of them.
+    matrices = {
+        (3, 3, 3, 64), (3, 3, 64, 64), (3, 3, 64, 128), (3, 3, 128, 128),
+        (64, 64), (16, 3, 64, 64), (16, 64, 64), (64, 10),
+    }  # fmt: skip
+    assert [leaf.shape in matrices for _, leaf in flat] == decays
+    assert sum(decays) == 10
+
+
+def stepped(chosen, params, grads):
+    """Parameters after one step of the optimizer."""
+    tx = optim.build(chosen, optim.schedule(chosen, 10, 5))
+    updates, _ = tx.update(grads, tx.init(params), params)
+    return optax.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+def test_decay_shrinks_kernels_or_everything(decay_all):
+    chosen = settings(
+        learning_rate=0.5, weight_decay=0.1, decay_all=decay_all, warmup_epochs=0.0, clip_norm=0.0
+    )
+    params = {"linear": {"kernel": jnp.full((2, 3), 4.0), "bias": jnp.full((3,), 4.0)}}
+    new = stepped(chosen, params, jax.tree.map(jnp.zeros_like, params))["linear"]
+    np.testing.assert_allclose(new["kernel"], 4.0 * (1 - 0.5 * 0.1), rtol=1e-6)
+    np.testing.assert_allclose(new["bias"], 4.0 * (0.95 if decay_all else 1.0), rtol=1e-6)
+
+
+def test_adam_steps_by_the_learning_rate_at_first():
+    """m̂/√v̂ is the sign of the gradient on the first step, whatever the clip."""
+    chosen = settings(learning_rate=0.5, weight_decay=0.0, warmup_epochs=0.0, clip_norm=1e-2)
+    new = stepped(chosen, {"bias": jnp.zeros(2)}, {"bias": jnp.array([30.0, -40.0])})
+    np.testing.assert_allclose(new["bias"], [-0.5, 0.5], rtol=1e-4)
+
+
+def test_the_clip_can_be_changed_on_a_checkpoint():
+    """With and without a clip the state has one shape."""
+    params = {"kernel": jnp.zeros((2, 2))}
+    shapes = [
+        jax.tree.structure(optim.build(settings(clip_norm=clip), lambda step: 0.1).init(params))
+        for clip in (0.0, 1.0)
+    ]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(
+    ("clip", "norm", "factor"),
+    [(0.0, None, 1), (2.0, None, 0.4), (100.0, None, 1), (2.0, 5.0, 0.4), (2.0, 8.0, 0.25)],
+)
+def test_clip_by_global_norm_comes_before_adam(clip, norm, factor):
+    """Adam's first moment is (1 − β₁) of the clipped gradient; a norm that is given is believed."""
+    chosen = settings(clip_norm=clip, beta1=0.75)
+    tx = optax.with_extra_args_support(optim.build(chosen, optim.schedule(chosen, 10, 5)))
+    params = {"a": {"kernel": jnp.zeros(1)}, "b": {"bias": jnp.zeros(1)}}
+    grads = {"a": {"kernel": jnp.array([3.0])}, "b": {"bias": jnp.array([-4.0])}}
+    _, state = tx.update(grads, tx.init(params), params, norm=norm)
+    moment = optax.tree.get(state, "mu")
+    np.testing.assert_allclose(moment["a"]["kernel"], [0.25 * 3 * factor], rtol=1e-6)
+    np.testing.assert_allclose(moment["b"]["bias"], [0.25 * -4 * factor], rtol=1e-6)
+
+
+def muon_shapes(network):
+    """(matrices, inputs, outputs) by the name of each parameter that Muon steps."""
+    params, _ = jax.eval_shape(network.init, jax.random.key(0))
+    found = {}
+
+    def add(path, leaf, axes):
+        if axes is not None:
+            inputs = math.prod(leaf.shape[i] for i in axes.reduction_axis)
+            name = ".".join(k.key for k in path)
+            found[name] = (leaf.size // inputs // leaf.shape[-1], inputs, leaf.shape[-1])
+
+    jax.tree_util.tree_map_with_path(add, params, optim.matrices(params))
+    return found
+
+
+def small_network(**settings):
+    config = config_lib.resolve(small_config(**settings), small_dataset().info)
+    return train.build_model(config)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_muon_sees_matrices_of_each_group_and_tower(towers):
+    """8 groups of width 8, on tokens of 2×2 pixels of a grey image; towers halve channels and
+    groups."""
+    first, channels, groups = 4 // towers, 16 // towers, 8 // towers
+    expected = {
+        "trunk.blocks.0.kernels.1": (towers, 9 * first, first),
+        "trunk.blocks.1.kernels.0": (towers, 9 * first, channels),
+        "trunk.blocks.1.kernels.1": (towers, 9 * channels, channels),
+        "trunk.embed.kernel": (towers, 4, 8),
+        "groups.blocks.0.qkv_kernel": (towers * groups * 3, 8, 8),
+        "groups.blocks.0.out_kernel": (towers * groups, 8, 8),
+    }
+    prefix = "towers." if towers > 1 else ""
+    expected = {prefix + name: shape for name, shape in expected.items()}
+    expected["head.linear.kernel"] = (1, 8, 7)
+    assert muon_shapes(small_network(model__towers=towers)) == expected
+
+
+def test_muon_leaves_depthwise_kernels_to_adam():
+    separable = muon_shapes(small_network(model__convolution="separable"))
+    assert "trunk.blocks.1.kernels.1" in separable
+    assert not any("depthwise" in name for name in separable)
+    settings = {"dtype": "float32", **variants.model_section("ccx")}
+    ccn = muon_shapes(models.build(settings, image_size=(32, 32), channels=3, num_classes=10))
+    assert {name.rpartition(".")[2] for name in ccn} == {"kernel"}  # no residual_kernel
+
+
+def test_muon_steps_along_each_group_s_orthogonalised_gradient():
+    """U·Vᵀ of a group's own gradient, of the size of an Adam step, whatever the gradient's; then
+    the decay of AdamW. What is no matrix takes Adam's step, with Nesterov's momentum."""
+    chosen = settings(
+        name="muon", learning_rate=0.5, weight_decay=0.1, warmup_epochs=0.0, clip_norm=0.0
+    )
+    rng = np.random.default_rng(0)
+    grads_GDD = rng.normal(size=(3, 12, 8)) * np.array([1e-3, 1, 50])[:, None, None]
+    params = {"groups": {"out_kernel": jnp.full((3, 12, 8), 4.0), "out_bias": jnp.zeros(2)}}
+    grads = {"groups": {"out_kernel": jnp.array(grads_GDD), "out_bias": jnp.array([3.0, -40.0])}}
+    new = stepped(chosen, params, grads)["groups"]
+    np.testing.assert_allclose(
+        new["out_bias"], 0.5 * (0.9 / 1.9 + 1) * np.array([-1, 1]), rtol=1e-4
+    )
+    taken_GDD = (4.0 * (1 - 0.05) - np.asarray(new["out_kernel"])) / (0.5 * 0.2 * math.sqrt(12))
+    for taken_DD, grad_DD in zip(taken_GDD, grads_GDD, strict=True):
+        u, _, v = np.linalg.svd(grad_DD, full_matrices=False)
+        rotated = u.T @ taken_DD @ v.T
+        assert np.abs(rotated - np.diag(np.diag(rotated))).max() < 1e-3
+        assert np.diag(rotated).min() > 0.6 and np.diag(rotated).max() < 1.3
+
+
+@pytest.mark.parametrize("trunk", ["replicated", "sharded"])
+def test_a_muon_step_does_not_depend_on_the_mesh(trunk):
+    """Groups, or kernels too, spread over four devices: the same updates and moments."""
+    network = small_network(model__trunk=trunk)
+    (params, _), (grads, _) = (made_up_values(network, seed) for seed in (1, 2))
+    chosen = settings(name="muon", warmup_epochs=0.0)
+    tx = optim.build(chosen, optim.schedule(chosen, 10, 5))
+
+    def step(group, data):
+        mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=16)
+        trees = [
+            jax.device_put(tree, mesh_lib.state_shardings(mesh, tree, network))
+            for tree in (grads, tx.init(params), params)
+        ]
+        return jax.device_get(jax.jit(tx.update)(*trees))
+
+    for a, b in zip(*(jax.tree.leaves(step(*shape)) for shape in ((4, 2), (1, 1))), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(b).max(), 1e-6))

@@ -1,0 +1,132 @@
+"""A run that is cut short and started again is the run that was not, bit for bit.
+
+In one process; real ones, and kill -9, in faults/test_runs.py.
+"""
+
+import dataclasses
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from support.small_runs import digest, metric_lines, small_config, small_dataset
+
+from hsvit_jax import train
+from hsvit_jax.train import loop
+
+
+def run(workdir, dataset=None, **settings):
+    """A quiet run."""
+    config = small_config(**settings)
+    return train.train(config, workdir, dataset=dataset or small_dataset(), verbose=False)
+
+
+def losses(workdir):
+    return {line["step"]: line["loss"] for line in metric_lines(workdir) if "split" not in line}
+
+
+def interrupt_after(workdir, step, **settings):
+    """Runs until SIGTERM comes during a step."""
+    from hsvit_jax.runtime import signals
+    from hsvit_jax.train import metrics
+
+    write = metrics.MetricLog.write
+
+    def signalled(self, number, values):
+        write(self, number, values)
+        if number == step and "split" not in values:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Loop, "in_flight", 0)  # each step is logged as soon as it is taken
+        patch.setattr(metrics.MetricLog, "write", signalled)
+        with pytest.raises(signals.Interrupted) as caught:
+            run(workdir, **settings)
+    assert caught.value.step == step
+
+
+LONG = {"train__steps": 8, "train__log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run of 8 steps, two epochs, that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(folder, **LONG)
+    return folder
+
+
+@pytest.mark.parametrize("shape", [pytest.param((1, 8), marks=pytest.mark.slow), (4, 2)])
+def test_a_run_goes_on_on_other_devices(tmp_path, whole, shape):
+    """From one device to eight: the same losses."""
+    interrupt_after(tmp_path, 3, **LONG)
+    run(tmp_path, mesh__group=shape[0], mesh__data=shape[1], **LONG)
+    expected, moved = losses(whole), losses(tmp_path)
+    assert list(moved) == list(range(1, 9))
+    np.testing.assert_allclose(list(moved.values()), list(expected.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("step", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5))])
+def test_every_place_in_an_epoch_resumes_to_the_same_bits(tmp_path, whole, step):
+    """In the middle, at the end, and just after it; epochs of 4 steps."""
+    interrupt_after(tmp_path, step, **LONG)
+    run(tmp_path, **LONG)
+    assert metric_lines(tmp_path) == metric_lines(whole)
+    assert digest(tmp_path) == digest(whole)
+
+
+def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    config = small_config(train__steps=9, optim__learning_rate=0.5)
+    train.train(config, tmp_path, dataset=small_dataset())
+    said = capsys.readouterr().out
+    assert "resuming with changed settings" in said
+    assert "optim.learning_rate" in said and "0.001" in said and "0.5" in said
+    assert "train.steps" in said
+    assert list(losses(tmp_path)) == list(range(1, 10))
+
+
+def test_muon_resumes_to_the_same_bits_and_no_other_optimizer_takes_over(tmp_path):
+    muon = {"optim__name": "muon", "train__steps": 4}
+    run(tmp_path / "whole", **muon)
+    interrupt_after(tmp_path / "cut", 2, **muon)
+    with pytest.raises(ValueError, match=r"optim\.name='muon', now it is 'adamw'.*--workdir"):
+        run(tmp_path / "cut", train__steps=4)
+    run(tmp_path / "cut", **muon)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+NAMES = small_dataset().info.class_names
+
+
+def renamed(names):
+    """The data set under other class names."""
+    dataset = small_dataset()
+    return dataclasses.replace(
+        dataset, info=dataclasses.replace(dataset.info, class_names=tuple(names))
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "words"),
+    [
+        (
+            None,
+            {"model__embed_dim": 4},
+            ["model.embed_dim: checkpoint 8, config 4; params.", "×", "more"],
+        ),
+        (renamed([*NAMES[:-1], "a stranger"]), {}, ["class_names", "row 6", "a stranger"]),
+        (renamed(NAMES[::-1]), {}, ["class_names", "another order"]),
+        (small_dataset(seed=4), {}, ["fingerprint", "rows-3", "rows-4"]),
+    ],
+)
+def test_another_network_or_other_data_are_refused(whole, dataset, settings, words):
+    before, lines = digest(whole), metric_lines(whole)
+    written = (whole / "config.json").read_text()
+    with pytest.raises(ValueError) as caught:
+        run(whole, dataset, train__steps=9, **settings)
+    for word in [*words, "--workdir"]:
+        assert word in str(caught.value)
+    assert (digest(whole), metric_lines(whole)) == (before, lines)
+    assert (whole / "config.json").read_text() == written

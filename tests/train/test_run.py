@@ -1,0 +1,243 @@
+"""The whole run in one process: what it evaluates and saves, when it stops, what it refuses."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from support.small_runs import metric_lines, small_config, small_dataset, spy_on_batches
+
+from hsvit_jax import checkpoint, train
+from hsvit_jax.runtime import signals
+from hsvit_jax.train import evaluate, loop
+
+
+def run(workdir, *, dataset=None, **settings):
+    """A quiet run on one device."""
+    return train.train(
+        small_config(**settings), workdir, dataset=dataset or small_dataset(), verbose=False
+    )
+
+
+def around_evaluations(monkeypatch, around):
+    """Each evaluation becomes `around(evaluate, params, split)`, where `evaluate()` does it."""
+    make = evaluate.make_evaluator
+
+    def patched(*args, **kwargs):
+        evaluator = make(*args, **kwargs)
+        return lambda params, stats, split, *rest: around(
+            lambda: evaluator(params, stats, split, *rest), params, split
+        )
+
+    monkeypatch.setattr(evaluate, "make_evaluator", patched)
+
+
+@pytest.fixture
+def spy(monkeypatch):
+    """Names the split of every evaluation, by its size."""
+    seen = []
+
+    def around(evaluate, params, split):
+        seen.append({70: "train", 21: "val", 23: "test"}[len(split)])
+        return evaluate()
+
+    around_evaluations(monkeypatch, around)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing stopped: its result and its metrics."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run(folder), metric_lines(folder)
+
+
+def test_a_run_from_start_to_end(tmp_path, spy, monkeypatch):
+    """6 steps of an epoch of 4: evaluated at 4 and at the end; the test split once, at the end."""
+    batches = spy_on_batches(monkeypatch)
+    result = run(tmp_path)
+    assert batches == {16}  # as in training
+    assert spy == ["val", "val", "val", "test"]
+    lines = metric_lines(tmp_path)
+    assert [line["step"] for line in lines if "split" not in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["epoch"] for line in lines if "split" not in line] == [0, 0, 0, 0, 1, 1]
+    figures = {line["step"]: line["accuracy"] for line in lines if line.get("split") == "val"}
+    assert set(figures) == {4, 6}
+    assert result.best_step == max(figures, key=lambda step: (figures[step], step))
+    assert result.validation.accuracy == figures[result.best_step]
+    assert result.validation.examples == 21
+    (test,) = [line for line in lines if line.get("split") == "test"]
+    assert test["step"] == result.best_step
+    assert (test["accuracy"], test["loss"]) == (result.test.accuracy, result.test.loss)
+    assert set(test) >= {"step", "split", "loss", "accuracy", "top5"}
+    assert result.step == 6
+    assert result.curves == tmp_path / "curves.png" and result.curves.exists()
+    assert json.loads((tmp_path / "config.json").read_text())["data"]["num_classes"] == 7
+    # Again: nothing is trained, the same result, and no line twice.
+    again = run(tmp_path)
+    assert metric_lines(tmp_path) == lines
+    assert (again.best_step, again.test.loss) == (result.best_step, result.test.loss)
+
+
+def test_evaluation_and_checkpoints_on_epochs_of_their_own(tmp_path, spy):
+    """Epochs of 2 steps: evaluated every 3, saved every 2, and both at the end, as is a line."""
+    run(
+        tmp_path,
+        dataset=small_dataset((70, 21, 23)),
+        train__batch=32,
+        train__steps=15,
+        train__log_every=4,
+        train__eval_every=3,
+        checkpoint__every=2,
+        checkpoint__keep_latest=20,
+    )
+    lines = metric_lines(tmp_path)
+    assert [line["step"] for line in lines if "split" not in line] == [4, 8, 12, 15]
+    assert [line["step"] for line in lines if line.get("split") == "val"] == [6, 12, 15]
+    steps = checkpoint.Checkpoints(tmp_path / "checkpoints", read_only=True).steps()
+    assert steps == [4, 6, 8, 12, 15]
+
+
+def test_the_best_is_chosen_on_validation(tmp_path, monkeypatch):
+    """The middle evaluation is made the best one: its parameters are what is tested."""
+    accuracies, states = iter([0.1, 0.9, 0.5]), []
+
+    def forge(evaluate, params, split):
+        result = evaluate()
+        states.append((len(split), np.asarray(params["head"]["linear"]["kernel"])))
+        accuracy = next(accuracies, None) if len(split) == 21 else None
+        return result if accuracy is None else dataclasses.replace(result, accuracy=accuracy)
+
+    around_evaluations(monkeypatch, forge)
+    result = run(tmp_path, train__steps=12, checkpoint__keep_latest=1)
+    assert result.best_step == 8
+    assert [size for size, _ in states] == [21, 21, 21, 21, 23]
+    np.testing.assert_array_equal(states[-1][1], states[1][1])
+    assert not np.array_equal(states[-1][1], states[2][1])
+
+
+def test_selecting_on_the_test_split_is_said(tmp_path, capsys, spy):
+    config = small_config(train__select_on="test", train__steps=4, data__val_fraction=0.0)
+    train.train(config, tmp_path, dataset=small_dataset((70, 0, 23)))
+    assert spy == ["test", "test"]
+    assert "TEST split" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "said"),
+    [
+        ({}, "40 steps of 16 from scratch, 4 of them warm-up"),
+        ({"optim__warmup_epochs": 0.0}, "40 steps of 16 from scratch, no warm-up"),
+        (
+            {"optim__warmup_epochs": 10.0},
+            "all of them warm-up: the learning rate never decays (optim.warmup_epochs=10)",
+        ),
+    ],
+)
+def test_the_opening_line_says_the_warm_up(by_hand, said):
+    config = small_config(train__steps=0, train__epochs=10.0, **by_hand)
+    run = train.prepare(config, dataset=small_dataset())
+    assert said in train.run._opening(run, 0)
+
+
+def test_no_steps_leave_the_fresh_network(tmp_path, spy):
+    result = run(tmp_path, train__steps=0)
+    assert (result.step, result.best_step, result.test.examples) == (0, 0, 23)
+    assert spy == ["val", "val", "test"]
+    assert checkpoint.load_tree(tmp_path)[0] == 0
+    lines = metric_lines(tmp_path)
+    run(tmp_path, train__steps=0)
+    assert metric_lines(tmp_path) == lines
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "words"),
+    [
+        ((70, 21, 23), {"train__batch": 71}, ["train.batch=71", "70", "lower"]),
+        ((70, 21, 23), {"data__val_fraction": 0.0}, ["data.val_fraction=0", "select_on"]),
+        ((70, 0, 23), {}, ["select_on='val'", "no validation images"]),
+        ((70, 21, 0), {}, ["no test images"]),
+        ((70, 21, 23), {"train__steps": 0, "train__epochs": 0.1}, ["epochs=0.1", "one step"]),
+        ((70, 21, 23), {"mesh__group": 3}, ["8 groups", "3 devices", "[1, 2, 4, 8]"]),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, sizes, settings, words):
+    with pytest.raises(ValueError) as caught:
+        run(tmp_path / "run", dataset=small_dataset(sizes), **settings)
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="--workdir"):
+        run(tmp_path / "file" / "run")
+    with (tmp_path / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match=r"another run is using the work folder.*--workdir"):
+            run(tmp_path, train__steps=1)
+        assert not (tmp_path / "checkpoints").exists()
+    run(tmp_path, train__steps=0)
+
+
+# --- Requests to stop ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "step"), [(1, 4), (2, 6), (4, 6)], ids=["epoch end", "last step", "best checkpoint"]
+)
+def test_a_stop_during_evaluation_leaves_the_same_metrics(tmp_path, monkeypatch, whole, call, step):
+    """The evaluation at an epoch's end is finished first: its figure is in the checkpoint. Those
+    at the very end are given up, and done by the next run."""
+    count = []
+
+    def signalled(evaluate, params, split):
+        count.append(None)
+        if len(count) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate()
+
+    with monkeypatch.context() as patch:
+        around_evaluations(patch, signalled)
+        with pytest.raises(signals.Interrupted) as caught:
+            run(tmp_path)
+    assert (caught.value.step, caught.value.exit_code) == (step, 42)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    saved = checkpoint.Checkpoints(tmp_path / "checkpoints", read_only=True)
+    assert saved.steps()[-1] == step
+    assert not [line for line in metric_lines(tmp_path) if line.get("split") == "test"]
+    again, (result, lines) = run(tmp_path), whole
+    assert metric_lines(tmp_path) == lines
+    assert (again.best_step, again.test.loss) == (result.best_step, result.test.loss)
+    assert saved.best_step() == result.best_step
+
+
+def test_a_stop_before_the_first_step_saves_the_start(tmp_path, monkeypatch, whole):
+    """As when the signal comes while the step is prepared."""
+    init = loop.Loop.__init__
+
+    def signalled(self, *args):
+        init(self, *args)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Loop, "__init__", signalled)
+        with pytest.raises(signals.Interrupted) as caught:
+            run(tmp_path)
+    assert (caught.value.step, caught.value.exit_code) == (0, 130)
+    run(tmp_path)
+    assert metric_lines(tmp_path) == whole[1]
+
+
+def test_handlers_are_put_back_and_the_request_is_told(capfd):
+    before = signal.getsignal(signal.SIGINT)
+    with signals.StopRequests() as stop:
+        assert stop.signum is None
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signum == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "second signal stops at once" in capfd.readouterr().err

@@ -1,0 +1,224 @@
+"""The compiled step: one program, no copies, the same result in every form and on every mesh."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support.small_runs import CLASSES, small_config, small_dataset
+
+from hsvit_jax import train
+from hsvit_jax.train import batches, step
+
+DATASET = small_dataset()
+BATCH = 16
+
+
+class Trainer:
+    """A prepared run with its jitted step, a fresh state and its first batches."""
+
+    def __init__(self, *, sgd=False, **settings):
+        run = train.prepare(small_config(**settings), dataset=DATASET)
+        if sgd:  # Adam divides by the size of a gradient, which may be rounding alone
+            tx = optax.sgd(0.05)
+            shape = jax.eval_shape(lambda: step.init_state(run.model, tx, run.config))
+            run = dataclasses.replace(run, tx=tx, state_shape=shape)
+        self.run, self.fresh, self.step = run, step.first_state(run), step.jit_step(run)
+        self.batches = list(itertools.islice(batches.source(run, 0), 6))
+
+    def state(self):
+        """A fresh state that may be donated."""
+        return jax.tree.map(jnp.copy, self.fresh)
+
+    def take(self, steps):
+        """The state after some steps, and the metrics of each."""
+        state, rows = self.state(), []
+        for batch in self.batches[:steps]:
+            state, values = self.step(state, batch)
+            rows.append(jax.device_get(values))
+        return state, rows
+
+
+@functools.cache
+def one_device():
+    return Trainer(train__log_every=3)
+
+
+def assert_same_bits(got, expected):
+    got, expected = jax.device_get(got), jax.device_get(expected)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for (path, a), b in zip(
+        jax.tree_util.tree_flatten_with_path(got)[0], jax.tree.leaves(expected), strict=True
+    ):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 4)])
+def test_resident_and_streamed_batches_are_the_same_and_compile_once(shape):
+    """From any step on, over the end of an epoch of 4."""
+    trainer = one_device() if shape == (1, 1) else sgd_trainer(*shape)
+    streamed = dataclasses.replace(trainer.run, dataset=small_dataset(streamed=True))
+    for number, batch in enumerate(batches.source(streamed, 2), 2):
+        assert_same_bits(batch, trainer.batches[number])
+    assert number == 5
+    for last in (batch, trainer.batches[number]):
+        trainer.step(trainer.state(), last)
+    assert trainer.step._cache_size() == 1
+
+
+def test_the_state_is_donated_and_no_copy_of_it_is_made():
+    trainer = one_device()
+    state = trainer.state()
+    memory = trainer.step.lower(state, trainer.batches[0]).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= sum(x.nbytes for x in jax.tree.leaves(state))
+    trainer.step(state, trainer.batches[0])
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+
+
+def test_working_memory_does_not_hold_the_data_set():
+    count, images = 100_000, DATASET.train.images
+    shapes = (
+        jax.ShapeDtypeStruct((count, *images.shape[1:]), jnp.uint8),
+        jax.ShapeDtypeStruct((count,), jnp.int32),
+        jax.ShapeDtypeStruct((BATCH,), jnp.int32),
+    )
+    memory = batches.make_gather(one_device().run).lower(*shapes).compile().memory_analysis()
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 0.01 * count * images[0].nbytes
+
+
+@functools.cache
+def sgd_trainer(group, data):
+    return Trainer(sgd=True, mesh__group=group, mesh__data=data)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), pytest.param((8, 1), marks=pytest.mark.slow)])
+def test_a_run_does_not_depend_on_the_mesh(shape):
+    """Augmentation, mixing and dropout included: the same losses, statistics and averages."""
+    (one, rows), (state, spread) = sgd_trainer(1, 1).take(3), sgd_trainer(*shape).take(3)
+    expected = [float(row["loss"]) for row in rows]
+    np.testing.assert_allclose([float(row["loss"]) for row in spread], expected, rtol=1e-5)
+    averages = (jax.tree.leaves(jax.device_get(step.averaged(s))) for s in (state, one))
+    for a, b in zip(*averages, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(b).max(), 0.1))
+    assert len(set(expected)) == 3
+
+
+# --- Steps that must not be taken ----------------------------------------------------------------
+
+COUNTERS = ("step", "bad", "skipped", "meter")
+
+
+def without_counters(state):
+    return {k: v for k, v in state.items() if k not in COUNTERS}
+
+
+def test_a_bad_step_changes_only_the_counters():
+    """A NaN among the parameters: loss and gradient are not finite."""
+    trainer = one_device()
+    state, _ = trainer.take(1)
+    state["params"]["head"]["linear"]["bias"] = (
+        state["params"]["head"]["linear"]["bias"].at[0].set(jnp.nan)
+    )
+    before = jax.device_get(state)
+    number = 1
+    for bad in (1, 2):
+        state, values = trainer.step(state, trainer.batches[number])
+        number += 1
+        assert_same_bits(without_counters(state), without_counters(before))
+        assert (int(state["step"]), int(state["bad"]), int(state["skipped"])) == (number, bad, bad)
+        assert (int(values["bad"]), int(values["skipped"])) == (bad, bad)
+    assert_same_bits(state["meter"], before["meter"])  # the mean is of the steps that were taken
+    assert float(values["loss"]) == pytest.approx(float(before["meter"]["loss"]))
+    # A good step follows: counted, and no longer in a row.
+    state["params"]["head"]["linear"]["bias"] = jnp.zeros(CLASSES)
+    state, values = trainer.step(state, trainer.batches[number])
+    assert (int(values["bad"]), int(values["skipped"])) == (0, 2)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_gradient_that_is_not_finite_is_a_bad_step(value):
+    """In a leaf of the groups, whose gradient another device may hold."""
+    trainer = one_device()
+    state = trainer.state()
+    kernel = state["params"]["groups"]["blocks"]["0"]["out_kernel"]
+    state["params"]["groups"]["blocks"]["0"]["out_kernel"] = kernel.at[7, 0, 0].set(value)
+    before = jax.device_get(state)
+    state, values = trainer.step(state, trainer.batches[0])
+    assert_same_bits(without_counters(state), without_counters(before))
+    assert int(values["bad"]) == 1
+
+
+def test_an_update_that_overflows_is_a_bad_step():
+    """Loss and gradient are finite, the parameters after it would not be."""
+    trainer = one_device()
+    state = trainer.state()
+    moment = optax.tree.get(state["opt"], "mu")
+    moment["head"]["linear"]["bias"] = jnp.full(CLASSES, 3e38)
+    state["opt"] = optax.tree.set(state["opt"], mu=moment)
+    before = jax.device_get(state)
+    state, values = trainer.step(state, trainer.batches[0])
+    assert np.isfinite(values["grad_norm"]) and int(values["bad"]) == 1
+    assert_same_bits(without_counters(state), without_counters(before))
+
+
+# --- What a step keeps ---------------------------------------------------------------------------
+
+
+def test_moving_average():
+    """ema ← r·ema + (1 − r)·new, with r = min(decay, (1 + n)/(10 + n)), of params and stats."""
+    trainer = one_device()
+    decay = trainer.run.config.train.ema_decay
+    assert decay == 0.98
+    expected = jax.device_get({k: trainer.fresh[k] for k in ("params", "stats")})
+    state = trainer.state()
+    for number in range(4):
+        state, _ = trainer.step(state, trainer.batches[number])
+        rate = min(decay, (1 + number) / (10 + number))
+        now = jax.device_get({k: state[k] for k in ("params", "stats")})
+        expected = jax.tree.map(lambda a, b, r=rate: r * a + (1 - r) * b, expected, now)
+    got = jax.device_get(state["ema"])
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    jax.tree.map(np.testing.assert_array_equal, step.averaged(state)[0], state["ema"]["params"])
+
+
+def test_metrics_are_means_since_the_last_log_line():
+    """log_every=3: the sums start anew at steps 0 and 3."""
+    trainer = one_device()
+    state, means, losses = trainer.state(), [], []
+    for number in range(5):
+        alone = jax.tree.map(jnp.copy, state)
+        alone["meter"] = jax.tree.map(jnp.zeros_like, alone["meter"])
+        batch = trainer.batches[number]
+        losses.append(float(trainer.step(alone, batch)[1]["loss"]))
+        state, values = trainer.step(state, batch)
+        means.append(float(values["loss"]))
+    since = [slice(0, 1), slice(0, 2), slice(0, 3), slice(3, 4), slice(3, 5)]
+    np.testing.assert_allclose(means, [np.mean(losses[s]) for s in since], rtol=1e-5)
+    assert len(set(losses)) == 5
+
+
+def test_epoch_orders_are_permutations_that_differ():
+    order_of = batches.make_epoch_order(70, 0)
+    orders = [np.arange(70), *map(order_of, range(3)), batches.make_epoch_order(70, 1)(0)]
+    for order in orders[1:]:
+        assert order.dtype == np.int32
+        np.testing.assert_array_equal(np.sort(order), orders[0])
+    assert len({order.tobytes() for order in np.array(orders, np.int32)}) == 5
+    np.testing.assert_array_equal(orders[2], batches.make_epoch_order(70, 0)(1))
+
+
+def test_plain_state_goes_there_and_back():
+    trainer = one_device()
+    plain = step.to_plain(trainer.fresh)
+    kinds = {type(x) for x in jax.tree.leaves(plain, is_leaf=lambda x: not isinstance(x, dict))}
+    assert all(issubclass(kind, jax.Array) for kind in kinds)
+    assert_same_bits(step.from_plain(plain, trainer.fresh), trainer.fresh)
+    template = step.state_template(trainer.run)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), template) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), plain
+    )

@@ -1,0 +1,186 @@
+"""Growth: the same answers at the moment of it, then the new parts learn; and learned votes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import small_runs
+
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.weights import grow
+
+SMALL = hsvit.HSViTConfig(
+    image_size=(4, 8),
+    image_channels=1,
+    num_classes=5,
+    conv_channels=(2, 4),
+    conv_kernels=(3, 3),
+    pool_strides=(2, 1),
+    groups=2,
+    depth=1,
+    embed_dim=6,
+    heads=2,
+    dropout=0.2,
+)
+LARGER = {
+    "groups": ({}, {"conv_channels": (2, 8), "groups": 4}),
+    "channels before them too": ({}, {"conv_channels": (3, 6), "groups": 3}),
+    "separable": ({"separable": True}, {"conv_channels": (3, 8), "groups": 4}),
+    "one tower to two": ({}, {"conv_channels": (4, 8), "groups": 4, "towers": 2}),
+    "two towers to three": (
+        {"towers": 2},
+        {"conv_channels": (3, 6), "groups": 3, "towers": 3},
+    ),
+}
+
+
+def network(config):
+    return (hsvit.TowerHSViT if config.towers > 1 else hsvit.HSViT)(config)
+
+
+def pair(name):
+    """The smaller network with weights, and the larger one grown from it."""
+    first, then = LARGER[name]
+    old = dataclasses.replace(SMALL, **first)
+    new = dataclasses.replace(old, **then, votes="learned")
+    small, large = network(old), network(new)
+    values = small_runs.made_up_values(small)
+    return small, values, large, grow.grow(*values, small, large, jax.random.key(1))
+
+
+def images():
+    return np.random.default_rng(3).normal(size=(6, 4, 8, 1)).astype(np.float32)
+
+
+def answers(network, values, **how):
+    return jax.jit(lambda v, x: network.apply(*v, x, **how)[0])(values, images())
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("groups", "two towers to three") else pytest.param(n, marks=SLOW) for n in LARGER],
+)
+def test_the_answers_are_the_same_at_the_moment_of_growth(name):
+    """In evaluation, and in training with the batch's statistics and dropout."""
+    small, before, large, after = pair(name)
+    shapes = jax.eval_shape(large.init, jax.random.key(0))
+    assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, shapes)
+    for how in ({}, {"train": True, "dropout_key": jax.random.key(2)}):
+        a, b = answers(small, before, **how), answers(large, after, **how)
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * np.abs(a).max())
+
+
+@pytest.mark.parametrize("name", ["groups", pytest.param("one tower to two", marks=SLOW)])
+def test_new_groups_get_a_vote_and_then_learn(name):
+    """At first only their votes have a gradient, after one step their parameters too."""
+    _, _, large, (params, stats) = pair(name)
+    gradient = jax.jit(jax.grad(lambda p: jnp.square(large.apply(p, stats, images())[0]).sum()))
+
+    def of_new(grads):
+        groups = grads.get("towers", grads)["groups"]
+        new = jax.tree.map(lambda x: np.abs(np.asarray(x)).reshape(4, -1)[2:].max(), groups)
+        return float(new["vote"]), float(new["position"])
+
+    grads = gradient(params)
+    vote, position = of_new(grads)
+    assert vote > 0 and position == 0
+    grads = gradient(jax.tree.map(lambda p, g: p - 0.1 * g, params, grads))
+    assert min(of_new(grads)) > 0
+
+
+def test_growing_again_keeps_the_learned_votes():
+    _, _, large, (params, stats) = pair("groups")
+    params["groups"]["vote"] = np.array([0.5, 0.2, 0.1, -0.1], np.float32)
+    config = dataclasses.replace(large.config, conv_channels=(2, 12), groups=6)
+    larger = network(config)
+    grown = grow.grow(params, stats, large, larger, jax.random.key(4))
+    votes = grown[0]["groups"]["vote"]
+    np.testing.assert_array_equal(votes, np.float32([0.5, 0.2, 0.1, -0.1, 0, 0]))
+    a, b = answers(large, (params, stats)), answers(larger, grown)
+    np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * np.abs(a).max())
+
+
+def test_equal_sizes_are_taken_over_as_they_are():
+    small = network(SMALL)
+    values = small_runs.made_up_values(small)
+    other = network(dataclasses.replace(SMALL, dropout=0.0, group_dropout=0.1, trunk="sharded"))
+    same = grow.grow(*values, small, other, jax.random.key(1))
+    jax.tree.map(np.testing.assert_array_equal, same, values)
+
+
+def test_what_cannot_be_grown_says_why():
+    three = {"conv_channels": (2, 4, 4), "conv_kernels": (3,) * 3, "pool_strides": (2, 1, 1)}
+    for changes, message in (
+        ({"depth": 2}, "depth: checkpoint 1, config 2"),
+        ({"num_classes": 6, "heads": 3}, "(?s)num_classes: checkpoint 5.*heads: checkpoint 2"),
+        ({"groups": 4, "conv_channels": (2, 8), "votes": "equal"}, "set votes='learned'"),
+        ({"conv_channels": (1, 4)}, "fewer in a block"),
+        ({"conv_channels": (2, 8)}, "4 channel tokens in 2 groups; keep their ratio"),
+        ({"conv_channels": (4, 8), "groups": 2, "towers": 2}, "and groups=4"),
+        (three, r"conv_channels: checkpoint \(2, 4\)"),
+    ):
+        new = network(dataclasses.replace(SMALL, **{"votes": "learned", **changes}))
+        with pytest.raises(ValueError, match=message):
+            grow.check(SMALL, new.config)
+
+
+def test_towers_do_not_become_fewer():
+    config = dataclasses.replace(SMALL, towers=2)
+    assert "which are fewer" in grow.misfits(config, SMALL)[0]
+
+
+# --- Learned votes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("towers", [pytest.param(1, marks=SLOW), 2])
+def test_votes_start_equal(towers):
+    """Fresh learned votes give the equal ones' answers, also when groups are lost."""
+    config = dataclasses.replace(SMALL, towers=towers, votes="learned")
+    learned, equal = network(config), network(dataclasses.replace(config, votes="equal"))
+    params, stats = jax.jit(learned.init)(jax.random.key(0))
+    groups = params.get("towers", params)["groups"]
+    assert groups["vote"].sum() == pytest.approx(1)
+    rest = jax.tree.map(lambda x: x, params)
+    del rest.get("towers", rest)["groups"]["vote"]
+    for how in ({}, {"votes_G": jnp.array([0.0, 1.0])}):
+        a = answers(equal, (rest, stats), **how)
+        b = answers(learned, (params, stats), **how)
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-6)
+
+
+def test_learned_votes_of_the_groups_left():
+    """cls = Σ kept v·cls ÷ (Σ kept |v| ÷ Σ |v|), on one device and on four."""
+    config = dataclasses.replace(SMALL, conv_channels=(4, 8), groups=4, votes="learned")
+    large = network(config)
+    params, stats = small_runs.made_up_values(large)
+    params["groups"]["vote"] = vote = np.array([0.5, 0.25, 0.0, -0.25], np.float32)
+
+    class Keep(hsvit.GroupShard):
+        """Sees the weighted CLS outputs before they are added up."""
+
+        def sum(self, x_GBD):
+            self.cls = x_GBD
+            return x_GBD.sum(0)
+
+    def weighted(votes_G):
+        keep = Keep()
+        logits = large.apply(params, stats, images(), shard=keep, votes_G=votes_G)[0]
+        return np.asarray(keep.cls), np.asarray(logits)
+
+    whole, _ = weighted(None)
+    left, logits = weighted(jnp.array([1.0, 0, 1, 1]))
+    kept = np.array([1, 0, 1, 1])[:, None, None]
+    np.testing.assert_allclose(left, whole * kept / 0.75, rtol=1e-5, atol=1e-7)
+    assert np.isfinite(weighted(jnp.array([0.0, 0, 1, 0]))[1]).all()
+    mesh = mesh_lib.make(4, 1, groups=4, devices=jax.devices()[:4])
+    trees = [jax.device_put(t, mesh_lib.state_shardings(mesh, t)) for t in (params, stats)]
+    run = jax.jit(mesh_lib.spread(large, mesh))
+    spread = run(*trees, mesh_lib.put_batch(mesh, images()), votes_G=jnp.array([1.0, 0, 1, 1]))[0]
+    np.testing.assert_allclose(spread, logits, rtol=0, atol=1e-5)
+    assert vote[3] < 0

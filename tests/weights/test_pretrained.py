@@ -1,0 +1,283 @@
+"""Weights of other files: found, refitted and refused as a whole, and nothing in them is run."""
+
+import dataclasses
+import pickle
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+from support import convnet_files, small_runs, state_dicts
+
+from hsvit_jax import checkpoint, models, train
+from hsvit_jax.commands import convert
+from hsvit_jax.models.hsvit import backbone
+from hsvit_jax.models.torch_weights import Misfits
+from hsvit_jax.train import init_from
+from hsvit_jax.weights import layouts, pretrained
+
+MODEL = {
+    "family": "deit",
+    "variant": "custom",
+    "dtype": "float32",
+    "patch": 2,
+    "heads": 2,
+    "head_dim": 3,
+    "depth": 1,
+    "mlp_ratio": 2.0,
+    "qkv_bias": True,
+    "eps": 1e-6,
+    "cls": True,
+    "drop_path": 0.1,
+    "retained": (),
+    "flops_share": 1.0,
+}
+
+
+def tensors_of(name="pretrained"):
+    """A DeiT's state dict, as timm names it."""
+    return state_dicts.tensors(name)
+
+
+def prepared(place, changes=None, **init):
+    """(config, network) of a small DeiT that starts from `place`."""
+    config = small_runs.small_config(train__steps=0)
+    with config.unlocked():
+        del config["model"]
+        config.model = {**MODEL, **(changes or {})}
+        config.init.update({"from": str(place), **init})
+    run = train.prepare(config, dataset=small_runs.small_dataset())
+    return run.config, run.model
+
+
+def load(place, changes=None, **init):
+    return init_from.load(*prepared(place, changes, **init))
+
+
+def write(path, tensors):
+    if path.suffix == ".npz":
+        np.savez(path, **tensors)
+    else:
+        safetensors.numpy.save_file(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "before"), [("w.safetensors", ""), ("w.npz", "module."), ("w.safetensors", "a.b.")]
+)
+def test_a_file_s_logits_are_the_network_s(tmp_path, name, before):
+    tensors = tensors_of()
+    start = load(write(tmp_path / name, {before + k: v for k, v in tensors.items()}))
+    network = models.build(MODEL, image_size=(8, 8), channels=1, num_classes=7)
+    x = state_dicts.images("pretrained").transpose(0, 2, 3, 1)
+    found = jax.jit(network.apply)(start.params, start.stats, x)[0]
+    expected = state_dicts.CASES["pretrained"]["logits"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert start.notes[0].startswith(f"20 of 20 tensors are from {name}")
+
+
+def test_other_sizes_are_found_and_refitted_when_asked(tmp_path):
+    """A folder of the hub's kind, of 11 classes, RGB, 12×12 pixels."""
+    tensors = tensors_of("pretrained, other sizes")
+    write(tmp_path / "model.safetensors", tensors)
+    asked = {"classifier": "new", "stem": "refit", "positions": "resize"}
+    start = load(tmp_path, **asked)
+    assert start.params["embedding"]["position"].shape == (17, 6)
+    np.testing.assert_array_equal(
+        start.params["embedding"]["position"][0], tensors["pos_embed"][0, 0]
+    )
+    patches = tensors["patch_embed.proj.weight"].sum(1)  # (D, rows, columns)
+    np.testing.assert_allclose(
+        start.params["embedding"]["patches"]["linear"]["kernel"].reshape(2, 2, 6),
+        patches.transpose(1, 2, 0),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    assert start.params["head"]["linear"]["kernel"].shape == (6, 7)
+    assert start.notes[0].startswith("18 of 20 tensors") and len(start.notes) == 4
+    for left_out, message in (
+        ("classifier", "it has 11, this configuration 7; init.classifier=new"),
+        ("stem", "it has 3, this configuration 1; init.stem=refit"),
+        ("positions", "it has 12×12, this configuration 8×8; init.positions=resize"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path, **{**asked, left_out: "keep"})
+
+
+def test_a_file_without_a_classifier(tmp_path):
+    tensors = {k: v for k, v in tensors_of().items() if not k.startswith("head.")}
+    place = write(tmp_path / "w.safetensors", tensors)
+    with pytest.raises(ValueError, match=r"(?s)missing head\.weight.*init\.classifier=new"):
+        load(place)
+    start = load(place, classifier="new")
+    assert np.ptp(start.params["head"]["linear"]["kernel"]) > 0
+    with pytest.raises(ValueError, match="freeze=head would keep fresh random weights"):
+        load(place, classifier="new", freeze="head")
+
+
+def test_every_misfit_is_listed_in_the_file_s_words(tmp_path):
+    tensors = {f"module.{k}": v for k, v in tensors_of().items()}
+    del tensors["module.norm.bias"]
+    tensors["module.more"] = np.zeros(3, np.float32)
+    tensors["module.blocks.0.mlp.fc1.bias"] = np.zeros(5, np.float32)
+    place = write(tmp_path / "w.safetensors", tensors)
+    with pytest.raises(ValueError, match="3 tensors") as told:
+        load(place)
+    text = str(told.value)
+    assert "missing module.norm.bias (6,)" in text and "extra module.more (3,)" in text
+    assert "misshapen module.blocks.0.mlp.fc1.bias: (5,), expected (12,)" in text
+    assert str(place) in text and "nothing was loaded" in text
+
+
+def test_another_architecture_is_named(tmp_path):
+    tensors = {"layer1.0.conv1.weight": np.zeros((4, 3, 3, 3), np.float32)}
+    place = write(tmp_path / "w.safetensors", tensors)
+    with pytest.raises(
+        ValueError, match=r"another architecture .a torchvision or timm ResNet.*: of"
+    ):
+        load(place)
+    with pytest.raises(ValueError, match=r"missing blocks\.1\.mlp\.fc2\.weight"):
+        load(write(tmp_path / "d.safetensors", tensors_of()), changes={"depth": 2})
+
+
+class _Trap:
+    """What a pickle would do if it were read."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("it was run",))
+
+
+def test_nothing_is_read_that_is_not_what_it_says(tmp_path):
+    good = write(tmp_path / "good.safetensors", tensors_of()).read_bytes()
+    with zipfile.ZipFile(tmp_path / "zip.safetensors", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(_Trap()))
+    (tmp_path / "half.safetensors").write_bytes(good[: len(good) // 2])
+    (tmp_path / "pickle.safetensors").write_bytes(pickle.dumps(_Trap()))
+    for name, message in (
+        ("half", "is not a whole .safetensors file .*cut off"),
+        ("pickle", "not a whole .safetensors file but a Python pickle under that name"),
+        ("zip", "but a zip archive .as PyTorch writes them. under that name"),
+        ("gone", "is not a file"),
+    ):
+        with pytest.raises(ValueError, match=message) as told:
+            load(tmp_path / f"{name}.safetensors")
+        assert "init.from=" in str(told.value)
+
+
+def test_a_run_of_no_steps_evaluates_the_file(tmp_path):
+    """The weights are in the checkpoint, whole; what was done is said."""
+    place = write(tmp_path / "w.safetensors", tensors_of())
+    config, _ = prepared(place)
+    train.train(config, tmp_path / "run", dataset=small_runs.small_dataset(), verbose=False)
+    _, state, _ = checkpoint.load_tree(tmp_path / "run")
+    expected = init_from.load(*prepared(place)).params
+    jax.tree.map(np.testing.assert_array_equal, state["params"], expected)
+
+
+# --- Convolutional networks, by other libraries' names -------------------------------------------
+
+GOLDENS = {
+    "resnet": "hf-resnet-basic.npz",
+    "mobilenet_v2": "hf-mobilenetv2-train.npz",
+    "efficientnet": "hf-efficientnet-train.npz",
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "number"),
+    [
+        *(("resnet", n) for n in (0, 1)),
+        *(("mobilenet_v2", n) for n in (0, 1, 2)),
+        *(("efficientnet", n) for n in (0, 1, 2)),
+    ],
+)
+def test_every_layout_gives_the_same_trees(family, number, golden_dir, tmp_path):
+    """transformers' own, torchvision's and timm's, told apart by the names alone."""
+    layout = layouts.known(family)[number]
+    tensors, network, params, stats, reader, _ = convnet_files.read(golden_dir / GOLDENS[family])
+    network = network.resized(**layout.settings(network.config))
+    with pytest.raises(Misfits) as misfits:
+        reader.torch_weights.load({}, network)
+    rename = layout.rename(network.config)
+    own = {rename(k): tensors[k] for k in misfits.value.expected}
+    own |= {"bn.num_batches_tracked": np.array(3)}
+    place = write(tmp_path / "w.safetensors", own)
+    found = pretrained.load(place, family, network, fresh_classifier=False)
+    assert layout.library in found.source and found.network is network
+    jax.tree.map(np.testing.assert_array_equal, (found.params, found.stats), (params, stats))
+
+
+def test_a_layout_tells_what_its_networks_compute(golden_dir, tmp_path):
+    """The tensors would fit; the network would be another."""
+    layout = layouts.known("mobilenet_v2")[1]
+    tensors, network, _, _, reader, _ = convnet_files.read(golden_dir / GOLDENS["mobilenet_v2"])
+    with pytest.raises(Misfits) as misfits:
+        reader.torch_weights.load({}, network)
+    rename = layout.rename(network.config)
+    place = write(
+        tmp_path / "w.safetensors", {rename(k): tensors[k] for k in misfits.value.expected}
+    )
+    network = network.resized(padding="same", bn_eps=1e-3)
+    with pytest.raises(
+        ValueError,
+        match=r"--config\.model\.padding=symmetric --config\.model\.bn_eps=1e-05",
+    ):
+        pretrained.load(place, "mobilenet_v2", network, fresh_classifier=False)
+
+
+# --- HSViT on a backbone -------------------------------------------------------------------------
+
+
+def on_backbone(base, **init):
+    """(config, network) of an HSViT of 3 classes on the backbone of a ResNet, which is frozen."""
+    own = backbone.BackboneHSViTConfig(
+        dataclasses.replace(base.config, num_classes=3), groups=2, depth=1, heads=2
+    )
+    config = small_runs.small_config()
+    with config.unlocked():
+        config.model.family = "hsvit_backbone"
+        config.init.update({"freeze": "backbone", **init})
+    return config, backbone.BackboneHSViT(own).with_frozen({"backbone"})
+
+
+@pytest.mark.parametrize("before", ["", "resnet."])
+def test_a_backbone_s_file_fills_the_backbone_alone(golden_dir, tmp_path, before):
+    """With its classifier or without, and of other classes; the rest is fresh, and it is said."""
+    tensors, base, params, stats, *_ = convnet_files.read(golden_dir / GOLDENS["resnet"])
+    own = {k: v for k, v in tensors.items() if k.startswith("resnet.")}
+    if before:
+        own |= {k: v for k, v in tensors.items() if k.startswith("classifier")}
+    else:
+        own = {k.removeprefix("resnet."): v for k, v in own.items()}
+    place = write(tmp_path / "w.safetensors", own)
+    config, network = on_backbone(base, **{"from": str(place)})
+    start = init_from.load(config, network)
+    jax.tree.map(np.testing.assert_array_equal, start.params["backbone"], params["backbone"])
+    jax.tree.map(np.testing.assert_array_equal, start.stats["backbone"], stats["backbone"])
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    assert jax.tree.map(lambda x: x.shape, start[:2]) == jax.tree.map(lambda x: x.shape, shapes)
+    assert start.notes[-1] == "fresh: groups, head, trunk"
+    with pytest.raises(ValueError, match="freeze=groups would keep fresh random weights"):
+        init_from.load(config, network.with_frozen({"groups"}))
+
+
+def test_a_whole_network_s_file_fills_it_all(golden_dir, tmp_path):
+    source = golden_dir / "hsvithet-resnet-bottleneck-ds.npz"
+    _, network, params, stats, *_ = convnet_files.read(source)
+    place = tmp_path / "w.npz"
+    place.write_bytes(source.read_bytes())
+    config = small_runs.small_config()
+    with config.unlocked():
+        config.model.family = "hsvit_backbone"
+        config.init["from"] = str(place)
+    start = init_from.load(config, network)
+    jax.tree.map(np.testing.assert_array_equal, start[:2], (params, stats))
+
+
+def test_our_own_checkpoint_of_the_backbone(golden_dir, tmp_path):
+    convert.convert_file(golden_dir / GOLDENS["resnet"], tmp_path / "ours")
+    _, base, params, *_ = convnet_files.read(golden_dir / GOLDENS["resnet"])
+    config, network = on_backbone(base, **{"from": str(tmp_path / "ours")})
+    start = init_from.load(config, network)
+    jax.tree.map(np.testing.assert_array_equal, start.params["backbone"], params["backbone"])
