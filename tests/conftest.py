@@ -58,7 +58,7 @@ def bits_of_a_run(monkeypatch):
 @pytest.fixture(scope="session")
 def stored_weights(tmp_path_factory) -> Path:
     """A run's folder with a checkpoint of `small_runs.made_up_values`, to start from."""
-    import small_runs
+    from support import small_runs
 
     from hsvit_jax import checkpoint, train
 

@@ -66,7 +66,8 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     if not source:
         return None
     path, key = Path(source).expanduser(), step.run_key(config.seed, step.INIT)
-    how = {name: config.init[name] for name in ("classifier", "stem", "positions")}
+    init = config.init
+    how = {"classifier": init.classifier, "stem": init.stem, "positions": init.positions}
     if (path / "model.safetensors").is_file():
         path = path / "model.safetensors"
     try:

@@ -7,16 +7,21 @@ import errno
 import json
 import math
 import os
+import queue
 import socket
 import struct
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
 from hsvit_jax import report
+
+_MOST_RECORDS = 10_000  # of TensorBoard's, that may wait for its file
+_PATIENCE = 5.0  # seconds in which it takes the last ones
 
 
 class MetricLog:
@@ -31,7 +36,7 @@ class MetricLog:
 
     def __init__(self, workdir: Path, *, start_step: int = 0, enabled: bool = True) -> None:
         self._file: IO[bytes] | None = None
-        self._events: IO[bytes] | None = None
+        self._events: _EventFile | None = None
         self._unwritten, self._warned = b"", False
         if not enabled:
             return
@@ -39,10 +44,7 @@ class MetricLog:
         _drop_after(path, start_step)
         self._logged = {(line["step"], line.get("split")) for line in read_metrics(path)}
         self._file = report.append_to(path)
-        try:
-            self._events = _new_file(workdir / "tensorboard")
-        except OSError as error:
-            self._warn(f"no events for TensorBoard ({error}); metrics.jsonl has every figure")
+        self._events = _EventFile(workdir / "tensorboard")
         self._write_event(0, {}, file_version="brain.Event:2")
         # TensorBoard hides what a run that was killed had written from this step on.
         self._write_event(start_step + 1, {}, session_log={"status": 1})
@@ -69,19 +71,16 @@ class MetricLog:
             self._warn(f"{self._file.name} waits for space on its disk ({error.strerror})")
 
     def _write_event(self, step: int, scalars: dict[str, float], **fields: Any) -> None:
-        """Appends a TensorBoard event; the first error is the last, as it may leave half a record.
+        """Hands TensorBoard's file an event; its first error is its last, as it may leave half a
+        record."""
+        if self._events is not None:
+            self._end_at_error(lambda events: events.put(_event_record(step, scalars, **fields)))
 
-        tensorboardX's own writer would block its caller for ever once its thread has died of a full
-        disk.
-        """
-        if self._events is None:
-            return
+    def _end_at_error(self, use: Callable[[_EventFile], None]) -> None:
+        """Uses the file of events, and drops it where that fails."""
         try:
-            record = _event_record(step, scalars, **fields)
-            if self._events.write(record) < len(record):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            use(self._events)
         except OSError as error:
-            self._events.close()
             self._events = None
             self._warn(f"no more events for TensorBoard ({error}); metrics.jsonl has every figure")
 
@@ -99,14 +98,53 @@ class MetricLog:
             self._append(b"")
             self._file.close()
         if self._events is not None:
-            self._events.close()
+            self._end_at_error(_EventFile.close)
 
 
-def _new_file(folder: Path) -> IO[bytes]:
-    """Opens a new, unbuffered file of events under a name that TensorBoard looks for."""
-    folder.mkdir(exist_ok=True)
-    name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-    return (folder / f"{name}.{time.monotonic_ns()}").open("xb", buffering=0)
+class _EventFile(threading.Thread):
+    """A new file of TensorBoard's, written by a thread: no disk makes training wait.
+
+    tensorboardX's own writer blocks its caller for ever once its thread has died of a full disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(name="tensorboard", daemon=True)
+        self._folder, self._error = folder, None
+        self._records: queue.Queue[bytes | None] = queue.Queue(_MOST_RECORDS)
+        self.start()
+
+    def put(self, record: bytes | None) -> None:
+        """Queues a record, or None for the end.
+
+        Raises:
+            OSError: the file has failed, or `_MOST_RECORDS` wait for it.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            raise TimeoutError(f"{self._folder} is too slow") from None
+
+    def close(self) -> None:
+        """Waits `_PATIENCE` for what is queued; raises as `put` does."""
+        self.put(None)
+        self.join(_PATIENCE)
+        if self.is_alive() or self._error is not None:
+            raise self._error or TimeoutError(f"{self._folder} is too slow")
+
+    def run(self) -> None:
+        """Writes until the end is queued, or the file fails."""
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            path = self._folder / f"{name}.{time.monotonic_ns()}"
+            with path.open("xb", buffering=0) as file:
+                while (record := self._records.get()) is not None:
+                    if file.write(record) < len(record):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._error = error
 
 
 def _event_record(step: int, scalars: dict[str, float], **fields: Any) -> bytes:

@@ -5,6 +5,7 @@ import os
 import pty
 import struct
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -107,26 +108,27 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("records_before", [0, 3])
-def test_a_file_of_events_that_fails_is_dropped_with_one_warning(
-    tmp_path, monkeypatch, records_before
-):
-    """metrics.jsonl has every line: training goes on."""
-    make_record, made = metrics._event_record, []
+@pytest.mark.parametrize("fault", ["full", "hangs", "hangs at the end"])
+def test_a_file_of_events_that_fails_is_dropped_with_one_warning(tmp_path, monkeypatch, fault):
+    """Training never waits for it, and metrics.jsonl has every line."""
+    released = threading.Event()
 
-    def refuse(*args, **fields):
-        if len(made) == records_before:
-            raise OSError(28, "No space left on device")
-        made.append(args)
-        return make_record(*args, **fields)
+    def run(events):
+        if fault == "full":
+            events._error = OSError(28, "No space left on device")
+        else:
+            released.wait(60)
 
-    monkeypatch.setattr(metrics, "_event_record", refuse)
+    monkeypatch.setattr(metrics._EventFile, "run", run)
+    monkeypatch.setattr(metrics, "_MOST_RECORDS", 4 if fault == "hangs" else 100)
+    monkeypatch.setattr(metrics, "_PATIENCE", 0.1)
     warned = pytest.warns(UserWarning, match="no more events for TensorBoard .*goes on")
     with warned as told, metrics.MetricLog(tmp_path) as log:
-        for step in (1, 2, 3):
+        for step in range(1, 21):
             log.write(step, TRAIN)
-    assert len(told) == 1 and len(made) == records_before
-    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
+    released.set()
+    assert len(told) == 1
+    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 21))
 
 
 def test_lines_wait_for_space_on_a_full_disk(tmp_path, monkeypatch):
