@@ -69,7 +69,7 @@ def convert_file(
 
     Returns:
       `parameters`, `checkpoint` and, where compared, `max_abs_error`, `max_abs_logit` and
-      `tolerance`.
+      `tolerance`; of Performer and Nyström `batch_coupling`.
 
     Raises:
       ValueError: the file cannot be read, its tensors or sizes do not fit, or `out` holds something
@@ -112,6 +112,8 @@ def convert_file(
         report |= _compare(path, model, params, stats, tensors, tolerance)
     out = path.with_name(f"{path.stem}-jax") if out is None else Path(out)
     _write(out, config, params, stats)
+    if sizes.get("mixer") in ("performer", "nystrom"):
+        report["batch_coupling"] = sizes["batch_coupling"]
     return report | {"checkpoint": str(out)}
 
 
@@ -241,4 +243,9 @@ def _run(request: cli.Request) -> None:
         cli.note(
             f"note: an error below {report['tolerance']:g} of the largest logit goes unseen; with "
             "`logits_f64`, the logits computed in float64, one below 1e-9 does"
+        )
+    if report.get("batch_coupling"):
+        cli.note(
+            "note: as the reference computes it, an image's answer depends on the other images of "
+            "its batch (model.batch_coupling=True)"
         )

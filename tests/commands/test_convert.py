@@ -83,12 +83,14 @@ def test_a_weight_changed_by_a_thousandth_is_refused(name, step, golden_dir, tmp
         assert "differ" in capsys.readouterr().err and not out.exists()
 
 
-def test_logits_in_float32_show_less_and_that_is_said(golden_dir, tmp_path, capsys):
+def test_what_a_converted_network_cannot_promise_is_said(golden_dir, tmp_path, capsys):
     with np.load(golden_dir / "hsvit-convonly.npz") as golden:
         tensors = {k: golden[k] for k in golden.files if k != "logits_f64"}
     np.savez(tmp_path / "a.npz", **tensors)
     assert convert.main(["convert", str(tmp_path / "a.npz")]) == 0
     assert "an error below 1e-05 of the largest logit goes unseen" in capsys.readouterr().err
+    assert convert.main(["convert", str(golden_dir / "vix-viprope.npz"), str(tmp_path / "b")]) == 0
+    assert "depends on the other images of its batch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
