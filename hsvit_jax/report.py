@@ -1,9 +1,10 @@
-"""Results as Markdown tables, CSV files and figures, written whole and through no link."""
+"""Results as text, Markdown tables, CSV files and figures, written whole and through no link."""
 
 import contextlib
 import csv
 import dataclasses
 import io
+import math
 import os
 import re
 import secrets
@@ -19,6 +20,40 @@ _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if os.name == "posix" els
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+_FEW = 10_000  # images, below which an accuracy is printed with its interval
+
+
+def wilson(right: float, total: int) -> tuple[float, float]:
+    """Computes Wilson's 95 % score interval of a proportion; (0, 1) where nothing was counted.
+
+    Source: Wilson, Journal of the American Statistical Association 22 (1927), 209-212.
+
+    >>> tuple(round(end, 3) for end in wilson(81, 90))
+    (0.821, 0.946)
+    """
+    if not total:
+        return 0.0, 1.0
+    p, z2n = right / total, 1.959964**2 / total
+    half = math.sqrt(z2n * (p * (1 - p) + z2n / 4))
+    ends = ((p + z2n / 2 + side) / (1 + z2n) for side in (-half, half))
+    low, high = (min(max(end, 0.0), 1.0) for end in ends)
+    return low, high
+
+
+def interval(accuracy: float, examples: int) -> tuple[float, ...]:
+    """The Wilson interval of an accuracy on fewer than 10,000 images; () for more."""
+    return wilson(accuracy * examples, examples) if examples < _FEW else ()
+
+
+def accuracy_text(accuracy: float, examples: int, spread: str = "") -> str:
+    """Formats an accuracy and its `spread` over seeds, with its interval where images are few.
+
+    >>> accuracy_text(0.9, 90)
+    '90.00% (95% interval 82.1–94.6)'
+    """
+    ends = "–".join(f"{100 * end:.1f}" for end in interval(accuracy, examples))
+    return f"{accuracy:.2%}{spread}" + (f" (95% interval {ends})" if ends else "")
 
 
 def refuse_special(path: Path) -> None:

@@ -255,7 +255,9 @@ def test_eval_prints_one_line_of_json(capfd, run, split, examples, monkeypatch):
     code, out, err = call(capfd, *words, CONFIG, "--config.eval.batch=100")
     assert code == 0 and batches == {100}
     line = json.loads(out)
-    assert set(line) == {"step", "split", "loss", "accuracy", "top5", "examples"}
+    assert set(line) == {"step", "split", "loss", "accuracy", "interval", "top5", "examples"}
+    low, high = line["interval"]
+    assert 0 <= low < line["accuracy"] < high <= 1
     assert (line["step"], line["split"], line["examples"]) == (2, split, examples)
     assert "rows: true class" in err
     told = [r for r in metrics.read_metrics(run / "metrics.jsonl") if r.get("split") == split]

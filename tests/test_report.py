@@ -71,3 +71,14 @@ def test_text_for_a_terminal_has_no_control_characters():
     shown = report.printable(text)
     assert shown == (r"cat\x1b[2J \x9b31m \u202edog\u2066 \ud800" + "\nnext\tline ü 猫")
     assert report.printable(shown) == shown
+
+
+def test_wilson_intervals():
+    """Figures of Newcombe, Statistics in Medicine 17 (1998), table I, method 3."""
+    for right, total, ends in ((81, 263, (0.2553, 0.3662)), (15, 148, (0.0624, 0.1605))):
+        assert report.wilson(right, total) == pytest.approx(ends, abs=5e-5)
+    assert report.wilson(0, 20) == (0, pytest.approx(0.1611, abs=5e-5))
+    assert report.wilson(29, 29) == (pytest.approx(0.8830, abs=5e-5), 1)
+    assert report.wilson(0, 0) == (0, 1)
+    assert report.accuracy_text(0.9, 90) == "90.00% (95% interval 82.1–94.6)"
+    assert report.accuracy_text(0.9, 10_000) == "90.00%"

@@ -43,7 +43,8 @@ class Row:
       flops: of one image forward, 2·MAC.
       forward_bytes, training_bytes: peaks of the compiled programs at `batch` images.
       images_per_second: median of the training log of all seeds.
-      accuracies: of the test split, one for each seed.
+      examples: of the test split.
+      accuracies: on it, one for each seed.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row:
     forward_bytes: int
     training_bytes: int
     images_per_second: float
+    examples: int
     accuracies: tuple[float, ...]
 
     @property
@@ -129,6 +131,7 @@ def compare(
                 forward_bytes=costs.forward_bytes(model, batch),
                 training_bytes=costs.training_bytes(model, batch),
                 images_per_second=statistics.median(rates) if rates else 0.0,
+                examples=results[0].test.examples,
                 accuracies=tuple(result.test.accuracy for result in results),
             )
         )
@@ -199,7 +202,9 @@ def table(rows: Sequence[Row]) -> str:
             report.byte_text(row.forward_bytes),
             report.byte_text(row.training_bytes),
             f"{row.images_per_second:,.0f}",
-            f"{row.accuracy:.2%}" + (f" ± {100 * row.deviation:.2f}" if seeds > 1 else ""),
+            report.accuracy_text(
+                row.accuracy, row.examples, f" ± {100 * row.deviation:.2f}" if seeds > 1 else ""
+            ),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -29,9 +29,7 @@ def run(request: Request) -> int:
     )
     batch = config_lib.eval_batch(config)
     result = evaluator(classifier.params, classifier.stats, part, batch)
-    line = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
-    line |= {"top5": result.top5, "examples": result.examples}
-    print(metrics.to_line(classifier.step, line))
+    print(metrics.to_line(classifier.step, {"split": split, **result.figures}))
     cli.note(confusion_table(result.confusion_KK, classifier.class_names))
     return 0
 

@@ -21,9 +21,10 @@ def run(request: Request) -> int:
     if not coordination.is_lead():
         return 0
     test, folder = result.test, shlex.quote(request.workdir)
+    top5 = f", top-5 {test.top5:.2%}" if "top5" in test.figures else ""
     print(
-        f"done: test accuracy {test.accuracy:.2%} (top-5 {test.top5:.2%}, {test.examples:,} "
-        f"images), checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
+        f"done: test {test}{top5}, {test.examples:,} "
+        f"images, checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
         f"{result.seconds:.0f} s\n"
         f"  curves    {result.curves}\n"
         f"  evaluate  python -m hsvit_jax.main --mode=eval --checkpoint={folder}\n"

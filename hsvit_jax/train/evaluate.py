@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import augment
+from hsvit_jax import augment, report
 from hsvit_jax import mesh as mesh_lib
 
 Array = jax.Array
@@ -25,6 +25,18 @@ class Evaluation:
     top5: float
     examples: int
     confusion_KK: np.ndarray  # int64; rows: the true class, columns: the predicted one
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What is told of it: top5 only of six classes and more, an interval only of few images."""
+        line = {"loss": self.loss, "accuracy": self.accuracy}
+        ends = report.interval(self.accuracy, self.examples)
+        line |= {"interval": list(ends)} if ends else {}
+        line |= {"top5": self.top5} if len(self.confusion_KK) > 5 else {}
+        return line | {"examples": self.examples}
+
+    def __str__(self) -> str:
+        return f"accuracy {report.accuracy_text(self.accuracy, self.examples)}"
 
 
 def make_forward(

@@ -172,12 +172,8 @@ class Loop:
 
     def log_eval(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and prints it."""
-        values = {"split": split, "loss": result.loss, "accuracy": result.accuracy}
-        values |= {"top5": result.top5, "examples": result.examples}
-        self.log.write(step, values | self.remarks)
-        self.bar.say(
-            f"step {step:,}  {split} accuracy {result.accuracy:.2%}  loss {result.loss:.4f}"
-        )
+        self.log.write(step, {"split": split, **result.figures, **self.remarks})
+        self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 
     def evaluate_best(
         self, state: dict, step: int

@@ -7,8 +7,8 @@ import pytest
 from hsvit_jax.commands import compare
 
 ROWS = [
-    compare.Row("a b", "x:a,b", 2.0, 1000, 5_000_000, 64, 2**20, 2**22, 1234.5, (0.5, 0.7)),
-    compare.Row("c", "y", 2.0, 2_000_000, 7_000_000, 64, 2**21, 2**23, 88.0, (0.9, 0.9)),
+    compare.Row("a b", "x:a,b", 2.0, 1000, 5_000_000, 64, 2**20, 2**22, 1234.5, 100, (0.5, 0.7)),
+    compare.Row("c", "y", 2.0, 2_000_000, 7_000_000, 64, 2**21, 2**23, 88.0, 100, (0.9, 0.9)),
 ]
 SPECS = ["c2a2:digits,tiny"]
 SETTINGS = [
@@ -49,8 +49,9 @@ def test_what_is_trained_is_not_trained_again(made):
 def test_the_table():
     lines = compare.table(ROWS).splitlines()
     assert lines[0].count("|") == len(compare.COLUMNS) + 1
-    assert lines[2] == "| a b | 1,000 | 0.005 G | 1 MiB | 4 MiB | 1,234 | 60.00% ± 14.14 |"
-    assert lines[3].endswith("| 90.00% ± 0.00 |")
+    accuracy = "60.00% ± 14.14 (95% interval 50.2–69.1)"
+    assert lines[2] == f"| a b | 1,000 | 0.005 G | 1 MiB | 4 MiB | 1,234 | {accuracy} |"
+    assert lines[3].endswith("| 90.00% ± 0.00 (95% interval 82.6–94.5) |")
 
 
 def test_what_is_written(tmp_path):
