@@ -43,6 +43,7 @@ class Loop:
         self.schedule = jax.jit(run.schedule)  # one program, not one for each of its operations
         self.meta = run.meta
         self.evaluator = self.make_evaluator()
+        self.evaluated: set[str] = set()  # splits whose program is compiled
         self.state: dict = {}
         self.remarks: dict[str, Any] = {}  # in every line of the metrics
         self.pending: collections.deque = collections.deque()
@@ -79,19 +80,19 @@ class Loop:
                 batch = next(source)
                 if train_step is None:
                     train_step = self.compile(batch)
+                    self.marks = (time.monotonic(), number)
                 state, values = train_step(self.state, batch)
             self.state, number = state, number + 1
             self.pending.append((number, values))
             if len(self.pending) > self.in_flight or number == first:
                 self.process_oldest_step()
-            if number == first:  # what follows is not slowed down by compiling
-                self.marks = (time.monotonic(), number)
 
     def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
         """Compiles the train step for the state and a batch; all processes have when it returns.
 
         Gloo gives up when the first collective of some processes is 30 s ahead of the others'.
         """
+        self.bar.phase("the training step", compiling=True)
         jitted = step_lib.jit_step(self.run, donate=self.donate)
         compiled = jitted.lower(self.state, batch).compile()
         memory.check_step(compiled, self.run.config)
@@ -104,6 +105,7 @@ class Loop:
         train = self.run.config.train
         bad = int(values["bad"])
         self.watchdog.heartbeat(f"step {number}")
+        self.bar.advance(number)
         if bad >= train.bad_steps_limit:
             self.checkpoints.wait()
             kept = max(self.checkpoints.steps(), default=None)
@@ -132,7 +134,7 @@ class Loop:
         }
         self.log.write(number, line | self.remarks)
         left = (self.run.total_steps - number) / max(pace, 1e-9)
-        self.bar.update(number, epoch, {**line, "seconds_left": left})
+        self.bar.update(number, {**line, "seconds_left": left})
 
     def drain(self) -> None:
         """Processes every step in flight."""
@@ -161,6 +163,8 @@ class Loop:
         part = getattr(self.run.dataset, split)
         batch = config_lib.eval_batch(self.run.config)
         seen = itertools.count()
+        self.bar.phase(f"evaluation on the {split} split", compiling=split not in self.evaluated)
+        self.evaluated.add(split)
 
         def before() -> None:
             self.watchdog.heartbeat(f"a batch of the {split} split", slow=next(seen) == 0)
@@ -173,6 +177,8 @@ class Loop:
     def log_eval(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and prints it."""
         self.log.write(step, {"split": split, **result.figures, **self.remarks})
+        if split == self.run.config.train.select_on:
+            self.bar.best = max(result.accuracy, self.bar.best or 0.0)
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 
     def evaluate_best(

@@ -213,68 +213,97 @@ def _drop_after(path: Path, step: int) -> None:
 
 
 class Progress:
-    """A live bar with loss, accuracy, images/s and ETA; plain lines when not a terminal.
+    """A live bar on a terminal and in a notebook; plain lines elsewhere.
 
     Args:
         total: steps of the run.
         start: the step it resumes from.
+        steps_per_epoch: of the run.
+        best: the highest validation accuracy so far, where there is one.
         enabled: False shows nothing.
         every: seconds between two plain lines.
     """
 
     def __init__(
-        self, total: int, start: int, *, enabled: bool = True, every: float = 10.0
+        self,
+        total: int,
+        start: int,
+        steps_per_epoch: int,
+        *,
+        best: float | None = None,
+        enabled: bool = True,
+        every: float = 10.0,
     ) -> None:
-        self._total, self._enabled, self._every = total, enabled, every
+        self.best = best
+        self._total, self._steps_per_epoch = total, steps_per_epoch
+        self._enabled, self._every = enabled, every
         self._bar, self._printed = None, -math.inf
-        if enabled and sys.stderr.isatty():
-            from rich import console, progress
+        if not enabled:
+            return
+        from tqdm import auto, std
 
-            self._bar = progress.Progress(
-                "{task.description}",
-                progress.BarColumn(bar_width=10),  # leaves one line at 80 columns
-                progress.MofNCompleteColumn(),
-                "{task.fields[figures]}",
-                progress.TimeRemainingColumn(),
-                console=console.Console(stderr=True),
+        if sys.stderr.isatty() or auto.notebook_tqdm is not std.tqdm:
+            self._bar = auto.tqdm(
+                total=total,
+                initial=start,
+                file=sys.stderr,
+                dynamic_ncols=True,
+                bar_format="{desc} {bar:8} {n_fmt}/{total_fmt}  {postfix}",
             )
-            self._bar.start()
-            self._task = self._bar.add_task("train", total=total, completed=start, figures="")
 
-    def update(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Shows the figures of `step`: loss, accuracy, images_per_second, seconds_left."""
+    def phase(self, text: str, *, compiling: bool) -> None:
+        """Says what goes on between steps; as a line only where it has to be compiled."""
+        if self._bar is not None:
+            self._bar.set_description_str(f"compiling {text}" if compiling else text)
+        elif compiling:
+            self.say(f"compiling {text} ...")
+
+    def advance(self, step: int) -> None:
+        """Moves the bar to `step`."""
+        if self._bar is not None:
+            self._bar.desc = self._epoch(step)
+            self._bar.update(step - self._bar.n)
+
+    def update(self, step: int, values: Mapping[str, float]) -> None:
+        """Shows figures of `step`: loss, accuracy, learning_rate, images_per_second, seconds_left.
+
+        The speed and the time left do not count compiling, evaluating and saving.
+        """
         if not self._enabled:
             return
+        left = datetime.timedelta(seconds=round(values["seconds_left"]))
         text = (
             f"loss {values['loss']:.4f}  accuracy {values['accuracy']:.2%}  "
-            f"{values['images_per_second']:,.0f} images/s"
+            f"{'' if self.best is None else f'best {self.best:.2%}  '}"
+            f"{values['images_per_second']:,.0f} images/s  rate {values['learning_rate']:.1e}  "
+            f"{left} left"
         )
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=step, description=f"epoch {epoch + 1}", figures=text
-            )
+            self._bar.postfix = text
+            self.advance(step)
         elif time.monotonic() - self._printed >= self._every or step == self._total:
             self._printed = time.monotonic()
-            left = datetime.timedelta(seconds=round(values["seconds_left"]))
-            print(
-                f"step {step:,}/{self._total:,}  epoch {epoch + 1}  {text}  {left} left",
-                file=sys.stderr,
-                flush=True,
-            )
+            self.say(f"step {step:,}/{self._total:,}  {self._epoch(step)}  {text}")
 
     def say(self, text: str) -> None:
         """Prints a line of its own, above the bar."""
+        text = report.printable(text)
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bar.write(text, file=self._bar.fp)
         elif self._enabled:
             print(text, file=sys.stderr, flush=True)
+
+    def _epoch(self, step: int) -> str:
+        """The epoch of a step, of how many; the last may be a part of one."""
+        epoch, epochs = (-(-max(n, 1) // self._steps_per_epoch) for n in (step, self._total))
+        return f"epoch {epoch}/{epochs}"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._bar.stop()  # leaves the terminal as it was
+            self._bar.close()
 
 
 def draw_curves(workdir: Path, title: str) -> Path | None:

@@ -229,7 +229,11 @@ def train(
             state = step_lib.first_state(run, resume.start(run, verbose))
         first = int(state["step"])
         log = stack.enter_context(metrics.MetricLog(workdir, start_step=first, enabled=lead))
-        bar = stack.enter_context(metrics.Progress(run.total_steps, first, enabled=verbose))
+        lines = metrics.read_metrics(workdir / "metrics.jsonl") if lead else []
+        selected = [x for x in lines if x.get("split") == run.config.train.select_on]
+        steps = run.total_steps, first, run.steps_per_epoch
+        best = max((x["accuracy"] or 0.0 for x in selected), default=None)
+        bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
         if lead:
             report.write_file(workdir / "config.json", config_lib.to_json(run.config) + "\n")
         if run.config.init.cache:

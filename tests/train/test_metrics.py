@@ -5,6 +5,7 @@ import os
 import pty
 import struct
 import sys
+import termios
 import threading
 
 import numpy as np
@@ -73,10 +74,10 @@ def test_damaged_lines_are_kept_aside(tmp_path):
 def test_other_processes_write_and_print_nothing(tmp_path, capsys):
     with (
         metrics.MetricLog(tmp_path, enabled=False) as log,
-        metrics.Progress(100, 0, enabled=False) as progress,
+        metrics.Progress(100, 0, 30, enabled=False) as progress,
     ):
         log.write(1, TRAIN)
-        progress.update(10, 0, VALUES)
+        progress.update(10, VALUES)
         progress.say("hello")
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
@@ -160,43 +161,68 @@ def test_lines_wait_for_space_on_a_full_disk(tmp_path, monkeypatch):
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
 
 
-VALUES = {"loss": 1.25, "accuracy": 0.5, "images_per_second": 1234.0, "seconds_left": 90_061.0}
+VALUES = {"loss": 1.25, "accuracy": 0.5, "learning_rate": 5e-4}
+VALUES |= {"images_per_second": 1234.0, "seconds_left": 90_061.0}
 
 
 def test_plain_lines_when_not_a_terminal(capsys):
-    with metrics.Progress(100, 0, every=1e9) as progress:
-        progress.update(10, 0, VALUES)
-        progress.update(20, 0, VALUES)  # too soon after the first
-        progress.update(100, 3, VALUES)  # the last is always told
-        progress.say("hello [/x]")
+    with metrics.Progress(100, 0, 30, every=1e9) as progress:
+        progress.phase("the training step", compiling=True)
+        progress.phase("evaluation", compiling=False)  # takes no time to speak of
+        progress.advance(10)
+        progress.update(10, VALUES)
+        progress.update(20, VALUES)  # too soon after the first
+        progress.best = 0.75
+        progress.update(100, VALUES)  # the last is always told
+        progress.say("hello \x1b[2J")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "step 10/100  epoch 1  loss 1.2500  accuracy 50.00%  1,234 images/s  1 day, 1:01:01 left",
-        "step 100/100  epoch 4  loss 1.2500  accuracy 50.00%  1,234 images/s  1 day, 1:01:01 left",
-        "hello [/x]",
+        "compiling the training step ...",
+        "step 10/100  epoch 1/4  loss 1.2500  accuracy 50.00%  1,234 images/s  rate 5.0e-04  "
+        "1 day, 1:01:01 left",
+        "step 100/100  epoch 4/4  loss 1.2500  accuracy 50.00%  best 75.00%  1,234 images/s  "
+        "rate 5.0e-04  1 day, 1:01:01 left",
+        "hello \\x1b[2J",
     ]
 
 
 def test_a_live_bar_on_a_terminal(monkeypatch):
     ours, theirs = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    termios.tcsetwinsize(theirs, (24, 130))
     with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        with metrics.Progress(100, 10, enabled=True) as progress:
-            progress.update(50, 2, VALUES)
+        with metrics.Progress(100, 10, 30, best=0.75) as progress:
+            progress._bar.mininterval = 0  # draws every step
+            progress.phase("the training step", compiling=True)
+            for step in range(11, 50):
+                progress.advance(step)
+            progress.update(50, VALUES)
             progress.say("val accuracy 50.00% [/run]")
         terminal.flush()
-        text = ""
-        while "\x1b[?25h" not in text:  # what the terminal has so far may be a part
-            text += os.read(ours, 65536).decode()
+    text = ""
+    while "val accuracy 50.00% [/run]" not in text:  # what the terminal has so far may be a part
+        text += os.read(ours, 65536).decode()
     os.close(ours)
-    for part in ("epoch 3", "50/100", "loss 1.2500", "accuracy 50.00%", "1,234 images/s"):
+    for part in ("compiling the training step", *(f"{step}/100" for step in range(10, 51))):
         assert part in text
-    assert "val accuracy 50.00% [/run]" in text
-    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+    figures = "loss 1.2500  accuracy 50.00%  best 75.00%  1,234 images/s  rate 5.0e-04"
+    assert "epoch 2/4" in text and figures in text
+
+
+def test_a_notebook_has_its_own_bar(monkeypatch, capsys):
+    """tqdm chooses the kind of bar; a notebook's standard error is no terminal."""
+    from tqdm import auto, std
+
+    class Widget(std.tqdm):
+        pass
+
+    monkeypatch.setattr(auto, "notebook_tqdm", Widget)
+    monkeypatch.setattr(auto, "tqdm", Widget)
+    with metrics.Progress(100, 0, 30) as progress:
+        assert isinstance(progress._bar, Widget)
+        progress.update(50, VALUES)
+    assert "epoch 2/4" in capsys.readouterr().err
 
 
 def test_curves_are_a_picture_with_something_on_it(tmp_path):
