@@ -71,6 +71,7 @@ def wait_for_step(process, workdir, step):
 LENGTH = ("train.steps=90", "train.batch=64", "model.depth=1", "mesh.data=1")
 
 
+@pytest.mark.slow
 def test_kill_and_signals_leave_the_same_run(tmp_path, command):
     """Killed in the second epoch; SIGTERM in the third, Ctrl-C in the fourth, then to the end."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -124,7 +125,6 @@ def whole(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_kill_while_a_checkpoint_is_written(tmp_path, whole, command):
     """The one before it is used, and what was written of it is removed."""
     cut = tmp_path / "cut"
@@ -168,6 +168,7 @@ def test_divergence_before_the_first_checkpoint(tmp_path, command):
     assert "nothing was saved before" in errors and "kept" not in errors
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_in_a_line(tmp_path, whole, command):
     """From step 7 on; a file-size limit stands for it. Nothing half written is left behind."""
     full = tmp_path / "full"
@@ -200,6 +201,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path):
     assert done.stderr == f"{told} --workdir\n"
 
 
+@pytest.mark.slow
 def test_a_clock_set_back_changes_nothing(tmp_path, whole, command):
     code, errors = finish(command(tmp_path / "run", *SHORT, twist=("clock", 0, 3)))
     assert code == 0, errors
