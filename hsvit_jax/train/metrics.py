@@ -8,6 +8,7 @@ import json
 import math
 import os
 import queue
+import shutil
 import socket
 import struct
 import sys
@@ -242,13 +243,16 @@ class Progress:
             return
         from tqdm import auto, std
 
+        size: dict[str, Any] = {"dynamic_ncols": True}
+        if sys.stderr.isatty():  # tqdm shows nothing on a terminal that does not know its rows
+            size = {"ncols": shutil.get_terminal_size().columns - 1, "nrows": 24}
         if sys.stderr.isatty() or auto.notebook_tqdm is not std.tqdm:
             self._bar = auto.tqdm(
                 total=total,
                 initial=start,
                 file=sys.stderr,
-                dynamic_ncols=True,
-                bar_format="{desc} {bar:8} {n_fmt}/{total_fmt}  {postfix}",
+                bar_format="{desc} {bar:6} {n_fmt}/{total_fmt}{postfix}",
+                **size,
             )
 
     def phase(self, text: str, *, compiling: bool) -> None:

@@ -5,7 +5,6 @@ import os
 import pty
 import struct
 import sys
-import termios
 import threading
 
 import numpy as np
@@ -189,7 +188,7 @@ def test_plain_lines_when_not_a_terminal(capsys):
 
 def test_a_live_bar_on_a_terminal(monkeypatch):
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 130))
+    monkeypatch.setenv("COLUMNS", "130")
     with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         with metrics.Progress(100, 10, 30, best=0.75) as progress:
