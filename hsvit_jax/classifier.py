@@ -101,12 +101,13 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
     """Loads a trained network.
 
     Args:
-      path: a run's folder or a checkpoint folder.
-      which: 'best' (the latest where no checkpoint was evaluated), 'latest', or a step.
+      path: a run's folder, a checkpoint folder, an exported file, or a network of the zoo
+        ('zoo:c2a2-digits').
+      which: of checkpoints: 'best' (the latest where none was evaluated), 'latest', or a step.
       devices: to run on; all of jax's by default.
 
     Raises:
-      ValueError: there is no good checkpoint.
+      ValueError: there is no good checkpoint or file.
     """
     if not isinstance(path, str | os.PathLike):
         raise ValueError(

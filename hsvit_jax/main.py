@@ -19,6 +19,7 @@ USAGE = """usage: python -m hsvit_jax.main --config=FILE[:DATA,RECIPE,SWITCHES] 
   eval      python -m hsvit_jax.main --mode=eval --checkpoint=runs/c2a2-digits-strong-seed0
   predict   python -m hsvit_jax.main --mode=predict --checkpoint=runs/... cat.jpg photos/
   visualize python -m hsvit_jax.main --mode=visualize --checkpoint=runs/... cat.jpg --out=views
+  export    python -m hsvit_jax.main --mode=export runs/c2a2-digits-strong-seed0 model.safetensors
   summary   python -m hsvit_jax.main --mode=summary --config=configs/c4a8.py:tiny_imagenet
   plan      python -m hsvit_jax.main --mode=plan --config=configs/c4a8.py --devices=4096
 
@@ -39,23 +40,31 @@ MODES = {
     "eval": cli.Mode("evaluate", f"{_RUN} split drop_groups curve", _EVALUATION),
     "predict": cli.Mode("predict", f"{_RUN} top_k format", files=True),
     "visualize": cli.Mode("visualize", f"{_RUN} out", files=True),
+    "export": cli.Mode("export", f"{_RUN} format", files=True),
     "summary": cli.Mode("summary", "", f"{_COSTS} eval.batch"),
     "plan": cli.Mode("plan", _PLAN, f"{_COSTS} mesh.aggregate mesh.gradients"),
 }
 
 _STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
 _SPLIT = "Which images; default: all of a folder in --config beside --checkpoint, else test."
+_FORMATS = ["table", "csv", "json", "file", "hub", "reference"]
+_FORMAT = "predict: table, csv or json; export: file, hub (a folder) or reference (PyTorch names)."
 FLAGS = (
     (flags.DEFINE_enum, "mode", "train", [*MODES], "What to do."),
     (flags.DEFINE_string, "workdir", None, "Folder of the run; default: a name under runs/."),
     (flags.DEFINE_string, "distributed", "auto", "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."),
     (flags.DEFINE_float, "stall_timeout", None, _STALL, 0.0),
     (flags.DEFINE_bool, "recoverable", False, "Go on with the groups of surviving processes."),
-    (flags.DEFINE_string, "checkpoint", None, "A run's or checkpoint folder."),
+    (
+        flags.DEFINE_string,
+        "checkpoint",
+        None,
+        "A run's or checkpoint folder, an exported file, or zoo:NAME.",
+    ),
     (flags.DEFINE_string, "which", "best", "Of --checkpoint: 'best', 'latest' or a step."),
     (flags.DEFINE_enum, "split", None, ["all", "train", "val", "test"], _SPLIT),
     (flags.DEFINE_integer, "top_k", 5, "Classes per image.", 1),
-    (flags.DEFINE_enum, "format", "table", ["table", "csv", "json"], "The output."),
+    (flags.DEFINE_enum, "format", None, _FORMATS, _FORMAT),
     (flags.DEFINE_list, "drop_groups", [], "Numbers of lost attention groups."),
     (flags.DEFINE_string, "curve", None, "A PNG of accuracy against groups lost."),
     (flags.DEFINE_integer, "devices", None, "The most devices.", 1),

@@ -25,6 +25,7 @@ from hsvit_jax import config as configs
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.report import write_file
+from hsvit_jax.train import run_spec
 from hsvit_jax.weights import files
 
 
@@ -92,10 +93,14 @@ def convert_file(
     given = {"variant": description.get("variant", "")} | given
     given |= {k: v for k, v in options.items() if v is not None}
     try:
-        tensors = record.torch_weights.unwrapped(tensors)
-        sizes, shapes = models.torch_settings(record, tensors, given)
-        config = _configuration(sizes, shapes, mean, std, data)
-        model = models.build(config.model, **shapes)
+        tensors, own = record.torch_weights.unwrapped(tensors), description.get("config")
+        if isinstance(own, dict):  # what export wrote under the authors' names
+            config = configs.from_json(json.dumps(own))
+            configs.validate(config)
+        else:
+            sizes, shapes = models.torch_settings(record, tensors, given)
+            config = _configuration(sizes, shapes, mean, std, data)
+        model = run_spec.build_model(config)
         params, stats = record.torch_weights.load(tensors, model)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -107,13 +112,15 @@ def convert_file(
     report = {"parameters": sum(int(leaf.size) for leaf in jax.tree.leaves(params))}
     if "input" in tensors and {"logits", "logits_f64"} & set(tensors):
         if tolerance is None:
-            exact = 1e-6 if sizes.get("positions") == "rope" else 1e-9
+            exact = 1e-6 if config.model.get("positions") == "rope" else 1e-9
             tolerance = exact if "logits_f64" in tensors else 1e-5
         report |= _compare(path, model, params, stats, tensors, tolerance)
     out = path.with_name(f"{path.stem}-jax") if out is None else Path(out)
-    _write(out, config, params, stats)
-    if sizes.get("mixer") in ("performer", "nystrom"):
-        report["batch_coupling"] = sizes["batch_coupling"]
+    names = description.get("class_names") or map(str, range(config.data.num_classes))
+    meta = {"config": config.to_dict(), "class_names": list(map(str, names))}
+    _write(out, config, {"params": params, "stats": stats}, meta)
+    if config.model.get("mixer") in ("performer", "nystrom"):
+        report["batch_coupling"] = config.model.batch_coupling
     return report | {"checkpoint": str(out)}
 
 
@@ -168,7 +175,7 @@ def _compare(
     return report
 
 
-def _write(out: Path, config: Any, params: dict, stats: dict) -> None:
+def _write(out: Path, config: Any, state: dict, meta: dict) -> None:
     """Writes the work directory, unless it holds anything but the same conversion."""
     text = configs.to_json(config) + "\n"
     file = out / "config.json"
@@ -178,10 +185,8 @@ def _write(out: Path, config: Any, params: dict, stats: dict) -> None:
             raise ValueError(f"{out} already holds something else: remove it or name another OUT")
     out.mkdir(parents=True, exist_ok=True)
     write_file(file, text)
-    names = [str(i) for i in range(config.data.num_classes)]
-    meta = {"config": config.to_dict(), "class_names": names}
     with Checkpoints(out / "checkpoints") as checkpoints:
-        checkpoints.save(0, {"params": params, "stats": stats}, meta, wait=True)
+        checkpoints.save(0, state, meta, wait=True)
 
 
 # --- Command line --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def run(request: Request) -> int:
     files = image_files(request.words)
     rows, errors = predict_files(load_classifier(request), files, request.flags.top_k)
     if rows:
-        print(render(rows, request.flags.format))
+        print(render(rows, request.flags.format or "table"))
     for error in errors:
         cli.note(error)
     return 1 if errors else 0
@@ -37,8 +37,13 @@ def load_classifier(request: Request) -> classifier.Classifier:
             f"--mode={values.mode} needs --checkpoint=<folder of a run>, for example "
             "--checkpoint=runs/c2a2-digits-strong-seed0"
         )
-    which = int(values.which) if values.which.isdigit() else values.which
-    return classifier.load(values.checkpoint or request.workdir, which)
+    return classifier.load(values.checkpoint or request.workdir, which_of(request))
+
+
+def which_of(request: Request) -> str | int:
+    """The checkpoint that --which names: 'best', 'latest' or a step."""
+    which = request.flags.which
+    return int(which) if which.isdigit() else which
 
 
 def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:

@@ -15,7 +15,8 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -212,6 +213,28 @@ def load_state_dict(
     return trees["params"], trees["stats"]
 
 
+def state_dict(params: dict, stats: dict, entries: Sequence[Entry]) -> Tensors:
+    """Our arrays as the reference's tensors, float32: the way back from `load_state_dict`."""
+    trees, tensors = {"params": params, "stats": stats}, {}
+    for entry in entries:
+        array = np.asarray(reduce(getitem, entry.path, trees))
+        if entry.concat:
+            width = array.shape[-1] // entry.stack_size if entry.stack_size > 1 else 0
+            start = entry.stack_index * width
+            array = array[..., start : start + width] if width else array
+        else:
+            array = array[entry.stack_index]
+        # `ours` only moves numbers: of their places it makes a list of where each came from.
+        places = entry.ours(np.arange(math.prod(entry.shape)).reshape(entry.shape))
+        tensor = np.empty(math.prod(entry.shape), np.float32)
+        tensor[places.ravel()] = array.ravel()
+        tensors[entry.key] = tensor.reshape(entry.shape)
+        if entry.key.endswith(".running_mean"):  # PyTorch counts, and asks for it
+            count = entry.key.removesuffix("running_mean") + "num_batches_tracked"
+            tensors[count] = np.zeros((), np.int64)
+    return tensors
+
+
 def _finite(tensor: np.ndarray) -> bool:
     with np.errstate(over="ignore"):  # a float64 beyond float32's range is reported, not warned of
         return bool(np.isfinite(tensor.astype(np.float32)).all())
@@ -265,6 +288,10 @@ class TorchWeights:
     def load(self, tensors: Tensors, network: Network) -> tuple[dict, dict]:
         """The file's weights as the network's (params, stats); raises as `load_state_dict`."""
         return load_state_dict(tensors, self.entries(network, tensors), self.ignored)
+
+    def dump(self, params: dict, stats: dict, network: Network) -> Tensors:
+        """The network's arrays under the reference's names; raises as `tensor_table`."""
+        return state_dict(params, stats, self.entries(network))
 
     def unwrapped(self, tensors: Tensors) -> Tensors:
         """Drops what a wrapper (Lightning, DataParallel, compile) puts before every key."""

@@ -1,6 +1,7 @@
 """Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
 import json
+import operator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import ml_collections
 from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
 from hsvit_jax.train import run_spec, step
-from hsvit_jax.weights import adapt, files, grow, pretrained
+from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources
 
 # Errors of reading metadata that this program did not write.
 _FOREIGN = (
@@ -45,10 +46,10 @@ def refuse_random(config: ml_collections.ConfigDict) -> None:
 def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     """Loads the weights for `model` that `config.init` names.
 
-    A run's folder gives its best checkpoint, averaged as it would be evaluated; a smaller network
-    is grown. A file of weights, or a folder with a `model.safetensors`, is read in the layout it
-    has. Other classes, image channels and sizes are refitted as `init.classifier`, `init.stem` and
-    `init.positions` ask.
+    A run's folder gives its best checkpoint, averaged as it would be evaluated, and so does an
+    exported file or a network of the zoo; a smaller network is grown. Another file of weights, or
+    a folder with a `model.safetensors`, is read in the layout it has. Other classes, image channels
+    and sizes are refitted as `init.classifier`, `init.stem` and `init.positions` ask.
 
     Args:
         config: resolved.
@@ -65,17 +66,18 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     source = config.init["from"]
     if not source:
         return None
-    path, key = Path(source).expanduser(), step.run_key(config.seed, step.INIT)
-    init = config.init
+    init, key = config.init, step.run_key(config.seed, step.INIT)
     how = {"classifier": init.classifier, "stem": init.stem, "positions": init.positions}
-    if (path / "model.safetensors").is_file():
-        path = path / "model.safetensors"
     try:
-        if files.is_weights(path):
+        path = sources.locate(source)
+        tensors, description = files.read(path) if files.is_weights(path) else (None, {})
+        if tensors is not None and not release.is_release(description):
             fresh = how["classifier"] == "new"
-            loaded = pretrained.load(path, config.model.family, model, fresh_classifier=fresh)
+            loaded = pretrained.load(
+                path, tensors, config.model.family, model, fresh_classifier=fresh
+            )
         else:
-            loaded = _read_checkpoint(path, config, model)
+            loaded = _read_network(path, config, model)
         params, stats, old, same_family, origin = loaded
         refit = _refit if same_family else _refit_backbone
         refitted = refit(params, stats, old, model, how, key)
@@ -89,7 +91,8 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
 
 
 class Stored(NamedTuple):
-    """A network from a checkpoint: NumPy arrays that fit `model`, averaged where the run did."""
+    """A network from a checkpoint or an exported file: NumPy arrays that fit `model`, averaged
+    where the run did; `meta` is all that was written about it."""
 
     step: int
     config: ml_collections.ConfigDict
@@ -98,22 +101,34 @@ class Stored(NamedTuple):
     stats: dict
     class_names: tuple[str, ...]
     fingerprint: str | None
+    meta: dict
 
 
 def stored_network(path: str | Path, which: str | int = "best") -> Stored:
-    """Reads a network from a checkpoint, which anybody may have written.
+    """Reads a network from a checkpoint or an exported file, which anybody may have written.
 
     Args:
-        path: a run's folder, or a folder of checkpoints.
-        which: 'best', 'latest' or a step.
+        path: a run's folder, a folder of checkpoints, or what `sources.locate` finds a file by.
+        which: 'best', 'latest' or a step, of checkpoints.
 
     Raises:
-        ValueError: there is no good checkpoint, or its metadata and arrays do not describe one
-            network and its classes.
+        ValueError: there is no good checkpoint or file, or its metadata and arrays do not describe
+            one network and its classes.
     """
-    number, state, meta = checkpoint.load_tree(path, which)
-    where = f"step {number} of {path}"
+    place, where, tensors = sources.locate(path), str(path), None
+    if files.is_weights(place) and not place.is_dir():
+        tensors, meta = files.read(place)
+        if not release.is_release(meta):
+            raise ValueError(
+                f"{path} holds weights without their network: start a run with init.from={path}, "
+                "or read the authors' files with the command convert"
+            )
+    else:
+        number, state, meta = checkpoint.load_tree(place, which)
+        where = f"step {number} of {path}"
     try:
+        if tensors is not None:
+            number = operator.index(meta["step"])
         config = config_lib.from_json(json.dumps(meta["config"]))
         config_lib.validate(config)
         model = run_spec.build_model(config)
@@ -121,25 +136,30 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{len(names)} class names for {count} classes")
         names = [*names, *(f"unnamed {i}" for i in range(len(names), count))]
-        params, stats = step.averaged(state)
         wanted = jax.eval_shape(model.init, jax.random.key(0))
-        trees = ({"params": tree[0], "stats": tree[1]} for tree in ((params, stats), wanted))
-        wrong = checkpoint.misfits(*trees)
-        if wrong:
-            raise ValueError(checkpoint.few(wrong))
+        wanted = dict(zip(("params", "stats"), wanted, strict=True))
+        if tensors is not None:
+            tree = release.unpack(tensors, meta, wanted)
+        else:
+            tree = dict(zip(("params", "stats"), step.averaged(state), strict=True))
+            if wrong := checkpoint.misfits(tree, wanted):
+                raise ValueError(checkpoint.few(wrong))
     except _FOREIGN as error:
         raise ValueError(
             f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
             "by this version, or changed since"
         ) from error
-    return Stored(number, config, model, params, stats, tuple(names), meta.get("fingerprint"))
+    fingerprint = meta.get("fingerprint")
+    return Stored(
+        number, config, model, tree["params"], tree["stats"], tuple(names), fingerprint, meta
+    )
 
 
-def _read_checkpoint(
+def _read_network(
     path: Path, config: ml_collections.ConfigDict, model: Any
 ) -> tuple[dict, dict, Any, bool, str]:
-    """Reads a checkpoint's (params, stats, network, whether that is of the configured family rather
-    than of its backbone's, source)."""
+    """Reads a trained network's (params, stats, network, whether that is of the configured family
+    rather than of its backbone's, source)."""
     stored = stored_network(path)
     base, family = model.feature_network(), stored.config.model.family
     same_family = family == config.model.family

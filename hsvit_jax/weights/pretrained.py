@@ -12,7 +12,7 @@ import numpy as np
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.torch_weights import Misfits, Tensors, few
-from hsvit_jax.weights import files, layouts
+from hsvit_jax.weights import layouts
 
 
 class Pretrained(NamedTuple):
@@ -33,20 +33,22 @@ class Pretrained(NamedTuple):
     source: str
 
 
-def load(path: Path, family: str, network: Any, *, fresh_classifier: bool) -> Pretrained:
+def load(
+    path: Path, tensors: Tensors, family: str, network: Any, *, fresh_classifier: bool
+) -> Pretrained:
     """Reads the weights in a file for a network like `network`.
 
     Args:
       path: of the file; for a network on a backbone also one of the backbone's family.
+      tensors: of the file.
       family: of the network.
       network: the configured network.
       fresh_classifier: the file need not have a classifier, which is then zeros.
 
     Raises:
-      ValueError: the file cannot be read, is of another architecture, or has tensors that are
-        missing, extra or misshapen.
+      ValueError: it is of another architecture, or has tensors that are missing, extra or
+        misshapen.
     """
-    tensors, _ = files.read(path)
     base, complete = network.feature_network(), True
     if base is not None and not _has_marker(tensors, family):
         (family, network), complete, fresh_classifier = base, False, True

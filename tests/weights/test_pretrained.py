@@ -15,7 +15,7 @@ from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
 from hsvit_jax.models.torch_weights import Misfits
 from hsvit_jax.train import init_from
-from hsvit_jax.weights import layouts, pretrained
+from hsvit_jax.weights import files, layouts, pretrained
 
 MODEL = {
     "family": "deit",
@@ -203,7 +203,7 @@ def test_every_layout_gives_the_same_trees(family, number, golden_dir, tmp_path)
     own = {rename(k): tensors[k] for k in misfits.value.expected}
     own |= {"bn.num_batches_tracked": np.array(3)}
     place = write(tmp_path / "w.safetensors", own)
-    found = pretrained.load(place, family, network, fresh_classifier=False)
+    found = pretrained.load(place, files.read(place)[0], family, network, fresh_classifier=False)
     assert layout.library in found.source and found.network is network
     jax.tree.map(np.testing.assert_array_equal, (found.params, found.stats), (params, stats))
 
@@ -223,7 +223,9 @@ def test_a_layout_tells_what_its_networks_compute(golden_dir, tmp_path):
         ValueError,
         match=r"--config\.model\.padding=symmetric --config\.model\.bn_eps=1e-05",
     ):
-        pretrained.load(place, "mobilenet_v2", network, fresh_classifier=False)
+        pretrained.load(
+            place, files.read(place)[0], "mobilenet_v2", network, fresh_classifier=False
+        )
 
 
 # --- HSViT on a backbone -------------------------------------------------------------------------

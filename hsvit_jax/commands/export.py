@@ -1,0 +1,197 @@
+"""The command export: a trained network as one file, as a folder for the Hugging Face hub, or as a
+state dict with the authors' names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import hsvit_jax
+from hsvit_jax import cli, models, report
+from hsvit_jax.cli import Request
+from hsvit_jax.commands.predict import which_of
+from hsvit_jax.train import init_from, metrics
+from hsvit_jax.weights import release
+
+#: Licences of data sets, where one is stated.
+_LICENCES = {
+    "digits": "[CC BY 4.0](https://doi.org/10.24432/C50P49)",
+    "fashion_mnist": "[MIT](https://github.com/zalandoresearch/fashion-mnist)",
+}
+
+
+def run(request: Request) -> None:
+    """Writes the network of a run to OUT, and prints what was written."""
+    values, words = request.flags, request.words
+    named = values.checkpoint or values.workdir or (request.config and request.workdir)
+    source = named or words[0] if words else ""
+    if len(words) != 2 - bool(named):
+        raise cli.Misuse(
+            f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "
+            f"{' '.join(words) or 'neither'}"
+        )
+    stored = init_from.stored_network(source, which_of(request))
+    about, out = describe(stored, source), Path(words[-1])
+    formats = {"file": write_file, "hub": write_hub, "reference": write_reference}
+    if (values.format or "file") not in formats:
+        raise cli.Misuse(f"--format={values.format}: expected {', '.join(formats)}")
+    write = formats[values.format or "file"]
+    count = sum(x.size for x in jax.tree.leaves(stored.params))
+    for path in write(stored, about, out):
+        print(report.printable(f"{path}  {report.byte_text(path.stat().st_size)}"))
+    cli.note(
+        f"{stored.config.model.variant}, {count:,} parameters, {len(stored.class_names)} classes, "
+        f"step {stored.step:,} of {source}"
+    )
+
+
+def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
+    """Describes a network for whoever gets its file: no path of this machine is in it.
+
+    Args:
+      stored: the network.
+      source: the run's folder, whose metrics of this step are the figures measured.
+    """
+    config = stored.config.copy_and_resolve_references().to_dict()
+    kind, equals, path = config["data"]["name"].partition("=")
+    config["data"] |= {"name": kind + equals + Path(path).name, "dir": ""}
+    config["init"] |= {"from": Path(config["init"]["from"]).name, "cache": ""}
+    lines = metrics.read_metrics(Path(source) / "metrics.jsonl")
+    measured = {
+        line["split"]: {k: line[k] for k in ("accuracy", "loss", "examples") if k in line}
+        for line in lines
+        if line["step"] == stored.step and line.get("split") in ("val", "test")
+    }
+    about = {
+        "family": config["model"]["family"],
+        "config": config,
+        "class_names": list(stored.class_names),
+        "step": stored.step,
+        "fingerprint": stored.fingerprint,
+        "measured": measured or stored.meta.get("measured", {}),
+        "made_by": f"hsvit_jax {hsvit_jax.__version__}",
+    }
+    return json.loads(json.dumps(about))
+
+
+def write_file(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+    """Writes one file with all that `hsvit_jax.load` needs."""
+    _check_file(out)
+    report.write_file(out, release.pack({"params": stored.params, "stats": stored.stats}, about))
+    return [out]
+
+
+def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+    """Writes a state dict with the names and layouts of the authors' PyTorch code.
+
+    Raises:
+      ValueError: the authors' code has no such network.
+    """
+    _check_file(out)
+    weights = models.FAMILIES[about["family"]].torch_weights
+    tensors = weights.dump(stored.params, stored.stats, stored.model)
+    report.write_file(out, release.save(tensors, about, format="pt"))
+    return [out]
+
+
+def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+    """Writes a folder as the Hugging Face hub has it: the file, its settings as JSON, and a card.
+
+    Raises:
+      ValueError: `out` is a file, or a folder of other things.
+    """
+    names, data = about["class_names"], about["config"]["data"]
+    settings = {
+        "model_type": "hsvit_jax",
+        "architectures": [about["config"]["model"]["variant"]],
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+        **about,
+    }
+    height, width = data["image_size"]
+    pixels = {
+        "image_mean": data["mean"],
+        "image_std": data["std"],
+        "size": {"height": height, "width": width},
+        "rescale_factor": 1 / 255,
+    }
+    texts = {
+        "config.json": json.dumps(settings, indent=2) + "\n",
+        "preprocessor_config.json": json.dumps(pixels, indent=2) + "\n",
+        "README.md": card(about, sum(x.size for x in jax.tree.leaves(stored.params))),
+    }
+    if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {*texts, _FILE}):
+        raise ValueError(f"{out} already holds something else: remove it or name another OUT")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        report.write_file(out / name, text)
+    return [*write_file(stored, about, out / _FILE), *(out / name for name in texts)]
+
+
+_FILE = "model.safetensors"
+
+
+def _check_file(out: Path) -> None:
+    if out.suffix != ".safetensors":
+        raise ValueError(f"{out} is to be a file ending in .safetensors: name it so")
+
+
+def card(about: dict[str, Any], parameters: int) -> str:
+    """The model card: Markdown behind a head of YAML, of which JSON is a part."""
+    config = about["config"]
+    model, data, recipe = config["model"], config["data"], config["recipe"]
+    name, tests = f"{model['variant']} on {data['name']}", about["measured"].get("test")
+    height, width = data["image_size"]
+    head: dict[str, Any] = {
+        "library_name": "hsvit_jax",
+        "pipeline_tag": "image-classification",
+        "tags": ["jax", "hsvit_jax", model["family"]],
+    }
+    if tests:
+        of = {"name": data["name"], "type": data["name"], "split": "test"}
+        accuracy = {"type": "accuracy", "value": tests["accuracy"]}
+        task = {"type": "image-classification"}
+        result = {"task": task, "dataset": of, "metrics": [accuracy]}
+        head["model-index"] = [{"name": name, "results": [result]}]
+    rows = [("split", "images", "accuracy", "loss")] + [
+        (split, f"{m['examples']:,}", f"{m['accuracy']:.2%}", f"{m['loss']:.4f}")
+        for split, m in about["measured"].items()
+    ]
+    figures = report.markdown(rows) if len(rows) > 1 else "None were recorded."
+    licence = _LICENCES.get(data["name"], "see its publisher's terms")
+    names = ", ".join(f"`{name}`" for name in about["class_names"][:20])
+    more = len(about["class_names"]) - 20
+    yaml = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())
+    return f"""---
+{yaml}
+---
+
+# {name}
+
+{model["variant"]} ({model["family"]}): {parameters:,} parameters, images of {height}×{width} pixels
+and {data["channels"]} channel{"s" * (data["channels"] > 1)}, normalised from [0, 1] by mean
+{data["mean"]} and standard deviation {data["std"]}.
+
+Classes ({len(about["class_names"])}): {names}{f" and {more} more" if more > 0 else ""}.
+
+    import hsvit_jax
+    network = hsvit_jax.load("{_FILE}")
+    probabilities = network.predict("image.png")
+
+## Training
+
+`{about["made_by"]}`, recipe `{recipe}`, seed {config["seed"]}, step {about["step"]:,}. The file's
+header holds the whole configuration.
+
+## Figures measured
+
+{figures}
+
+The checkpoint was selected on `{config["train"]["select_on"]}`, which flatters it.
+
+## Licence
+
+Code: Apache-2.0. Training data ({data["name"]}): {licence}. That of the weights is for their
+publisher to state, as `license:` in the head of this card.
+"""

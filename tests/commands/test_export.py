@@ -1,0 +1,129 @@
+"""Exported networks: the same network from one file, and the authors' names given back."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from support import small_runs
+
+import hsvit_jax
+from hsvit_jax import main, models, train
+from hsvit_jax.commands import export
+from hsvit_jax.train import init_from
+from hsvit_jax.weights import files, release, sources
+
+GOLDENS = (
+    *("hsvit-convattn", "hsvithet-resnet-bottleneck-ds", "hvt-m2-avg", "pix-pit", "cvx-cvl"),
+    *("hf-vit-p4", "hf-efficientformer-3d2", "levix-levil", "vix-mlpmixer"),
+)
+# What follows from the sizes.
+COMPUTED = re.compile(r"num_batches_tracked$|attention_bias_idxs$")
+
+
+@pytest.fixture(scope="module")
+def exported(stored_weights, tmp_path_factory):
+    """One file and a hub folder of the same run."""
+    folder = tmp_path_factory.mktemp("exported")
+    (stored_weights / "metrics.jsonl").write_text(
+        '{"step": 0, "split": "test", "accuracy": 0.9, "loss": 0.3, "examples": 10}\n'
+    )
+    for words in ((folder / "a.safetensors",), (folder / "hub", "--format=hub")):
+        argv = ["main", "--mode=export", str(stored_weights), *map(str, words)]
+        assert main.main(argv) == 0
+    return folder
+
+
+def test_the_file_is_the_network(exported, stored_weights):
+    run = init_from.stored_network(stored_weights)
+    for source in (exported / "a.safetensors", exported / "hub"):
+        found = init_from.stored_network(source)
+        jax.tree.map(np.testing.assert_array_equal, found[3:5], run[3:5])
+        assert (found.step, found.class_names) == (run.step, run.class_names)
+        assert found.config.data.mean == run.config.data.mean
+        assert found.fingerprint == run.fingerprint
+        assert found.meta["measured"]["test"]["accuracy"] == 0.9
+    weights = sum(x.nbytes for x in jax.tree.leaves(run[3:5]))
+    size = (exported / "a.safetensors").stat().st_size
+    assert weights < size < weights + 20_000 and hsvit_jax.load(exported / "hub").step == run.step
+
+
+def test_networks_of_the_zoo():
+    folder = sources.locate("zoo:c2a2-digits").parent
+    for path in folder.glob("*.safetensors"):
+        stored = init_from.stored_network(f"zoo:{path.stem}")
+        assert path.stat().st_size < 4e6 and stored.meta["measured"]["test"]["accuracy"] > 0.8
+        assert f"zoo:{path.stem}" in path.with_suffix(".md").read_text()
+    with pytest.raises(ValueError, match=r"no network 'c2a3' in the zoo; it has .*c2a2-digits"):
+        init_from.stored_network("zoo:c2a3")
+
+
+def test_a_run_starts_from_the_file(exported, stored_weights):
+    configs = [
+        small_runs.small_config(init__from=str(path))
+        for path in (exported / "a.safetensors", stored_weights)
+    ]
+    run = train.prepare(configs[0], dataset=small_runs.small_dataset())
+    ours, theirs = (init_from.load(config, run.model) for config in configs)
+    jax.tree.map(np.testing.assert_array_equal, ours[:2], theirs[:2])
+
+
+def test_the_card(exported):
+    head, card = (exported / "hub/README.md").read_text().split("---\n")[1:3]
+    lines = dict(line.split(": ", 1) for line in head.splitlines())
+    assert json.loads(lines["model-index"])[0]["results"][0]["metrics"][0]["value"] == 0.9
+    assert "| test | 10 | 90.00% | 0.3000 |" in card
+    about = json.loads((exported / "hub/config.json").read_text())
+    assert about["model_type"] == "hsvit_jax" and len(about["id2label"]) == small_runs.CLASSES
+
+
+def test_no_path_of_the_machine_is_given_away(stored_weights):
+    stored = init_from.stored_network(stored_weights)
+    config = stored.config.copy_and_resolve_references().unlock()
+    config.data.name, config.data.dir = "folder=/home/ada/cats", "/home/ada"
+    config.init["from"] = "/home/ada/x.safetensors"
+    about = export.describe(stored._replace(config=config), str(stored_weights))
+    assert "home" not in json.dumps(about) and about["config"]["data"]["name"] == "folder=cats"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t, d: t.popitem(), "missing: "),
+        (lambda t, d: d.pop("format"), "without their network"),
+        (lambda t, d: t.update({"params.\x1b[2J": np.zeros(1, np.float32)}), r"extra: .*x1b"),
+        (lambda t, d: t.update({next(iter(t)): np.zeros(1, np.float32)}), "different: "),
+        (lambda t, d: next(iter(t.values())).ravel().__setitem__(0, 7), "SHA-256"),
+        (lambda t, d: d.update(version="\x1b[2J"), "version"),
+        (lambda t, d: d.update(class_names=[]), "0 class names"),
+        (lambda t, d: d.update(config=[]), "JSON object"),
+        (lambda t, d: d["config"]["model"].update(depth=10**9), "model.depth"),
+        (lambda t, d: d.update(step="\x1b[2J"), "TypeError"),
+    ],
+)
+def test_a_hostile_file_is_refused_in_one_line(change, message, exported, tmp_path, capsys):
+    tensors, description = files.read(exported / "a.safetensors")
+    change(tensors, description)
+    path = tmp_path / "b.safetensors"
+    path.write_bytes(release.save(tensors, description))
+    assert main.main(["main", "--mode=eval", f"--checkpoint={path}"]) == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1 and "\x1b" not in error
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_the_authors_names_and_layouts_come_back(name, golden_dir):
+    theirs, description = files.read(golden_dir / f"{name}.npz")
+    record = models.family_of(description)
+    given = (description.get("patched_or_fixed") or {}) | description.get("constructor", {})
+    given = {"variant": description.get("variant", "")} | given
+    sections, shapes = models.torch_settings(record, theirs, given)
+    model = models.build({"dtype": "float32", **sections}, **shapes)
+    weights = models.FAMILIES[sections["family"]].torch_weights
+    ours = weights.dump(*weights.load(theirs, model), model)
+    ours = {key: tensor for key, tensor in ours.items() if not COMPUTED.search(key)}
+    wanted = {key for key in theirs if key in ours or key.endswith((".weight", ".bias"))}
+    assert set(ours) == {key for key in wanted if "/" not in key} and len(ours) > 20
+    for key, tensor in ours.items():
+        np.testing.assert_array_equal(tensor, theirs[key])
