@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hsvit_jax import get_config
+from hsvit_jax.commands import COMMANDS
 from hsvit_jax.config import keys
 from hsvit_jax.models import FAMILIES
 
@@ -28,6 +29,12 @@ def regenerated(page: str) -> str:
         return "\n".join([f"<!-- {match[1]} -->", *TABLES[match[1]](), "<!-- end -->"])
 
     return re.sub(f"<!-- ({'|'.join(TABLES)}) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def _commands() -> list[str]:
+    """The table of the commands."""
+    lines = ["| command | work |", "|---|---|"]
+    return lines + [f"| `hsvit {name}` | {row.purpose} |" for name, row in COMMANDS.items()]
 
 
 def _imports() -> list[str]:
@@ -102,6 +109,7 @@ def _shown(value: Any) -> str:
 
 #: Name of a table → its lines.
 TABLES: Mapping[str, Callable[[], list[str]]] = {
+    "commands": _commands,
     "imports": _imports,
     "families": _families,
     "keys": _keys,

@@ -1,4 +1,4 @@
-"""The command line: argv to a request, mistakes and signals to exit codes; it knows no mode.
+"""The command line: argv to a request, mistakes and signals to exit codes; it knows no command.
 
 Exit codes: 0 done, 1 a mistake in the request or its data, 2 in the command line, 3 training
 diverged, 42 saved after SIGTERM or SIGHUP, 75 stalled (see `runtime.watchdog`), 130 stopped by
@@ -10,29 +10,32 @@ import errno
 import functools
 import importlib
 import os
+import re
 import shlex
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import ml_collections
 from absl import flags
 
+import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax import report
-from hsvit_jax.runtime import signals
+from hsvit_jax.runtime import compile_cache, signals
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
+_EXAMPLE = "c4a8"  # whose keys --help shows, without --config
+_HELP = ("help", "h", "helpshort", "helpfull")
 
 # Errors of the machine rather than of the program: one line says it all.
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
-#: For `Mode.config`: every key of the configuration is read, and --config is required.
+#: For `Command.config`: every key of the configuration is read.
 EVERYTHING = "*"
 
 
@@ -40,35 +43,47 @@ class Misuse(ValueError):
     """A command line that asks for nothing that could be done: exit code 2."""
 
 
+class Numbers(flags.ArgumentParser):
+    """A flag of numbers: 0.5, 2,2 or 32x48."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def parse(self, argument: str) -> tuple:
+        try:
+            return tuple(self.kind(word) for word in re.split("[,x×]", argument))
+        except ValueError:
+            raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
+
+
 @dataclass(frozen=True)
-class Mode:
-    """One row of a program's table of modes: the input of a mode. All other input is refused.
+class Command:
+    """One row of the table of commands: the work and its input. All other input is refused.
 
     Attributes:
-      module: of `hsvit_jax.commands`, whose `run(request)` returns the exit code.
-      flags: names of flags, beside --mode and --config, separated by blanks.
-      config: sections and keys of the configuration, separated by blanks. A mode with the flag
+      purpose: a sentence, for the list of commands.
+      module: below `hsvit_jax`, whose `run(request)` returns the exit code, None for 0.
+      examples: lines of --help, '$' in place of the program and this command's name.
+      flags: a row for each: `flags.DEFINE_...` of absl and its arguments.
+      config: sections and keys of the configuration, separated by blanks. A command with the flag
         `checkpoint` may be given a configuration in its place, which then names the run.
-      files: whether words that are no flags are accepted, as names of files.
+      needs_config: whether --config is required.
+      words: names of the words that are no flags, such as 'FILE [OUT]'; empty where there are none.
+      remember: keep compiled programs for the next start.
     """
 
+    purpose: str
     module: str
-    flags: str
+    examples: str
+    flags: tuple[tuple, ...] = ()
     config: str = ""
-    files: bool = False
-
-    def reads_flag(self, flag: str) -> bool:
-        """Whether the mode reads a flag, such as 'workdir'."""
-        return flag in self.flags.split()
+    needs_config: bool = False
+    words: str = ""
+    remember: bool = True
 
     def reads_key(self, key: str) -> bool:
-        """Whether the mode reads a configuration key, such as 'train.batch'."""
+        """Whether the command reads a configuration key, such as 'train.batch'."""
         return not {EVERYTHING, key, key.partition(".")[0]}.isdisjoint(self.config.split())
-
-    @property
-    def finds_run(self) -> bool:
-        """Whether the mode works on a finished run rather than on a configuration."""
-        return self.reads_flag("checkpoint")
 
 
 @dataclass(frozen=True)
@@ -76,20 +91,29 @@ class Request:
     """A parsed command line.
 
     Attributes:
+      program: 'hsvit', or how it is started from Python.
+      name: of the command.
+      argv: all words after it.
       flags: the flags' values.
       spec: the text of --config.
       settings: its KEY=VALUE overrides.
-      config: the configuration of both; None where only the texts are wanted.
+      config: the configuration of both; None without --config.
       words: all that is no flag, such as names of files.
-      command: the whole command line, to be given again.
     """
 
+    program: str
+    name: str
+    argv: list[str]
     flags: flags.FlagValues
-    spec: str
-    settings: list[str]
-    config: ml_collections.ConfigDict | None
-    words: list[str]
-    command: list[str]
+    spec: str = ""
+    settings: list[str] = field(default_factory=list)
+    config: ml_collections.ConfigDict | None = None
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def line(self) -> str:
+        """The whole command line, to be given again."""
+        return f"{self.program} {shlex.join([self.name, *self.argv])}"
 
     @property
     def workdir(self) -> str:
@@ -98,48 +122,55 @@ class Request:
         return self.flags.workdir or config_lib.default_workdir(*settings)
 
 
-def run(
-    argv: list[str] | None,
-    usage: str,
-    table: Iterable[tuple],
-    work: Callable[[Request], int | None] | None = None,
-    modes: Mapping[str, Mode] = MappingProxyType({}),
-) -> int:
+def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, name: str = "") -> int:
     """Parses the command line, does the work, and returns the exit code.
+
+    A user's mistake that a command raises becomes one line on standard error; a bug keeps its
+    traceback.
 
     Args:
       argv: the command line, the program's name first; None for that of this process.
-      usage: the first lines of --help; the first is 'usage: python -m MODULE ...'.
-      table: the flags besides --config, see `make_flags`.
-      work: returns the exit code, None for 0. A user's mistake that it raises becomes one line on
-        standard error; a bug keeps its traceback.
-      modes: instead of `work`; --mode names one of them. Input that it does not read is refused.
+      commands: the table.
+      about: lines on --config, for --help.
+      name: of the command, where the command line does not begin with one.
     """
-    argv = sys.argv if argv is None else argv
-    command = [*usage.split()[1:4], *argv[1:]]
-    if len(argv) == 1 and modes:
-        return _exit_code(lambda: print(usage), command, note) or _USAGE
-    values = make_flags(table)
-    spec, settings, rest, wants_help = _split_config(argv[1:])
+    program, *words = sys.argv if argv is None else argv
+    program = "hsvit" if Path(program).stem == "hsvit" else "python -m hsvit_jax"
+    asks = words[0].lstrip("-") if len(words) == 1 and words[0].startswith("-") else ""
+    if not name and (not words or asks in ("version", *_HELP)):
+        version = f"hsvit_jax {hsvit_jax.__version__}"
+        text = version if asks == "version" else _list(program, commands, about)
+        return _exit_code(lambda: print(text), program, note) or (0 if words else _USAGE)
+    if not name:
+        name, words = _name_of(words, commands)
+    if name not in commands:
+        near = config_lib.nearest(name, commands)
+        return _misused(f"unknown command {name!r}.{near}", program)
+    command, start = commands[name], f"{program} {name}"
+    if argv is None and command.remember:
+        compile_cache.remember_compilations()  # before jax is imported
+    request = Request(program, name, words, make_flags(command.flags))
     try:
-        words = values([argv[0], *rest])[1:]
-        reads_config = spec is not None and (modes or wants_help)
-        config = config_lib.get_config(spec, *settings) if reads_config else None
+        spec, settings, rest, wants_help = _split_config(words)
+        found = request.flags([name, *rest])[1:]
         if wants_help:
-            return _exit_code(lambda: print(_help(usage, values, modes, config)), command, note)
-        request = Request(values, spec or "", settings, config, words, command)
-        if modes:
-            refuse_unused(request, modes)
-            work = importlib.import_module(f"hsvit_jax.commands.{modes[values.mode].module}").run
+            text = _help(start, command, about, request.flags, spec, settings)
+            return _exit_code(lambda: print(text), start, note)
+        config = None if spec is None else config_lib.get_config(spec, *settings)
+        request = replace(request, spec=spec or "", settings=settings, config=config, words=found)
+        refuse_unused(request, command)
+        work = importlib.import_module(f"hsvit_jax.{command.module}").run
+    except flags.UnrecognizedFlagError as error:
+        return _misused(_users_of(error, name, commands), start)
     except (flags.Error, ValueError) as error:
-        return _misused(error, command)
+        return _misused(str(error), start)
     # Late: it imports jax, which the returns above need not wait for.
     from hsvit_jax.runtime import coordination
 
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
         call = functools.partial(work, request)
-        return coordination.leave(_exit_code(call, command, coordination.print_once))
+        return coordination.leave(_exit_code(call, start, coordination.print_once, request.line))
 
 
 def make_flags(table: Iterable[tuple]) -> flags.FlagValues:
@@ -155,47 +186,54 @@ def make_flags(table: Iterable[tuple]) -> flags.FlagValues:
     return values
 
 
-def refuse_unused(request: Request, modes: Mapping[str, Mode]) -> None:
-    """Raises `Misuse` for input that the mode does not read, and for a missing configuration.
+def _name_of(words: list[str], commands: Mapping[str, Command]) -> tuple[str, list[str]]:
+    """(the command, all other words): the first word, else --mode=NAME, else 'train'."""
+    end = words.index("--") if "--" in words else len(words)
+    for i, word in enumerate(words[:end] if words[0] not in commands else []):
+        flag, equals, name = word.partition("=")
+        if flag in ("--mode", "-mode"):
+            after = i + 1 if equals else i + 2
+            return name or "".join(words[i + 1 : after]), [*words[:i], *words[after:]]
+    return ("train", words) if words[0].startswith("-") else (words[0], words[1:])
+
+
+def _users_of(
+    error: flags.UnrecognizedFlagError, name: str, commands: Mapping[str, Command]
+) -> str:
+    """The message for a flag that a command has not: which commands have it."""
+    for flag in (error.flagname, error.flagname.removeprefix("no")):
+        if users := [other for other in commands if flag in make_flags(commands[other].flags)]:
+            of = config_lib.few(users)
+            return f"{name} does not use --{flag}, which is for {of}: leave it out"
+    return str(error)
+
+
+def refuse_unused(request: Request, command: Command) -> None:
+    """Raises `Misuse` for input that the command does not read, and a missing configuration.
 
     Overrides that name a run are read where the run is found by its configuration.
     """
-    values, name = request.flags, request.flags.mode
-    mode, given = modes[name], {flag for flag in values if values[flag].present}
-    for flag in sorted(given - {"mode", *mode.flags.split()}):
-        readers = "|".join(other for other in modes if modes[other].reads_flag(flag))
-        raise Misuse(
-            f"--mode={name} does not use --{flag}, which is for --mode={readers}: leave it out"
-        )
-    if request.words and not mode.files:
-        readers = " and ".join(f"--mode={other}" for other in modes if modes[other].files)
-        raise Misuse(
-            f"unexpected words: {' '.join(request.words)} (flags are --name=value; only {readers} "
-            "take files)"
-        )
-    named = given & {"checkpoint", "workdir"} if mode.finds_run else set()
+    values, name, read = request.flags, request.name, config_lib.few(command.config.split())
+    if request.words and not command.words:
+        raise Misuse(f"unexpected words: {' '.join(request.words)} (flags are --name=value)")
+    finds_run = "checkpoint" in values
+    named = [flag for flag in ("checkpoint", "workdir") if finds_run and values[flag].present]
     if len(named) == 2:
         raise Misuse("--checkpoint and --workdir both name the run: leave one out")
     if request.config is None:
-        if request.settings or not mode.finds_run:
-            why = f"--config.{request.settings[0]}" if request.settings else f"--mode={name}"
+        by_words = command.config and command.words  # these name configurations
+        if command.needs_config or (request.settings and not by_words):
+            why = f"--config.{request.settings[0]}" if request.settings else name
             raise Misuse(f"{why} needs --config=FILE")
-    elif named and not mode.config:
-        raise Misuse(f"--mode={name} does not use --config beside --{named.pop()}: leave one out")
-    by_config = mode.finds_run and not named
+    elif not command.config and (named or not finds_run):
+        beside = f" beside --{named[0]}" if named else ""
+        raise Misuse(f"{name} does not use --config{beside}: leave it out")
     for key in (setting.partition("=")[0] for setting in request.settings):
-        if not (mode.reads_key(key) or (by_config and config_lib.names_run(key))):
-            read = config_lib.few(mode.config.split())
+        by_config = finds_run and not named and config_lib.names_run(key)
+        if not (command.reads_key(key) or by_config):
             raise Misuse(
-                f"--mode={name} does not use --config.{key}: leave it out (keys that it reads: "
-                f"{read})"
+                f"{name} does not use --config.{key}: leave it out (keys that it reads: {read})"
             )
-
-
-def refuse_words(request: Request) -> None:
-    """Raises `Misuse` for words that are no flags, in a program that takes none."""
-    if request.words:
-        raise Misuse(f"unexpected words: {' '.join(request.words)} (flags are --name=value)")
 
 
 def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], bool]:
@@ -208,7 +246,7 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], b
             break
         text = word.lstrip("-") if word.startswith("-") else ""
         name = text.partition("=")[0]
-        if name in ("help", "h", "helpshort", "helpfull"):
+        if name in _HELP:
             wants_help = True
         elif name == "config" or name.startswith("config."):
             if "=" not in text:
@@ -222,35 +260,54 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], b
     return spec, settings, rest, wants_help
 
 
+def _list(program: str, commands: Mapping[str, Command], about: str) -> str:
+    """The usage, every command with its sentence, and what holds for several."""
+    width = max(map(len, commands))
+    lines = [f"  {name:<{width}}  {command.purpose}" for name, command in commands.items()]
+    usage = f"usage: {program} COMMAND [--FLAG=VALUE ...] [--config.KEY=VALUE ...]"
+    more = f"Flags and keys of a command: {program} COMMAND --help    Version: {program} --version"
+    return "\n".join([usage, "", *lines, "", about, more])
+
+
 def _help(
-    usage: str,
+    start: str,
+    command: Command,
+    about: str,
     values: flags.FlagValues,
-    modes: Mapping[str, Mode],
-    config: ml_collections.ConfigDict | None,
+    spec: str | None,
+    settings: list[str],
 ) -> str:
-    """The usage, every flag with the modes that read it, and every key of the configuration."""
-    lines = [usage, "", "Flags, and the modes that use them:" if modes else "Flags:"]
+    """A command's sentence, examples and flags, and the keys of the configuration that it reads."""
+    config = ("--config=FILE", "[--config.KEY=VALUE ...]") if command.config else ()
+    parts = (*config[: command.needs_config], command.words, "[--FLAG=VALUE ...]", *config[1:])
+    lines = [f"usage: {start} {' '.join(filter(None, parts))}", "", command.purpose, ""]
+    lines += [re.sub(r"(?m)^", "  ", command.examples.replace("$", start)), "", "Flags:"]
     for flag in (values[name] for name in values):
         default = "..." if flag.default is None else flag.default_as_str.strip("'")
-        readers = ", ".join(name for name in modes if modes[name].reads_flag(flag.name))
-        prefix = f"{readers}: " if readers else ""
-        lines.append(f"  {f'--{flag.name}={default}':<19} {prefix}{flag.help}")
-    if config is not None:
-        lines += ["", "Configuration (value as it stands):", config_lib.describe(config)]
+        lines.append(f"  {f'--{flag.name}={default}':<19} {flag.help}")
+    if command.config:
+        whose = "" if spec else f" of --config={_EXAMPLE}; beside another --config, its own"
+        keys = config_lib.get_config(spec or _EXAMPLE, *settings)
+        lines += ["", about, "", f"Keys that it reads, and their values{whose}:"]
+        lines += [config_lib.describe(keys, command.reads_key)]
     return "\n".join(lines)
 
 
 def _exit_code(
-    work: Callable[[], int | None], command: list[str], print_line: Callable[[str], None]
+    work: Callable[[], int | None], start: str, print_line: Callable[[str], None], line: str = ""
 ) -> int:
-    """Does the work, and turns every end that is no bug into a line and an exit code."""
+    """Does the work, and turns every end that is no bug into a line and an exit code.
+
+    Args:
+      start: program and command, for hints.
+      line: the whole command line.
+    """
     try:
         code = work() or 0
         sys.stdout.flush()
         return code
     except signals.Interrupted as stop:
-        again = shlex.join(command)
-        print_line(f"{stop}; saved. To go on, give the same command again:\n  {again}")
+        print_line(f"{stop}; saved. To go on, give the same command again:\n  {line}")
         return stop.exit_code
     except KeyboardInterrupt:
         print_line(signals.NOTHING_SAVED)
@@ -259,7 +316,7 @@ def _exit_code(
         print_line(str(error))
         return _DIVERGED
     except Misuse as error:
-        return _misused(error, command)
+        return _misused(str(error), start)
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()
         return _PIPE
@@ -276,8 +333,8 @@ def _exit_code(
         return _MISTAKE
 
 
-def _misused(error: Exception, command: list[str]) -> int:
-    note(f"{error}\n(see: {shlex.join(command[:3])} --help)")
+def _misused(message: str, start: str) -> int:
+    note(f"{message}\n(see: {start} --help)")
     return _USAGE
 
 

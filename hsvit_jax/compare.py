@@ -1,12 +1,8 @@
-"""`python -m hsvit_jax.compare`: see `hsvit_jax.commands.compare`."""
+"""`python -m hsvit_jax.compare`: the same as `hsvit compare`."""
 
 import sys
 
-from hsvit_jax.runtime import program
-
-program.prepare("hsvit_jax.compare", __name__)
-
-from hsvit_jax.commands.compare import main  # noqa: E402
+from hsvit_jax.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(command="compare"))

@@ -1,12 +1,8 @@
-"""`python -m hsvit_jax.convert`: see `hsvit_jax.commands.convert`."""
+"""`python -m hsvit_jax.convert`: the same as `hsvit convert`."""
 
 import sys
 
-from hsvit_jax.runtime import program
-
-program.prepare("hsvit_jax.convert", __name__, huge_pages=False)
-
-from hsvit_jax.commands.convert import main  # noqa: E402
+from hsvit_jax.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(command="convert"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hsvit_jax import cli, compare, convert, get_config, main
-from hsvit_jax.benchmark import __main__ as benchmark
+from hsvit_jax import cli, get_config, main
+from hsvit_jax.commands import COMMANDS
 from hsvit_jax.config import keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,18 +17,13 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "launch/README.md")
 }
-PROGRAMS = {
-    "hsvit_jax.main": main.main,
-    "hsvit_jax.convert": convert.main,
-    "hsvit_jax.compare": compare.main,
-    "hsvit_jax.benchmark": benchmark.main,
-}
 
 
 def commands() -> list[str]:
-    """Every complete `python -m` command of the pages, from the module's name on."""
+    """Every complete command of the pages, from the program's name on."""
     joined = "\n".join(PAGES.values()).replace("\\\n", " ")
-    found = re.findall(r"python -m (hsvit_jax[^`\n]* [^`\n]*)", joined)
+    names = "|".join(COMMANDS)
+    found = re.findall(rf"\b(hsvit_jax[\w.]* --[^`\n]*|hsvit (?:{names}) [^`\n]*)", joined)
     return sorted({line for line in found if not re.search(r"[$…]|FILE|SPEC", line)})
 
 
@@ -52,7 +47,7 @@ def test_command_lines_are_accepted(monkeypatch, capsys):
     """Each is parsed to the end: flags, words after the colon, keys, and what the mode reads."""
     requests = []
 
-    def note_request(work, command, say):
+    def note_request(work, *_):
         requests.append(work.args[0])
         return 0
 
@@ -60,15 +55,12 @@ def test_command_lines_are_accepted(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert len(commands()) > 30
     for line in commands():
-        module, *words = shlex.split(line, comments=True)
-        if module in PROGRAMS:
-            assert PROGRAMS[module]([module, *words]) == 0, (line, capsys.readouterr().err)
-            request = requests.pop()
-            if module not in ("hsvit_jax.main", "hsvit_jax.convert"):
-                for spec in filter(None, (request.spec, *request.words)):
-                    get_config(spec, *request.settings)
-        else:
-            assert importlib.util.find_spec(module), line
+        program, *words = shlex.split(line, comments=True)
+        assert main.main([program, *words]) == 0, (line, capsys.readouterr().err)
+        request = requests.pop()
+        if request.name == "compare":
+            for spec in request.words:
+                get_config(spec, *request.settings)
 
 
 @pytest.mark.parametrize("page", PAGES)

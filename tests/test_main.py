@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from PIL import Image
 from support import small_runs
 
 import hsvit_jax
-from hsvit_jax import checkpoint, cli, main, train
+from hsvit_jax import checkpoint, cli, commands, main, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import evaluate
 from hsvit_jax.runtime import compile_cache, signals
@@ -63,15 +64,17 @@ def test_a_curve_of_votes(capfd, run, tmp_path, monkeypatch):
 def test_no_arguments_print_the_usage(capfd):
     code, out, err = call(capfd)
     assert (code, err) == (2, "")
-    assert out.startswith("usage: ") and "--config=configs/c4a8.py" in out
+    assert out.startswith("usage: python -m hsvit_jax COMMAND")
+    assert all(f"\n  {name} " in out for name in commands.COMMANDS)
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "--helpshort", "-help", "--helpfull"])
 def test_help(capfd, word):
     code, out, err = call(capfd, word, "--config.train.batch=5")
     assert (code, err) == (0, "")
-    for flag in ("mode", "workdir", "checkpoint", "which", "split", "top_k", "format"):
+    for flag in ("workdir", "distributed", "stall_timeout", "config.train.batch"):
         assert f"\n  --{flag}=" in out
+    assert "--split" not in out and "--config.train.batch=5\n" in out
 
 
 def test_help_with_a_configuration_shows_its_keys(capfd):
@@ -82,12 +85,14 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mode=train"], "--mode=train needs --config=FILE"),
-        (["--mode=summary"], "--mode=summary needs --config=FILE"),
+        (["--mode=train"], "train needs --config=FILE"),
+        (["--mode=summary"], "summary needs --config=FILE"),
         (["--config.train.batch=5"], "--config.train.batch=5 needs --config=FILE"),
         (["--config="], "--config names no file"),
         (["--config"], "--config names no file"),
         (["--config=nope.py:digits"], "cannot read the config file nope.py: No such file"),
+        (["--config=there/vix.py:vin"], "The network needs no file: --config=vix:vin\n"),
+        (["trian", CONFIG], "unknown command 'trian'. Did you mean train?"),
         (["--config=c2a3"], "'c2a3'. Did you mean c2a2?"),
         ([CONFIG + "x"], "Did you mean tiny?"),
         ([CONFIG + ",cifar10"], "one data set at a time; got digits and cifar10"),
@@ -102,13 +107,13 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
             [CONFIG, "--config.optim.learning_rate=-1"],
             "optim.learning_rate must be a number above 0",
         ),
-        ([CONFIG, "--mode=evla"], "--mode=evla: value should be one of <train|eval|"),
+        ([CONFIG, "--mode=evla"], "unknown command 'evla'. Did you mean eval?"),
         ([CONFIG, "--wrokdir=x"], "Did you mean: workdir"),
-        ([CONFIG, "--top_k=0"], "--top_k=0"),
+        (["--mode=predict", "--top_k=0"], "--top_k=0"),
         ([CONFIG, "stray"], "unexpected words: stray"),
-        ([CONFIG, "--checkpoint=x"], "does not use --checkpoint, which is for --mode=eval|predict"),
-        (["--mode=predict", "--drop_groups=1"], "--mode=predict does not use --drop_groups"),
-        (["--mode=predict", "--nojson", "x.png"], "--mode=predict does not use --json"),
+        ([CONFIG, "--checkpoint=x"], "does not use --checkpoint, which is for eval, predict"),
+        (["--mode=predict", "--drop_groups=1"], "predict does not use --drop_groups"),
+        (["--mode=predict", "--nojson", "x.png"], "predict does not use --json"),
         (["--mode=eval", "--checkpoint=x", "--workdir=y"], "both name the run: leave one out"),
         (["--mode=predict", "--checkpoint=x", CONFIG], "not use --config beside --checkpoint"),
         (
@@ -140,7 +145,7 @@ def test_mistakes_in_the_command_line(capfd, words, message):
         ([CONFIG, "--config.data.image_size=30"], "30×30"),
         ([CONFIG, "--config.mesh.group=3"], "mesh.group"),
         (["--config=c2a2:folder=/no/such"], "/no/such"),
-        (["--mode=eval"], "--mode=eval needs --checkpoint"),
+        (["--mode=eval"], "eval needs --checkpoint"),
         (["--mode=predict", "x.png"], "no such file or folder: x.png"),
         (["--mode=predict"], "no images given"),
         (["--mode=eval", "--checkpoint=/no/such"], "/no/such is not a directory"),
@@ -189,7 +194,7 @@ def test_other_ends(capfd, monkeypatch):
         found, out, err = call(capfd, CONFIG, "--config.data.dir=a b")
         assert (found, out) == (code, "") and message in err and "Traceback" not in err
         if isinstance(error, signals.Interrupted):
-            assert f"  python -m hsvit_jax.main {CONFIG} '--config.data.dir=a b'" in err
+            assert f"  python -m hsvit_jax train {CONFIG} '--config.data.dir=a b'" in err
 
 
 def test_warnings_are_one_line(capfd, monkeypatch):
@@ -309,15 +314,12 @@ def test_eval_on_other_data(capfd, run, tmp_path):
     assert "note: the network was trained on most of these images" in err
 
 
-def test_each_mode_reads_flags_and_keys_that_exist():
-    """And each flag, but --mode, is of some mode: else it could never be given."""
-    values, used = cli.make_flags(main.FLAGS), {"mode"}
+def test_each_command_has_a_module_and_reads_keys_that_exist():
     keys = dict(config_lib.leaves(config_lib.get_config("c2a2")))
-    for mode in main.MODES.values():
-        used |= {*mode.flags.split()}
-        for name in mode.config.split():
+    for command in commands.COMMANDS.values():
+        assert importlib.util.find_spec(f"hsvit_jax.{command.module}")
+        for name in command.config.split():
             assert name == cli.EVERYTHING or any(f"{k}.".startswith(f"{name}.") for k in keys), name
-    assert used == {*values}
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Measurements of speed and memory; `python -m hsvit_jax.benchmark` is the command."""
+"""Measurements of speed and memory; `hsvit benchmark` is the command."""

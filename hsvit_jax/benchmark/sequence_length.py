@@ -1,4 +1,4 @@
-"""Costs of mixing tokens as the sequence grows: `python -m hsvit_jax.benchmark.sequence_length`.
+"""Costs of mixing tokens as the sequence grows: `hsvit sequence-length`.
 
 FLOPs and peak memory of compiled programs, forward and training, for ViX with each mixer. Nothing
 is executed: shapes alone are compiled, for the back end at hand, so a machine can state the memory
@@ -14,28 +14,9 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.runtime import program
-
-program.prepare("hsvit_jax.benchmark.sequence_length", __name__, huge_pages=False)
-
-from absl import flags  # noqa: E402
-
-from hsvit_jax import cli, report  # noqa: E402
-from hsvit_jax.models import costs  # noqa: E402
-from hsvit_jax.models.vix import mixer_config, vix  # noqa: E402
-
-USAGE = """usage: python -m hsvit_jax.benchmark.sequence_length [--tokens=256,...] [--mixers=...]
-
-  python -m hsvit_jax.benchmark.sequence_length --batch=64 --out=docs/benchmarks/sequence
-Prints a table, and writes it as CSV with a plot. All flags: --help"""
-
-_LENGTHS = ["256", "512", "1024", "2048", "4096"]
-FLAGS = (
-    (flags.DEFINE_list, "tokens", _LENGTHS, "Lengths of the sequence, powers of two."),
-    (flags.DEFINE_list, "mixers", [*mixer_config.NAMES], "Mixers to compare."),
-    (flags.DEFINE_integer, "batch", 64, "Images of the programs.", 1),
-    (flags.DEFINE_string, "out", "sequence", "Folder for the CSV and the plot."),
-)
+from hsvit_jax import cli, report
+from hsvit_jax.models import costs
+from hsvit_jax.models.vix import mixer_config, vix
 
 _COLOURS = {
     "softmax": "black",
@@ -145,29 +126,18 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
         axes.set(xlabel="tokens", ylabel=label, title=title, xticks=lengths)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
-    return cli.run(argv, USAGE, FLAGS, _run)
-
-
-def _run(request: cli.Request) -> None:
+def run(request: cli.Request) -> None:
+    """Measures what the command line asks for; prints and writes the table."""
     values = request.flags
-    cli.refuse_words(request)
-    if request.spec or request.settings:
-        raise cli.Misuse("--config is not read here: the networks are a ViX with each mixer")
     if unknown := set(values.mixers) - set(mixer_config.NAMES):
         raise cli.Misuse(f"unknown --mixers {sorted(unknown)}; choose of {mixer_config.NAMES}")
     if not all(word.isdecimal() for word in values.tokens) or not values.tokens:
         given = ",".join(values.tokens)
         raise cli.Misuse(f"--tokens needs whole numbers; got {given!r}")
     rows = []
-    for mixer in values.mixers:
+    for mixer in values.mixers or mixer_config.NAMES:
         for tokens in map(int, values.tokens):
             rows.append(measure(mixer, tokens, values.batch))
             print(f"{mixer}, {tokens:,} tokens", file=sys.stderr, flush=True)
     print(report.markdown(table(rows)))
     print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

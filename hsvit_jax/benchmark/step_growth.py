@@ -1,4 +1,4 @@
-"""Growth of a training step's time with its sizes: `python -m hsvit_jax.benchmark.step_growth`.
+"""Growth of a training step's time with its sizes: `hsvit step-growth`.
 
 The configuration's step, and the same with one setting changed at a time, compiled side by side in
 one process and stepped in turn, so that a slow spell of the machine hits all of them. A step that
@@ -12,21 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.runtime import program
+import jax
 
-program.prepare("hsvit_jax.benchmark.step_growth", __name__, compilation_cache=False)
-
-import jax  # noqa: E402
-from absl import flags  # noqa: E402
-
-from hsvit_jax import cli, report  # noqa: E402
-from hsvit_jax import config as config_lib  # noqa: E402
-from hsvit_jax.benchmark import jobs  # noqa: E402
-
-USAGE = """usage: python -m hsvit_jax.benchmark.step_growth --config=FILE[:DATA,RECIPE,SWITCHES]
-
-  python -m hsvit_jax.benchmark.step_growth --config=configs/c2a2.py --batch=64 --out=OUT
-Prints a table, and writes it as CSV with a plot. All flags: --help"""
+from hsvit_jax import cli, report
+from hsvit_jax import config as config_lib
+from hsvit_jax.benchmark import jobs
 
 #: Series → (key, value) of each change, for an HSViT with two blocks of convolutions.
 SERIES = {
@@ -36,13 +26,6 @@ SERIES = {
     "kernels": [("model.conv_channels", pair) for pair in ("(32, 64)", "(96, 192)", "(128, 256)")],
     "image": [("data.image_size", pair) for pair in ("(16, 16)", "(48, 48)", "(64, 64)")],
 }
-
-FLAGS = (
-    (flags.DEFINE_integer, "batch", 64, "Images per step.", 1),
-    (flags.DEFINE_integer, "rounds", 5, "Steps of each that are timed.", 1),
-    (flags.DEFINE_list, "series", [*SERIES], "Series of changes."),
-    (flags.DEFINE_string, "out", "growth", "Folder for the CSV and the plot."),
-)
 
 _COLOURS = dict(zip(SERIES, ("#2a7ab8", "#1b8a4b", "#c0504d", "#d08a00", "#777777"), strict=True))
 
@@ -141,16 +124,9 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
         axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
-    return cli.run(argv, USAGE, FLAGS, _run)
-
-
-def _run(request: cli.Request) -> None:
+def run(request: cli.Request) -> None:
+    """Measures what the command line asks for; prints and writes the table."""
     values = request.flags
-    cli.refuse_words(request)
-    if not request.spec:
-        raise cli.Misuse("--config is missing")
     if unknown := set(values.series) - set(SERIES):
         raise cli.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
     rows = measure(
@@ -162,7 +138,3 @@ def _run(request: cli.Request) -> None:
     )
     print(report.markdown(report.table(COLUMNS, rows)))
     print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,1 +1,202 @@
-"""The modes of the command line: one module each, whose `run(request)` returns the exit code."""
+"""The commands of `hsvit`: one table, which the program, its --help and docs/ are made from."""
+
+from collections.abc import Mapping
+
+from absl import flags
+
+from hsvit_jax.cli import EVERYTHING, Command, Numbers
+
+ABOUT = """\
+FILE[:DATA,RECIPE,SWITCHES] is, for example, configs/c2a2.py:cifar100,paper or, without a file,
+c2a2:cifar100,paper.
+  DATA      digits cifar10 cifar100 fashion_mnist tiny_imagenet food101 imagenet
+            folder=<path> tfds=<name>          (default: cifar10)
+  RECIPE    strong (default), fast or paper    SWITCHES  tiny bf16 conv_only attention_only"""
+
+_DATA = "data.name data.dir"
+_EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval"
+_COSTS = f"model {_DATA} data.image_size data.channels data.num_classes train.batch train.ema_decay"
+
+_WORKDIR = (flags.DEFINE_string, "workdir", None, "Folder of the run; default: a name under runs/.")
+_RUN = (
+    (flags.DEFINE_string, "checkpoint", None, "A run or checkpoint, exported file, or zoo:NAME."),
+    _WORKDIR,
+    (flags.DEFINE_string, "which", "best", "Of --checkpoint: 'best', 'latest' or a step."),
+)
+_DISTRIBUTED = "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."
+_STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
+_SPLIT = "Which images; default: all of a folder in --config beside --checkpoint, else test."
+_EXPORT_FORMAT = "safetensors, a folder for the hub, or the authors' PyTorch names."
+_TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64, 1e-5 for logits."
+_LENGTHS = ["256", "512", "1024", "2048", "4096"]
+
+#: Name → what it does and reads; all other input is refused.
+COMMANDS: Mapping[str, Command] = {
+    "train": Command(
+        "Trains a network, or goes on with a run that was stopped.",
+        "commands.train",
+        "$ --config=configs/c4a8.py\n"
+        "$ --config=c2a2:digits --config.train.epochs=5\n"
+        "$ --config=c2a2:folder=my_images",
+        (
+            _WORKDIR,
+            (flags.DEFINE_string, "distributed", "auto", _DISTRIBUTED),
+            (flags.DEFINE_float, "stall_timeout", None, _STALL, 0.0),
+            (flags.DEFINE_bool, "recoverable", False, "Go on with surviving processes' groups."),
+        ),
+        config=EVERYTHING,
+        needs_config=True,
+    ),
+    "eval": Command(
+        "Evaluates a trained network on a split, on other data, or with groups lost.",
+        "commands.evaluate",
+        "$ --checkpoint=runs/c2a2-digits-strong-seed0 --split=test",
+        (
+            *_RUN,
+            (flags.DEFINE_enum, "split", None, ["all", "train", "val", "test"], _SPLIT),
+            (flags.DEFINE_list, "drop_groups", [], "Numbers of lost attention groups."),
+            (flags.DEFINE_string, "curve", None, "A PNG of accuracy against groups lost."),
+        ),
+        config=_EVALUATION,
+    ),
+    "predict": Command(
+        "Classifies image files and folders of them.",
+        "commands.predict",
+        "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg photos/",
+        (
+            *_RUN,
+            (flags.DEFINE_integer, "top_k", 5, "Classes per image.", 1),
+            (flags.DEFINE_enum, "format", "table", ["table", "csv", "json"], "The output."),
+        ),
+        words="IMAGE ...",
+    ),
+    "visualize": Command(
+        "Draws feature maps, votes and attention maps of images.",
+        "commands.visualize",
+        "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg --out=views",
+        (*_RUN, (flags.DEFINE_string, "out", "views", "Folder of the PNGs.")),
+        words="IMAGE ...",
+    ),
+    "export": Command(
+        "Writes a trained network as one file, a hub folder or the authors' state dict.",
+        "commands.export",
+        "$ runs/c2a2-digits-strong-seed0 model.safetensors",
+        (
+            *_RUN,
+            (flags.DEFINE_enum, "format", "file", ["file", "hub", "reference"], _EXPORT_FORMAT),
+        ),
+        words="RUN OUT",
+    ),
+    "summary": Command(
+        "Prints parameters, FLOPs by module, and memory of a network.",
+        "commands.summary",
+        "$ --config=configs/c4a8.py:tiny_imagenet",
+        config=f"{_COSTS} eval.batch",
+        needs_config=True,
+    ),
+    "plan": Command(
+        "Predicts communication and efficiency of an HSViT on many devices.",
+        "commands.plan",
+        "$ --config=configs/c4a8.py --devices=4096",
+        (
+            (flags.DEFINE_integer, "devices", None, "The most devices.", 1),
+            (flags.DEFINE_integer, "group", None, "Devices on the group axis."),
+            (flags.DEFINE_integer, "batch", None, "Examples per step."),
+            (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices."),
+            (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device."),
+            (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message."),
+            (flags.DEFINE_bool, "verify", False, "Compile on 1-8 devices and compare."),
+            (flags.DEFINE_bool, "json", False, "Print JSON."),
+            (flags.DEFINE_string, "out", None, "A PNG to draw."),
+        ),
+        config=f"{_COSTS} mesh.aggregate mesh.gradients",
+        needs_config=True,
+    ),
+    "compare": Command(
+        "Trains several systems on the same data and compares them.",
+        "commands.compare",
+        "$ configs/c2a2.py:digits configs/c3a4.py:digits --seeds=0,1,2\n"
+        "SPEC is what --config takes elsewhere; the same command again goes on where it stopped.",
+        (
+            (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
+            (flags.DEFINE_string, "out", "runs/comparison", "Folder of the runs and the table."),
+            (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
+        ),
+        config=EVERYTHING,
+        words="SPEC SPEC ...",
+    ),
+    "convert": Command(
+        "Converts PyTorch weights to a run's folder.",
+        "commands.convert",
+        "$ weights.safetensors\n"
+        "$ last.ckpt runs/converted --image_size=32x48 --std=0.2,0.3,0.4\n"
+        "FILE is a state dict (.npz, .safetensors; .ckpt, .pt or .pth where torch is installed).\n"
+        "OUT is the folder to write: <stem>-jax beside FILE by default. Prints one line of JSON.",
+        (
+            (flags.DEFINE_string, "family", None, "Default: what FILE says, or hsvit."),
+            (flags.DEFINE, Numbers(int), "image_size", None, "32, or rows x columns as 32x48."),
+            (flags.DEFINE_integer, "channels", None, "Of the image."),
+            (flags.DEFINE, Numbers(int), "strides", None, "Pool strides, one per block, as 2,2."),
+            (flags.DEFINE_integer, "heads", None, "Attention heads."),
+            (flags.DEFINE, Numbers(float), "mean", "0.5", "Of pixels in [0, 1]."),
+            (flags.DEFINE, Numbers(float), "std", "0.5", "Of pixels in [0, 1]."),
+            (flags.DEFINE_string, "data", "cifar10", "Data set of the configuration."),
+            (flags.DEFINE_float, "tolerance", None, _TOLERANCE),
+        ),
+        words="FILE [OUT]",
+    ),
+    "benchmark": Command(
+        "Measures speed and memory, in one line of JSON.",
+        "benchmark.measure",
+        "$ --config=configs/c2a2.py --batch=128 --work=train\n"
+        "$ --config=configs/c2a2.py --vs='COMMAND THAT PRINTS A JSON LINE'\n"
+        "$ --config=configs/c2a2.py --batch=128 --parts\n"
+        "$ --config=configs/backbone.py:folder=PATH,paper --work=decode\n"
+        "$ --peak",
+        (
+            (
+                *(flags.DEFINE_enum, "work", "train"),
+                *(("train", "infer", "input", "eval", "decode"), "Work to time."),
+            ),
+            (flags.DEFINE_integer, "batch", None, "Images per step.", 1),
+            (flags.DEFINE_integer, "steps", 10, "Steps that are timed.", 1),
+            (flags.DEFINE_integer, "warmup", 2, "Steps before them.", 1),
+            (flags.DEFINE_bool, "no_augment", False, "train, input: only normalise the images."),
+            (flags.DEFINE_bool, "data", False, "The config's data set, not random images."),
+            (flags.DEFINE_string, "trace", None, "Write a profile of a few more steps here."),
+            (flags.DEFINE_bool, "parts", False, "Time the parts of a training step."),
+            (flags.DEFINE_bool, "peak", False, "Time a large product and convolution, no more."),
+            (flags.DEFINE_string, "vs", None, "Shell command to alternate with."),
+            (flags.DEFINE_integer, "rounds", 5, "--vs: runs of each.", 1),
+        ),
+        config=EVERYTHING,
+        remember=False,
+    ),
+    "step-growth": Command(
+        "Measures how a training step's time grows with its sizes.",
+        "benchmark.step_growth",
+        "$ --config=configs/c2a2.py --batch=64 --out=OUT\n"
+        "Prints a table, and writes it as CSV with a plot.",
+        (
+            (flags.DEFINE_integer, "batch", 64, "Images per step.", 1),
+            (flags.DEFINE_integer, "rounds", 5, "Steps of each that are timed.", 1),
+            (flags.DEFINE_list, "series", [], "Series of changes; default: all."),
+            (flags.DEFINE_string, "out", "growth", "Folder for the CSV and the plot."),
+        ),
+        config=EVERYTHING,
+        needs_config=True,
+        remember=False,
+    ),
+    "sequence-length": Command(
+        "Measures what mixing tokens costs as the sequence grows, for a ViX with each mixer.",
+        "benchmark.sequence_length",
+        "$ --batch=64 --out=docs/benchmarks/sequence\n"
+        "Prints a table, and writes it as CSV with a plot.",
+        (
+            (flags.DEFINE_list, "tokens", _LENGTHS, "Lengths of the sequence, powers of two."),
+            (flags.DEFINE_list, "mixers", [], "Mixers to compare; default: all."),
+            (flags.DEFINE_integer, "batch", 64, "Images of the programs.", 1),
+            (flags.DEFINE_string, "out", "sequence", "Folder for the CSV and the plot."),
+        ),
+    ),
+}

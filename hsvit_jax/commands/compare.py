@@ -1,4 +1,4 @@
-"""Several systems on the same data by the same loop: `python -m hsvit_jax.compare SPEC SPEC ...`.
+"""Several systems on the same data by the same loop: `hsvit compare SPEC SPEC ...`.
 
 Each system is trained once for every seed (or found trained in its folder, and only evaluated) and
 becomes a row of one table: parameters, FLOPs, memory, speed, accuracy. Written as Markdown, CSV and
@@ -6,7 +6,6 @@ a plot, in the manner of figure 2 of the HSViT paper and figure 4 of the ViX pap
 """
 
 import dataclasses
-import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,24 +14,11 @@ from typing import Any
 
 import jax
 import ml_collections
-from absl import flags
 
 from hsvit_jax import cli, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import costs
 from hsvit_jax.train import metrics
-
-USAGE = """usage: python -m hsvit_jax.compare SPEC SPEC ... [--seeds=0,1] [--config.KEY=VALUE]
-
-  python -m hsvit_jax.compare configs/c2a2.py:digits configs/c3a4.py:digits --seeds=0,1,2
-SPEC is what --config takes; a --config.KEY=VALUE holds for all of them. The same command again goes
-on where the last one stopped. All flags: python -m hsvit_jax.compare --help"""
-
-FLAGS = (
-    (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
-    (flags.DEFINE_string, "out", "runs/comparison", "Folder of the runs and the table."),
-    (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,18 +260,16 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
     report.save_figure(figure, path)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
-    return cli.run(argv, USAGE, FLAGS, _run)
-
-
-def _run(request: cli.Request) -> None:
+def run(request: cli.Request) -> None:
+    """Trains and compares the systems that the words name; prints and writes the table."""
     values = request.flags
     if not request.words:
         raise cli.Misuse("no system is named")
+    if request.spec:
+        raise cli.Misuse(f"compare does not use --config: name {request.spec} as a word")
     if not all(seed.strip().isdecimal() for seed in values.seeds):
         raise cli.Misuse(f"--seeds needs whole numbers; got {','.join(values.seeds)}")
     out, seeds = Path(values.out), [int(seed) for seed in values.seeds]
     settings = request.settings
     rows = compare(request.words, out, settings=settings, seeds=seeds, batch=values.batch)
-    print(table(rows), *write(rows, out, shlex.join(request.command)), sep="\n")
+    print(table(rows), *write(rows, out, request.line), sep="\n")

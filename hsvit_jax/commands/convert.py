@@ -1,4 +1,4 @@
-"""Converts PyTorch weights to a checkpoint: `python -m hsvit_jax.convert FILE [OUT]`.
+"""Converts PyTorch weights to a checkpoint: `hsvit convert FILE [OUT]`.
 
 FILE is a state dict as `.npz`, `.safetensors`, or `.ckpt`/`.pt`/`.pth` where PyTorch is installed.
 The network's sizes come from the JSON under `config` (its `constructor`), from options, or from the
@@ -11,14 +11,12 @@ Nothing in FILE is ever unpickled, except by PyTorch's own restricted reader (`w
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
 from hsvit_jax import cli, models
 from hsvit_jax import config as configs
@@ -192,48 +190,8 @@ def _write(out: Path, config: Any, state: dict, meta: dict) -> None:
 # --- Command line --------------------------------------------------------------------------------
 
 
-class _Numbers(flags.ArgumentParser):
-    """A flag of numbers: 0.5, 2,2 or 32x48."""
-
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-
-    def parse(self, argument: str) -> tuple:
-        try:
-            return tuple(self.kind(word) for word in re.split("[,x×]", argument))
-        except ValueError:
-            raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
-
-
-USAGE = """usage: python -m hsvit_jax.convert FILE [OUT] [--image_size=32] [--heads=8] ...
-
-  python -m hsvit_jax.convert weights.safetensors
-  python -m hsvit_jax.convert last.ckpt runs/converted --image_size=32x48 --std=0.2,0.3,0.4
-FILE is a state dict (.npz, .safetensors; .ckpt, .pt or .pth where torch is installed). OUT is the
-folder to write: <stem>-jax beside FILE by default. Prints one line of JSON."""
-
-_TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64, 1e-5 for logits."
-FLAGS = (
-    (flags.DEFINE_enum, "family", None, sorted(models.NAMES), "Default: what FILE says, or hsvit."),
-    (flags.DEFINE, _Numbers(int), "image_size", None, "32, or rows x columns as 32x48."),
-    (flags.DEFINE_integer, "channels", None, "Of the image."),
-    (flags.DEFINE, _Numbers(int), "strides", None, "Pool strides, one per block, as 2,2."),
-    (flags.DEFINE_integer, "heads", None, "Attention heads."),
-    (flags.DEFINE, _Numbers(float), "mean", "0.5", "Of pixels in [0, 1]."),
-    (flags.DEFINE, _Numbers(float), "std", "0.5", "Of pixels in [0, 1]."),
-    (flags.DEFINE_string, "data", "cifar10", "Data set of the configuration."),
-    (flags.DEFINE_float, "tolerance", None, _TOLERANCE),
-)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
-    return cli.run(argv, USAGE, FLAGS, _run)
-
-
-def _run(request: cli.Request) -> None:
-    if request.spec or request.settings:
-        raise cli.Misuse("--config is not read here: the sizes come from FILE and the flags")
+def run(request: cli.Request) -> None:
+    """Converts the file that the words name, and prints a line of JSON."""
     if len(request.words) not in (1, 2):
         raise cli.Misuse(f"expected FILE [OUT]; got {' '.join(request.words) or 'neither'}")
     try:

@@ -1,4 +1,4 @@
-"""--mode=eval: accuracy on a split of the data, on other data, or with attention groups lost."""
+"""hsvit eval: accuracy on a split of the data, on other data, or with attention groups lost."""
 
 from pathlib import Path
 from typing import Any

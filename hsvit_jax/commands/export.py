@@ -1,4 +1,4 @@
-"""The command export: a trained network as one file, as a folder for the Hugging Face hub, or as a
+"""hsvit export: a trained network as one file, as a folder for the Hugging Face hub, or as a
 state dict with the authors' names."""
 
 import json
@@ -34,9 +34,7 @@ def run(request: Request) -> None:
     stored = init_from.stored_network(source, which_of(request))
     about, out = describe(stored, source), Path(words[-1])
     formats = {"file": write_file, "hub": write_hub, "reference": write_reference}
-    if (values.format or "file") not in formats:
-        raise cli.Misuse(f"--format={values.format}: expected {', '.join(formats)}")
-    write = formats[values.format or "file"]
+    write = formats[values.format]
     count = sum(x.size for x in jax.tree.leaves(stored.params))
     for path in write(stored, about, out):
         print(report.printable(f"{path}  {report.byte_text(path.stat().st_size)}"))

@@ -1,4 +1,4 @@
-"""--mode=plan: memory, traffic and time of a network on many devices."""
+"""hsvit plan: memory, traffic and time of a network on many devices."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def run(request: Request) -> int:
     """Prints the plan: how a network spreads over the devices, and the costs."""
     values = request.flags
     if values.devices is None:
-        raise ValueError("--mode=plan needs --devices, for example --devices=4096")
+        raise ValueError("plan needs --devices, for example --devices=4096")
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     print(
         plan.run(

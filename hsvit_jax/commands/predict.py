@@ -1,4 +1,4 @@
-"""--mode=predict: the top classes of image files."""
+"""hsvit predict: the top classes of image files."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ def run(request: Request) -> int:
     files = image_files(request.words)
     rows, errors = predict_files(load_classifier(request), files, request.flags.top_k)
     if rows:
-        print(render(rows, request.flags.format or "table"))
+        print(render(rows, request.flags.format))
     for error in errors:
         cli.note(error)
     return 1 if errors else 0
@@ -34,7 +34,7 @@ def load_classifier(request: Request) -> classifier.Classifier:
     values = request.flags
     if not (values.checkpoint or values.workdir or request.config):
         raise ValueError(
-            f"--mode={values.mode} needs --checkpoint=<folder of a run>, for example "
+            f"{request.name} needs --checkpoint=<folder of a run>, for example "
             "--checkpoint=runs/c2a2-digits-strong-seed0"
         )
     return classifier.load(values.checkpoint or request.workdir, which_of(request))
@@ -46,12 +46,12 @@ def which_of(request: Request) -> str | int:
     return int(which) if which.isdigit() else which
 
 
-def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:
+def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
     """Lists the files named and the images in the folders named, in order.
 
     Args:
       paths: files and folders.
-      mode: of the command line, for the message.
+      command: for the message.
 
     Raises:
       ValueError: a path does not exist, or there is no image at all.
@@ -71,7 +71,7 @@ def image_files(paths: Sequence[str], mode: str = "predict") -> list[Path]:
     if not files:
         raise ValueError(
             (f"no images in {', '.join(paths)}" if paths else "no images given")
-            + f": name image files or folders of them, as in --mode={mode} "
+            + f": name image files or folders of them, as in hsvit {command} "
             "--checkpoint=runs/my-run cat.jpg photos/"
         )
     return files

@@ -1,4 +1,4 @@
-"""--mode=summary: a network's modules, parameters, FLOPs and memory.
+"""hsvit summary: a network's modules, parameters, FLOPs and memory.
 
 The table counts FLOPs as the literature does; the costs of the compiled programs are XLA's, for the
 back end at hand. Nothing is computed or allocated: the programs are compiled for shapes.

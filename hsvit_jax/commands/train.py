@@ -1,4 +1,4 @@
-"""--mode=train: trains a network, resuming a run that was stopped."""
+"""hsvit train: trains a network, resuming a run that was stopped."""
 
 import shlex
 
@@ -27,7 +27,7 @@ def run(request: Request) -> int:
         f"images, checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
         f"{result.seconds:.0f} s\n"
         f"  curves    {result.curves}\n"
-        f"  evaluate  python -m hsvit_jax.main --mode=eval --checkpoint={folder}\n"
-        f"  predict   python -m hsvit_jax.main --mode=predict --checkpoint={folder} IMAGE ..."
+        f"  evaluate  {request.program} eval --checkpoint={folder}\n"
+        f"  predict   {request.program} predict --checkpoint={folder} IMAGE ..."
     )
     return 0

@@ -1,4 +1,4 @@
-"""Records of the arrays that `--mode=visualize` draws for one image.
+"""Records of the arrays that `hsvit visualize` draws for one image.
 
 G groups, N heads, T tokens, K classes, D channels.
 """

@@ -1,4 +1,4 @@
-"""--mode=visualize: PNGs of attention, feature maps and votes of a trained network.
+"""hsvit visualize: PNGs of attention, feature maps and votes of a trained network.
 
 The arrays are intermediate activations of the forward pass (`Network.views`), reduced here to the
 views of the literature. G groups, N heads, T tokens, K classes.
@@ -24,8 +24,8 @@ from hsvit_jax.commands.views import Groups, Sequences, Views
 
 def run(request: Request) -> int:
     """Writes PNGs and prints their names; returns 1 where a file is no image."""
-    files = image_files(request.words, request.flags.mode)
-    out = Path(request.flags.out or "views")
+    files = image_files(request.words, request.name)
+    out = Path(request.flags.out)
     written, errors = write_views(load_classifier(request), files, out)
     for path in written:
         print(report.printable(str(path)))
@@ -165,7 +165,7 @@ def write_views(
       ValueError: the network has nothing to show, or `out` is a file.
     """
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out={out} is a file; --mode=visualize writes a folder of PNGs")
+        raise ValueError(f"--out={out} is a file; hsvit visualize writes a folder of PNGs")
     viewer, written, errors = Viewer(classifier), [], []
     names = classifier.class_names
     for path, stem in zip(paths, _stems(paths), strict=True):

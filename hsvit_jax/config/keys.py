@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -444,10 +444,15 @@ def shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def describe(config: ml_collections.ConfigDict) -> str:
-    """Lists every setting as the flag that sets it, with its meaning and range, for --help."""
+def describe(config: ml_collections.ConfigDict, reads: Callable[[str], bool]) -> str:
+    """Lists settings as the flags that set them, with meaning and range, for --help.
+
+    Args:
+      config: the configuration.
+      reads: whether a key is listed.
+    """
     lines = []
-    for key, value in leaves(config):
+    for key, value in ((key, value) for key, value in leaves(config) if reads(key)):
         entry = of(key, config.model)
         lines += [f"  --config.{key}={shown(value)}", f"      {entry.meaning}; {entry.expected}"]
     return "\n".join(lines)

@@ -20,6 +20,9 @@ from hsvit_jax.models import FAMILIES
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
+#: Networks that need no file.
+_NAMES = (*FAMILIES["hsvit"].variants, *variants.SIBLINGS)
+
 
 def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     """Reads and validates a configuration.
@@ -62,24 +65,25 @@ def named_model(name: str) -> dict[str, Any]:
     """
     if name in variants.SIBLINGS:
         return variants.model_section(name)
-    hsvit = FAMILIES["hsvit"]
-    if name not in hsvit.variants:
-        known = (*hsvit.variants, *variants.SIBLINGS)
+    if name not in _NAMES:
         raise ValueError(
-            f"unknown network {name!r}.{keys.nearest(name, known)} "
-            f"Known: {keys.few(known)}, or a file ending in .py ({_EXAMPLE})"
+            f"unknown network {name!r}.{keys.nearest(name, _NAMES)} "
+            f"Known: {keys.few(_NAMES)}, or a file ending in .py ({_EXAMPLE})"
         )
-    return hsvit.settings(name)
+    return FAMILIES["hsvit"].settings(name)
 
 
 def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
     """Runs the file and its `get_config`; errors name the line."""
+    named = path.stem, argument
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         others = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         hint = f" {path.parent}/ has {keys.few(others)}." if others else ""
+        if variants.OF_FILE.get(path.stem, path.stem) in _NAMES:
+            hint += f" The network needs no file: --config={':'.join(filter(None, named))}"
         raise ValueError(f"cannot read the config file {path}: {why}.{hint}") from None
     module = {"__name__": f"hsvit_config_{path.stem}", "__file__": str(path)}
     try:

@@ -141,8 +141,8 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
         if settings["family"] == "hsvit_backbone":
             what = "has one, or two with model.trunk='sharded', by mesh.group"
         raise ValueError(
-            f"--mode=plan compares the ways to spread hsvit's groups; {settings['family']} {what}: "
-            "see --mode=summary for its costs"
+            f"hsvit plan compares the ways to spread hsvit's groups; {settings['family']} {what}: "
+            "see hsvit summary for its costs"
         )
 
     def build(**changes: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Predicts the cost of a network on more devices than there are: `--mode=plan`.
+"""Predicts the cost of a network on more devices than there are: `hsvit plan`.
 
 From the resolved configuration alone, for plain data parallelism and the three ways to spread one
 network: FLOPs, memory and traffic of a device (`costs`), the time of a step on a machine that three

@@ -38,17 +38,14 @@ def prepare() -> None:
         mallopt(_M_TOP_PAD, 64 * 2**20)
 
 
-def use_huge_pages(program: str) -> None:
+def use_huge_pages() -> None:
     """Restarts this program with glibc asking for huge pages, where the kernel has them.
 
-    For `python -m hsvit_jax...` on Linux, before anything heavy is imported: glibc reads its
-    tunables only at the start of a process. XLA's buffers are hundreds of megabytes and new in
-    every step; in pages of 4 KiB a sixth of a step's time goes to the kernel handing them out. The
-    process keeps its number. HSVIT_HUGE_PAGES=0 leaves it as it is, as does a GLIBC_TUNABLES with a
-    glibc.malloc.hugetlb of its own.
-
-    Args:
-      program: the module that calls this as the program, as `python -m` names it.
+    For `hsvit` and `python -m hsvit_jax...` on Linux, before anything heavy is imported: glibc
+    reads its tunables only at the start of a process. XLA's buffers are hundreds of megabytes and
+    new in every step; in pages of 4 KiB a sixth of a step's time goes to the kernel handing them
+    out. The process keeps its number. HSVIT_HUGE_PAGES=0 leaves it as it is, as does a
+    GLIBC_TUNABLES with a glibc.malloc.hugetlb of its own.
     """
     tunables, hugetlb = os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb"
     arguments = getattr(sys, "orig_argv", [])[1:]
@@ -56,7 +53,9 @@ def use_huge_pages(program: str) -> None:
         on_request = "[madvise]" in Path(_HUGE_PAGES).read_text("ascii")
     except OSError:  # not Linux, or a kernel without them
         return
-    if arguments[:2] != ["-m", program] or os.environ.get("HSVIT_HUGE_PAGES") == "0":
+    module = arguments[1].partition(".")[0] if arguments[:1] == ["-m"] else ""
+    is_ours = module == "hsvit_jax" or Path(*arguments[:1]).name == "hsvit"
+    if not is_ours or os.environ.get("HSVIT_HUGE_PAGES") == "0":
         return
     if not on_request or hugetlb in tunables or not sys.executable:
         return

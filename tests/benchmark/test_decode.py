@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hsvit_jax import config as config_lib
-from hsvit_jax.benchmark import __main__ as benchmark
+from hsvit_jax import main
 from hsvit_jax.benchmark import decode as decode_benchmark
 from hsvit_jax.data import decode
 
@@ -44,16 +44,16 @@ def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
 def test_the_command_prints_one_line(config, capsys):
     settings = [f"--config.{setting}" for setting in config[1]]
     words = ["benchmark", f"--config={config[0]}", *settings, "--work=decode", "--steps=2"]
-    assert benchmark.main(words) == 0
+    assert main.main(["hsvit", *words]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["work"], record["batch"], record["steps"]) == ("decode", 8, 2)
     assert record["image_size"] == [24, 24] and record["data"].startswith("folder=")
     assert record["images_per_second"] > 0 and record["images_per_cpu_second"] > 0
     for more in ("--trace=x", "--parts"):
-        assert benchmark.main([*words, more]) == 2
+        assert main.main(["hsvit", *words, more]) == 2
         assert "leave out --trace and --parts" in capsys.readouterr().err
 
 
 def test_a_set_without_files_is_a_mistake(capsys):
-    assert benchmark.main(["benchmark", "--config=c2a2:digits", "--work=decode"]) == 1
+    assert main.main(["hsvit", "benchmark", "--config=c2a2:digits", "--work=decode"]) == 1
     assert "digits are a part of the package" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import csv
 import pytest
 from PIL import Image
 
-from hsvit_jax import report
+from hsvit_jax import main, report
 from hsvit_jax.benchmark import sequence_length
 
 SMALL = {"heads": 2, "head_dim": 16, "embed_dim": 16, "mlp_dim": 16, "depth": 1}
@@ -68,6 +68,6 @@ def test_mistakes_say_so(capsys, tmp_path):
         (["word"], 2, "unexpected words"),
         (["--batch=0"], 2, "batch"),
     ):
-        assert sequence_length.main(["sequence", *words, f"--out={tmp_path}"]) == code
+        assert main.main(["hsvit", "sequence-length", *words, f"--out={tmp_path}"]) == code
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

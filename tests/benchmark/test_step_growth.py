@@ -5,7 +5,7 @@ import csv
 import pytest
 from PIL import Image
 
-from hsvit_jax import report
+from hsvit_jax import main, report
 from hsvit_jax.benchmark import step_growth
 
 SPEC = "c2a2:digits,tiny"
@@ -41,13 +41,13 @@ def test_files_hold_every_row(rows, tmp_path):
 
 def test_mistakes_say_so(capsys, tmp_path):
     for words, code, message in (
-        ([], 2, "--config is missing"),
+        ([], 2, "step-growth needs --config=FILE"),
         (["word"], 2, "unexpected words"),
         ([f"--config={SPEC}", "--series=height"], 2, "unknown --series ['height']"),
         ([f"--config={SPEC}", "--batch=0"], 2, "batch"),
-        (["--config=nowhere.py"], 1, "nowhere.py"),
-        ([f"--config={SPEC}", "--config.model.dept=2"], 1, "dept"),
+        (["--config=nowhere.py"], 2, "nowhere.py"),
+        ([f"--config={SPEC}", "--config.model.dept=2"], 2, "dept"),
     ):
-        assert step_growth.main(["growth", *words, f"--out={tmp_path}"]) == code
+        assert main.main(["hsvit", "step-growth", *words, f"--out={tmp_path}"]) == code
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ import csv
 
 import pytest
 
+from hsvit_jax import main
 from hsvit_jax.commands import compare
 
 ROWS = [
@@ -55,10 +56,10 @@ def test_the_table():
 
 
 def test_what_is_written(tmp_path):
-    markdown, table, plot = compare.write(ROWS, tmp_path, "python -m hsvit_jax.compare x:a,b y")
+    markdown, table, plot = compare.write(ROWS, tmp_path, "hsvit compare x:a,b y")
     text = markdown.read_text()
     assert compare.table(ROWS) in text
-    assert "    python -m hsvit_jax.compare x:a,b y\n" in text
+    assert "    hsvit compare x:a,b y\n" in text
     assert "2 epochs, 2 seeds, ± one standard deviation" in text
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -98,11 +99,11 @@ def test_names(spec, name):
 
 
 def test_mistakes_on_the_command_line(capsys):
-    assert compare.main(["compare"]) == 2
+    assert main.main(["hsvit", "compare"]) == 2
     assert "compare --help" in capsys.readouterr().err
-    assert compare.main(["compare", "c2a2:digits", "--seeds=x"]) == 2
+    assert main.main(["hsvit", "compare", "c2a2:digits", "--seeds=x"]) == 2
     assert "whole numbers; got x" in capsys.readouterr().err
-    assert compare.main(["compare", "c2a2:digits", "--sedes=1"]) == 2
+    assert main.main(["hsvit", "compare", "c2a2:digits", "--sedes=1"]) == 2
     assert "sedes" in capsys.readouterr().err
-    assert compare.main(["compare", "c2a2:digitz"]) == 1
+    assert main.main(["hsvit", "compare", "c2a2:digitz"]) == 1
     assert "Did you mean digits?" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 from support import state_dicts
 
 from hsvit_jax import config as configs
-from hsvit_jax import models
+from hsvit_jax import main, models
 from hsvit_jax.checkpoint import load_tree
 from hsvit_jax.commands import convert
 
@@ -48,7 +48,7 @@ def rebuild(out):
 @pytest.mark.parametrize("name", GOLDENS)
 def test_golden_through_the_command_line(name, golden_dir, tmp_path, capsys):
     source = golden_dir / f"{name}.npz"
-    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 0
+    assert main.main(["hsvit", "convert", str(source), str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     with np.load(source) as golden:
@@ -79,7 +79,7 @@ def test_a_weight_changed_by_a_thousandth_is_refused(name, step, golden_dir, tmp
         changed = tensors[key].copy()
         changed[np.unravel_index(np.abs(changed).argmax(), changed.shape)] *= 1.001
         np.savez(source, **{**tensors, key: changed})
-        assert convert.main(["convert", str(source), str(out)]) == 1, key
+        assert main.main(["hsvit", "convert", str(source), str(out)]) == 1, key
         assert "differ" in capsys.readouterr().err and not out.exists()
 
 
@@ -87,9 +87,12 @@ def test_what_a_converted_network_cannot_promise_is_said(golden_dir, tmp_path, c
     with np.load(golden_dir / "hsvit-convonly.npz") as golden:
         tensors = {k: golden[k] for k in golden.files if k != "logits_f64"}
     np.savez(tmp_path / "a.npz", **tensors)
-    assert convert.main(["convert", str(tmp_path / "a.npz")]) == 0
+    assert main.main(["hsvit", "convert", str(tmp_path / "a.npz")]) == 0
     assert "an error below 1e-05 of the largest logit goes unseen" in capsys.readouterr().err
-    assert convert.main(["convert", str(golden_dir / "vix-viprope.npz"), str(tmp_path / "b")]) == 0
+    assert (
+        main.main(["hsvit", "convert", str(golden_dir / "vix-viprope.npz"), str(tmp_path / "b")])
+        == 0
+    )
     assert "depends on the other images of its batch" in capsys.readouterr().err
 
 
@@ -183,13 +186,13 @@ def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
     logits = np.array(state_dicts.CASES["hsvit"]["logits"], np.float32)
     logits[1, 2] += 0.01
     source = npz(tmp_path / "a.npz", tensors, SMALL, input=images, logits=logits)
-    assert convert.main(["convert", str(source)]) == 1
+    assert main.main(["hsvit", "convert", str(source)]) == 1
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert report["max_abs_error"] == pytest.approx(0.01, rel=1e-2)
     assert "differ" in err
     assert not (tmp_path / "a-jax").exists()
-    assert convert.main(["convert", str(source), "--tolerance=0.1"]) == 0
+    assert main.main(["hsvit", "convert", str(source), "--tolerance=0.1"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,7 @@ def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
 )
 def test_contradictions_are_clear_errors(entries, message, tmp_path, capsys):
     source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL, **entries)
-    assert convert.main(["convert", str(source)]) == 1
+    assert main.main(["hsvit", "convert", str(source)]) == 1
     out, err = capsys.readouterr()
     assert out == "" and str(source) in err and "Traceback" not in err
     with pytest.raises(ValueError, match=message):
@@ -263,7 +266,7 @@ def _bytes_of(name, tmp_path):
 def test_foreign_and_damaged_files(name, suffix, tmp_path, capsys):
     source = tmp_path / f"weights{suffix}"
     source.write_bytes(_bytes_of(name, tmp_path))
-    assert convert.main(["convert", str(source)]) == 1
+    assert main.main(["hsvit", "convert", str(source)]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert f"{source} is not a whole {suffix} file" in err
@@ -337,7 +340,7 @@ def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
     source = tmp_path / "last.ckpt"
     source.write_bytes(b"x")
     arguments = [str(source), "--image_size=4x6", "--strides=1,2", "--heads=3", "--std=0.2,0.3,0.4"]
-    assert convert.main(["convert", *arguments]) == 0
+    assert main.main(["hsvit", "convert", *arguments]) == 0
     assert asked == {"map_location": "cpu", "weights_only": True}
     model, _, meta = rebuild(tmp_path / "last-jax")
     assert model.config.image_size == (4, 6) and model.config.heads == 3

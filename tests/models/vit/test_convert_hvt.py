@@ -9,7 +9,7 @@ import pytest
 from support import state_dicts, torch_files
 
 from hsvit_jax import config as configs
-from hsvit_jax import models
+from hsvit_jax import main, models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.vit import hvt
 
@@ -88,7 +88,7 @@ def test_a_published_checkpoint_s_form(tmp_path, monkeypatch):
     fake = types.SimpleNamespace(load=load, Tensor=FakeTensor)
     monkeypatch.setitem(sys.modules, "torch", fake)
     (tmp_path / "deit.pth").write_bytes(b"x")
-    assert convert.main(["convert", str(tmp_path / "deit.pth"), "--family=deit"]) == 0
+    assert main.main(["hsvit", "convert", str(tmp_path / "deit.pth"), "--family=deit"]) == 0
     config = configs.from_json((tmp_path / "deit-jax" / "config.json").read_text())
     assert (config.model.family, config.model.cls, config.model.heads) == ("deit", True, 1)
     assert config.data.image_size == (20, 20)

@@ -1,0 +1,153 @@
+"""Measures speed and memory: `hsvit benchmark`, one JSON line on standard output.
+
+It times what a run executes: the training step as the trainer compiles it, the evaluation forward,
+the evaluator, the batch of a step, decoding it from files. Each step is waited for before the next.
+`--vs` alternates with another program, `--parts` times the parts of a step, `--peak` the machine.
+"""
+
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_collections
+
+from hsvit_jax import cli
+from hsvit_jax import config as config_lib
+from hsvit_jax.benchmark import decode, jobs, machine, step_parts, versus
+from hsvit_jax.models import costs
+
+WORKS = tuple(jobs.JOBS)
+
+
+def run(request: cli.Request) -> None:
+    """Measures what the command line asks for, and prints a line of JSON."""
+    values = request.flags
+    modes = [name for name in ("vs", "parts", "peak") if values[name].value]
+    if not request.spec and modes != ["peak"]:
+        raise cli.Misuse("--config is missing")
+    if len(modes) > 1:
+        raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
+    if values.trace and modes not in ([], ["vs"]):
+        raise cli.Misuse(f"--trace follows the steps of --work; leave out --{modes[0]}")
+    if values.work == "decode" and (values.trace or values.parts):
+        raise cli.Misuse("--work=decode runs no program: leave out --trace and --parts")
+    print(json.dumps(_record(request, modes)))
+
+
+def _record(request: cli.Request, modes: list[str]) -> dict:
+    """The fields of the JSON line."""
+    values, config = request.flags, request.config
+    if modes == ["vs"]:  # an empty --vs after the first one makes the command an ordinary run
+        ours = [sys.executable, "-m", "hsvit_jax", request.name, *request.argv, "--vs="]
+        return versus.compare(ours, values.vs, values.rounds)
+    if modes == ["peak"]:
+        return {"peak": machine.measure_peak("float32"), **machine.description()}
+    if values.batch:
+        config = config_lib.override(config, [f"train.batch={values.batch}"])
+    timing = {"steps": values.steps, "warmup": values.warmup}
+    if modes == ["parts"]:
+        record = step_parts.measure_parts(config, **timing)
+        print(step_parts.table(record), file=sys.stderr, flush=True)
+    elif values.work == "decode":
+        record = decode.measure(config, **timing)
+    else:
+        record = measure(
+            config,
+            values.work,
+            augmented=not values.no_augment,
+            real_data=values.data,
+            trace=values.trace,
+            **timing,
+        )
+    return {"config": request.spec or None, **record}
+
+
+def measure(
+    config: ml_collections.ConfigDict,
+    work: str,
+    *,
+    steps: int = 10,
+    warmup: int = 2,
+    augmented: bool = True,
+    real_data: bool = False,
+    trace: str | None = None,
+    devices: list | None = None,
+) -> dict:
+    """Times steps of one kind of work.
+
+    Args:
+        config: as a config file returns it; its train.batch is the batch.
+        work: one of `WORKS`.
+        steps: steps that are timed.
+        warmup: steps before them.
+        augmented: False only normalises the images.
+        real_data: load the configuration's data set; else random images of its shape.
+        trace: folder for a profile of up to three more steps.
+        devices: all of jax's when left out.
+
+    Returns:
+        the fields of the JSON line.
+
+    Raises:
+        ValueError: configuration, data and devices do not fit together.
+    """
+    if work not in WORKS:
+        raise ValueError(f"unknown work {work!r}; choose one of {', '.join(WORKS)}")
+    run = jobs.prepare(config, real_data, devices)
+    job = jobs.JOBS[work](run, augmented)
+    started = time.perf_counter()
+    jax.block_until_ready(job.take())
+    first = time.perf_counter() - started
+    for _ in range(warmup - 1):
+        jax.block_until_ready(job.take())
+    rates = [job.images / seconds for seconds in jobs.timed(job.take, steps)]
+    memory = machine.peak_memory()
+    if trace:
+        with jax.profiler.trace(trace):
+            jobs.timed(job.take, min(steps, 3))
+    rate = statistics.median(rates)
+    compile_seconds = job.compile_seconds
+    if compile_seconds is None:  # compiled within its first step
+        compile_seconds = max(first - job.images / rate, 0.0)
+    return {
+        "work": work,
+        "batch": run.config.train.batch,
+        "images_per_second": rate,
+        "images_per_second_spread": jobs.spread(rates),
+        "steps": steps,
+        "images_per_step": job.images,
+        "compile_seconds": compile_seconds,
+        **_performance(run, work, rate),
+        "peak_memory_bytes": memory,
+        "device_peak_memory_bytes": machine.device_memory(run.mesh.devices.flat),
+        **machine.program_record(job.compiled),
+        "mesh": dict(run.mesh.shape),
+        "variant": run.config.model.variant,
+        "dtype": run.config.model.dtype,
+        "image_size": list(run.config.data.image_size),
+        "data": run.config.data.name if real_data else "random",
+        "augmented": augmented if work in ("train", "input") else None,
+        "trace": trace,
+        **machine.description(),
+    }
+
+
+def _performance(run: Any, work: str, rate: float) -> dict:
+    """FLOPs of one image, and the share of the machine's peak that the rate amounts to."""
+    names = ("flops_per_image", "flops_counted_on", "flops_per_second", "share_of_peak", "peak")
+    if work == "input":
+        return dict.fromkeys(names)
+    if work == "train":
+        flops = jobs.training_flops(run.model)
+        program = "forward and backward of one image, compiled for one device"
+    else:
+        flops = costs.compiled_flops(run.model)
+        program = "forward of one image, compiled for one device"
+    peak = machine.measure_peak(run.config.model.dtype)
+    # Several CPU devices are slices of the same cores; accelerators add up.
+    count = 1 if jax.default_backend() == "cpu" else run.mesh.size
+    share = rate * flops / (count * peak["flops_per_second"])
+    return dict(zip(names, (flops, program, rate * flops, share, peak), strict=True))
