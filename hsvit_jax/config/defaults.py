@@ -88,7 +88,7 @@ _STRONG: Mapping[str, Any] = {
         "beta2": 0.999,
     },
     "init": {
-        "from": "",  # a run's or checkpoint folder, or a file of weights, to start from
+        "from": "",  # a run's or checkpoint folder, a file of weights, zoo:NAME or hub:OWNER/NAME
         "classifier": "keep",  # or 'new' for other classes, 'drop_first' for a background class
         "stem": "keep",  # or 'refit' for other image channels
         "positions": "keep",  # or 'resize' for another image size

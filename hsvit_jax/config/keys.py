@@ -219,7 +219,9 @@ KEYS: Mapping[str, Key] = {
     "optim.clip_norm": _number("largest global norm of the gradient; 0: no clipping", 0.0, 1e9),
     "optim.beta1": _rate("Adam's decay rate of the first moment"),
     "optim.beta2": _rate("Adam's decay rate of the second moment"),
-    "init.from": _text("run or file of weights to start from; empty: random weights"),
+    "init.from": _text(
+        "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights"
+    ),
     "init.classifier": _choice(
         "classifier of init.from: as it is, new for other classes, or without a first background "
         "class",

@@ -43,6 +43,23 @@ def refuse_random(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Pins a network of the hub to its commit, and normalises pixels as what stands beside the
+    weights says, where the configuration does not."""
+    source = config.init["from"]
+    if not source:
+        return config
+    config = config.copy_and_resolve_references().unlock()
+    try:
+        config.init["from"] = sources.pinned(source)
+        found = sources.normalisation(config.init["from"])
+    except ValueError as error:
+        raise ValueError(f"init.from={source}: {error}") from error
+    if found and not (config.data.mean or config.data.std):
+        config.data.mean, config.data.std = found[:2]
+    return config.lock()
+
+
 def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     """Loads the weights for `model` that `config.init` names.
 
@@ -86,8 +103,11 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
         raise ValueError(f"init.from={source}: {error}") from error
     params, stats = refitted.params, refitted.stats
     total = len(jax.tree.leaves((params, stats)))
-    note = f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"
-    return Start(params, stats, (note, *refitted.notes))
+    notes = [f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"]
+    if found := sources.normalisation(source):
+        as_said = (tuple(config.data.mean), tuple(config.data.std)) == found[:2]
+        notes.append(f"pixels are {'' if as_said else 'not '}normalised as {found[2]} says")
+    return Start(params, stats, (*notes, *refitted.notes))
 
 
 class Stored(NamedTuple):

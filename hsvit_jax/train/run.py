@@ -60,7 +60,7 @@ def prepare(
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
             _network(config_lib.resolve(config, data.describe(config.data.name)))
         dataset = load_data(config, progress=progress)
-    config = config_lib.resolve(config, dataset.info)
+    config = config_lib.resolve(init_from.as_published(config), dataset.info)
     model = _network(config)
     batch, examples = config.train.batch, len(dataset.train)
     _check_held_out(config, dataset)

@@ -1,25 +1,83 @@
-"""Where trained weights come from: a path, or the name of a network of the zoo."""
+"""Where trained weights come from: a path, the package's zoo, or the Hugging Face hub."""
 
+import json
+import math
 import os
 from importlib import resources
 from pathlib import Path
+from typing import Any
+
+_FILE = "model.safetensors"
+#: What the hub has beside it that says how pixels are normalised: transformers' file, timm's.
+_DESCRIPTIONS = ("preprocessor_config.json", "config.json")
 
 
 def locate(source: str | os.PathLike) -> Path:
-    """Finds the file or folder of a source; a folder with `model.safetensors` gives that file.
+    """Finds the file or folder of a source; a folder with `model.safetensors`, and without
+    checkpoints, gives that file.
 
     Args:
-      source: a path, or 'zoo:NAME'.
+      source: a path, 'zoo:NAME', or 'hub:OWNER/NAME', with '@REVISION' behind it where it is not to
+        be the newest; the hub's files are kept in its own cache, which also serves without a
+        network.
 
     Raises:
-      ValueError: there is no network of that name.
+      ValueError: there is no network of that name, or the hub cannot be read.
     """
     kind, _, name = str(source).partition(":")
     if kind == "zoo":
         return _of_zoo(name)
+    if kind == "hub":
+        return _of_hub(name)
     path = Path(source).expanduser()
-    file = path / "model.safetensors"
-    return file if os.path.isfile(file) else path
+    published = os.path.isfile(path / _FILE) and not (path / "checkpoints").is_dir()
+    return path / _FILE if published else path
+
+
+def pinned(source: str) -> str:
+    """The source with the hub's commit in the place of a branch, a tag or none."""
+    if not source.startswith("hub:"):
+        return source
+    return f"{source.partition('@')[0]}@{locate(source).parent.name}"
+
+
+def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...], str] | None:
+    """Reads mean and standard deviation of pixels in [0, 1] from the JSON beside the weights of a
+    model of the hub, or of a folder that is one's copy.
+
+    Returns:
+      both, by channel, and the name of the JSON file; None where there is none that tells.
+
+    Raises:
+      ValueError: the values are no numbers that pixels could be normalised by.
+    """
+    file = locate(source)
+    for name in _DESCRIPTIONS if file.name == _FILE != Path(source).name else ():
+        path = file.parent / name
+        if not path.is_file():
+            continue
+        try:
+            found = _mean_and_std(json.loads(path.read_bytes()))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} does not say how to normalise pixels: {error}") from None
+        if found:
+            return *found, name
+    return None
+
+
+def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Those of a preprocessor of transformers or of timm's `pretrained_cfg`."""
+    if described.get("do_normalize") is False:
+        return (0.0,), (1.0,)
+    timm = described.get("pretrained_cfg", {})
+    mean = described.get("image_mean", timm.get("mean"))
+    std = described.get("image_std", timm.get("std"))
+    if mean is None or std is None:
+        return None
+    mean, std = tuple(map(float, mean)), tuple(map(float, std))
+    if not (len(mean) == len(std) and all(map(math.isfinite, mean)) and min(std) > 0):
+        raise ValueError(f"mean {mean!s:.80} and std {std!s:.80}")
+    return mean, std
 
 
 def _of_zoo(name: str) -> Path:
@@ -29,3 +87,34 @@ def _of_zoo(name: str) -> Path:
     if name not in known:
         raise ValueError(f"no network {name!r:.80} in the zoo; it has {', '.join(known) or 'none'}")
     return folder / f"{name}.safetensors"
+
+
+def _of_hub(name: str) -> Path:
+    """The weight file of a model on the hub, all of one commit, in the hub's cache."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    except ImportError:
+        raise ValueError(
+            f"hub:{name} needs huggingface_hub: pip install 'hsvit_jax[hub]', or name a downloaded "
+            f"{_FILE}"
+        ) from None
+    model, _, revision = name.partition("@")
+    try:
+        file = Path(hf_hub_download(model, _FILE, revision=revision or None))
+        for description in _DESCRIPTIONS:
+            try:
+                hf_hub_download(model, description, revision=file.parent.name)
+            except EntryNotFoundError:  # not every model has both
+                continue
+    except LocalEntryNotFoundError:
+        raise ValueError(
+            f"hub:{name} is not in the hub's cache, and the hub cannot be reached: connect once, "
+            f"or name a downloaded {_FILE}"
+        ) from None
+    except EntryNotFoundError:
+        raise ValueError(f"hub:{name} has no {_FILE}, and nothing else is read") from None
+    except Exception as error:  # of the network, of the disk, of a name that is none
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise ValueError(f"hub:{name} cannot be read: {type(error).__name__}: {reason}") from None
+    return file

@@ -1,0 +1,132 @@
+"""Weights by name, from a hub on the loopback interface that speaks HTTP as the real one does."""
+
+import hashlib
+import http.server
+import json
+import threading
+
+import numpy as np
+import pytest
+from huggingface_hub import constants
+from support import small_runs
+
+from hsvit_jax import train
+from hsvit_jax.train import init_from
+from hsvit_jax.weights import release, sources
+
+COMMIT = hashlib.sha1(b"one").hexdigest()
+DESCRIPTION = {"image_mean": [0.25], "image_std": [0.125]}
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """Serves files as /OWNER/NAME/resolve/REVISION/FILE, and counts what it is asked for."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.asked = files, []
+        super().__init__(("127.0.0.1", 0), Answer)
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        self.answer(None)
+
+    def do_GET(self):
+        self.answer(self.wfile)
+
+    def answer(self, body):
+        *model, kind, revision, file = ["", "", "", *self.path.strip("/").split("/")][-5:]
+        self.server.asked.append((self.command, file))
+        content = self.server.files.get(file)
+        if model != ["ada", "net"]:
+            code, headers = 404, {"X-Error-Code": "RepoNotFound"}
+        elif kind != "resolve" or revision not in ("main", COMMIT):
+            code, headers = 404, {"X-Error-Code": "RevisionNotFound"}
+        elif content is None:
+            code, headers = 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}
+        else:
+            code, headers = 200, {"X-Repo-Commit": COMMIT}
+            headers["ETag"] = f'"{hashlib.sha256(content).hexdigest()}"'
+        self.send_response(code)
+        content = content if code == 200 else b""
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body is not None:
+            body.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(stored_weights, tmp_path, monkeypatch):
+    """A hub with one model, which is a run's network under our own names."""
+    stored = init_from.stored_network(stored_weights)
+    about = {"config": stored.config.to_dict(), "class_names": list(stored.class_names), "step": 0}
+    trees = {"params": stored.params, "stats": stored.stats}
+    files = {
+        "model.safetensors": release.pack(trees, about),
+        "preprocessor_config.json": json.dumps(DESCRIPTION).encode(),
+    }
+    with Hub(files) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield server
+        server.shutdown()
+
+
+def test_a_run_starts_from_the_hub(hub, monkeypatch):
+    config = small_runs.small_config(init__from="hub:ada/net")
+    run = train.prepare(config, dataset=small_runs.small_dataset())
+    assert run.config.init["from"] == f"hub:ada/net@{COMMIT}"
+    assert (run.config.data.mean, run.config.data.std) == ((0.25,), (0.125,))
+    start = init_from.load(run.config, run.model)
+    assert "pixels are normalised as preprocessor_config.json says" in start.notes
+    # The network is fetched once, and is there without the hub.
+    assert hub.asked.count(("GET", "model.safetensors")) == 1
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    again = init_from.load(run.config, run.model)
+    np.testing.assert_array_equal(*(s.params["head"]["norm_scale"] for s in (start, again)))
+    assert sources.pinned("hub:ada/net") == run.config.init["from"]
+    with pytest.raises(ValueError, match=r"not in the hub's cache.*connect once"):
+        sources.locate("hub:ada/other")
+
+
+def test_what_the_hub_has_not_is_said(hub):
+    with pytest.raises(ValueError, match=r"init.from=hub:ada/nut: hub:ada/nut cannot be read"):
+        init_from.as_published(small_runs.small_config(init__from="hub:ada/nut"))
+    with pytest.raises(ValueError, match="RevisionNotFoundError"):
+        sources.locate("hub:ada/net@v2")
+    with pytest.raises(ValueError, match="HFValidationError"):
+        sources.locate("hub:a/b/c/../d")
+    del hub.files["model.safetensors"]
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        sources.locate("hub:ada/net")
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        ({"pretrained_cfg": {"mean": [0.5], "std": [0.2]}}, ((0.5,), (0.2,), "config.json")),
+        ({"do_normalize": False}, ((0.0,), (1.0,), "config.json")),
+        ({"model_type": "resnet"}, None),
+    ],
+)
+def test_normalisation(described, expected, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert sources.normalisation(str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("text", ["[]", '{"image_mean": ["a"], "image_std": [1]}', "{"])
+def test_a_damaged_description_is_refused(text, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json does not say"):
+        sources.normalisation(str(tmp_path))
