@@ -86,10 +86,10 @@ def compare(
     _check(configs, specs, seeds)
     first = next(iter(configs.values()))
     dataset = train.load_data(first)
-    models = {}
+    prepared = {}
     for spec, config in configs.items():
         try:
-            models[spec] = train.prepare(config, dataset=_at_size(dataset, config)).model
+            prepared[spec] = train.prepare(config, dataset=_at_size(dataset, config))
         except ValueError as error:
             raise ValueError(f"{spec}: {error}") from error
     rows = []
@@ -105,12 +105,12 @@ def compare(
             )
             lines = metrics.read_metrics(folder / "metrics.jsonl")
             rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
-        model = models[spec]
+        model = prepared[spec].model
         rows.append(
             Row(
                 name=name_of(spec),
                 spec=spec,
-                epochs=config.train.epochs,
+                epochs=prepared[spec].config.train.epochs,
                 parameters=costs.parameters(model),
                 flops=costs.flops(model),
                 batch=batch,

@@ -49,8 +49,10 @@ def _images(
         config = config.copy_and_resolve_references().unlock()
         for key in ("name", "dir", "val_fraction", "on_bad_image"):
             config.data[key] = request.config.data[key]
-        given = request.config.eval
-        config.eval.batch, config.eval.tta = given.batch, given.tta
+        given = request.config
+        config.eval.batch = given.eval.batch
+        if {"recipe", "eval.tta"}.intersection(given.by_hand):  # else the run's own
+            config.eval.tta = given.eval.tta
     name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
     if split is None:
         other_data = request.config is not None and name.startswith("folder=")

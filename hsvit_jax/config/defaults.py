@@ -37,6 +37,7 @@ AUTOMATIC = -1.0
 _STRONG: Mapping[str, Any] = {
     "seed": 0,
     "recipe": "strong",
+    "by_hand": (),  # keys that were set in so many words, which `derived.for_few_images` leaves
     "data": {
         "name": "cifar10",
         "dir": "",  # empty: $HSVIT_DATA_DIR, or a folder in the user's cache
@@ -155,6 +156,16 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
       ValueError: an unknown word, or a switch that the network's family does not have.
     """
     data, recipe, switches = parse_argument(argument)
+    config = plain(data, recipe, model)
+    if recipe in map(str.strip, (argument or "").split(",")):
+        config.by_hand = ("recipe",)
+    for switch in switches:
+        _apply_switch(config, switch)
+    return config.lock()
+
+
+def plain(data: str, recipe: str, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The configuration of a data set, a recipe and a `model` section, before any switch."""
     config = ml_collections.ConfigDict(_STRONG)
     config.recipe, config.data.name = recipe, data
     family = model.get("family", "hsvit")
@@ -162,14 +173,12 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     config.model = ml_collections.ConfigDict(
         {"dtype": "float32", "family": family, **sizes, **model}
     )
-    _update(config, recipes.values(recipe, config.model, data))
+    update(config, recipes.values(recipe, config.model, data))
     config.optim.warmup_epochs = AUTOMATIC
-    for switch in switches:
-        _apply_switch(config, switch)
-    return config.lock()
+    return config
 
 
-def _update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None:
+def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None:
     """Sets values by 'section.key', in a section of a section by 'section.section.key'."""
     for key, value in values.items():
         *sections, name = key.split(".")
@@ -184,7 +193,7 @@ def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
         )
     if switch == "tiny":
         sizes = FAMILIES[family].tiny(config.model)
-        _update(config, {f"model.{key}": value for key, value in sizes.items()})
+        update(config, {f"model.{key}": value for key, value in sizes.items()})
         if family != "hsvit":
             config.data.image_size = (32, 32)
         elif config.model.ablation == "attention_only":

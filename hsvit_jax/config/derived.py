@@ -1,10 +1,47 @@
 """Settings derived from the data set and from the run's length, and checks across settings."""
 
+import math
 from typing import Any
 
 import ml_collections
 
 from hsvit_jax.config import defaults, keys, recipes
+
+
+def for_few_images(
+    config: ml_collections.ConfigDict, examples: int, classes: int
+) -> ml_collections.ConfigDict:
+    """Fits the recipe, in a copy, to the number of images: see `recipes.small`.
+
+    The recipe `small` is for fewer than `recipes.FEW` training images of a data set without a name
+    of its own, where no other recipe is named. What was set by hand stays: all values but those of
+    the recipe, and those in `by_hand`. No recipe's own batch is larger than the training split.
+
+    Args:
+      config: as `get_config` returns it.
+      examples: in the training split.
+      classes: of the data set.
+    """
+    plain = dict(keys.leaves(defaults.plain(config.data.name, config.recipe, config.model)))
+    changed = (key for key, value in keys.leaves(config) if plain.get(key, value) != value)
+    by_hand = {*config.by_hand, *changed}
+    if by_hand & {"train.epochs", "train.steps"}:
+        by_hand |= {"train.epochs", "train.steps"}
+    named = "recipe" in by_hand or config.data.name in defaults.DATA_SETS
+    values: dict[str, Any] = {}
+    if config.recipe == "small" or (examples < recipes.FEW and not named):
+        values = recipes.small(examples, classes, config.model)
+        if config.init["from"]:  # what is trained already is tuned by the strong recipe's optimizer
+            values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
+        if config.init.cache or not config.augment.flip:
+            by_hand.add("eval.tta")
+    elif config.train.batch > examples:
+        values = {"train.batch": 2 ** int(math.log2(examples))}
+    config = config.copy_and_resolve_references()
+    if len(values) > 1:
+        config.recipe = "small"
+    defaults.update(config, {key: v for key, v in values.items() if key not in by_hand})
+    return config.lock()
 
 
 def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.ConfigDict:

@@ -161,8 +161,13 @@ def _ratio(meaning: str) -> Key:
 KEYS: Mapping[str, Key] = {
     "seed": _whole("seed of every random number of the run", 0, 2**32 - 1),
     "recipe": _choice(
-        "recipe of training and augmentation, named after the colon", "strong", "fast", "paper"
+        "recipe of training and augmentation, named after the colon",
+        "strong",
+        "fast",
+        "paper",
+        "small",
     ),
+    "by_hand": _each(_text("keys set by hand, which the recipe small leaves as they are")),
     "data.name": _text("data set: a name, folder=PATH or tfds=NAME"),
     "data.dir": _text("directory of data sets; empty: $HSVIT_DATA_DIR, or the user's cache"),
     "data.image_size": _each(

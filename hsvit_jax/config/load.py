@@ -172,6 +172,7 @@ def override(
     for one, other in (("epochs", "steps"), ("steps", "epochs")):
         if f"train.{one}" in given and f"train.{other}" not in given and config.train[one]:
             config.train[other] = type(config.train[other])(0)
+    config.by_hand = (*config.by_hand, *sorted(given))
     return config.lock()
 
 

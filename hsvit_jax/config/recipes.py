@@ -8,6 +8,7 @@ table 9, which it refers to; DHVT supplement, section 4.1, and the authors' scri
 is left out of a recipe is listed in the family's file in configs/.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -194,6 +195,8 @@ _FAST: dict[str, Any] = {
     "augment.cutmix": 0.0,
     "augment.label_smoothing": 0.0,
 }
+#: Training images from which a data set is not small: see `small`.
+FEW = 5_000
 #: (variant of CvT, data set) with the low rate, by note 2.
 _CVT_LOW_RATE = (("13-patch4", "food101"), ("21-patch4", "tiny_imagenet"))
 
@@ -202,7 +205,7 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     """The values of a recipe that differ from `defaults`, by 'section.key'.
 
     Args:
-      recipe: 'strong', 'fast' or 'paper'.
+      recipe: 'strong', 'fast' or 'paper'; 'small' is 'strong' until the images are counted.
       model: the `model` section.
       data: the data set.
     """
@@ -212,6 +215,28 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     if fast and "dropout" in model:
         fast["model.dropout"] = 0.0
     return strong(model["family"], data) | fast
+
+
+def small(examples: int, classes: int, model: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of a small data set: `fast`, with what follows from the number of images.
+
+    Args:
+      examples: training images.
+      classes: of the data set.
+      model: the `model` section.
+
+    Returns:
+      values by 'section.key'; docs/data.md has the table, docs/results.md the measurements.
+    """
+    batch = 2 ** max(min(int(math.log2(examples / 8)), 6), min(int(math.log2(examples)), 3))
+    epochs, evaluations = 24, max(min(examples // 200, 12), 1)
+    return _FAST | {
+        "train.batch": batch,
+        "train.epochs": float(epochs),
+        "train.eval_every": epochs // evaluations,
+        "checkpoint.every": epochs // evaluations,
+        "init.whiten": model.get("ablation") in ("none", "conv_only"),
+    }
 
 
 def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:

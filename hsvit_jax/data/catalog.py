@@ -1,5 +1,6 @@
 """The catalog of data sets known by name: descriptions, published files and their readers."""
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data import formats
+from hsvit_jax.data import formats, unpacked
 from hsvit_jax.data.cache import cache_folder, read_or_build
-from hsvit_jax.data.dataset import IMAGENET_MEAN, IMAGENET_STD, UNSPLIT, DataInfo
+from hsvit_jax.data.dataset import IMAGENET_MEAN, IMAGENET_STD, TEST, TRAIN, UNSPLIT, DataInfo
 from hsvit_jax.data.decode import Request, Source
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
 from hsvit_jax.data.folder import load_listing, unpack_once
@@ -27,12 +28,14 @@ class Named:
 
     Attributes:
       info: the description.
+      examples: numbers of training and test images.
       files: the published files.
       parse: parses the files, for sets published as arrays.
       list_images: lists the images of the unpacked archive, for sets published as image files.
     """
 
     info: DataInfo
+    examples: tuple[int, int] = (0, 0)
     files: tuple[RemoteFile, ...] = ()
     parse: Callable[[list[Path]], formats.Arrays] | None = None
     list_images: Callable[[Tree], Listing] | None = None
@@ -75,28 +78,31 @@ REGISTRY: dict[str, Named] = {
     "digits": Named(_info("digits", 32, tuple("0123456789"), (0.3053,), (0.3235,), flip=False)),
     "cifar10": Named(
         _info("cifar10", 32, _CIFAR10_NAMES, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        examples=(50_000, 10_000),
         files=(
             RemoteFile(
                 f"{_CIFAR}/cifar-10-binary.tar.gz",
                 "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             ),
         ),
-        parse=lambda paths: formats.parse_cifar(paths[0], 1, "batches.meta.txt"),
+        parse=lambda paths: formats.parse_cifar(paths, 1, "batches.meta.txt"),
     ),
     "cifar100": Named(
         _info(
             "cifar100", 32, _placeholders(100), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
         ),
+        examples=(50_000, 10_000),
         files=(
             RemoteFile(
                 f"{_CIFAR}/cifar-100-binary.tar.gz",
                 "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
             ),
         ),
-        parse=lambda paths: formats.parse_cifar(paths[0], 2, "fine_label_names.txt"),
+        parse=lambda paths: formats.parse_cifar(paths, 2, "fine_label_names.txt"),
     ),
     "fashion_mnist": Named(
         _info("fashion_mnist", 28, _FASHION_NAMES, (0.2860,), (0.3530,)),
+        examples=(60_000, 10_000),
         files=tuple(
             RemoteFile(f"{_FASHION}/{file}-ubyte.gz", f"sha256:{digest}", 1 << 26)
             for file, digest in _FASHION_FILES
@@ -108,6 +114,7 @@ REGISTRY: dict[str, Named] = {
             *("tiny_imagenet", 64, _placeholders(200)),
             *((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
         ),
+        examples=(100_000, 10_000),
         files=(
             RemoteFile(
                 "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
@@ -118,6 +125,7 @@ REGISTRY: dict[str, Named] = {
     ),
     "food101": Named(
         _info("food101", 128, _placeholders(101), IMAGENET_MEAN, IMAGENET_STD),
+        examples=(75_750, 25_250),
         files=(
             RemoteFile(
                 "http://data.vision.ee.ethz.ch/cvl/food-101.tar.gz",
@@ -182,13 +190,22 @@ def _load_imagenet(request: Request) -> Source:
 def _load_published(name: str, request: Request) -> Source:
     """Loads a set that is published as an archive of arrays or of image files."""
     entry = REGISTRY[name]
+    found = None if _has_archive(name, request.data_dir) else unpacked.find(name, request.data_dir)
     checksums = [remote.checksum for remote in entry.files]
-    key = {"name": name, "files": checksums}
+    key: dict[str, Any] = {"name": name, "files": checksums}
+    if found and not found.published:
+        key["files"] = found.identity()
 
     def paths() -> list[Path]:
+        if found:
+            return found.paths()
         return [fetch(file, request.data_dir, name, request.progress) for file in entry.files]
 
     if entry.list_images is not None:
+        if found:
+            listing = entry.list_images(found.tree())
+            _check_counts(name, found.folder, np.array([row.part for row in listing.rows]))
+            return load_listing(listing, name, request)
         tree = unpack_once(
             *(lambda: paths()[0], name, name, key),
             *(request.data_dir, request.progress, (".txt", ".json")),
@@ -201,10 +218,14 @@ def _load_published(name: str, request: Request) -> Source:
 
     def build(scratch: Path) -> dict[str, Any]:
         images, labels, parts, class_names = entry.parse(paths())
+        content = " ".join(checksums)
+        if found and not found.published:
+            _check_counts(name, found.folder, parts)
+            content = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
         np.save(scratch / "images.npy", _fit_all(images, shape))
         np.save(scratch / "labels.npy", labels)
         np.save(scratch / "parts.npy", parts)
-        return {"class_names": class_names}
+        return {"class_names": class_names, "content": content}
 
     folder = cache_folder(request.data_dir, name, {**key, "shape": shape})
     arrays, notes = read_or_build(folder, build)
@@ -213,9 +234,25 @@ def _load_published(name: str, request: Request) -> Source:
     def read(index: int) -> np.ndarray:
         return fit_array(images[index], request.image_size, request.channels)
 
-    content = " ".join(checksums)
-    class_names = tuple(notes["class_names"])
+    class_names, content = tuple(notes["class_names"]), notes["content"]
     return Source(labels, parts, class_names, content, images if resident else None, read)
+
+
+def _has_archive(name: str, data_dir: Path) -> bool:
+    """Whether the data folder has the files that would be downloaded."""
+    files = [file.name for file in REGISTRY[name].files]
+    return all((data_dir / name / f).is_file() or (data_dir / f).is_file() for f in files)
+
+
+def _check_counts(name: str, folder: Path, parts: np.ndarray) -> None:
+    """Refuses files without a published checksum that hold another number of images."""
+    counts = int((parts == TRAIN).sum()), int((parts == TEST).sum())
+    expected = REGISTRY[name].examples
+    if counts != expected:
+        raise ValueError(
+            f"{folder} is not {name} as published: it holds {counts[0]:,} training and "
+            f"{counts[1]:,} test images, expected {expected[0]:,} and {expected[1]:,}"
+        )
 
 
 def _fit_all(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
+_LEAST_HELD_OUT = 4  # examples of a class that comes in one piece
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -164,7 +165,8 @@ def assign_splits(
     Examples marked UNSPLIT give ``TEST_FRACTION`` of every class to test and ``val_fraction`` to
     validation. Where a test part is given, validation is ``val_fraction`` of every class of the
     train part, unless a VAL part is given too: then that is used whole. A class gives at least
-    one example to each held-out split while one is left for training.
+    one example to each held-out split while one is left for training, and of UNSPLIT examples at
+    least four or, where that is less, a fifth of them.
 
     Args:
       labels: int (N,).
@@ -179,14 +181,16 @@ def assign_splits(
     """
     train = np.flatnonzero((parts == TRAIN) | (parts == UNSPLIT))
     val, test = np.flatnonzero(parts == VAL), np.flatnonzero(parts == TEST)
-    test_fraction = TEST_FRACTION if np.any(parts == UNSPLIT) else 0.0
+    whole = bool(np.any(parts == UNSPLIT))
+    test_fraction = TEST_FRACTION if whole else 0.0
     val_fraction = 0.0 if len(val) else val_fraction
     held_test, held_val = [], []
     for label in np.unique(labels[train]):
         members = train[labels[train] == label]
         members = members[np.argsort(_scramble(members), kind="stable")]
-        n_test = _share(len(members), test_fraction, len(members) - 1)
-        n_val = _share(len(members), val_fraction, len(members) - 1 - n_test)
+        least = max(1, min(_LEAST_HELD_OUT, len(members) // 5)) if whole else 1
+        n_test = _share(len(members), test_fraction, least, len(members) - 1)
+        n_val = _share(len(members), val_fraction, least, len(members) - 1 - n_test)
         held_test.append(members[:n_test])
         held_val.append(members[n_test : n_test + n_val])
     if held_test:
@@ -201,11 +205,11 @@ def assign_splits(
     return train, np.sort(val), np.sort(test)
 
 
-def _share(count: int, fraction: float, most: int) -> int:
-    """Rounds half up: at least one of a fraction above 0, never more than ``most``."""
+def _share(count: int, fraction: float, least: int, most: int) -> int:
+    """Rounds half up: at least `least` of a fraction above 0, never more than `most`."""
     if fraction == 0:
         return 0
-    return max(0, min(most, max(1, int(count * fraction + 0.5))))
+    return max(0, min(most, max(least, int(count * fraction + 0.5))))
 
 
 def _scramble(indices: np.ndarray) -> np.ndarray:

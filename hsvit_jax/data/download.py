@@ -64,13 +64,7 @@ def fetch(
     target = data_dir / name / remote.name
     for path in (target, data_dir / remote.name):
         if path.is_file():
-            digest = _digest(path, remote.checksum)
-            if digest != remote.checksum:
-                raise ValueError(
-                    f"{path} is not the published file: its checksum is {digest}, expected "
-                    f"{remote.checksum}. Remove it to have it downloaded again, or put a good "
-                    f"copy there (from {remote.url})"
-                )
+            verify(path, remote.checksum, f" (from {remote.url})")
             return path
     try:
         with _request(remote.url) as response, scratch_folder(target) as scratch:
@@ -89,6 +83,16 @@ def fetch(
             "embedded and needs no download (the argument after the colon: ':digits')."
         ) from error
     return target
+
+
+def verify(path: Path, checksum: str, origin: str = "") -> None:
+    """Raises ValueError unless a file has the checksum, such as 'md5:…', of the published one."""
+    digest = _digest(path, checksum)
+    if digest != checksum:
+        raise ValueError(
+            f"{path} is not the published file: its checksum is {digest}, expected {checksum}. "
+            f"Remove it to have it downloaded again, or put a good copy there{origin}"
+        )
 
 
 def probe(url: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data import archives
+from hsvit_jax.data import archives, unpacked
 from hsvit_jax.data.cache import cache_folder, publish, scratch_folder
 from hsvit_jax.data.dataset import DataInfo, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, Source, decode_items
@@ -29,12 +29,14 @@ def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None
       progress: see `load`.
 
     Raises:
-      ValueError: nothing there, or a layout that `listing.arrange` refuses.
+      ValueError: nothing there, a set that has a name of its own, or a layout that
+        `listing.arrange` refuses.
     """
     root = Path(os.path.expanduser(path))
     # os.path's functions are false for names that the system refuses; Path's may raise.
     if not path or not os.path.exists(root):
         raise ValueError(f"folder={printable(path)}: there is no such folder or archive. {LAYOUT}")
+    unpacked.refuse_named(root)
     if os.path.isdir(root):
         return arrange(walk(root))
     if not os.path.isfile(root) or not root.name.lower().endswith(archives.SUFFIXES):

@@ -1,15 +1,19 @@
-"""Parsers of the published archives: bytes to arrays or listings, without TensorFlow or pickle."""
+"""Parsers of the published archives: bytes to arrays or listings, without TensorFlow."""
 
 import gzip
 import io
 import json
+import pickle
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
 from hsvit_jax.data.archives import members
 from hsvit_jax.data.dataset import TEST, TRAIN
+from hsvit_jax.data.images import few
 from hsvit_jax.data.listing import File, Listing, Row, Tree
 
 _IDX_LIMIT = 1 << 28  # the largest IDX file we know is 47 MB unpacked
@@ -19,46 +23,94 @@ _IDX_LIMIT = 1 << 28  # the largest IDX file we know is 47 MB unpacked
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]
 
 
-def parse_cifar(path: Path, label_bytes: int, names_file: str) -> Arrays:
-    """Parses CIFAR's binary version: records of label bytes, then 3×32×32 planes.
+def parse_cifar(paths: list[Path], label_bytes: int, names_file: str) -> Arrays:
+    """Parses CIFAR: an archive, or its files.
 
-    With two label bytes (CIFAR-100: coarse, fine) the last one counts. The test batch is the one
-    whose name begins with 'test'.
+    The binary version is records of label bytes, then 3×32×32 planes. With two label bytes
+    (CIFAR-100: coarse, fine) the last one counts. The Python version is pickled, and read without
+    running anything. The test batch is the one whose name begins with 'test'.
 
     Raises:
       ValueError: a member that is not whole records, a label out of range, or members missing.
     """
     batches: dict[str, np.ndarray] = {}
     class_names: tuple[str, ...] = ()
-    for member in members(path):
-        base = PurePosixPath(member.name).name
+    path = paths[0] if len(paths) == 1 else paths[0].parent
+    for name, read in _members(paths):
+        base = PurePosixPath(name).name
         if base == names_file:
-            lines = member.read().decode("utf-8").split("\n")
+            lines = read().decode("utf-8").split("\n")
             class_names = tuple(line.strip() for line in lines if line.strip())
         elif base.endswith(".bin"):
-            data = np.frombuffer(member.read(), np.uint8)
+            data = np.frombuffer(read(), np.uint8)
             if not len(data) or len(data) % (label_bytes + 3072):
-                raise ValueError(f"{path}: {member.name} is not whole records of CIFAR images")
-            batches[base] = data.reshape(-1, label_bytes + 3072)
+                raise ValueError(f"{path}: {name} is not whole records of CIFAR images")
+            batches[base] = data.reshape(-1, label_bytes + 3072)[:, label_bytes - 1 :]
+        elif base in ("batches.meta", "meta"):
+            names = _unpickle(path, read())
+            names = names.get(b"fine_label_names") or names.get(b"label_names", ())
+            class_names = tuple(name.decode("utf-8") for name in names)
+        elif base in ("train", "test") or base.startswith(("data_batch_", "test_batch")):
+            batches[base] = _pickled_records(path, name, read())
     parts = {base: TEST if base.startswith("test") else TRAIN for base in sorted(batches)}
     if not class_names or len(set(parts.values())) != 2:
         raise ValueError(f"{path} lacks {names_file}, training batches or the test batch")
     records = np.concatenate([batches[base] for base in parts])
-    images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    labels = records[:, label_bytes - 1]
+    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    labels = records[:, 0]
     _check_labels(path, labels, len(class_names))
     part = np.repeat(list(parts.values()), [len(batches[base]) for base in parts])
     return np.ascontiguousarray(images), labels.astype(np.int32), part.astype(np.int8), class_names
 
 
+def _members(paths: list[Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The names of files or of an archive's members, each with what reads it."""
+    if len(paths) == 1:
+        yield from ((member.name, member.read) for member in members(paths[0]))
+    else:
+        yield from ((path.name, path.read_bytes) for path in paths)
+
+
+def _pickled_records(path: Path, name: str, data: bytes) -> np.ndarray:
+    """A pickled batch as records of the label and the planes, uint8 (N, 1 + 3072)."""
+    batch = _unpickle(path, data)
+    labels = np.asarray(batch.get(b"fine_labels") or batch.get(b"labels", ()))
+    images = np.asarray(batch.get(b"data"))
+    if labels.ndim != 1 or images.shape != (len(labels), 3072) or images.dtype != np.uint8:
+        raise ValueError(f"{path}: {name} is not a batch of CIFAR images and labels")
+    return np.concatenate([labels.astype(np.uint8)[:, None], images], 1)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads a pickle of plain values and NumPy arrays; nothing else is looked up or called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Raises UnpicklingError for all but what an array is made of."""
+        known = {"ndarray": np.ndarray, "dtype": np.dtype}
+        known["_reconstruct"] = np.zeros(0).__reduce__()[0]
+        if module.split(".")[0] != "numpy" or name not in known:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return known[name]
+
+
+def _unpickle(path: Path, data: bytes) -> dict:
+    try:
+        value = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
+    except Exception as error:  # damaged pickles raise nearly anything
+        raise ValueError(f"{path} holds a pickle that cannot be read: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
 def parse_idx(path: Path) -> np.ndarray:
-    """Parses a gzipped IDX file of unsigned bytes: uint8 of the shape in its header.
+    """Parses an IDX file of unsigned bytes, gzipped or not: uint8 of the shape in its header.
 
     Raises:
-      ValueError: it is not IDX, not gzip, cut off, or longer than its header says.
+      ValueError: it is not IDX, cut off, or longer than its header says.
     """
     try:
-        with gzip.open(path) as file:
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with (gzip.open if packed else open)(path, "rb") as file:
             data = file.read(_IDX_LIMIT + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged or cut off ({error}); get it again") from error
@@ -159,7 +211,7 @@ def _listing(
     if wrong or len(classes) < 2:
         raise ValueError(
             f"{tree.where}: {len(wrong)} listed images are missing or of no known class "
-            f"({wrong[:3]}…), {len(classes)} classes; the archive is not as published"
+            f"({few(wrong)}), {len(classes)} classes; the archive is not as published"
         )
     rows = sorted(rows, key=lambda row: (row[2], index[row[0]], row[1]))
     return Listing(

@@ -56,8 +56,9 @@ class Listing:
     rows: tuple[Row, ...]
 
 
-def walk(root: Path) -> Tree:
-    """Finds all image files below ``root``; hidden names are passed over, links followed.
+def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
+    """Finds all image files below ``root``, and those with ``extra_suffixes``; hidden names are
+    passed over, links followed.
 
     Links that lead back to a folder they are in, or to themselves, are left out with a warning.
     """
@@ -83,7 +84,7 @@ def walk(root: Path) -> Tree:
                     continue
                 identity = (info.st_dev, info.st_ino)
                 if not stat.S_ISDIR(info.st_mode):
-                    if is_image_name(entry.name):
+                    if is_image_name(entry.name) or entry.name.endswith(extra_suffixes):
                         files.append(File(name, entry.path, info.st_size, info.st_mtime_ns))
                 elif identity in ancestors:
                     loops.append(name)

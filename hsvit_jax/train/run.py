@@ -60,9 +60,10 @@ def prepare(
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
             _network(config_lib.resolve(config, data.describe(config.data.name)))
         dataset = load_data(config, progress=progress)
+    examples = len(dataset.train)
+    config = config_lib.for_few_images(config, examples, dataset.info.num_classes)
     config = config_lib.resolve(init_from.as_published(config), dataset.info)
-    model = _network(config)
-    batch, examples = config.train.batch, len(dataset.train)
+    model, batch = _network(config), config.train.batch
     _check_held_out(config, dataset)
     if batch > examples:
         raise ValueError(
@@ -282,6 +283,10 @@ def _data_progress(what: str, done: int, total: int) -> None:
         print(f"{what}: {done:,} of {total:,}", flush=True)
 
 
+#: What the opening line says of the recipe `small`, beside the batch and the warm-up.
+_BY_SIZE = ("train.epochs", "train.eval_every", "augment.mixup", "augment.cutmix")
+
+
 def _opening(run: Run, first: int) -> str:
     """The opening line: sizes of the splits, mesh, steps and where they start."""
     config = run.config
@@ -298,11 +303,16 @@ def _opening(run: Run, first: int) -> str:
         )
     else:
         warmup_text = f"{warmup:,} of them warm-up"
+    by_size = ""
+    if config.recipe == "small":
+        leaves = dict(config_lib.leaves(config))
+        chosen = ", ".join(f"{key}={leaves[key]:g}" for key in _BY_SIZE)
+        by_size = f"; recipe small, by the number of images: {chosen}"
     on_test = "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
     return (
         f"{config.data.name}: {sizes} images (train/val/test), {config.data.num_classes} classes, "
         f"{config.data.image_size[0]}×{config.data.image_size[1]}; mesh {dict(run.mesh.shape)}; "
         f"{run.total_steps:,} steps of {config.train.batch} "
         f"{f'from step {first:,}' if first else fresh}, {warmup_text}"
-        f"{on_test if config.train.select_on == 'test' else ''}"
+        f"{by_size}{on_test if config.train.select_on == 'test' else ''}"
     )

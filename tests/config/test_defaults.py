@@ -248,7 +248,7 @@ def _pairs_read() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text())
         if path.parent.name == "config":
-            use = ("total_steps", "default_workdir")
+            use = ("total_steps", "default_workdir", "for_few_images")
             tree.body = [node for node in tree.body if getattr(node, "name", "") in use]
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and node.name == "_config":
@@ -292,3 +292,27 @@ def test_no_code_reads_a_key_that_is_not_there():
         if section in config and key not in config[section] and not hasattr(dict, str(key))
     ]
     assert [key for key in wrong if not key.endswith(".to_dict")] == []
+
+
+def test_a_small_set_has_a_recipe_by_the_number_of_images():
+    def fitted(examples, *settings, spec="c2a2:folder=x"):
+        return config_lib.for_few_images(config_lib.get_config(spec, *settings), examples, 3)
+
+    assert fitted(5000) == config_lib.get_config("c2a2:folder=x")
+    few = fitted(720)
+    assert (few.recipe, few.optim.name, few.train.batch) == ("small", "muon", 64)
+    assert config_lib.for_few_images(few, 720, 3) == few  # as a run stores it
+    for examples in (1, 2, 24, 64, 400):
+        assert fitted(examples).train.batch <= examples
+    # A setting by hand counts, though it is the default; so does a recipe, but for its batch.
+    kept = fitted(720, "train.batch=128", "train.steps=9", "augment.flip=false")
+    assert (kept.train.batch, kept.train.steps, kept.train.epochs) == (128, 9, 0)
+    assert (kept.optim.name, kept.eval.tta) == ("muon", "none")
+    assert fitted(720, "train.epochs=100").train.epochs == 100
+    assert fitted(64, spec="c2a2:folder=x,strong").train == make(train__batch=64).train
+    # Named sets have recipes of their own; `small` can be asked for; trained weights keep AdamW.
+    assert fitted(64, spec="c2a2:digits").recipe == "strong"
+    assert fitted(6000, spec="vix:cifar10,small").optim.name == "muon"
+    tuned = fitted(720, "init.from=run")
+    assert (tuned.optim.name, tuned.init.whiten, tuned.train.batch) == ("adamw", False, 64)
+    assert fitted(720, spec="c2a2:folder=x,tiny").train.steps == 8

@@ -85,6 +85,7 @@ def test_later_settings_win_and_the_rest_stays():
     assert config.train.batch == 7 and config.is_locked
     assert dict(config_lib.leaves(config)) == {
         **dict(config_lib.leaves(settings())),
+        "by_hand": ("train.batch",),
         "train.batch": 7,
     }
 
@@ -98,7 +99,7 @@ def test_help_shows_what_can_be_given_back():
     lines = [line.strip() for line in config_lib.describe(config).splitlines()]
     given = [line.removeprefix("--config.") for line in lines[::2]]
     again = [x for x in given if x.split("=")[0] not in ("recipe", "model.variant", "data.name")]
-    assert settings(*again) == config
+    assert settings(*again).to_dict() | {"by_hand": config.by_hand} == config.to_dict()
     at = lines.index("--config.train.batch=64")
     meaning = "global batch size of training; a whole number from 1 to 1048576"
     assert lines[at + 1] == meaning

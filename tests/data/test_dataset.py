@@ -41,6 +41,13 @@ def test_the_choice_is_fixed_for_good():
     assert (val.tolist(), test.tolist()) == ([2, 11, 14, 24], [16, 19, 29, 30])
 
 
+def test_small_classes_give_four_or_a_fifth():
+    for count, held in ((20, 4), (40, 4), (12, 2)):
+        labels, given = np.repeat([0, 1], count), parts((2 * count, UNSPLIT))
+        splits = assign_splits(labels, given, 0.1)
+        assert [np.bincount(labels[ids]).tolist() for ids in splits[1:]] == [[held] * 2] * 2
+
+
 def test_small_classes_keep_a_training_example():
     labels = np.array([0, 1, 1, 2, 2, 2])
     train, val, test = assign_splits(labels, parts((6, UNSPLIT)), 0.1)

@@ -55,8 +55,8 @@ def test_layouts(tmp_path, load):
             ({"train": 20, "val": 5}, (36, 4, 10)),
             ({"train": 20, "val": 3, "test": 5}, (40, 6, 10)),
             ({"train": 20, "valid": 3, "test": 5}, (40, 6, 10)),
-            ({"train": 20}, (32, 4, 4)),
-            ({"": 20}, (32, 4, 4)),
+            ({"train": 20}, (24, 8, 8)),
+            ({"": 20}, (24, 8, 8)),
         )
     ):
         dataset = load(make(tmp_path / f"set{number}", parts))

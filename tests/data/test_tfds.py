@@ -85,7 +85,7 @@ def test_which_splits_are_used(tmp_path):
         ("A", {"counts": {"train": 20, "validation": 6}}, (18, 2, 6)),
         ("B", {"counts": three}, (20, 4, 6)),
         ("C", {"counts": three, "unlabelled": hidden}, (18, 2, 4)),
-        ("D", {"counts": {"train": 20}}, (16, 2, 2)),
+        ("D", {"counts": {"train": 20}}, (12, 4, 4)),
     ):
         prepare(two_tone(suffix, **attributes), tmp_path)
         name = f"tfds=two_tone_{suffix.lower()}"

@@ -284,4 +284,4 @@ def test_batches_that_do_not_fit(tmp_path, train):
     assert code == 0, err
     done = run_main("--mode=eval", f"--checkpoint={tmp_path / 'run'}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["examples"] == 4
+    assert json.loads(done.stdout)["examples"] == 8
