@@ -70,13 +70,16 @@ class Classifier:
         if not len(images_BHWC):
             return np.zeros((0, len(self.class_names)), np.float32)
         forward = self._forward
+        batch, count = batch or config_lib.eval_batch(self.config), len(images_BHWC)
+        size = min(batch, 1 << (count - 1).bit_length())
+        if size > count:  # few sizes of batches, as each is compiled
+            images_BHWC = images_BHWC[[*range(count), *[0] * (size - count)]]
         split = data.Split(np.zeros(len(images_BHWC), np.int32), images_BHWC)
         out = []
-        batch = batch or config_lib.eval_batch(self.config)
         for part, _, valid in evaluate.padded_batches(split, batch, self.mesh.shape["data"]):
             logits = forward(self.params, self.stats, mesh_lib.put_batch(self.mesh, part))
             out.append(np.asarray(logits)[valid])
-        return np.concatenate(out)
+        return np.concatenate(out)[:count]
 
     @property
     def _forward(self) -> Any:

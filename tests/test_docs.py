@@ -88,7 +88,7 @@ def test_names_exist():
     assert {"quickstart", "test", "test-slow", "docs"} <= targets
     assert not [name for name in targets if f"\n{name}:" not in makefile]
     known = {*keys.KEYS, *(f"model.{name}" for name in keys.MODEL_KEYS)}
-    known |= {"model.safetensors", "config.json"}  # files
+    known |= {"model.safetensors", "config.json", "report.html"}  # files
     rooms = {path.stem for path in (ROOT / "hsvit_jax").iterdir()}
     sections = "|".join(rooms | {name.partition(".")[0] for name in known})
     named = set(re.findall(rf"`((?:{sections})(?:\.[A-Za-z]\w*)+)(?=[=`(])", text))

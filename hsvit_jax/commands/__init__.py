@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_string, "distributed", "auto", _DISTRIBUTED),
             (flags.DEFINE_float, "stall_timeout", None, _STALL, 0.0),
             (flags.DEFINE_bool, "recoverable", False, "Go on with surviving processes' groups."),
+            (flags.DEFINE_bool, "report", True, "Write report.html at the end."),
         ),
         config=EVERYTHING,
         needs_config=True,
@@ -86,6 +87,17 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_enum, "format", "file", ["file", "hub", "reference"], _EXPORT_FORMAT),
         ),
         words="RUN OUT",
+    ),
+    "report": Command(
+        "Writes a run's curves, figures by class, calibration and hardest images as one HTML file.",
+        "commands.report",
+        "$ runs/c2a2-digits-strong-seed0 --split=test",
+        (
+            *_RUN,
+            (flags.DEFINE_enum, "split", "val", ["train", "val", "test"], "Which images."),
+            (flags.DEFINE_string, "out", None, "The HTML file; default: report.html of the run."),
+        ),
+        words="RUN",
     ),
     "summary": Command(
         "Prints parameters, FLOPs by module, and memory of a network.",

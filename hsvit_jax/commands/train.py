@@ -1,9 +1,11 @@
 """hsvit train: trains a network, resuming a run that was stopped."""
 
 import shlex
+from pathlib import Path
 
 from hsvit_jax import train
 from hsvit_jax.cli import Request
+from hsvit_jax.commands import report
 from hsvit_jax.runtime import cluster, coordination
 
 
@@ -22,11 +24,13 @@ def run(request: Request) -> int:
         return 0
     test, folder = result.test, shlex.quote(request.workdir)
     top5 = f", top-5 {test.top5:.2%}" if "top5" in test.figures else ""
+    page = request.flags.report and report.write_after_training(Path(request.workdir))
     print(
         f"done: test {test}{top5}, {test.examples:,} "
         f"images, checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
         f"{result.seconds:.0f} s\n"
         f"  curves    {result.curves}\n"
+        f"  report    {page or 'none'}\n"
         f"  evaluate  {request.program} eval --checkpoint={folder}\n"
         f"  predict   {request.program} predict --checkpoint={folder} IMAGE ..."
     )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import time
 from collections.abc import Callable
@@ -237,6 +238,8 @@ def train(
         bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
         if lead:
             report.write_file(workdir / "config.json", config_lib.to_json(run.config) + "\n")
+            environment = json.dumps(workdir_lib.environment(), indent=2) + "\n"
+            report.write_file(workdir / "environment.json", environment)
         if run.config.init.cache:
             beat = functools.partial(dog.heartbeat, "a batch of features", slow=True)
             run = feature_cache.attach(run, state, bar.say, beat)

@@ -1,20 +1,28 @@
 """A run's work folder: making it, checking that it is shared, and locking it for one run."""
 
+import collections
 import contextlib
+import datetime
 import os
+import platform
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import jax
 import ml_collections
 
+import hsvit_jax
 from hsvit_jax import checkpoint, report
 from hsvit_jax.runtime import coordination
 
 # The files of a run, which must not be links: one might lead out of the folder.
-_FILES = (".lock", ".job", "config.json", "metrics.jsonl", "metrics.damaged", "curves.png")
+_FILES = (".lock", ".job", "config.json", "environment.json")
+_FILES += ("metrics.jsonl", "metrics.damaged", "curves.png", "report.html")
 
 
 def make(workdir: Path) -> None:
@@ -35,6 +43,22 @@ def make(workdir: Path) -> None:
             f"cannot write to the work folder {workdir}: {error.strerror}; choose another with "
             "--workdir"
         ) from error
+
+
+def environment() -> dict[str, str]:
+    """The command, versions and devices of this process."""
+    program, *words = sys.argv if Path(sys.argv[0]).stem == "hsvit" else sys.orig_argv
+    devices = collections.Counter(device.device_kind for device in jax.devices())
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    return {
+        "command": shlex.join([Path(program).name, *words]),
+        "started": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+        "devices": ", ".join(f"{count} × {kind}" for kind, count in devices.items()),
+        "processes": str(jax.process_count()),
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "hsvit_jax": hsvit_jax.__version__,
+        **{name: metadata.version(name) for name in packages},
+    }
 
 
 @contextlib.contextmanager

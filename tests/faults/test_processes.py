@@ -38,7 +38,7 @@ def job():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = port or free.getsockname()[1]
-        words = [f"--config={SPEC}", f"--workdir={workdir}", *flags]
+        words = [f"--config={SPEC}", f"--workdir={workdir}", "--noreport", *flags]
         words += [f"--config.{setting}" for setting in settings]
         for index in range(count):
             started.append(
@@ -272,7 +272,7 @@ def test_the_launcher_leaves_the_survivors_to_go_on(tmp_path):
         *(tmp_path / "bin", "python"),
         f'shift 2; exec "{sys.executable}" tests/support/faulty_process.py kill 1 9 "$@"',
     )
-    words = [f"--config={SPEC}", f"--workdir={tmp_path / 'run'}", "--recoverable"]
+    words = [f"--config={SPEC}", f"--workdir={tmp_path / 'run'}", "--recoverable", "--noreport"]
     settings = ("train.steps=400", "model.depth=1", "mesh.group=2", "mesh.data=1")
     done = subprocess.run(
         [LAUNCH / "local.sh", "-n", "2", "--cpu", *words, *(f"--config.{s}" for s in settings)],

@@ -1,0 +1,144 @@
+"""hsvit report: one self-contained HTML file on a run, which training also writes at its end."""
+
+import datetime
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hsvit_jax import classifier, cli, data, report, train
+from hsvit_jax import config as config_lib
+from hsvit_jax.classifier import Classifier
+from hsvit_jax.cli import Request
+from hsvit_jax.commands.predict import which_of
+from hsvit_jax.commands.report import findings, measures, page
+from hsvit_jax.train import metrics
+
+
+def run(request: Request) -> int:
+    """Writes the report and prints its path."""
+    values, words = request.flags, request.words
+    named = values.checkpoint or values.workdir or (request.config and request.workdir)
+    if len(words) != 1 - bool(named):
+        raise cli.Misuse(
+            f"expected one RUN, as in {request.name} runs/c2a2-digits-strong-seed0; got "
+            f"{' '.join(filter(None, [named, *words])) or 'none'}"
+        )
+    source = named or words[0]
+    folder = Path(source).parent if Path(source).name == "checkpoints" else Path(source)
+    path = Path(values.out or (folder if folder.is_dir() else Path()) / "report.html")
+    if path.suffix.lower() != ".html" or path.is_dir():
+        raise ValueError(f"--out={path}: expected the name of an HTML file, such as report.html")
+    trained = classifier.load(source, which_of(request))
+    print(report.printable(str(write(trained, folder, path, split=values.split))))
+    return 0
+
+
+def write_after_training(folder: Path) -> Path | None:
+    """Writes the report of a run that has just ended; None, with a note, where that fails."""
+    try:
+        trained = classifier.load(folder, devices=jax.local_devices())
+        return write(trained, folder, folder / "report.html")
+    except Exception as error:  # whatever it is, the run is done and saved
+        cli.note(f"no report ({type(error).__name__}: {error})")
+        return None
+
+
+def write(
+    trained: Classifier,
+    folder: Path,
+    path: Path,
+    *,
+    split: str = "val",
+    dataset: data.Dataset | None = None,
+) -> Path:
+    """Writes a report on a trained network.
+
+    Args:
+      trained: the network.
+      folder: of its run, for the curves and the environment.
+      path: of the HTML file.
+      split: to evaluate; where the data has no 'val', the run was chosen on 'test', which is taken.
+      dataset: to use instead of loading the one of its configuration.
+
+    Returns:
+      `path`.
+
+    Raises:
+      ValueError: the data has no such split or other classes.
+    """
+    config = trained.config
+    dataset = train.load_data(config) if dataset is None else dataset
+    split = "test" if split == "val" and not len(dataset.val) else split
+    if not len(getattr(dataset, split)):
+        raise ValueError(f"{config.data.name} has no {split} split here")
+    names = trained.class_names
+    if dataset.info.class_names != names[: dataset.info.num_classes]:
+        raise ValueError(
+            f"{config.data.name} has other classes ({config_lib.few(dataset.info.class_names)}) "
+            f"than the network ({config_lib.few(names)}): give the data it was trained on"
+        )
+    if trained.fingerprint not in (None, dataset.fingerprint):
+        cli.note(f"note: {config.data.name} is not what it was when this network was trained")
+    found = findings.find(trained, dataset, split)
+    lines = metrics.read_metrics(folder / "metrics.jsonl")
+    counts = {
+        name: np.bincount(getattr(dataset, name).labels, minlength=len(names))
+        for name in ("train", "val", "test")
+    }
+    content = page.Page(
+        title=folder.resolve().name,
+        split=split,
+        class_names=names,
+        facts=_facts(trained, found, split, lines),
+        curves=lines,
+        counts=counts,
+        findings=found,
+        settings=config_lib.describe(config),
+        environment=_environment(trained, folder),
+    )
+    report.write_file(path, page.render(content))
+    return path
+
+
+def _facts(
+    trained: Classifier, found: findings.Findings, split: str, lines: list[dict[str, Any]]
+) -> dict[str, str]:
+    """The figures at the head of the page, by their labels."""
+
+    def accuracy(value: float, examples: int, name: str) -> dict[str, str]:
+        ends = "–".join(f"{end:.1%}" for end in report.interval(value, examples))
+        of = f"{name} accuracy on {examples:,} images"
+        return {f"{of}; 95 % interval {ends}" if ends else of: f"{value:.2%}"}
+
+    total = int(found.confusion_KK.sum())
+    facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
+    told = [x for x in lines if x.get("split") == "test" and x["accuracy"] is not None]
+    if told and split != "test":
+        facts |= accuracy(
+            told[-1]["accuracy"], told[-1]["examples"], "test, at the end of training,"
+        )
+    scores = [
+        of_class.f1.value for of_class in measures.by_class(found.confusion_KK) if of_class.f1
+    ]
+    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(trained.params))
+    return facts | {
+        "macro F1, the mean over classes": f"{np.mean(scores):.3f}",
+        "expected calibration error": f"{found.as_trained.ece:.1%}",
+        f"parameters of {trained.config.model.variant}": f"{parameters:,}",
+        "step of the checkpoint": f"{trained.step:,}",
+    }
+
+
+def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
+    """What the run recorded of its environment, and this report's own facts."""
+    file = folder / "environment.json"
+    recorded = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return {name: str(value) for name, value in recorded.items()} | {
+        "data": trained.config.data.name,
+        "fingerprint of the data": str(trained.fingerprint),
+        "report written": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+    }

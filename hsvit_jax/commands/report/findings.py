@@ -1,0 +1,194 @@
+"""What a report shows of a trained network, computed: predictions, hard images, augmentation.
+
+N images, G groups, K classes; R rows and columns of a heat map.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import ml_collections
+import numpy as np
+
+from hsvit_jax import augment, data
+from hsvit_jax import config as config_lib
+from hsvit_jax.classifier import Classifier
+from hsvit_jax.commands.report import measures
+from hsvit_jax.train import evaluate, step
+
+# So that a report costs seconds: what is evaluated and shown at most.
+_MOST_IMAGES, _MOST_SHOWN = 10_000, 12
+_ROWS = 7  # of a heat map
+_AUGMENTED = 4, 5  # images, variants of each
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One image with its prediction.
+
+    Attributes:
+      image_HWC: uint8.
+      label: its true class.
+      probabilities_K: of the network.
+      heat_RR: how far the prediction's probability falls when that part of the image is covered.
+      votes: groups by the class that each would name alone; empty for a network without groups.
+    """
+
+    image_HWC: np.ndarray
+    label: int
+    probabilities_K: np.ndarray
+    heat_RR: np.ndarray
+    votes: dict[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """All that is computed for a report.
+
+    Attributes:
+      confusion_KK: rows: the true class, columns: the predicted one.
+      as_trained, fitted: calibration without and with the temperature that fits validation.
+      wrong, unsure: the most wrong and the least sure images.
+      augmented: for some training images the image and variants of it, each with its target (K,);
+        empty where the recipe changes no image.
+    """
+
+    confusion_KK: np.ndarray
+    as_trained: measures.Calibration
+    fitted: measures.Calibration
+    wrong: list[Example]
+    unsure: list[Example]
+    augmented: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]
+
+
+def find(
+    classifier: Classifier,
+    dataset: data.Dataset,
+    split: str,
+) -> Findings:
+    """Evaluates at most 10,000 images of a split, evenly chosen, and explains the hardest.
+
+    Args:
+      classifier: the trained network.
+      dataset: the images.
+      split: 'train', 'val' or 'test'.
+    """
+    config = classifier.config
+    part = _thinned(getattr(dataset, split))
+    batch = config_lib.eval_batch(config)
+    logits_NK, labels_N = _logits(classifier, part, batch), part.labels
+    predicted_N = logits_NK.argmax(1)
+    if split == "val" or not len(dataset.val):
+        temperature = measures.fit_temperature(logits_NK, labels_N)
+    else:
+        held_out = _thinned(dataset.val)
+        given = _logits(classifier, held_out, batch), held_out.labels
+        temperature = measures.fit_temperature(*given)
+    p_NK = np.exp(measures.log_softmax(logits_NK))
+    chosen = measures.hardest(p_NK, labels_N, _MOST_SHOWN)
+    shown = np.concatenate(chosen)
+    images = part.gather(shown)
+    heats = _occlusion(classifier, images, p_NK[shown], batch)
+    votes = _votes(classifier, images)
+    examples = [
+        Example(*of_one)
+        for of_one in zip(images, labels_N[shown], p_NK[shown], heats, votes, strict=True)
+    ]
+    return Findings(
+        measures.confusion(labels_N, predicted_N, len(classifier.class_names)),
+        measures.calibration(logits_NK, labels_N),
+        measures.calibration(logits_NK, labels_N, temperature),
+        examples[: len(chosen[0])],
+        examples[len(chosen[0]) :],
+        _augmented(config, dataset.train),
+    )
+
+
+def _thinned(part: data.Split) -> data.Split:
+    """At most `_MOST_IMAGES` of a split, evenly chosen."""
+    if len(part) <= _MOST_IMAGES:
+        return part
+    kept = np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64)
+    if part.images is not None:
+        return data.Split(part.labels[kept], part.images[kept])
+    return data.Split(part.labels[kept], None, lambda i: part.read(int(kept[i])))
+
+
+def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
+    """Logits of a split, read a batch at a time, float64 (N, K)."""
+    batches = evaluate.padded_batches(part, batch, 1)
+    found = [classifier.logits(images, batch)[valid] for images, _, valid in batches]
+    return np.concatenate(found).astype(np.float64)
+
+
+def _occlusion(
+    classifier: Classifier,
+    images_NHWC: np.ndarray,
+    p_NK: np.ndarray,
+    batch: int,
+) -> np.ndarray:
+    """The fall of the predicted class's probability for each covered part, (N, R, R).
+
+    A cover is two cells wide and of the data's mean colour. Source: Zeiler and Fergus, arXiv
+    1311.2901, section 4.2.
+    """
+    height, width = images_NHWC.shape[1:3]
+    colour = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
+
+    def cells(length: int) -> list[slice]:
+        starts = (np.arange(_ROWS) - 0.5) * length / _ROWS
+        return [slice(max(0, round(s)), round(s + 2 * length / _ROWS) or 1) for s in starts]
+
+    covered = np.repeat(images_NHWC, _ROWS * _ROWS, 0)
+    places = [(rows, columns) for rows in cells(height) for columns in cells(width)]
+    for i, image in enumerate(covered):
+        image[places[i % len(places)]] = colour
+    if not len(covered):
+        return np.zeros((0, _ROWS, _ROWS))
+    logits = classifier.logits(covered, batch).astype(np.float64)
+    p_NPK = np.exp(measures.log_softmax(logits)).reshape(len(p_NK), _ROWS * _ROWS, -1)
+    best_N = p_NK.argmax(1)
+    left_NP = np.take_along_axis(p_NPK, best_N[:, None, None], 2)[..., 0]
+    return (p_NK.max(1)[:, None] - left_NP).reshape(-1, _ROWS, _ROWS)
+
+
+def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int, int]]:
+    """For each image the number of groups by the class they name alone."""
+    model, settings = classifier.model, classifier.config.data
+    mean, std = tuple(settings.mean), tuple(settings.std)
+    if not getattr(model.config, "groups", 0) or not len(images_NHWC):
+        return [{}] * len(images_NHWC)
+
+    def choices(params: dict, stats: dict, images: jax.Array) -> jax.Array | None:
+        votes = model.views(params, stats, augment.normalise(images, mean, std)).get("votes")
+        return votes and votes[0].argmax(-1)
+
+    given = classifier.params, classifier.stats, images_NHWC
+    choices_GN = jax.device_get(jax.jit(choices)(*given))
+    if choices_GN is None:
+        return [{}] * len(images_NHWC)
+    return [dict(collections.Counter(row.tolist()).most_common()) for row in choices_GN.T]
+
+
+def _augmented(
+    config: ml_collections.ConfigDict, part: data.Split
+) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
+    """Some training images, and each in a few batches of the recipe."""
+    settings = step.augment_settings(config)
+    if config.init.get("cache") or not settings.active():
+        return []
+    chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))
+    images, labels = part.gather(chosen), part.labels[chosen].astype(np.int32)
+    uses, mean, std = (step.AUGMENT, step.MIX), config.data.mean, config.data.std
+    made = jax.jit(augment.train_batch, static_argnums=0)
+    variants = []
+    for number in range(_AUGMENTED[1]):  # MixUp draws once for a batch
+        keys = (jax.random.fold_in(step.run_key(config.seed, use), number) for use in uses)
+        x_BHWC, targets_BK = map(np.asarray, made(settings, *keys, images, labels, chosen))
+        pixels = np.round(255 * (x_BHWC * np.asarray(std) + np.asarray(mean)))
+        variants.append((np.clip(pixels, 0, 255).astype(np.uint8), targets_BK))
+    return [
+        (image, [(pixels[n], targets[n]) for pixels, targets in variants])
+        for n, image in enumerate(images)
+    ]

@@ -1,0 +1,130 @@
+"""The HTML report: its figures against their definitions, and a page that holds all and no more."""
+
+import html.parser
+
+import numpy as np
+import pytest
+from support import reports, small_runs
+
+from hsvit_jax import report as files
+from hsvit_jax.commands import report
+from hsvit_jax.commands.report import charts, findings, measures
+
+
+class Reader(html.parser.HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.sources, self.attributes, self.text = [], [], set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attributes}
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, text):
+        self.text.append(text)
+
+
+def test_a_page_holds_everything_and_fetches_nothing(tmp_path):
+    page = reports.written(tmp_path).read_text("utf-8")
+    read, text = Reader(page), ""
+    text = " ".join(read.text)
+    heads = ("Curves", "Confusion matrix", "By class", "Calibration", "Most wrong", "Least sure")
+    for head in (*heads, "Augmentation of the recipe", "Images by split", "Environment"):
+        assert f" {head} " in text
+    for name in reports.NAMES:
+        assert files.printable(name) in read.text
+    assert read.tags.count("script") == read.tags.count("h1") == read.tags.count("style") == 1
+    assert not [name for name in read.attributes if name.startswith("on")]
+    assert read.sources and all(source.startswith("data:") for source in read.sources)
+    assert "http" not in page.replace("http-equiv", "")
+    assert "python <b>train</b>" in read.text and "\x1b" not in page
+    assert "val accuracy on 21 images; 95 % interval" in text and "30.00%" in text
+    assert "--config.train.batch=16" in text
+
+
+def test_what_is_found():
+    trained, dataset = reports.untrained()
+    found = findings.find(trained, dataset, "val")
+    logits = trained.logits(dataset.val.images)
+    assert found.confusion_KK.sum() == 21
+    assert np.trace(found.confusion_KK) == (logits.argmax(1) == dataset.val.labels).sum()
+    examples = [*found.wrong, *found.unsure]
+    assert len(examples) == 21 and len(found.wrong) == 12
+    example = found.wrong[0]
+    assert example.probabilities_K.argmax() != example.label
+    assert sum(example.votes.values()) == trained.config.model.groups
+    # The cell in the middle of the heat map, by hand.
+    covered = example.image_HWC.copy()
+    covered[3:5, 3:5] = round(255 * 0.3)
+    fall = (
+        example.probabilities_K.max()
+        - trained.predict(covered[None])[0][example.probabilities_K.argmax()]
+    )
+    assert example.heat_RR.shape == (7, 7)
+    assert example.heat_RR[3, 3] == pytest.approx(fall, abs=1e-5)
+    (image, variants), *rest = found.augmented
+    assert len(rest) == 3 and len(variants) == 5 and image.shape == variants[0][0].shape
+    np.testing.assert_allclose([target.sum() for _, target in variants], 1, rtol=1e-5)
+
+
+def test_measures_by_class():
+    labels, predicted = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0])
+    counts = measures.confusion(labels, predicted, 4)
+    assert counts.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    first, second, third, fourth = measures.by_class(counts)
+    assert (first.images, first.precision[0], first.recall[0]) == (3, 2 / 4, 2 / 3)
+    assert first.f1.value == pytest.approx(2 / (1 / (2 / 4) + 1 / (2 / 3)))
+    assert first.recall[1:] == files.wilson(2, 3)
+    assert first.f1.low < first.f1.value < first.f1.high
+    assert second.f1.value == pytest.approx(0.5)
+    assert (third.precision, third.recall.value, third.f1.value) == (None, 0, 0)
+    assert fourth == (0, None, None, None)
+    assert measures.frequent_confusions(counts, 9)[0] == (1, 0, 1)
+    assert len(measures.frequent_confusions(counts, 9)) == 3
+
+
+def test_calibration_and_its_temperature():
+    """Labels drawn from softmax(logits) are calibrated; logits three times as large are not."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(4000, 5)) * 2
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+    fair = measures.calibration(logits, labels)
+    bold = measures.calibration(3 * logits, labels)
+    assert fair.ece < 0.03 < 0.1 < bold.ece and fair.loss < bold.loss
+    assert sum(b.images for b in bold.bins) == 4000
+    temperature = measures.fit_temperature(3 * logits, labels)
+    assert temperature == pytest.approx(3, rel=0.05)
+    assert measures.calibration(3 * logits, labels, temperature).ece < 0.03
+    wrong, unsure = measures.hardest(np.exp(measures.log_softmax(logits)), labels, 5)
+    assert len(wrong) == len(unsure) == 5 and not set(wrong) & set(unsure)
+    assert all(logits[i].argmax() != labels[i] for i in wrong)
+
+
+def test_ticks_are_round():
+    assert charts._ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert charts._ticks(0, 66) == [0, 20, 40, 60]
+    assert charts._ticks(0, 0.0012) == pytest.approx([0, 0.0005, 0.001])
+
+
+def test_a_report_that_fails_is_a_note(tmp_path, capsys):
+    assert report.write_after_training(tmp_path / "nothing") is None
+    assert "no report (CheckpointError: " in capsys.readouterr().err
+    trained, _ = reports.untrained()
+    with pytest.raises(ValueError, match="has other classes"):
+        report.write(trained, tmp_path, tmp_path / "r.html", dataset=small_runs.small_dataset())
+
+
+def test_prediction_is_compiled_once_for_a_padded_shape():
+    trained, dataset = reports.untrained()
+    images = dataset.train.images
+    trained.predict(images[:8])
+    programs = trained._forward._cache_size()
+    for count in (8, 7, 5):
+        np.testing.assert_allclose(
+            trained.predict(images[:count]), trained.predict(images[:8])[:count], atol=1e-6
+        )
+    assert trained._forward._cache_size() == programs

@@ -1,0 +1,43 @@
+"""A report on an untrained network, whose class names try to leave their places on the page."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+from support import small_runs
+
+from hsvit_jax import classifier, data, mesh, train
+from hsvit_jax.commands import report
+
+NAMES = (
+    *("<script>document.title = 'taken'</script>", '"><img src=x onerror=alert(1)>', "a & b"),
+    *("</table></style><h1>", "$script ${body} {0}", "\x1b[2J\u202edlrow", "x" * 60),
+)
+
+
+@functools.cache
+def untrained() -> tuple[classifier.Classifier, data.Dataset]:
+    """A small network with made-up weights, and its data."""
+    dataset = small_runs.small_dataset()
+    info = dataset.info
+    object.__setattr__(info, "class_names", NAMES)
+    run = train.prepare(small_runs.small_config(), dataset=dataset, devices=jax.devices()[:1])
+    arrays = small_runs.made_up_values(run.model)
+    one = mesh.make(1, 1, groups=0, devices=jax.devices()[:1])
+    return classifier.Classifier(run.config, NAMES, run.model, *arrays, 3, one), dataset
+
+
+def written(folder: Path) -> Path:
+    """The report, in the folder of a made-up run."""
+    lines = [
+        {"step": 1, "loss": 2.0, "accuracy": 0.25, "learning_rate": 1e-3},
+        {"step": 2, "loss": None, "accuracy": 0.5, "learning_rate": 5e-4},
+        {"step": 2, "split": "val", "loss": 1.5, "accuracy": 0.4, "examples": 21},
+        {"step": 2, "split": "test", "loss": 1.5, "accuracy": 0.3, "examples": 23},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    (folder / "environment.json").write_text(json.dumps({"command": "python <b>train</b>"}))
+    trained, dataset = untrained()
+    return report.write(trained, folder, folder / "report.html", dataset=dataset)
