@@ -97,7 +97,7 @@ def write(
         curves=lines,
         counts=counts,
         findings=found,
-        settings=config_lib.describe(config),
+        settings=config_lib.describe(config, lambda key: True),
         environment=_environment(trained, folder),
     )
     report.write_file(path, page.render(content))
