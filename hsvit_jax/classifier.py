@@ -1,4 +1,7 @@
-"""Loading a trained network from a checkpoint and classifying images with it."""
+"""Loading a trained network from a checkpoint and classifying images with it.
+
+Networks, and Flax with them, are imported where one is built: that takes as long as importing jax.
+"""
 
 import dataclasses
 import os
@@ -10,9 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, models
+from hsvit_jax import data
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.train import evaluate, init_from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Classifier:
         Raises:
           ValueError: another dtype or shape.
         """
+        from hsvit_jax.train import evaluate
+
         images_BHWC = np.asarray(images_BHWC)
         expected = (*self.image_size, self.channels)
         if images_BHWC.dtype != np.uint8 or images_BHWC.shape[1:] != expected:
@@ -85,7 +89,8 @@ class Classifier:
     def _forward(self) -> Any:
         """The forward pass, compiled once for each instance."""
         if "forward" not in self.__dict__:
-            make = evaluate.make_forward
+            from hsvit_jax.train.evaluate import make_forward as make
+
             self.__dict__["forward"] = make(self.model, self.mesh, self.config)
         return self.__dict__["forward"]
 
@@ -116,6 +121,8 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
         raise ValueError(
             f"load needs the folder of a run, such as 'runs/c2a2-digits-strong-seed0'; got {path!r}"
         )
+    from hsvit_jax.train import init_from
+
     stored = init_from.stored_network(path, which)
     mesh = mesh_lib.make(1, -1, groups=stored.model.group_axis_limit, devices=devices)
     placed = jax.device_put((stored.params, stored.stats), mesh_lib.replicated(mesh))
@@ -153,6 +160,8 @@ def build_model(
     Raises:
       ValueError: an unknown name or a size that does not fit.
     """
+    from hsvit_jax import models
+
     config = config_lib.get_config(variant)
     size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size,) * 2
     if len(size) != 2 or not all(isinstance(side, int) and side >= 1 for side in size):
