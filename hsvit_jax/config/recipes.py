@@ -231,10 +231,11 @@ def small(examples: int, classes: int, model: Mapping[str, Any]) -> dict[str, An
     batch = 2 ** max(min(int(math.log2(examples / 8)), 6), min(int(math.log2(examples)), 3))
     epochs = max(min(9_600 // examples, 48), 24)
     evaluations = max(min(examples // 200, 12), 1)
-    return _FAST | {
-        "augment.mixup": 0.8,
-        "augment.cutmix": 1.0,
-        "augment.label_smoothing": 0.1,
+    few_of_each = examples < 500 * classes
+    mixed = {"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.label_smoothing": 0.1}
+    return {
+        **_FAST,
+        **(mixed if few_of_each else {}),
         "train.batch": batch,
         "train.epochs": float(epochs),
         "train.eval_every": epochs // evaluations,

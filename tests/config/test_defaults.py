@@ -301,6 +301,8 @@ def test_a_small_set_has_a_recipe_by_the_number_of_images():
     assert fitted(5000) == config_lib.get_config("c2a2:folder=x")
     few = fitted(720)
     assert (few.recipe, few.optim.name, few.train.batch) == ("small", "muon", 64)
+    assert few.augment.mixup and not fitted(2000).augment.mixup
+    assert [fitted(n).train.epochs for n in (64, 300, 720)] == [48, 32, 24]
     assert config_lib.for_few_images(few, 720, 3) == few  # as a run stores it
     for examples in (1, 2, 24, 64, 400):
         assert fitted(examples).train.batch <= examples
