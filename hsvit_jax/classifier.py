@@ -102,7 +102,8 @@ class Classifier:
 
     def read(self, path: str | Path) -> np.ndarray:
         """Reads an image file at the network's size, uint8 (H, W, C). Raises BadImage."""
-        return data.read_image(path, self.image_size, self.channels)
+        fit = self.config.data.get("fit", "crop")
+        return data.read_image(path, self.image_size, self.channels, fit=fit)
 
 
 def load(path: str | Path, which: str | int = "best", *, devices: list | None = None) -> Classifier:

@@ -168,7 +168,7 @@ def _pooled_maps(model: Any, batch: int) -> tuple[list, list[tuple[int, int]]]:
                 shape = (batch, rows, columns, channels)
                 maps.append(_normal(shape, model.dtype))
                 pools.append((window, stride))
-            rows, columns = rows // stride, columns // stride
+            rows, columns = -(-rows // stride), -(-columns // stride)
     return maps, pools
 
 

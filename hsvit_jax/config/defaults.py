@@ -41,6 +41,7 @@ _STRONG: Mapping[str, Any] = {
     "data": {
         "name": "cifar10",
         "dir": "",  # empty: $HSVIT_DATA_DIR, or a folder in the user's cache
+        "fit": "crop",  # or 'pad', 'stretch'
         "image_size": (),  # the next five follow from the data set when left empty
         "channels": 0,
         "num_classes": 0,

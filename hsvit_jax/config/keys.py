@@ -170,6 +170,10 @@ KEYS: Mapping[str, Key] = {
     "by_hand": _each(_text("keys set by hand, which the recipe small leaves as they are")),
     "data.name": _text("data set: a name, folder=PATH or tfds=NAME"),
     "data.dir": _text("directory of data sets; empty: $HSVIT_DATA_DIR, or the user's cache"),
+    "data.fit": _choice(
+        "fitting of photos: cropped, padded with black, or stretched to the image size",
+        *("crop", "pad", "stretch"),
+    ),
     "data.image_size": _each(
         _whole("image height and width in pixels; empty: the data set's", 1, 2**13)
     ),

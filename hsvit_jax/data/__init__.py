@@ -73,6 +73,7 @@ def load(
     data_dir: str | None = None,
     image_size: tuple[int, int] | None = None,
     channels: int | None = None,
+    fit: str = "crop",
     val_fraction: float = 0.1,
     on_bad_image: str = "error",
     resident_limit_bytes: int = 4 * 2**30,
@@ -89,6 +90,7 @@ def load(
       name: see the head of this module.
       data_dir: folder of archives and caches.
       image_size: (H, W) to fit the images to, by the rules of images.py; default `describe`'s.
+      fit: 'crop', 'pad' or 'stretch'.
       channels: 1 or 3; default `describe`'s.
       val_fraction: between 0 (no validation split) and 0.8.
       on_bad_image: 'error', or 'skip' to leave unusable images out with a warning.
@@ -115,17 +117,19 @@ def load(
     size = info.image_size if image_size is None else tuple(image_size)
     channels = info.channels if channels is None else channels
     check_shape(size, channels)
-    request = Request(folder, size, channels, on_bad_image, resident_limit_bytes, progress)
+    request = Request(folder, size, channels, fit, on_bad_image, resident_limit_bytes, progress)
     if kind == "folder":
         source = load_listing(listing, f"folder-{Path(argument).name}", request)
     elif kind == "tfds":
         source = load_tfds(argument, request)
     else:
         source = load_named(name, request)
-    return _split(source, info.with_shape(size, channels), val_fraction, test_only)
+    return _split(source, info.with_shape(size, channels), fit, val_fraction, test_only)
 
 
-def _split(source: Source, info: DataInfo, val_fraction: float, test_only: bool) -> Dataset:
+def _split(
+    source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
+) -> Dataset:
     info = dataclasses.replace(info, class_names=source.class_names)
     if test_only:
         every = np.arange(len(source.labels))
@@ -133,7 +137,7 @@ def _split(source: Source, info: DataInfo, val_fraction: float, test_only: bool)
     else:
         parts = assign_splits(source.labels, source.parts, val_fraction)
     splits = [_take(source, indices) for indices in parts]
-    rule = split_rule(source.parts, val_fraction)
+    rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
     return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
 
 

@@ -163,7 +163,8 @@ def _load_digits(request: Request) -> Source:
     class_names = REGISTRY["digits"].info.class_names
 
     def read(index: int) -> np.ndarray:
-        return fit_array(small[index], request.image_size, request.channels, bilinear=True)
+        size, channels = request.image_size, request.channels
+        return fit_array(small[index], size, channels, fit=request.fit, bilinear=True)
 
     resident = request.resident(len(small))
     images = np.stack([read(i) for i in range(len(small))]) if resident else None
@@ -222,17 +223,18 @@ def _load_published(name: str, request: Request) -> Source:
         if found and not found.published:
             _check_counts(name, found.folder, parts)
             content = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-        np.save(scratch / "images.npy", _fit_all(images, shape))
+        np.save(scratch / "images.npy", _fit_all(images, shape, request.fit))
         np.save(scratch / "labels.npy", labels)
         np.save(scratch / "parts.npy", parts)
         return {"class_names": class_names, "content": content}
 
-    folder = cache_folder(request.data_dir, name, {**key, "shape": shape})
+    key["shape"] = request.shape if resident else shape
+    folder = cache_folder(request.data_dir, name, key)
     arrays, notes = read_or_build(folder, build)
     images, labels, parts = (np.asarray(arrays[key]) for key in ("images", "labels", "parts"))
 
     def read(index: int) -> np.ndarray:
-        return fit_array(images[index], request.image_size, request.channels)
+        return fit_array(images[index], request.image_size, request.channels, fit=request.fit)
 
     class_names, content = tuple(notes["class_names"]), notes["content"]
     return Source(labels, parts, class_names, content, images if resident else None, read)
@@ -255,8 +257,9 @@ def _check_counts(name: str, folder: Path, parts: np.ndarray) -> None:
         )
 
 
-def _fit_all(images: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+def _fit_all(images: np.ndarray, shape: tuple[int, int, int], fit: str) -> np.ndarray:
     if images.shape[1:] == shape:
         return images
     with ThreadPoolExecutor() as pool:
-        return np.stack(list(pool.map(lambda image: fit_array(image, shape[:2], shape[2]), images)))
+        fitted = pool.map(lambda image: fit_array(image, shape[:2], shape[2], fit=fit), images)
+        return np.stack(list(fitted))

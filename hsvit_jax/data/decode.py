@@ -31,9 +31,15 @@ class Request:
     data_dir: Path
     image_size: tuple[int, int]
     channels: int
+    fit: str
     on_bad_image: str
     resident_limit_bytes: int
     progress: Progress
+
+    @property
+    def shape(self) -> list:
+        """What the pixels of fitted images depend on; a crop is not named."""
+        return [*self.image_size, self.channels, *([self.fit] if self.fit != "crop" else [])]
 
     def resident(self, examples: int) -> bool:
         """Whether that many images stay within the limit."""
@@ -61,7 +67,8 @@ class Items:
         except OSError as error:
             why = error.strerror or error
             raise BadImage(f"{printable(name)}: cannot be read: {why}") from error
-        return read_image(raw, request.image_size, request.channels, name=name), label, raw
+        size, channels = request.image_size, request.channels
+        return read_image(raw, size, channels, name=name, fit=request.fit), label, raw
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def decode_items(
         five. With 'skip' they are left out with a warning, unless a class loses all its images.
     """
     resident = request.resident(len(items.names))
-    key = {**key, "shape": [*request.image_size, request.channels], "in": resident}
+    key = {**key, "shape": request.shape, "in": resident}
     folder = cache_folder(request.data_dir, name, key)
     arrays, notes = read_or_build(folder, lambda scratch: _build(items, scratch, request, resident))
     bad = notes["bad"]

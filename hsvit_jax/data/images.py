@@ -5,7 +5,8 @@ WebP, TIFF or PNM, of at most 89,478,485 pixels (larger ones are never decoded);
 applied; 16-bit grey is divided by 257 and rounded; transparency is composited on white; palette,
 CMYK, bilevel and the rest become RGB or, for one channel, ITU-R 601 grey; the image is scaled,
 antialiased bicubic, to just cover the target (for a square target: shorter side to the target) and
-its centre is cut out. An image that already has the target's size is not touched, and one that only
+its centre is cut out; or, by choice, to just fit into it with black at its sides, or to its shape
+whatever its own. An image that already has the target's size is not touched, and one that only
 has to be cut is not resampled. Floating-point and 32-bit images have no stated range and are
 refused.
 """
@@ -62,6 +63,7 @@ def read_image(
     channels: int,
     *,
     name: str | None = None,
+    fit: str = "crop",
 ) -> np.ndarray:
     """Reads one image by the rules at the head of this file.
 
@@ -70,6 +72,7 @@ def read_image(
       image_size: (H, W) of the result.
       channels: 1 or 3.
       name: the image's name in errors; default the path.
+      fit: 'crop', 'pad' or 'stretch'.
 
     Returns:
       uint8 (H, W, C).
@@ -80,9 +83,8 @@ def read_image(
     check_shape(image_size, channels)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
-        return _decode(
-            source if isinstance(source, bytes) else read_file(source), image_size, channels
-        )
+        raw = source if isinstance(source, bytes) else read_file(source)
+        return _decode(raw, image_size, channels, fit)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         if isinstance(error, BadImage):
             reason = str(error)
@@ -119,7 +121,12 @@ def peek(data: bytes) -> tuple[int, bool] | None:
 
 
 def fit_array(
-    pixels: np.ndarray, image_size: tuple[int, int], channels: int, bilinear: bool = False
+    pixels: np.ndarray,
+    image_size: tuple[int, int],
+    channels: int,
+    *,
+    fit: str = "crop",
+    bilinear: bool = False,
 ) -> np.ndarray:
     """Fits a decoded image by the same rules.
 
@@ -127,6 +134,7 @@ def fit_array(
       pixels: uint8 (h, w) or (h, w, 1 or 3).
       image_size: (H, W) of the result.
       channels: 1 or 3.
+      fit: 'crop', 'pad' or 'stretch'.
       bilinear: resample bilinearly: on tiny images bicubic resampling rings.
 
     Returns:
@@ -136,7 +144,7 @@ def fit_array(
 
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
     resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
-    return _fit(_convert(image, channels), image_size, resample)
+    return _fit(_convert(image, channels), image_size, fit, resample)
 
 
 def printable(name: str) -> str:
@@ -175,7 +183,7 @@ def _open(data: bytes) -> "Image.Image":
     return image
 
 
-def _decode(data: bytes, image_size: tuple[int, int], channels: int) -> np.ndarray:
+def _decode(data: bytes, image_size: tuple[int, int], channels: int, fit: str) -> np.ndarray:
     from PIL import Image, ImageOps
 
     image = _open(data)
@@ -187,7 +195,7 @@ def _decode(data: bytes, image_size: tuple[int, int], channels: int) -> np.ndarr
         image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
     image.load()
     image = _convert(ImageOps.exif_transpose(image), channels)
-    return _fit(image, image_size, Image.Resampling.BICUBIC)
+    return _fit(image, image_size, fit, Image.Resampling.BICUBIC)
 
 
 def _convert(image: "Image.Image", channels: int) -> "Image.Image":
@@ -212,18 +220,28 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
 
 
 def _fit(
-    image: "Image.Image", image_size: tuple[int, int], resample: "Image.Resampling"
+    image: "Image.Image", image_size: tuple[int, int], fit: str, resample: "Image.Resampling"
 ) -> np.ndarray:
-    """Resamples the largest centred box of the target's shape; returns uint8 (H, W, C)."""
+    """Resamples an image to a size, as the head of this file says; returns uint8 (H, W, C)."""
+    from PIL import Image
+
     height, width = image_size
-    scale = max(height / image.height, width / image.width)
-    if scale == 1:
+    scales = height / image.height, width / image.width
+    if fit == "pad":
+        inner = [max(1, round(n * min(scales))) for n in image.size]
+        whole = Image.new(image.mode, (width, height))
+        scaled = image if list(image.size) == inner else image.resize(inner, resample)
+        whole.paste(scaled, ((width - inner[0]) // 2, (height - inner[1]) // 2))
+        image = whole
+    elif fit == "stretch":
+        image = image if scales == (1, 1) else image.resize((width, height), resample)
+    elif max(scales) == 1:
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
     else:
         # Only the part that is kept is resampled: a 10000×1 strip must not be blown up first.
-        left = max(0.0, (image.width - width / scale) / 2)
-        top = max(0.0, (image.height - height / scale) / 2)
+        left = max(0.0, (image.width - width / max(scales)) / 2)
+        top = max(0.0, (image.height - height / max(scales)) / 2)
         box = (left, top, image.width - left, image.height - top)
         image = image.resize((width, height), resample, box=box)
     pixels = np.asarray(image, dtype=np.uint8)

@@ -268,7 +268,7 @@ def _layers(c: HSViTConfig) -> list[_Layer]:
     layers, (rows, columns), c_in = [], c.image_size, c.image_channels
     for c_out, kernel, stride in zip(c.conv_channels, c.conv_kernels, c.pool_strides, strict=True):
         pixels = rows * columns
-        rows, columns = rows // stride, columns // stride
+        rows, columns = -(-rows // stride), -(-columns // stride)
         for size, pooled in ((kernel, 0), (3, rows * columns if stride > 1 else 0)):
             window = size * size * c_in
             separable = c.separable and layers

@@ -10,6 +10,7 @@ import ml_collections
 
 from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
+from hsvit_jax.models import FAMILIES
 from hsvit_jax.train import run_spec, step
 from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources
 
@@ -41,6 +42,25 @@ def refuse_random(config: ml_collections.ConfigDict) -> None:
             f"init.freeze={freeze} would keep random weights as they are: name trained ones with "
             "--config.init.from=PATH, or train the whole network with --config.init.freeze="
         )
+
+
+def at_native_size(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Gives images the size that published weights were trained at, where none is set."""
+    model, source = config.model, config.init["from"]
+    record = FAMILIES[model.family]
+    side = record.native_sizes.get(model.variant, record.native_size)
+    if not (side and source) or config.data.image_size:
+        return config
+    try:
+        place = sources.locate(source)
+        ours = not files.is_weights(place) or release.is_release(files.read(place)[1])
+    except ValueError as error:
+        raise ValueError(f"init.from={source}: {error}") from error
+    if ours:
+        return config
+    config = config.copy_and_resolve_references()
+    config.data.image_size = (side, side)
+    return config.lock()
 
 
 def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -58,6 +58,7 @@ def prepare(
         ValueError: configuration, data set and devices do not fit together.
     """
     if dataset is None:
+        config = init_from.at_native_size(config)
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
             _network(config_lib.resolve(config, data.describe(config.data.name)))
         dataset = load_data(config, progress=progress)
@@ -162,6 +163,7 @@ def load_data(
         data_dir=config.data.dir or None,
         image_size=(size * 2 if len(size) == 1 else size) or None,
         channels=config.data.channels or None,
+        fit=config.data.get("fit", "crop"),
         val_fraction=config.data.val_fraction,
         on_bad_image=config.data.on_bad_image,
         progress=progress,
@@ -314,7 +316,8 @@ def _opening(run: Run, first: int) -> str:
     on_test = "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
     return (
         f"{config.data.name}: {sizes} images (train/val/test), {config.data.num_classes} classes, "
-        f"{config.data.image_size[0]}×{config.data.image_size[1]}; mesh {dict(run.mesh.shape)}; "
+        f"{config.data.image_size[0]}×{config.data.image_size[1]} "
+        f"(data.fit={config.data.fit}); mesh {dict(run.mesh.shape)}; "
         f"{run.total_steps:,} steps of {config.train.batch} "
         f"{f'from step {first:,}' if first else fresh}, {warmup_text}"
         f"{by_size}{on_test if config.train.select_on == 'test' else ''}"

@@ -208,3 +208,19 @@ def test_no_files_and_wrong_shapes(tmp_path):
         read_image(GOOD, (8, 8), 4)
     with pytest.raises(ValueError, match="image_size must be two positive"):
         read_image(GOOD, (0, 8), 3)
+
+
+def test_a_photo_can_be_padded_or_stretched_instead():
+    """Left half red, right half blue: a crop loses the outer quarters, padding adds black rows."""
+    photo = np.zeros((20, 40, 3), np.uint8)
+    photo[:, :20, 0] = photo[:, 20:, 2] = 200
+    cropped, padded, stretched = (
+        images.fit_array(photo, (10, 10), 3, fit=fit) for fit in ("crop", "pad", "stretch")
+    )
+    assert cropped.shape == padded.shape == stretched.shape == (10, 10, 3)
+    assert not padded[:2].any() and not padded[-3:].any() and padded[3:7].any(-1).all()
+    for whole in (padded[4], stretched[0], stretched[-1]):
+        assert whole[0].tolist() == [200, 0, 0] and whole[-1].tolist() == [0, 0, 200]
+    same = photo[:10, :10]
+    for fit in ("crop", "pad", "stretch"):
+        np.testing.assert_array_equal(images.fit_array(same, (10, 10), 3, fit=fit), same)

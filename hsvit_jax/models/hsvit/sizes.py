@@ -123,7 +123,7 @@ class HSViTConfig:
     def map_size(self) -> tuple[int, int]:
         """Rows and columns of the feature map that becomes a token."""
         stride = prod(self.pool_strides) if self.convolution else 1
-        return self.tile_size[0] // stride, self.tile_size[1] // stride
+        return -(-self.tile_size[0] // stride), -(-self.tile_size[1] // stride)
 
     @property
     def tokens(self) -> int:
@@ -149,13 +149,6 @@ def _check_sizes(c: HSViTConfig) -> None:
     if c.convolution:
         if any(k < 1 or k % 2 == 0 for k in c.conv_kernels):
             raise ValueError(f"convolution kernels must be odd; got conv_kernels={c.conv_kernels}")
-        divisor = prod(c.pool_strides)
-        if c.tile_size[0] % divisor or c.tile_size[1] % divisor:
-            what = "an image" if c.tiles == (1, 1) else f"a tile (of {c.tiles[0]}×{c.tiles[1]})"
-            raise ValueError(
-                f"{what} of {c.tile_size[0]}×{c.tile_size[1]} pixels does not fit pool_strides="
-                f"{c.pool_strides}: both sides must be divisible by their product {divisor}"
-            )
     elif c.separable:
         raise ValueError("without convolution nothing can be separable: choose 'dense'")
     elif c.image_size[0] * c.image_size[1] != c.embed_dim:
@@ -232,8 +225,11 @@ def divisors(n: int) -> list[int]:
 def default_strides(variant: str, image_size: tuple[int, int]) -> tuple[int, ...]:
     """Pool strides of a named variant for an image size.
 
-    The paper's for 28, 32, 64 and 128 pixels square; for other sizes those of the table that divide
-    both sides and leave a map nearest to 8×8. Raises ValueError when none does.
+    The paper's for 28, 32, 64 and 128 pixels square. For other sizes those of the table that leave
+    a map nearest to 8×8, of those that divide both sides where there are any; others round up.
+
+    Raises:
+        ValueError: an unknown variant.
     """
     if variant not in STRIDES:
         raise ValueError(f"unknown model.variant {variant!r}; choose one of {sorted(STRIDES)}")
@@ -241,11 +237,6 @@ def default_strides(variant: str, image_size: tuple[int, int]) -> tuple[int, ...
     rows, columns = image_size
     if rows == columns and rows in table:
         return table[rows]
-    fitting = [s for s in table.values() if rows % prod(s) == 0 and columns % prod(s) == 0]
-    if not fitting:
-        smallest = min(prod(s) for s in table.values())
-        raise ValueError(
-            f"no pool strides of {variant} fit an image of {rows}×{columns} pixels: both must "
-            f"be divisible by {smallest}; change data.image_size, or set model.pool_strides"
-        )
-    return min(fitting, key=lambda s: abs(log(rows * columns / prod(s) ** 2 / 64)))
+    exact = [s for s in table.values() if rows % prod(s) == 0 and columns % prod(s) == 0]
+    candidates = exact or table.values()
+    return min(candidates, key=lambda s: abs(log(rows * columns / prod(s) ** 2 / 64)))
