@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow lint docs clean
+.PHONY: quickstart test test-slow test-web lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits --workdir=runs/quickstart
@@ -11,10 +11,13 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web"
 
 test-slow: $(VENV)/.installed-test
 	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -m slow
+
+test-web: $(VENV)/.installed-web
+	$(BIN)/python -m pytest -m web
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format .
@@ -32,6 +35,11 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-web: $(VENV)/.installed-test
+	@command -v chromium google-chrome >/dev/null || { echo "make test-web needs Chromium: apt-get install chromium"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[web]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

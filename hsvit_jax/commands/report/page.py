@@ -201,8 +201,8 @@ def _card(example: Example, names: Sequence[str]) -> str:
         f'<div class="picture">{image}</div><div class="picture">{image}{heat}</div></div>'
         f"<p><b{verdict}>{_text(names[best])} {p_K[best]:.1%}</b>, is {_text(names[example.label])}"
         f' <span class="soft">({p_K[example.label]:.1%})</span></p>'
-        f'<p class="soft">then {others or "nothing"}; a cover takes up to '
-        f"{100 * max(example.heat_RR.max(), 0):.0f} points</p>"
+        f'<p class="soft">then {others or "nothing"}; covering a part '
+        f"takes up to {100 * max(example.heat_RR.max(), 0):.0f} points off</p>"
         + (
             f'<p class="soft">votes of {groups} groups</p><ul class="votes">{votes}</ul>'
             * bool(votes)
