@@ -73,5 +73,5 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
 def _moment_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
     """Bytes of the optimizer's moments of all parameters: Muon has one for a kernel, AdamW two."""
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    state = jax.eval_shape(optim.build(config.optim, lambda step: 0.0).init, params)
+    state = jax.eval_shape(optim.build(config.optim, lambda step: 0.0, model).init, params)
     return sum(4 * x.size for x in jax.tree.leaves(state) if x.ndim)

@@ -67,15 +67,17 @@ _STRONG: Mapping[str, Any] = {
         "batch": 128,
         "epochs": 100.0,
         "steps": 0,  # instead of epochs (then epochs is 0)
+        "accumulate": 1,
         "log_every": 10,
         "eval_every": 1,  # epochs
         "ema_decay": 0.999,
         "bad_steps_limit": 3,  # non-finite steps in a row before stopping
         "select_on": "val",  # split that chooses the best checkpoint; 'test' only on request
+        "patience": 0,
     },
     "eval": {
         "batch": 0,  # see `derived.eval_batch`
-        "tta": "none",  # or 'flip'
+        "tta": "none",
     },
     "optim": {
         "name": "adamw",
@@ -85,6 +87,7 @@ _STRONG: Mapping[str, Any] = {
         "warmup_epochs": AUTOMATIC,
         "schedule": "cosine",
         "cosine_per": "step",
+        "layer_decay": 1.0,
         "clip_norm": 1.0,
         "beta1": 0.9,
         "beta2": 0.999,

@@ -88,10 +88,10 @@ def _per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[fl
 def validate(config: ml_collections.ConfigDict) -> None:
     """Raises ValueError for a value outside its key's range, and for values that contradict."""
     keys.check(config)
-    if config.eval.tta == "flip" and config.init.cache:
+    if config.eval.tta != "none" and config.init.cache:
         raise ValueError(
-            "init.cache holds features of the images as they are, none of the mirror images that "
-            "eval.tta='flip' needs: set eval.tta='none' or init.cache=''"
+            "init.cache holds features of the images as they are, none of the others that "
+            f"eval.tta={config.eval.tta!r} needs: set eval.tta='none' or init.cache=''"
         )
     model = config.model
     if config.init.whiten and (model.family != "hsvit" or model.ablation == "attention_only"):
@@ -105,16 +105,29 @@ def validate(config: ml_collections.ConfigDict) -> None:
             f"train.epochs={train.epochs:g} and train.steps={train.steps} both say how long to "
             "train: set one of them to 0"
         )
-    if train.select_on == "val" and config.data.val_fraction == 0:
+    if train.batch % train.accumulate:
         raise ValueError(
-            "train.select_on='val' needs a held-out validation split, but data.val_fraction=0: "
-            "hold some out, or say train.select_on='test' and report it so"
+            f"train.batch={train.batch} cannot be computed in train.accumulate={train.accumulate} "
+            "equal parts: set a multiple"
+        )
+    if selection(config)[0] == "val" and config.data.val_fraction == 0:
+        raise ValueError(
+            f"train.select_on={train.select_on!r} needs a held-out validation split, but "
+            "data.val_fraction=0: hold some out, or say train.select_on='test' and report it so"
         )
 
 
+def selection(config: ml_collections.ConfigDict) -> tuple[str, str]:
+    """The split that selects the best checkpoint, and the figure of `Evaluation` that does."""
+    select_on = config.train.select_on
+    return ("val", select_on) if select_on == "macro_f1" else (select_on, "accuracy")
+
+
 def eval_batch(config: ml_collections.ConfigDict) -> int:
-    """Batch size of evaluation: eval.batch, or the training batch, which needs more memory."""
-    return config.eval.batch or config.train.batch
+    """Batch size of evaluation: eval.batch, or what the training step computes at a time, which
+    needs more memory."""
+    # Configurations of older checkpoints have no train.accumulate.
+    return config.eval.batch or config.train.batch // config.train.get("accumulate", 1)
 
 
 def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:

@@ -203,17 +203,29 @@ KEYS: Mapping[str, Key] = {
     "train.batch": _whole("global batch size of training", 1, 2**20),
     "train.epochs": _number("length of the run in epochs, where train.steps is 0", 0.0, 1e6),
     "train.steps": _whole("length of the run in steps, where train.epochs is 0", 0, MOST_STEPS),
+    "train.accumulate": _whole(
+        "parts of a batch whose gradients are computed one after another and averaged", 1, 2**16
+    ),
     "train.log_every": _whole("steps between lines of metrics", 1, MOST_STEPS),
     "train.eval_every": _whole("epochs between evaluations", 1, MOST_STEPS),
     "train.ema_decay": _rate("decay of the exponential moving average of the weights; 0: none"),
     "train.bad_steps_limit": _whole("consecutive non-finite steps that end the run", 1, MOST_STEPS),
-    "train.select_on": _choice("split that selects the best checkpoint", "val", "test"),
+    "train.select_on": _choice(
+        "what selects the best checkpoint: accuracy on a split, or macro-averaged F1 on val",
+        *("val", "test", "macro_f1"),
+    ),
+    "train.patience": _whole(
+        "evaluations without a better one that end the run; 0: none", 0, MOST_STEPS
+    ),
     "eval.batch": _whole("batch size of evaluation; 0: train.batch", 0, 2**20),
     "eval.tta": _choice(
-        "test-time augmentation; flip: mean logits of an image and its mirror image", "none", "flip"
+        "test-time augmentation, mean logits: flip: of an image and its mirror image; shift: of "
+        "both, moved by one pixel each way too",
+        *("none", "flip", "shift"),
     ),
     "optim.name": _choice(
-        "optimizer: AdamW, or Muon on kernels and Adam on the other parameters", "adamw", "muon"
+        "optimizer, with decoupled weight decay; muon: on kernels, Adam on other parameters",
+        *("adamw", "nadamw", "sgd", "lamb", "lion", "muon"),
     ),
     "optim.learning_rate": _positive("peak learning rate", 1e3),
     "optim.weight_decay": _number("decoupled weight decay", 0.0, 1e3),
@@ -225,9 +237,12 @@ KEYS: Mapping[str, Key] = {
     "optim.cosine_per": _choice(
         "granularity of the schedule; never: a constant rate", "epoch", "step", "never"
     ),
+    "optim.layer_decay": _positive(
+        "factor of the learning rate from a block to the one before it; 1: none", 1.0
+    ),
     "optim.clip_norm": _number("largest global norm of the gradient; 0: no clipping", 0.0, 1e9),
-    "optim.beta1": _rate("Adam's decay rate of the first moment"),
-    "optim.beta2": _rate("Adam's decay rate of the second moment"),
+    "optim.beta1": _rate("decay rate of the first moment; momentum of sgd"),
+    "optim.beta2": _rate("decay rate of the second moment"),
     "init.from": _text(
         "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights"
     ),

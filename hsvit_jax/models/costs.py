@@ -27,13 +27,13 @@ def modules(model: Any) -> list[tuple[str, int, int]]:
     shapes = _shapes(model, 1)
     with conv.as_on_accelerators():
         traced = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x)[0])(*shapes)
-    paths = [_module(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes[:2])]
+    paths = [module_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes[:2])]
     labels = [(0, path) for path in paths] + [(1, "")]
     macs: collections.Counter[str] = collections.Counter()
     _count(traced.jaxpr, labels, 1, macs)
     parameters = collections.Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes[:1]):
-        parameters[_module(path)] += leaf.size
+        parameters[module_of(path)] += leaf.size
     macs.update(model.saved_multiply_adds())
     return [(path, parameters[path], n) for path, n in macs.items() if n or path in parameters]
 
@@ -102,7 +102,7 @@ def peak_bytes(program: Any) -> int:
     return int(held + memory.temp_size_in_bytes - memory.alias_size_in_bytes)
 
 
-def _module(path: tuple[Any, ...]) -> str:
+def module_of(path: tuple[Any, ...]) -> str:
     """The module that a leaf belongs to: down to the first index, or the second name."""
     names = [str(key.key) for key in path if hasattr(key, "key")][:-1]
     end = next((i for i, name in enumerate(names) if name.isdigit()), 1)
@@ -137,10 +137,10 @@ def _count(
         label = max(activations, default=weights[0] if weights else None)
         if weights and activations:
             label = (label[0] + 1, weights[0][1])
-        if label:
+        outputs, calls = [label] * len(eqn.outvars), list(_inner(eqn))
+        if label and not calls:  # modules come in order, so that a call counts when it is looked at
             macs[label[1]] += 0 if None in operands else times * _multiply_adds(eqn)
-        outputs = [label] * len(eqn.outvars)
-        for inner in _inner(eqn):
+        for inner in calls:
             turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             outputs = _count(inner, operands, times * turns, macs)
         labels.update(zip(eqn.outvars, outputs, strict=True))

@@ -47,15 +47,21 @@ def check_network(config: ml_collections.ConfigDict, model: Any) -> None:
         f"training {config.model.variant} with its {sum(sizes.values()):,} parameters",
         "make the network smaller",
     )
-    pixels = config.train.batch * math.prod(config.data.image_size) * config.data.channels
-    if 4 * pixels * _VALUES_PER_PIXEL > memory:  # else tracing is not worth its seconds
+    if (
+        4 * math.prod(_images(config)) * _VALUES_PER_PIXEL > memory
+    ):  # else tracing is not worth its seconds
         _refuse(_saved_bytes(config, model) / _MARGIN, memory, *_step_text(config))
+
+
+def _images(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+    """The shape of the images whose gradient a training step computes at a time."""
+    part = config.train.batch // config.train.accumulate
+    return part, *config.data.image_size, config.data.channels
 
 
 def _saved_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
     """Bytes that a training step keeps from the forward for the backward pass, by their shapes."""
     params, stats = jax.eval_shape(model.init, jax.random.key(0))
-    size = (config.train.batch, *config.data.image_size, config.data.channels)
 
     def saved(params: dict, stats: dict, images: jax.Array, key: jax.Array) -> Any:
         def logits(params: dict) -> jax.Array:
@@ -63,7 +69,7 @@ def _saved_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
 
         return jax.vjp(logits, params)[1]
 
-    images = jax.ShapeDtypeStruct(size, np.float32)
+    images = jax.ShapeDtypeStruct(_images(config), np.float32)
     kept = jax.eval_shape(saved, params, stats, images, jax.eval_shape(jax.random.key, 0))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
@@ -73,7 +79,8 @@ def _step_text(config: ml_collections.ConfigDict) -> tuple[str, str]:
     size = "×".join(map(str, config.data.image_size))
     return (
         f"a training step of {config.train.batch} images of {size} pixels",
-        "lower train.batch or data.image_size, make the network smaller or add devices",
+        "lower train.batch or data.image_size, raise train.accumulate, make the network smaller or "
+        "add devices",
     )
 
 

@@ -35,6 +35,11 @@ def check(run: Run) -> None:
         )
     if run.model.group_axis_limit < 2:
         raise ValueError("--recoverable needs at least two attention groups or towers to lose one")
+    if run.config.train.patience:
+        raise ValueError(
+            "--recoverable does not go with train.patience, for which all processes must agree: "
+            "set train.patience=0"
+        )
     run.model.without([0])  # says itself what cannot be lost
 
 

@@ -27,11 +27,18 @@ class Evaluation:
     confusion_KK: np.ndarray  # int64; rows: the true class, columns: the predicted one
 
     @property
+    def macro_f1(self) -> float:
+        """The mean of the classes' F1 scores, over those with an example or a prediction."""
+        both_K = self.confusion_KK.sum(0) + self.confusion_KK.sum(1)
+        return float(np.mean(2 * np.diag(self.confusion_KK)[both_K > 0] / both_K[both_K > 0]))
+
+    @property
     def figures(self) -> dict[str, Any]:
         """What is told of it: top5 only of six classes and more, an interval only of few images."""
         line = {"loss": self.loss, "accuracy": self.accuracy}
         ends = report.interval(self.accuracy, self.examples)
         line |= {"interval": list(ends)} if ends else {}
+        line |= {"macro_f1": self.macro_f1}
         line |= {"top5": self.top5} if len(self.confusion_KK) > 5 else {}
         return line | {"examples": self.examples}
 
@@ -51,8 +58,8 @@ def make_forward(
     Args:
         model: the network.
         mesh: where its batch and groups lie.
-        config: resolved, for the images' mean and std; with eval.tta 'flip' logits are the mean of
-            an image's and its mirror image's.
+        config: resolved, for the images' mean and std, and for eval.tta, over whose views of an
+            image logits are averaged.
         aggregate: see `mesh.spread`.
         votes_G: weight of each attention group's CLS in the average, 0 for one that is lost.
 
@@ -62,18 +69,26 @@ def make_forward(
     """
     apply = mesh_lib.spread(model, mesh, aggregate)
     mean, std = tuple(config.data.mean), tuple(config.data.std)
-    flip = config.eval.get("tta") == "flip"  # configurations of older checkpoints have no such key
+    tta = config.eval.get("tta", "none")  # configurations of older checkpoints have no such key
 
     def forward(params: dict, stats: dict, inputs: Array) -> Array:
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = augment.normalise(inputs, mean, std)
-        logits_BK = apply(params, stats, inputs, votes_G=votes_G)[0]
-        if flip:
-            logits_BK += apply(params, stats, inputs[:, :, ::-1], votes_G=votes_G)[0]
-            logits_BK /= 2
-        return logits_BK
+        views = _views(inputs, tta)
+        return sum(apply(params, stats, x, votes_G=votes_G)[0] for x in views) / len(views)
 
     return jax.jit(forward)
+
+
+def _views(x_BHWC: Array, tta: str) -> list[Array]:
+    """The views of images that eval.tta averages over: itself, mirrored, moved by a pixel."""
+    views = [x_BHWC]
+    if tta == "shift":
+        height, width = x_BHWC.shape[1:3]
+        padded = jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
+        corners = [(0, 0), (0, 2), (2, 0), (2, 2)]
+        views += [padded[:, y : y + height, x : x + width] for y, x in corners]
+    return views if tta == "none" else [*views, *(x[:, :, ::-1] for x in views)]
 
 
 def make_evaluator(

@@ -69,6 +69,8 @@ class Loop:
                 self.drain()
                 with self.agreement():
                     self.end_epoch(number)
+            if epoch_ends and self.out_of_patience(number):
+                return self.state
             signum = self.stop.due()
             if signum is not None:
                 self.drain()
@@ -146,14 +148,30 @@ class Loop:
         train, last = self.run.config.train, number == self.run.total_steps
         epochs = number // self.run.steps_per_epoch
         metric = None
-        split = train.select_on
+        split, figure = config_lib.selection(self.run.config)
         if (last or epochs % train.eval_every == 0) and len(getattr(self.run.dataset, split)):
             result = self.evaluate(self.state, split)
             self.log_eval(number, split, result)
-            metric = result.accuracy if math.isfinite(result.loss) else math.nan
+            metric = getattr(result, figure) if math.isfinite(result.loss) else math.nan
         if last or epochs % self.run.config.checkpoint.every == 0 or metric is not None:
             self.save(number, metric, wait=last)
         self.closed, self.marks = number, (time.monotonic(), number)
+
+    def out_of_patience(self, number: int) -> bool:
+        """Whether the last train.patience evaluations were all worse than one before."""
+        train = self.run.config.train
+        if not train.patience or number >= self.run.total_steps:
+            return False
+        steps = train.patience * train.eval_every * self.run.steps_per_epoch
+        best = self.checkpoints.best_step() if coordination.is_lead() else None
+        best = coordination.from_lead(str(number if best is None else best))
+        if number - int(best) < steps:
+            return False
+        self.bar.say(
+            f"ended after step {number:,}: none of the last {train.patience} evaluations was "
+            f"better than that of step {int(best):,} (train.patience)"
+        )
+        return True
 
     def evaluate(
         self, state: dict, split: str, before_batch: Callable[[], None] = lambda: None
@@ -177,8 +195,9 @@ class Loop:
     def log_eval(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and prints it."""
         self.log.write(step, {"split": split, **result.figures, **self.remarks})
-        if split == self.run.config.train.select_on:
-            self.bar.best = max(result.accuracy, self.bar.best or 0.0)
+        selecting, figure = config_lib.selection(self.run.config)
+        if split == selecting:
+            self.bar.best = max(getattr(result, figure), self.bar.best or 0.0)
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 
     def evaluate_best(

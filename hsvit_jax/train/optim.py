@@ -1,6 +1,8 @@
-"""The optimizer: AdamW or Muon behind a global-norm clip, and its learning rate by step."""
+"""The optimizer: one of optax's behind a global-norm clip, and its learning rate by step."""
 
 import math
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -8,6 +10,11 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 from optax import contrib
+
+from hsvit_jax.models import costs
+
+#: The path of a network's block, as `costs.modules` has it.
+_BLOCK = re.compile(r"(blocks|stages)(\.\d+)+$")
 
 
 def warmup_steps(optim: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
@@ -92,32 +99,81 @@ def matrices(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(axes, params)
 
 
-def build(optim: ml_collections.ConfigDict, rate: optax.Schedule) -> optax.GradientTransformation:
+def _muon(beta1: float, beta2: float) -> optax.GradientTransformation:
+    """Muon (Jordan, 2024): along the orthogonalised momentum of each kernel's matrix, Nesterov's
+    Adam along the rest. A matrix's step has the root mean square 0.2, as one of Adam's about has
+    (arXiv 2502.16982): one rate and one decay serve both."""
+    return contrib.muon(
+        -1.0,  # uphill, for the last of the chain to turn round
+        adam_b1=beta1,
+        adam_b2=beta2,
+        muon_weight_dimension_numbers=matrices,
+        consistent_rms=0.2,
+    )
+
+
+#: optim.name → the direction of a step, before weight decay, by (beta1, beta2).
+DIRECTIONS: Mapping[str, Callable[[float, float], optax.GradientTransformation]] = {
+    "adamw": optax.scale_by_adam,
+    "nadamw": lambda beta1, beta2: optax.scale_by_adam(beta1, beta2, nesterov=True),
+    "lamb": lambda beta1, beta2: optax.scale_by_adam(beta1, beta2, eps=1e-6),
+    "lion": optax.scale_by_lion,
+    "sgd": lambda beta1, _: optax.trace(beta1, nesterov=True),
+    "muon": _muon,
+}
+
+
+def layer_scales(model: Any, decay: float) -> Callable[[tuple[Any, ...]], float]:
+    """Scales of the learning rate by layer, as BEiT's (arXiv 2106.08254, table 9).
+
+    Returns:
+        `scale(path of a leaf of params)`: 1 for what comes after the last block, `decay` for the
+        last block, its square for the block before it with what lies between, and so on down to
+        the stem.
+    """
+    layers, blocks = {}, 0
+    for name, *_ in costs.modules(model):
+        block = _BLOCK.search(name) is not None
+        layers[name] = blocks + 1 if block or blocks else 0
+        blocks += block
+    return lambda path: decay ** (blocks + 1 - layers[costs.module_of(path)])
+
+
+def _scaled(
+    method: optax.GradientTransformation, scale: Callable[[tuple[Any, ...]], float]
+) -> optax.GradientTransformation:
+    """Scales the updates of a method, whose state stays as it is."""
+
+    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        updates, state = method.update(updates, state, params)
+        return jax.tree_util.tree_map_with_path(lambda p, x: x * scale(p), updates), state
+
+    return optax.GradientTransformation(method.init, update)
+
+
+def build(
+    optim: ml_collections.ConfigDict, rate: optax.Schedule, model: Any
+) -> optax.GradientTransformation:
     """Builds a clip by global norm (clip_norm 0: none), then the optimizer of optim.name.
 
-    Both decay kernels, or all parameters with `decay_all`. Muon (Jordan, 2024) steps along the
-    orthogonalised momentum of each kernel's matrix, Nesterov's Adam along the rest. A matrix's step
-    has the root mean square 0.2, as one of Adam's about has (arXiv 2502.16982): one rate and one
-    decay serve both.
+    All decay kernels, or all parameters with `decay_all`. LAMB's step is as long as its parameter
+    times the rate (You et al., 2020).
+
+    Args:
+        optim: the `optim` section.
+        rate: the learning rate by step.
+        model: the network, whose layers optim.layer_decay counts.
     """
     mask = None if optim.decay_all else decay_mask
-    if optim.name == "muon":
-        directions = contrib.muon(
-            -1.0,  # uphill, for the last of the chain to turn round
-            adam_b1=optim.beta1,
-            adam_b2=optim.beta2,
-            muon_weight_dimension_numbers=matrices,
-            consistent_rms=0.2,
-        )
-        method = optax.chain(
-            directions,
-            optax.add_decayed_weights(optim.weight_decay, mask),
-            optax.scale_by_learning_rate(rate),
-        )
-    else:
-        method = optax.adamw(
-            rate, b1=optim.beta1, b2=optim.beta2, weight_decay=optim.weight_decay, mask=mask
-        )
+    ratio = [optax.scale_by_trust_ratio()] if optim.name == "lamb" else []
+    method = optax.chain(
+        DIRECTIONS[optim.name](optim.beta1, optim.beta2),
+        optax.add_decayed_weights(optim.weight_decay, mask),
+        *ratio,
+        optax.scale_by_learning_rate(rate),
+    )
+    if optim.layer_decay < 1:
+        method = _scaled(method, layer_scales(model, optim.layer_decay))
     clip = clip_by_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
     # The state has the same shape without a clip, so that a resumed run may change it.
     return optax.chain(clip, method)

@@ -82,7 +82,7 @@ def prepare(
         config.mesh.group,
         config.mesh.data,
         groups=model.group_axis_limit,
-        batch=batch,
+        batch=batch // config.train.accumulate,
         devices=devices,
         parts=_parts(config),
     )
@@ -97,7 +97,7 @@ def prepare(
         )
     config = config_lib.with_warmup(config, total_steps, steps_per_epoch)
     schedule = optim.schedule(config.optim, total_steps, steps_per_epoch)
-    tx = optim.build(config.optim, schedule)
+    tx = optim.build(config.optim, schedule, model)
     return Run(
         config=config,
         dataset=dataset,
@@ -134,10 +134,11 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
         raise ValueError(
             f"{config.data.name} has no test images: the run could not be evaluated; add some"
         )
-    if config.train.select_on == "val" and not len(dataset.val):
+    if config_lib.selection(config)[0] == "val" and not len(dataset.val):
         raise ValueError(
-            f"train.select_on='val', but {config.data.name} has no validation images: raise "
-            "data.val_fraction or add images, or say train.select_on='test' and report it so"
+            f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "
+            "images: raise data.val_fraction or add images, or say train.select_on='test' and "
+            "report it so"
         )
 
 
@@ -234,9 +235,10 @@ def train(
         first = int(state["step"])
         log = stack.enter_context(metrics.MetricLog(workdir, start_step=first, enabled=lead))
         lines = metrics.read_metrics(workdir / "metrics.jsonl") if lead else []
-        selected = [x for x in lines if x.get("split") == run.config.train.select_on]
+        split, figure = config_lib.selection(run.config)
+        selected = [x for x in lines if x.get("split") == split]
         steps = run.total_steps, first, run.steps_per_epoch
-        best = max((x["accuracy"] or 0.0 for x in selected), default=None)
+        best = max((x.get(figure) or 0.0 for x in selected), default=None)
         bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
         if lead:
             report.write_file(workdir / "config.json", config_lib.to_json(run.config) + "\n")

@@ -4,6 +4,7 @@ Every random number of a step is a function of (seed, epoch or step, example ind
 a run depends neither on the number of devices nor on where it was interrupted.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -110,6 +111,7 @@ def make_train_step(
     config, model, mesh = run.config, run.model, run.mesh
     settings = augment_settings(config) if settings is None else settings
     aggregate, ema_decay = config.mesh.aggregate, config.train.ema_decay
+    accumulate = config.train.accumulate
     apply = mesh_lib.spread(model, mesh, aggregate, config.mesh.gradients)
     tx = optax.with_extra_args_support(run.tx)
     augment_key, mix_key, dropout_key = (run_key(config.seed, u) for u in (AUGMENT, MIX, DROPOUT))
@@ -132,10 +134,13 @@ def make_train_step(
         params = trainable(state["params"], model.frozen)
         frozen = {name: part for name, part in state["params"].items() if name not in params}
 
-        def loss_fn(params: dict) -> tuple[Array, tuple[dict, Array]]:
+        @functools.partial(jax.value_and_grad, has_aux=True)
+        def gradient(
+            params: dict, stats: dict, inputs: Array, targets_BK: Array, ids_B: Array
+        ) -> tuple[Array, tuple[Array, dict]]:
             logits_BK, stats = apply(
                 {**frozen, **params},
-                state["stats"],
+                stats,
                 inputs,
                 train=True,
                 dropout_key=jax.random.fold_in(dropout_key, number),
@@ -143,9 +148,23 @@ def make_train_step(
             )
             loss = optax.softmax_cross_entropy(logits_BK, targets_BK).mean()
             hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
-            return loss, (stats, hits_B.astype(jnp.float32).mean())
+            return loss, (hits_B.astype(jnp.float32).mean(), stats)
 
-        (loss, (stats, accuracy)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        examples = inputs, targets_BK, ids_B
+        if accumulate == 1:
+            (loss, (accuracy, stats)), grads = gradient(params, state["stats"], *examples)
+        else:
+
+            def add_part(sums: tuple, part: tuple) -> tuple[tuple, None]:
+                stats, *before = sums
+                (loss, (accuracy, stats)), grads = gradient(params, stats, *part)
+                return (stats, *jax.tree.map(jnp.add, before, [loss, accuracy, grads])), None
+
+            # Every device has a share of every part: part n is the examples n, n + accumulate, …
+            parts = [x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1) for x in examples]
+            zeros = jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+            (stats, *sums), _ = jax.lax.scan(add_part, (state["stats"], *zeros), parts)
+            loss, accuracy, grads = jax.tree.map(lambda x: x / accumulate, sums)
         # The update is not fused with the gradients' sums, whose rounding would depend on the mesh.
         loss, stats, grads = jax.lax.optimization_barrier((loss, stats, grads))
         norm = (

@@ -132,6 +132,25 @@ def test_flip_averages_the_logits_of_an_image_and_its_mirror_image():
     np.testing.assert_allclose(both(params, {}, images), expected, rtol=1e-6)
 
 
+def test_shift_averages_over_images_moved_by_a_pixel_too():
+    mesh, params = mesh_lib.make(1, 1, groups=8), linear_params(7)
+    images = split_of(5, 7).images
+    flip = evaluate.make_forward(Linear(), mesh, config_of(7, "flip"))
+    shift = evaluate.make_forward(Linear(), mesh, config_of(7, "shift"))
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
+    moved = [padded[:, y : y + 2, x : x + 3] for y in (0, 2) for x in (0, 2)]
+    expected = np.mean([flip(params, {}, x) for x in (images, *moved)], axis=0)
+    np.testing.assert_allclose(shift(params, {}, images), expected, rtol=1e-5)
+
+
+def test_macro_f1_by_hand():
+    """A class without examples or predictions has no F1."""
+    confusion = np.array([[6, 2, 0, 0], [1, 3, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]])
+    result = evaluate.Evaluation(0.5, 9 / 14, 1.0, 14, confusion)
+    assert result.macro_f1 == pytest.approx((12 / 17 + 6 / 9 + 0) / 3)
+    assert result.figures["macro_f1"] == result.macro_f1
+
+
 class Coupled(Linear):
     """Each logit is multiplied by the largest pixel of the batch, as where maxima are coupled."""
 

@@ -79,7 +79,7 @@ def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
 
 def stepped(chosen, params, grads):
     """Parameters after one step of the optimizer."""
-    tx = optim.build(chosen, optim.schedule(chosen, 10, 5))
+    tx = optim.build(chosen, optim.schedule(chosen, 10, 5), None)
     updates, _ = tx.update(grads, tx.init(params), params)
     return optax.apply_updates(params, updates)
 
@@ -106,7 +106,9 @@ def test_the_clip_can_be_changed_on_a_checkpoint():
     """With and without a clip the state has one shape."""
     params = {"kernel": jnp.zeros((2, 2))}
     shapes = [
-        jax.tree.structure(optim.build(settings(clip_norm=clip), lambda step: 0.1).init(params))
+        jax.tree.structure(
+            optim.build(settings(clip_norm=clip), lambda step: 0.1, None).init(params)
+        )
         for clip in (0.0, 1.0)
     ]
     assert shapes[0] == shapes[1]
@@ -119,7 +121,7 @@ def test_the_clip_can_be_changed_on_a_checkpoint():
 def test_clip_by_global_norm_comes_before_adam(clip, norm, factor):
     """Adam's first moment is (1 − β₁) of the clipped gradient; a norm that is given is believed."""
     chosen = settings(clip_norm=clip, beta1=0.75)
-    tx = optax.with_extra_args_support(optim.build(chosen, optim.schedule(chosen, 10, 5)))
+    tx = optax.with_extra_args_support(optim.build(chosen, optim.schedule(chosen, 10, 5), None))
     params = {"a": {"kernel": jnp.zeros(1)}, "b": {"bias": jnp.zeros(1)}}
     grads = {"a": {"kernel": jnp.array([3.0])}, "b": {"bias": jnp.array([-4.0])}}
     _, state = tx.update(grads, tx.init(params), params, norm=norm)
@@ -176,6 +178,53 @@ def test_muon_leaves_depthwise_kernels_to_adam():
     assert {name.rpartition(".")[2] for name in ccn} == {"kernel"}  # no residual_kernel
 
 
+@pytest.mark.parametrize("name", optim.DIRECTIONS)
+def test_every_optimizer_goes_downhill(name):
+    """On a quadratic, with the decay of kernels beside it."""
+    chosen = settings(name=name, learning_rate=0.05, weight_decay=0.1, warmup_epochs=0.0)
+    tx = optim.build(chosen, optim.schedule(chosen, 200, 5), None)
+    rng = np.random.default_rng(0)
+    params = {"kernel": jnp.array(rng.normal(size=(6, 4))), "bias": jnp.array(rng.normal(size=4))}
+    first, state = optax.tree.norm(params), tx.init(params)
+    update = jax.jit(tx.update)
+    for _ in range(200):
+        updates, state = update(params, state, params)
+        params = optax.apply_updates(params, updates)
+    assert optax.tree.norm(params) < 0.1 * first
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_layer_decay_shortens_the_steps_of_early_blocks(towers):
+    """Layers of C2A2: stem none, two convolution blocks, two attention blocks, the rest on top."""
+    network = small_network(model__towers=towers, model__depth=2)
+    params = jax.tree.map(jnp.ones_like, made_up_values(network)[0])
+    chosen = settings(
+        name="lion", learning_rate=1.0, weight_decay=0.0, warmup_epochs=0.0, layer_decay=0.5
+    )
+    tx = optim.build(chosen, lambda step: 1.0, network)
+    updates = tx.update(params, tx.init(params), params)[0]
+    if towers == 2:
+        updates |= updates["towers"]
+    steps = [
+        float(-jnp.ravel(x)[0])
+        for x in (
+            *(jax.tree.leaves(updates["trunk"]["blocks"][n])[0] for n in "01"),
+            *(updates["groups"]["blocks"][n]["out_kernel"] for n in "01"),
+            updates["head"]["linear"]["kernel"],
+        )
+    ]
+    assert steps == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1]
+
+
+def test_sgd_steps_by_nesterov_s_momentum_and_lamb_by_the_parameter_s_norm():
+    chosen = {"learning_rate": 0.5, "weight_decay": 0.0, "warmup_epochs": 0.0, "clip_norm": 0.0}
+    params, grads = {"kernel": jnp.full((4, 1), 3.0)}, {"kernel": jnp.full((4, 1), 0.1)}
+    sgd = stepped(settings(name="sgd", **chosen), params, grads)["kernel"]
+    np.testing.assert_allclose(sgd, 3.0 - 0.5 * 0.1 * (1 + 0.9), rtol=1e-6)
+    lamb = stepped(settings(name="lamb", **chosen), params, grads)["kernel"]
+    np.testing.assert_allclose(lamb, 3.0 - 0.5 * 3.0, rtol=1e-5)
+
+
 def test_muon_steps_along_each_group_s_orthogonalised_gradient():
     """U·Vᵀ of a group's own gradient, of the size of an Adam step, whatever the gradient's; then
     the decay of AdamW. What is no matrix takes Adam's step, with Nesterov's momentum."""
@@ -204,7 +253,7 @@ def test_a_muon_step_does_not_depend_on_the_mesh(trunk):
     network = small_network(model__trunk=trunk)
     (params, _), (grads, _) = (made_up_values(network, seed) for seed in (1, 2))
     chosen = settings(name="muon", warmup_epochs=0.0)
-    tx = optim.build(chosen, optim.schedule(chosen, 10, 5))
+    tx = optim.build(chosen, optim.schedule(chosen, 10, 5), None)
 
     def step(group, data):
         mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=16)

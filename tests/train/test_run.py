@@ -119,6 +119,27 @@ def test_the_best_is_chosen_on_validation(tmp_path, monkeypatch):
     assert not np.array_equal(states[-1][1], states[2][1])
 
 
+def test_a_run_ends_when_patience_does(tmp_path, monkeypatch, capsys):
+    """Judged by macro F1; the same command again trains no further."""
+    correct = iter([5, 9, 8, 7, 9, 9])
+
+    def forge(evaluate, params, split):
+        result = evaluate()
+        right = next(correct) if len(split) == 21 else 3
+        confusion = np.zeros((7, 7), int)
+        confusion[0, 0], confusion[1, 0] = right, 21 - right
+        return dataclasses.replace(result, confusion_KK=confusion)
+
+    around_evaluations(monkeypatch, forge)
+    config = small_config(train__steps=40, train__patience=2, train__select_on="macro_f1")
+    for _ in range(2):
+        result = train.train(config, tmp_path, dataset=small_dataset())
+        assert (result.step, result.best_step) == (16, 8)
+        said = "ended after step 16: none of the last 2 evaluations was better than that of step 8"
+        assert said in capsys.readouterr().err
+    assert max(line["step"] for line in metric_lines(tmp_path)) == 16
+
+
 def test_selecting_on_the_test_split_is_said(tmp_path, capsys, spy):
     config = small_config(train__select_on="test", train__steps=4, data__val_fraction=0.0)
     train.train(config, tmp_path, dataset=small_dataset((70, 0, 23)))
@@ -161,6 +182,7 @@ def test_no_steps_leave_the_fresh_network(tmp_path, spy):
         ((70, 0, 23), {}, ["select_on='val'", "no validation images"]),
         ((70, 21, 0), {}, ["no test images"]),
         ((70, 21, 23), {"train__steps": 0, "train__epochs": 0.1}, ["epochs=0.1", "one step"]),
+        ((70, 21, 23), {"train__accumulate": 3}, ["train.batch=16", "train.accumulate=3"]),
         ((70, 21, 23), {"mesh__group": 3}, ["8 groups", "3 devices", "[1, 2, 4, 8]"]),
     ],
 )

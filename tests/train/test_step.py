@@ -108,6 +108,26 @@ def test_a_run_does_not_depend_on_the_mesh(shape):
     assert len(set(expected)) == 3
 
 
+def test_accumulated_gradients_are_those_of_the_batch():
+    """Of pairs of equal examples, in two parts: what one of each pair gives, in less memory."""
+    settings = {"augment__mix_probability": 0.0, "train__ema_decay": 0.0}
+    plain = Trainer(sgd=True, train__batch=8, **settings)
+    parts = Trainer(sgd=True, train__accumulate=2, **settings)
+    state, values = plain.step(plain.state(), plain.batches[0])
+    pairs = tuple(jnp.repeat(x, 2, 0) for x in plain.batches[0])
+    got, summed = parts.step(parts.state(), pairs)
+    for name in ("loss", "accuracy", "grad_norm"):
+        np.testing.assert_allclose(summed[name], values[name], rtol=1e-5)
+    for a, b in zip(*(jax.tree.leaves(s["params"]) for s in (got, state)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    whole = one_device()
+    temporary = [
+        t.step.lower(t.state(), whole.batches[0]).compile().memory_analysis().temp_size_in_bytes
+        for t in (parts, whole)
+    ]
+    assert temporary[0] < 0.75 * temporary[1]
+
+
 # --- Steps that must not be taken ----------------------------------------------------------------
 
 COUNTERS = ("step", "bad", "skipped", "meter")
