@@ -128,7 +128,7 @@ def test_digits_are_never_mirrored():
         ({"train__log_every": 0}, "train.log_every must be"),
         ({"train__eval_every": 0}, "train.eval_every must be"),
         ({"train__ema_decay": 1.0}, "train.ema_decay must be a number from 0, below 1; got 1.0"),
-        ({"train__select_on": "train"}, "'val', 'test'; got 'train'"),
+        ({"train__select_on": "train"}, "'val', 'test', 'macro_f1'; got 'train'"),
         ({"train__bad_steps_limit": 0}, "train.bad_steps_limit"),
         (
             {"optim__learning_rate": 0.0},
@@ -145,7 +145,7 @@ def test_digits_are_never_mirrored():
         ({"data__on_bad_image": "ignore"}, "'error', 'skip'"),
         ({"checkpoint__keep_latest": 0}, "checkpoint.keep_latest"),
         ({"checkpoint__every": 0}, "checkpoint.every"),
-        ({"eval__tta": "flip", "init__cache": "features"}, "none of the mirror images that"),
+        ({"eval__tta": "flip", "init__cache": "features"}, "none of the others that"),
         ({"mesh__aggregate": "mean"}, "mesh.aggregate must be one of"),
     ],
 )

@@ -84,7 +84,7 @@ def test_few_classes_ties_and_logits_that_are_not_finite():
     params, split = linear_params(3), split_of(20, 3)
     got = run(params, split, 8, one, 3)
     assert (got.top5, got.accuracy) == (1.0, by_hand(params, split)[1] / 20)
-    assert list(got.figures) == ["loss", "accuracy", "interval", "examples"]
+    assert list(got.figures) == ["loss", "accuracy", "interval", "macro_f1", "examples"]
     # A network with the same logit for all classes has a top-5 of 5/K, not 1.
     params = jax.tree.map(jnp.zeros_like, linear_params(7))
     images = np.zeros((14, 2, 3, 1), np.uint8)
