@@ -54,6 +54,7 @@ def test_a_curve_of_votes(capfd, run, tmp_path, monkeypatch):
     assert [line["lost_groups"] for line in lines] == [0, 1, 2, 3]
     whole = call(capfd, *words[:2])[1]
     assert lines[0]["mean"] == json.loads(whole)["accuracy"]
+    assert lines[0]["interval"] == json.loads(whole)["interval"]
     code, _, err = call(capfd, *words, "--drop_groups=1")
     assert code == 1 and "leave --drop_groups out" in err
 

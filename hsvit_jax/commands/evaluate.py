@@ -6,7 +6,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from hsvit_jax import cli, data, train
+from hsvit_jax import cli, data, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
@@ -100,7 +100,9 @@ def _curve(
     name = f"{config.model.variant}, {config.data.name}, {split} split"
     table = lost_groups.write(points, path, f"{name}, step {classifier.step:,}")
     for point in points:
-        print(metrics.to_line(classifier.step, {"split": split, **vars(point)}))
+        ends = report.interval(point.mean, len(part))
+        line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
+        print(metrics.to_line(classifier.step, line))
     cli.note(f"{path} and {table}")
     return 0
 
