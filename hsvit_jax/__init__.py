@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Classifier": ("classifier", "Classifier"),
     "build_model": ("classifier", "build_model"),
-    "fit": ("train", "train"),
+    "fit": ("commands.train", "fit"),
     "get_config": ("config", "get_config"),
     "load": ("classifier", "load"),
 }

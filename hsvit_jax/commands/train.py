@@ -1,12 +1,39 @@
 """hsvit train: trains a network, resuming a run that was stopped."""
 
+import dataclasses
 import shlex
 from pathlib import Path
+from typing import Any
+
+import ml_collections
 
 from hsvit_jax import train
 from hsvit_jax.cli import Request
-from hsvit_jax.commands import report
+from hsvit_jax.commands.report import write_after_training
 from hsvit_jax.runtime import cluster, coordination
+
+
+def fit(
+    config: ml_collections.ConfigDict,
+    workdir: str | Path,
+    *,
+    report: bool = True,
+    **options: Any,
+) -> train.Result:
+    """Trains as `hsvit_jax.train.train` does, and writes the run's report.
+
+    Args:
+      config, workdir, options: of `train.train`.
+      report: whether to write it.
+
+    Returns:
+      the finished run.
+    """
+    result = train.train(config, workdir, **options)
+    if not (report and coordination.is_lead()):
+        return result
+    page = write_after_training(Path(workdir), options.get("dataset"))
+    return dataclasses.replace(result, report=page)
 
 
 def run(request: Request) -> int:
@@ -14,9 +41,10 @@ def run(request: Request) -> int:
     job = cluster.find(request.flags.distributed)
     if job is not None:
         cluster.start(job, recoverable=request.flags.recoverable)
-    result = train.train(
+    result = fit(
         request.config,
         request.workdir,
+        report=request.flags.report,
         stall_timeout=request.flags.stall_timeout,
         recoverable=request.flags.recoverable,
     )
@@ -24,13 +52,12 @@ def run(request: Request) -> int:
         return 0
     test, folder = result.test, shlex.quote(request.workdir)
     top5 = f", top-5 {test.top5:.2%}" if "top5" in test.figures else ""
-    page = request.flags.report and report.write_after_training(Path(request.workdir))
     print(
         f"done: test {test}{top5}, {test.examples:,} "
         f"images, checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
         f"{result.seconds:.0f} s\n"
         f"  curves    {result.curves}\n"
-        f"  report    {page or 'none'}\n"
+        f"  report    {result.report}\n"
         f"  evaluate  {request.program} eval --checkpoint={folder}\n"
         f"  predict   {request.program} predict --checkpoint={folder} IMAGE ..."
     )

@@ -37,6 +37,7 @@ class Result:
     validation: evaluate_lib.Evaluation | None
     seconds: float = 0.0
     curves: Path | None = None
+    report: Path | None = None
 
 
 def prepare(

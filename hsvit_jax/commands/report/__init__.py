@@ -37,11 +37,11 @@ def run(request: Request) -> int:
     return 0
 
 
-def write_after_training(folder: Path) -> Path | None:
+def write_after_training(folder: Path, dataset: data.Dataset | None = None) -> Path | None:
     """Writes the report of a run that has just ended; None, with a note, where that fails."""
     try:
         trained = classifier.load(folder, devices=jax.local_devices())
-        return write(trained, folder, folder / "report.html")
+        return write(trained, folder, folder / "report.html", dataset=dataset)
     except Exception as error:  # whatever it is, the run is done and saved
         cli.note(f"no report ({type(error).__name__}: {error})")
         return None

@@ -133,15 +133,16 @@ def hardest(probabilities_NK: np.ndarray, labels_N: np.ndarray, most: int) -> Se
     """Indices of the `most` most wrong images, and of the least sure of the others.
 
     Most wrong: the prediction's probability exceeds the true class's by most. Least sure: the two
-    highest probabilities are closest.
+    highest probabilities are closest, and differ by less than a half.
     """
     top_N2 = np.sort(probabilities_NK, 1)[:, :-3:-1]
     true_N = np.take_along_axis(probabilities_NK, labels_N[:, None], 1)[:, 0]
     excess_N = top_N2[:, 0] - true_N
     wrong = np.argsort(-excess_N, kind="stable")[:most]
     wrong = wrong[probabilities_NK[wrong].argmax(1) != labels_N[wrong]]
-    order = np.argsort(top_N2[:, 0] - top_N2[:, 1:].sum(1), kind="stable")
-    return wrong, order[~np.isin(order, wrong)][:most]
+    lead_N = top_N2[:, 0] - top_N2[:, 1:].sum(1)
+    order = np.argsort(lead_N, kind="stable")
+    return wrong, order[(lead_N[order] < 0.5) & ~np.isin(order, wrong)][:most]
 
 
 def log_softmax(logits_NK: np.ndarray) -> np.ndarray:

@@ -175,8 +175,8 @@ def _examples(page: Page) -> str:
         cards = "".join(_card(example, page.class_names) for example in examples)
         out.append(
             f"<section data-shown><h2>{title}</h2><p>{note} Right: how far the prediction's "
-            "probability falls (red) or rises (blue) when a part of the image is covered. "
-            f"<output>{len(examples)} of {len(examples)} shown</output></p>"
+            "probability falls (red) or rises (blue) when a part of the image is covered.</p>"
+            f'<p class="soft"><output>{len(examples)} of {len(examples)} shown</output></p>'
             f'<div class="cards">{cards}</div></section>'
         )
     return "".join(out)
