@@ -48,6 +48,7 @@ _STRONG: Mapping[str, Any] = {
         "mean": (),
         "std": (),
         "val_fraction": 0.1,
+        "balance": "none",  # or 'weights', 'sample'
         "on_bad_image": "error",  # or 'skip', with a warning
     },
     "augment": {

@@ -186,6 +186,10 @@ KEYS: Mapping[str, Key] = {
     "data.val_fraction": _number(
         "fraction of the training images held out for validation", 0.0, 0.8
     ),
+    "data.balance": _choice(
+        "for uneven classes: weights in the loss, or equally many draws of each class",
+        *("none", "weights", "sample"),
+    ),
     "data.on_bad_image": _choice("reaction to an unreadable image", "error", "skip"),
     "augment.crop_padding": _whole("padding in pixels before a random crop", 0, 4096),
     "augment.random_resized_crop": _each(

@@ -32,12 +32,39 @@ def make_epoch_order(examples: int, seed: int) -> Callable[[int], np.ndarray]:
     return lambda epoch: np.asarray(order(jnp.int32(epoch)))
 
 
+def make_balanced_order(labels_N: np.ndarray, seed: int) -> Callable[[int], np.ndarray]:
+    """Compiles `order(epoch)`: N draws, equally many of each class, int32 (N,).
+
+    A class's examples are drawn in turn, in an order of the epoch. A draw is the example's index
+    plus N for each time that it was drawn before: its augmentation is another then.
+    """
+    key, examples = run_key(seed, ORDER), len(labels_N)
+    _, class_N, counts_K = np.unique(labels_N, return_inverse=True, return_counts=True)
+    starts_K, most = np.cumsum(counts_K) - counts_K, (2**31 - 1) // examples
+
+    @jax.jit
+    def order(epoch: jax.Array) -> jax.Array:
+        members_key, draws_key = jax.random.split(jax.random.fold_in(key, epoch))
+        members_N = jax.random.permutation(members_key, examples)
+        members_N = members_N[jnp.argsort(jnp.asarray(class_N)[members_N], stable=True)]
+        turn_N, of_N = jnp.divmod(jax.random.permutation(draws_key, examples), len(counts_K))
+        count_N = jnp.asarray(counts_K)[of_N]
+        drawn_N = members_N[jnp.asarray(starts_K)[of_N] + turn_N % count_N]
+        return (drawn_N + examples * (turn_N // count_N % most)).astype(jnp.int32)
+
+    return lambda epoch: np.asarray(order(jnp.int32(epoch)))
+
+
 def example_ids(run: Run, first: int) -> Iterator[np.ndarray]:
-    """Yields the examples of each batch from step number `first` on, int32 (B,), without end."""
-    size, order_of = (
-        run.config.train.batch,
-        make_epoch_order(len(run.dataset.train), run.config.seed),
-    )
+    """Yields the draws of each batch from step number `first` on, int32 (B,), without end.
+
+    A draw is an example, or with data.balance='sample' one of `make_balanced_order`.
+    """
+    size, seed, split = run.config.train.batch, run.config.seed, run.dataset.train
+    if run.config.data.balance == "sample":
+        order_of = make_balanced_order(split.labels, seed)
+    else:
+        order_of = make_epoch_order(len(split), seed)
     epoch, start = divmod(first, run.steps_per_epoch)
     while True:
         order = order_of(epoch)
@@ -48,10 +75,12 @@ def example_ids(run: Run, first: int) -> Iterator[np.ndarray]:
 
 def make_gather(run: Run) -> Callable[..., Batch]:
     """Jits `gather(images (N, H, W, C), labels (N,), ids (B,))`, which returns the batch of these
-    examples of a training split that lies whole on every device."""
+    draws of a training split that lies whole on every device."""
+    repeats = run.config.data.balance == "sample"
 
     def gather(images: jax.Array, labels: jax.Array, ids_B: jax.Array) -> Batch:
-        return images[ids_B], labels[ids_B], ids_B
+        rows_B = ids_B % len(labels) if repeats else ids_B
+        return images[rows_B], labels[rows_B], ids_B
 
     return jax.jit(gather, out_shardings=mesh_lib.batch_sharding(run.mesh))
 
@@ -68,6 +97,9 @@ def streamed(run: Run, first: int) -> Iterator[Batch]:
     """Yields the same batches, of which this process reads and decodes only its own rows."""
     size = run.config.train.batch
     rows = mesh_lib.local_rows(run.mesh, size)
-    ids = itertools.islice(example_ids(run, first), run.total_steps - first)
-    for arrays in stream.stream_batches(run.dataset.train, (ids_B[rows] for ids_B in ids)):
-        yield tuple(mesh_lib.put_rows(run.mesh, x, size) for x in arrays)
+    split = run.dataset.train
+    draws = itertools.islice(example_ids(run, first), run.total_steps - first)
+    ids, again = itertools.tee(ids_B[rows] for ids_B in draws)
+    read = stream.stream_batches(split, (ids_B % len(split) for ids_B in ids))
+    for (images, labels, _), ids_B in zip(read, again, strict=True):
+        yield tuple(mesh_lib.put_rows(run.mesh, x, size) for x in (images, labels, ids_B))

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 import optax
 from flax import serialization
 
@@ -114,6 +115,7 @@ def make_train_step(
     accumulate = config.train.accumulate
     apply = mesh_lib.spread(model, mesh, aggregate, config.mesh.gradients)
     tx = optax.with_extra_args_support(run.tx)
+    weights_K = class_weights(run) if config.data.balance == "weights" else None
     augment_key, mix_key, dropout_key = (run_key(config.seed, u) for u in (AUGMENT, MIX, DROPOUT))
 
     def model_inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
@@ -146,7 +148,8 @@ def make_train_step(
                 dropout_key=jax.random.fold_in(dropout_key, number),
                 example_ids_B=ids_B,
             )
-            loss = optax.softmax_cross_entropy(logits_BK, targets_BK).mean()
+            weighed_BK = targets_BK if weights_K is None else targets_BK * weights_K
+            loss = optax.softmax_cross_entropy(logits_BK, weighed_BK).mean()
             hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
             return loss, (hits_B.astype(jnp.float32).mean(), stats)
 
@@ -197,6 +200,13 @@ def make_train_step(
         return new, {**means, "grad_norm": norm, "bad": new["bad"], "skipped": new["skipped"]}
 
     return train_step
+
+
+def class_weights(run: Run) -> np.ndarray:
+    """N / (K · images of the class), float32 (classes,): K classes that the training split has."""
+    labels, classes = run.dataset.train.labels, run.config.data.num_classes
+    counts = np.bincount(labels, minlength=classes)
+    return (len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))).astype(np.float32)
 
 
 def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.small_runs import CLASSES, small_config, small_dataset
+from support.small_runs import CLASSES, PLAIN, small_config, small_dataset
 
 from hsvit_jax import train
 from hsvit_jax.train import batches, step
 
 DATASET = small_dataset()
 BATCH = 16
+UNEVEN = np.repeat(np.arange(2, dtype=np.int32), [60, 10])
 
 
 class Trainer:
@@ -231,6 +232,36 @@ def test_epoch_orders_are_permutations_that_differ():
         np.testing.assert_array_equal(np.sort(order), orders[0])
     assert len({order.tobytes() for order in np.array(orders, np.int32)}) == 5
     np.testing.assert_array_equal(orders[2], batches.make_epoch_order(70, 0)(1))
+
+
+def test_balanced_draws():
+    """Of classes of 60, 9 and 1; every draw of an example in an epoch has a number of its own."""
+    labels = np.repeat([0, 2, 5], [60, 9, 1])
+    order_of = batches.make_balanced_order(labels, 0)
+    first, second = order_of(0), order_of(1)
+    for order in (first, second):
+        assert order.dtype == np.int32 and len(np.unique(order)) == 70
+        drawn = np.bincount(labels[order % 70])
+        assert sorted(drawn[[0, 2, 5]]) == [23, 23, 24]
+        assert np.bincount(order % 70, minlength=70)[:60].max() == 1
+    assert (first != second).any()
+    np.testing.assert_array_equal(second, batches.make_balanced_order(labels, 0)(1))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_balanced_batches(streamed):
+    """Resident and streamed, from any step on: images of the draws, with the draws' own numbers."""
+    split = small_dataset(streamed=streamed).train
+    dataset = dataclasses.replace(DATASET, train=dataclasses.replace(split, labels=UNEVEN))
+    config = small_config(data__balance="sample", **PLAIN | {"train__steps": 5})
+    run = train.prepare(config, dataset=dataset, devices=jax.devices()[:1])
+    order = np.concatenate([batches.make_balanced_order(UNEVEN, 0)(n) for n in range(3)])
+    for number, (images, labels, ids) in zip(range(3, 5), batches.source(run, 3), strict=False):
+        np.testing.assert_array_equal(ids, order[35 * number : 35 * number + 35])
+        np.testing.assert_array_equal(images, DATASET.train.images[np.asarray(ids) % 70])
+        np.testing.assert_array_equal(labels, UNEVEN[np.asarray(ids) % 70])
+    weights = step.class_weights(run)
+    np.testing.assert_allclose(weights[:2], [70 / (2 * 60), 70 / (2 * 10)])
 
 
 def test_plain_state_goes_there_and_back():
