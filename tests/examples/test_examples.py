@@ -1,0 +1,66 @@
+"""The scripts in examples/, each as its first lines say, on small data for a step or two."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+import hsvit_jax
+from hsvit_jax import models
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SHORT = ("train.steps=2", "train.batch=16", "model.depth=1")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """What the examples are given: class folders of noise, and weights of a ResNet-18."""
+    folder = tmp_path_factory.mktemp("examples")
+    rng = np.random.default_rng(0)
+    for i in range(80):
+        path = folder / "my_images" / ("cat", "dog")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)).save(path)
+    model = hsvit_jax.build_model("resnet:18")
+    weights = models.FAMILIES["resnet"].torch_weights.dump(*model.init(jax.random.key(0)), model)
+    save_file({k: np.ascontiguousarray(v) for k, v in weights.items()}, folder / "18.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("own_folder", ("my_images", *SHORT), r"cat/0\.png: (cat|dog) \d"),
+        (
+            "pretrained_backbone",
+            ("my_images", "18.safetensors", *SHORT, "data.image_size=32"),
+            r"test accuracy \d.* parameters",
+        ),
+        ("custom_loop", ("2",), r"step 0: loss \d\.\d+\ntest accuracy \d"),
+        ("towers", SHORT, r"4 devices: test accuracy \d"),
+    ],
+)
+def test_it_runs(files, name, words, said):
+    script = EXAMPLES / f"{name}.py"
+    assert f"python examples/{script.name}" in script.read_text("utf-8")
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, script, *words]
+    done = subprocess.run(
+        command, cwd=files, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(said, done.stdout)
+
+
+def test_every_example_is_tested():
+    (cases,) = (mark for mark in test_it_runs.pytestmark if mark.name == "parametrize")
+    assert {case[0] for case in cases.args[1]} == {path.stem for path in EXAMPLES.glob("*.py")}
