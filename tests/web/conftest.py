@@ -18,7 +18,7 @@ def browser() -> Iterator[Any]:
     except ImportError:
         found = None
     if found is None:
-        pytest.fail(INSTALL)
+        pytest.fail(INSTALL, pytrace=False)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
