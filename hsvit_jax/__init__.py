@@ -10,8 +10,7 @@ From Python, without flags:
     hsvit_jax.fit(config, "runs/from-python")           # trains, or goes on where it stopped
 
     classifier = hsvit_jax.load("runs/from-python")     # the best checkpoint
-    images = np.zeros((4, *classifier.image_size, classifier.channels), np.uint8)
-    probabilities = classifier.predict(images)          # float32 (4, number of classes)
+    probabilities = classifier.predict(np.zeros((4, 32, 32), np.uint8))  # or paths, or pictures
 
 `model.init(key)` gives plain nested dicts (params, stats); `model.apply(params, stats, images)`
 gives (logits, stats). Each name is imported when it is first used.
@@ -27,6 +26,9 @@ _LAZY = {
     "Classifier": ("classifier", "Classifier"),
     "build_model": ("classifier", "build_model"),
     "fit": ("commands.train", "fit"),
+    "from_arrays": ("data", "from_arrays"),
+    "from_csv": ("data", "from_csv"),
+    "from_examples": ("data", "from_examples"),
     "get_config": ("config", "get_config"),
     "load": ("classifier", "load"),
 }

@@ -49,28 +49,24 @@ class Classifier:
         """Colour channels of an input image."""
         return self.config.data.channels
 
-    def logits(self, images_BHWC: np.ndarray, batch: int | None = None) -> np.ndarray:
+    def logits(self, images: Any, batch: int | None = None) -> np.ndarray:
         """Computes logits.
 
         Args:
-          images_BHWC: uint8, of the network's size; `read` makes one from a file.
+          images: one image or several: paths, Pillow images or arrays of any size, uint8 or floats
+            from 0 to 1, fitted to the network's size as in training; see `data.fit_image`. An array
+            of several is (B, H, W) or (B, H, W, C).
           batch: images at a time; by default those of an evaluation (`config.eval_batch`).
 
         Returns:
-          float32 (B, K).
+          float32 (B, K), of one image (K,).
 
         Raises:
-          ValueError: another dtype or shape.
+          BadImage: an image cannot be used.
         """
         from hsvit_jax.train import evaluate
 
-        images_BHWC = np.asarray(images_BHWC)
-        expected = (*self.image_size, self.channels)
-        if images_BHWC.dtype != np.uint8 or images_BHWC.shape[1:] != expected:
-            raise ValueError(
-                f"expected uint8 images of shape (B, {', '.join(map(str, expected))}); got "
-                f"{images_BHWC.dtype} {images_BHWC.shape}"
-            )
+        images_BHWC, one = self._fitted(images)
         if not len(images_BHWC):
             return np.zeros((0, len(self.class_names)), np.float32)
         forward = self._forward
@@ -83,7 +79,20 @@ class Classifier:
         for part, _, valid in evaluate.padded_batches(split, batch, self.mesh.shape["data"]):
             logits = forward(self.params, self.stats, mesh_lib.put_batch(self.mesh, part))
             out.append(np.asarray(logits)[valid])
-        return np.concatenate(out)[:count]
+        logits_BK = np.concatenate(out)[:count]
+        return logits_BK[0] if one else logits_BK
+
+    def _fitted(self, images: Any) -> tuple[np.ndarray, bool]:
+        """Images as uint8 (B, H, W, C) of the network's size, and whether it was one."""
+        shape, size, channels = getattr(images, "shape", ()), self.image_size, self.channels
+        if shape[1:] == (*size, channels) and images.dtype == np.uint8:
+            return np.asarray(images), False
+        path_or_picture = isinstance(images, str | bytes | os.PathLike) or hasattr(images, "mode")
+        one = path_or_picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
+        every = [images] if one else images
+        fit = self.config.data.get("fit", "crop")
+        fitted = [data.fit_image(image, size, channels, fit) for image in every]
+        return np.stack(fitted) if fitted else np.zeros((0, *size, channels), np.uint8), one
 
     @property
     def _forward(self) -> Any:
@@ -94,11 +103,90 @@ class Classifier:
             self.__dict__["forward"] = make(self.model, self.mesh, self.config)
         return self.__dict__["forward"]
 
-    def predict(self, images_BHWC: np.ndarray) -> np.ndarray:
-        """Computes class probabilities, float32 (B, K), of uint8 images (B, H, W, C)."""
-        logits = self.logits(images_BHWC).astype(np.float64)
-        odds = np.exp(logits - logits.max(1, keepdims=True))
-        return (odds / odds.sum(1, keepdims=True)).astype(np.float32)
+    def predict(self, images: Any) -> np.ndarray:
+        """Computes class probabilities, float32 (B, K), of one image (K,); `logits` has images."""
+        logits = self.logits(images).astype(np.float64)
+        odds = np.exp(logits - logits.max(-1, keepdims=True))
+        return (odds / odds.sum(-1, keepdims=True)).astype(np.float32)
+
+    def embed(self, images: Any) -> np.ndarray:
+        """Computes embeddings: what the classifier's linear map sees, for HSViT the mean CLS token.
+
+        Args:
+          images: as for `logits`.
+
+        Returns:
+          float32 (B, D), of one image (D,).
+        """
+        if "embedder" not in self.__dict__:
+            self.__dict__["embedder"] = self._embedder()
+        return self.__dict__["embedder"].logits(images)
+
+    def _embedder(self) -> "Classifier":
+        """The same network with the identity for a classifier: its logits are embeddings."""
+        ours = jax.eval_shape(self.model.init, jax.random.key(0))[0]
+        other = self.model.resized(num_classes=len(self.class_names) + 1)
+        more = jax.eval_shape(other.init, jax.random.key(0))[0]
+        width = max(
+            x.shape[0]
+            for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(more), strict=True)
+            if x.shape != y.shape and len(x.shape) == 2
+        )
+        model = self.model.resized(num_classes=width)
+        wanted = jax.eval_shape(model.init, jax.random.key(0))[0]
+
+        def replaced(leaf: jax.Array, old: Any, other: Any, new: Any) -> Any:
+            if old.shape == other.shape:
+                return leaf
+            identity = np.eye(width) if len(new.shape) == 2 else np.zeros(new.shape)
+            return identity.astype(new.dtype)
+
+        params = jax.tree.map(replaced, self.params, ours, more, wanted)
+        params = jax.device_put(params, mesh_lib.replicated(self.mesh))
+        names = tuple(map(str, range(width)))
+        return dataclasses.replace(self, model=model, params=params, class_names=names)
+
+    def explain(self, images: Any) -> Any:
+        """Computes what the command visualize draws: attention, feature maps, votes by group.
+
+        Args:
+          images: as for `logits`.
+
+        Returns:
+          `views.Views` of each image in a list, of one image its own.
+
+        Raises:
+          ValueError: the network has nothing to show.
+        """
+        from hsvit_jax import views
+
+        if "viewer" not in self.__dict__:
+            self.__dict__["viewer"] = views.Viewer(self)
+        images_BHWC, one = self._fitted(images)
+        found = [self.__dict__["viewer"](image_HWC) for image_HWC in images_BHWC]
+        return found[0] if one else found
+
+    def evaluate(self, dataset: data.Dataset | data.Split) -> Any:
+        """Evaluates images with labels: a data set's test split, or a split.
+
+        Returns:
+          `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
+
+        Raises:
+          ValueError: the data set has other classes than the network, or no test images.
+        """
+        from hsvit_jax.train import evaluate
+
+        if isinstance(dataset, data.Dataset):
+            names = dataset.info.class_names
+            if names != self.class_names[: len(names)]:
+                raise ValueError(
+                    f"the network knows {config_lib.few(self.class_names)}; the data set has "
+                    f"{config_lib.few(names)}: give data of the same classes in the same order"
+                )
+            dataset = dataset.test
+        evaluator = evaluate.make_evaluator(self.model, self.mesh, self.config)
+        return evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
 
     def read(self, path: str | Path) -> np.ndarray:
         """Reads an image file at the network's size, uint8 (H, W, C). Raises BadImage."""

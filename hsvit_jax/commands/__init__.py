@@ -10,7 +10,7 @@ ABOUT = """\
 FILE[:DATA,RECIPE,SWITCHES] is, for example, configs/c2a2.py:cifar100,paper or, without a file,
 c2a2:cifar100,paper.
   DATA      digits cifar10 cifar100 fashion_mnist tiny_imagenet food101 imagenet
-            folder=<path> tfds=<name>          (default: cifar10)
+            folder=<path> csv=<path> hf=<name or path> tfds=<name>      (default: cifar10)
   RECIPE    strong (default), fast or paper    SWITCHES  tiny bf16 conv_only attention_only"""
 
 _DATA = "data.name data.dir"

@@ -117,8 +117,9 @@ def convert_file(
     names = description.get("class_names") or map(str, range(config.data.num_classes))
     meta = {"config": config.to_dict(), "class_names": list(map(str, names))}
     _write(out, config, {"params": params, "stats": stats}, meta)
-    if config.model.get("mixer") in ("performer", "nystrom"):
-        report["batch_coupling"] = config.model.batch_coupling
+    settings = config.model.to_dict()
+    if settings.get("mixer") in ("performer", "nystrom"):
+        report["batch_coupling"] = settings["batch_coupling"]
     return report | {"checkpoint": str(out)}
 
 

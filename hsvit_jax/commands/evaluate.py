@@ -55,7 +55,7 @@ def _images(
             config.eval.tta = given.eval.tta
     name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
     if split is None:
-        other_data = request.config is not None and name.startswith("folder=")
+        other_data = request.config is not None and name.startswith(("folder=", "csv="))
         split = "all" if run_is_named and other_data else "test"
     dataset = train.load_data(config, test_only=split == "all")
     _check_classes(classifier.class_names, dataset.info.class_names, name)

@@ -54,7 +54,9 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     config = stored.config.copy_and_resolve_references().to_dict()
     kind, equals, path = config["data"]["name"].partition("=")
     config["data"] |= {"name": kind + equals + Path(path).name, "dir": ""}
-    config["init"] |= {"from": Path(config["init"]["from"]).name, "cache": ""}
+    start = config["init"]["from"]
+    start = start if start.startswith(("hub:", "zoo:")) else Path(start).name
+    config["init"] |= {"from": start, "cache": ""}
     lines = metrics.read_metrics(Path(source) / "metrics.jsonl")
     measured = {
         line["split"]: {k: line[k] for k in ("accuracy", "loss", "examples") if k in line}

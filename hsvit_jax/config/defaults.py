@@ -16,7 +16,7 @@ import ml_collections
 from hsvit_jax.config import keys, recipes
 from hsvit_jax.models import FAMILIES
 
-#: Data sets with a name of their own, beside `folder=<path>` and `tfds=<name>`.
+#: Data sets with a name of their own, beside those of `DATA_KINDS`.
 DATA_SETS = (
     "digits",
     "cifar10",
@@ -26,6 +26,8 @@ DATA_SETS = (
     "food101",
     "imagenet",
 )
+#: Data sets that are named by an argument.
+DATA_KINDS = ("folder=<path>", "csv=<path>", "hf=<name or path>", "tfds=<name>")
 RECIPES = keys.KEYS["recipe"].choices
 SWITCHES = ("tiny", "bf16", "conv_only", "attention_only")
 _ABLATIONS = ("conv_only", "attention_only")  # of hsvit
@@ -114,8 +116,13 @@ _STRONG: Mapping[str, Any] = {
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
 
 
+def names_kind(word: str) -> bool:
+    """Whether a word names a data set by a kind and an argument, as 'folder=photos'."""
+    return word.partition("=")[0] in [kind.partition("=")[0] for kind in DATA_KINDS] and "=" in word
+
+
 def _is_data(word: str) -> bool:
-    return word in DATA_SETS or word.startswith(("folder=", "tfds="))
+    return word in DATA_SETS or names_kind(word)
 
 
 def is_word(word: str) -> bool:
@@ -134,7 +141,7 @@ def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
     words = list(filter(None, (word.strip() for word in (argument or "").split(","))))
     for word in words:
         if not is_word(word):
-            known = (*DATA_SETS, "folder=<path>", "tfds=<name>", *RECIPES, *SWITCHES)
+            known = (*DATA_SETS, *DATA_KINDS, *RECIPES, *SWITCHES)
             raise ValueError(
                 f"unknown word {word!r} after the colon.{keys.nearest(word, known)} Known: "
                 f"{keys.few(known)} ({_EXAMPLE})"

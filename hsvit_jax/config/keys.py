@@ -168,7 +168,7 @@ KEYS: Mapping[str, Key] = {
         "small",
     ),
     "by_hand": _each(_text("keys set by hand, which the recipe small leaves as they are")),
-    "data.name": _text("data set: a name, folder=PATH or tfds=NAME"),
+    "data.name": _text("data set: a name, folder=PATH, csv=PATH, hf=NAME or tfds=NAME"),
     "data.dir": _text("directory of data sets; empty: $HSVIT_DATA_DIR, or the user's cache"),
     "data.fit": _choice(
         "fitting of photos: cropped, padded with black, or stretched to the image size",

@@ -194,7 +194,7 @@ def _unknown(key: str, known: list[str]) -> str:
 def _refuse_label(key: str, text: str) -> None:
     """Raises ValueError for a key that names a choice of --config, on which other keys depend."""
     if key in ("recipe", "model.variant", "model.backbone") or (
-        key == "data.name" and not text.startswith(("folder=", "tfds="))
+        key == "data.name" and not defaults.names_kind(text)
     ):
         raise ValueError(
             f"{key} follows from --config and cannot be set to {text!r} alone: name the network by "

@@ -1,31 +1,27 @@
 """Data sets by name: ``describe(name)``, and ``load(name)``, three splits of uint8 images.
 
 Names: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``fashion_mnist``, ``tiny_imagenet``,
-``food101``, ``imagenet``, ``folder=<path>`` and ``tfds=<name>``. Files are kept in ``data_dir``:
-by default the variable HSVIT_DATA_DIR, else ``~/.cache/hsvit_jax/data``.
+``food101``, ``imagenet``, ``folder=<path>``, ``csv=<path>``, ``hf=<name or path>`` and
+``tfds=<name>``. Files are kept in ``data_dir``: by default the variable HSVIT_DATA_DIR, else
+``~/.cache/hsvit_jax/data``. `from_arrays` and `from_examples` make a set of what is in memory.
 """
 
-import dataclasses
 import difflib
 import os
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from hsvit_jax.data.cache import remove_abandoned
 from hsvit_jax.data.catalog import REGISTRY, load_named
-from hsvit_jax.data.dataset import (
-    DataInfo,
-    Dataset,
-    Split,
-    assign_splits,
-    fingerprint,
-    split_rule,
-)
-from hsvit_jax.data.decode import Progress, Request, Source
+from hsvit_jax.data.dataset import DataInfo, Dataset, Split
+from hsvit_jax.data.decode import Progress, Request, split
 from hsvit_jax.data.download import DataUnavailable
 from hsvit_jax.data.folder import describe_folder, find_listing, load_listing
-from hsvit_jax.data.images import BadImage, check_shape, few, read_image
+from hsvit_jax.data.given.csv_table import list_csv
+from hsvit_jax.data.given.examples import from_arrays, from_examples
+from hsvit_jax.data.given.hugging_face import describe_hf, load_hf
+from hsvit_jax.data.images import BadImage, check_shape, few, fit_image, read_image
+from hsvit_jax.data.listing import Listing
 from hsvit_jax.data.tfds import describe_tfds, load_tfds
 
 __all__ = [
@@ -35,9 +31,17 @@ __all__ = [
     "Dataset",
     "Split",
     "describe",
+    "fit_image",
+    "from_arrays",
+    "from_csv",
+    "from_examples",
     "load",
     "read_image",
 ]
+
+
+#: Kinds of data sets that are named by an argument.
+_KINDS = {"folder": "<path>", "csv": "<path>", "hf": "<name or path>", "tfds": "<name>"}
 
 
 def describe(name: str, data_dir: str | None = None) -> DataInfo:
@@ -60,8 +64,10 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     """
     kind, argument = _parse(name)
     folder = _data_dir(data_dir)
-    if kind == "folder":
-        return describe_folder(name, find_listing(argument, folder))
+    if kind in ("folder", "csv"):
+        return describe_folder(name, _listing(kind, argument, folder))
+    if kind == "hf":
+        return describe_hf(argument)
     if kind == "tfds":
         return describe_tfds(argument, name, folder)
     return REGISTRY[name].info
@@ -109,8 +115,8 @@ def load(
     progress = progress or (lambda *_: None)
     folder = _data_dir(data_dir)
     remove_abandoned(folder / "cache")
-    if kind == "folder":
-        listing = find_listing(argument, folder, progress)
+    if kind in ("folder", "csv"):
+        listing = _listing(kind, argument, folder, progress)
         info = describe_folder(name, listing)
     else:
         info = describe(name, data_dir)
@@ -118,34 +124,24 @@ def load(
     channels = info.channels if channels is None else channels
     check_shape(size, channels)
     request = Request(folder, size, channels, fit, on_bad_image, resident_limit_bytes, progress)
-    if kind == "folder":
-        source = load_listing(listing, f"folder-{Path(argument).name}", request)
+    if kind in ("folder", "csv"):
+        source = load_listing(listing, f"{kind}-{Path(argument).name}", request)
+    elif kind == "hf":
+        source = load_hf(argument, request)
     elif kind == "tfds":
         source = load_tfds(argument, request)
     else:
         source = load_named(name, request)
-    return _split(source, info.with_shape(size, channels), fit, val_fraction, test_only)
+    return split(source, info.with_shape(size, channels), fit, val_fraction, test_only)
 
 
-def _split(
-    source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
-) -> Dataset:
-    info = dataclasses.replace(info, class_names=source.class_names)
-    if test_only:
-        every = np.arange(len(source.labels))
-        parts = every[:0], every[:0], every
-    else:
-        parts = assign_splits(source.labels, source.parts, val_fraction)
-    splits = [_take(source, indices) for indices in parts]
-    rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
-    return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
+def from_csv(path: str | os.PathLike, **options: Any) -> Dataset:
+    """Loads the images of a table with the columns image and label; `load` has the options."""
+    return load(f"csv={os.fspath(path)}", **options)
 
 
-def _take(source: Source, indices: np.ndarray) -> Split:
-    labels = source.labels[indices]
-    if source.images is not None:
-        return Split(labels, source.images[indices])
-    return Split(labels, None, lambda index: source.read(int(indices[index])))
+def _listing(kind: str, path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
+    return list_csv(path) if kind == "csv" else find_listing(path, data_dir, progress)
 
 
 def _data_dir(data_dir: str | None) -> Path:
@@ -154,16 +150,22 @@ def _data_dir(data_dir: str | None) -> Path:
 
 
 def _parse(name: str) -> tuple[str, str]:
-    """Parses a name to ('folder' | 'tfds' | 'named', argument).
+    """Parses a name to (a kind of `_KINDS` or 'named', argument).
 
     Raises:
-      ValueError: an unknown name; suggests the nearest known one.
+      ValueError: an unknown name, with the nearest known one; or images that were given.
     """
     kind, equals, argument = name.partition("=")
-    if equals and kind in ("folder", "tfds") and argument:
+    if equals and kind in _KINDS and argument:
         return kind, argument
     if name in REGISTRY:
         return "named", name
+    if kind == "given":
+        raise ValueError(
+            f"the images of this run, {argument!r:.80}, were given from Python and are not stored "
+            "with it: give images of the same classes, as --config=c2a2:folder=PATH, or from "
+            "Python as load(RUN).evaluate(dataset)"
+        )
     near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.0)
-    known = ["folder=<path>", "tfds=<name>", *REGISTRY]
+    known = [*(f"{kind}={what}" for kind, what in _KINDS.items()), *REGISTRY]
     raise ValueError(f"unknown data set {name!r}; did you mean {near[0]!r}? Known: {few(known)}")

@@ -5,10 +5,11 @@ file stops the run here and not at step 30,000. Small sets keep the pixels; of l
 outcome is kept, and images are decoded again as they are needed.
 """
 
+import dataclasses
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,18 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
-from hsvit_jax.data.dataset import TEST
+from hsvit_jax.data.dataset import (
+    TEST,
+    TRAIN,
+    UNSPLIT,
+    VAL,
+    DataInfo,
+    Dataset,
+    Split,
+    assign_splits,
+    fingerprint,
+    split_rule,
+)
 from hsvit_jax.data.images import BadImage, few, printable, read_image
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
@@ -89,6 +101,64 @@ class Source:
     content: str
     images: np.ndarray | None = None
     read: Callable[[int], np.ndarray] | None = None
+
+
+def split(
+    source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
+) -> Dataset:
+    """Splits the examples by `dataset.assign_splits`, or puts all into the test split."""
+    info = dataclasses.replace(info, class_names=source.class_names)
+    if test_only:
+        every = np.arange(len(source.labels))
+        parts = every[:0], every[:0], every
+    else:
+        parts = assign_splits(source.labels, source.parts, val_fraction)
+    splits = [_take(source, indices) for indices in parts]
+    rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
+    return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
+
+
+def _take(source: Source, indices: np.ndarray) -> Split:
+    labels = source.labels[indices]
+    if source.images is not None:
+        return Split(labels, source.images[indices])
+    return Split(labels, None, lambda index: source.read(int(indices[index])))
+
+
+def items_of_splits(
+    where: str, splits: Mapping[str, Sequence[Any]], read: Callable[[Any], tuple[bytes, int]]
+) -> Items:
+    """The examples of a set that comes in splits, in their order.
+
+    'test' is the test split and 'validation' the validation split; if only one of them is there, or
+    the test part has no labels, it is the test split.
+
+    Args:
+      where: the set, for messages.
+      splits: records of 'train', 'validation' and 'test', those that there are.
+      read: the bytes and the label of a record, -1 for none.
+
+    Raises:
+      ValueError: there is no training split.
+    """
+    splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
+    if "train" not in splits:
+        raise ValueError(f"{where} has no split 'train'")
+    if "test" in splits and read(splits["test"][0])[1] < 0:
+        del splits["test"]
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    codes = {"train": TRAIN if "test" in splits else UNSPLIT, "validation": VAL, "test": TEST}
+    starts = np.cumsum([0, *map(len, splits.values())])
+    parts = np.repeat([codes[name] for name in splits], np.diff(starts)).astype(np.int8)
+    names = [f"{where} {name}[{i}]" for name, s in splits.items() for i in range(len(s))]
+    sources = list(splits.values())
+
+    def fetch(index: int) -> tuple[bytes, int]:
+        which = int(np.searchsorted(starts, index, side="right")) - 1
+        return read(sources[which][index - int(starts[which])])
+
+    return Items(names, parts, fetch)
 
 
 def decode_items(

@@ -90,19 +90,30 @@ def unpack_once(
 
 
 def describe_folder(name: str, listing: Listing) -> DataInfo:
-    """Describes a listing by the headers of a few files.
+    """Describes a listing by `describe_files`."""
+
+    def read(index: int) -> bytes:
+        return read_file(listing.rows[index].file.path, _HEADER_BYTES)
+
+    return describe_files(name, listing.class_names, len(listing.rows), read)
+
+
+def describe_files(
+    name: str, class_names: tuple[str, ...], count: int, read: Callable[[int], bytes]
+) -> DataInfo:
+    """Describes images by the headers of a few files, of which `read(i)` gives the first bytes.
 
     The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128;
     one channel only if every file peeked at is grey.
     """
     spread = 2 ** np.arange(20) - 1  # few, spread over the classes, and always the same ones
-    headers = [_header(listing.rows[i].file.path) for i in spread[spread < len(listing.rows)]]
+    headers = [_header(read, int(i)) for i in spread[spread < count]]
     readable = [header for header in headers if header is not None]
     median = float(np.median([side for side, _ in readable])) if readable else 128.0
     side = next((size for size in (32, 64, 128) if size >= median), 128)
     channels = 1 if readable and all(is_grey for _, is_grey in readable) else 3
     mean, std = default_statistics(channels)
-    return DataInfo(name, (side, side), channels, listing.class_names, mean, std, flip=True)
+    return DataInfo(name, (side, side), channels, class_names, mean, std, flip=True)
 
 
 def load_listing(
@@ -130,8 +141,8 @@ def load_listing(
     return decode_items(Items(names, parts, read), listing.class_names, request, name, key)
 
 
-def _header(path: str) -> tuple[int, bool] | None:
+def _header(read: Callable[[int], bytes], index: int) -> tuple[int, bool] | None:
     try:
-        return peek(read_file(path, _HEADER_BYTES))
+        return peek(read(index))
     except OSError:
         return None  # decoding reports it, with its name

@@ -18,7 +18,7 @@ import stat
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -95,6 +95,46 @@ def read_image(
         raise BadImage(f"{printable(name)}: {reason}") from error
 
 
+def fit_image(
+    image: Any, image_size: tuple[int, int], channels: int, fit: str = "crop"
+) -> np.ndarray:
+    """Fits an image of any kind by the rules at the head of this file.
+
+    Args:
+      image: a path, the bytes of a file, a Pillow image, or an array (h, w) or (h, w, 1, 3 or 4)
+        of uint8, of truth values or of floats from 0 to 1.
+      image_size: (H, W) of the result.
+      channels: 1 or 3.
+      fit: 'crop', 'pad' or 'stretch'.
+
+    Returns:
+      uint8 (H, W, C).
+
+    Raises:
+      BadImage: as `read_image`, or an array of another shape, dtype or range.
+    """
+    from PIL import Image, ImageOps
+
+    if isinstance(image, str | bytes | os.PathLike):
+        return read_image(image, image_size, channels, fit=fit)
+    if isinstance(image, Image.Image):
+        image = _convert(ImageOps.exif_transpose(image), channels)
+        return _fit(image, image_size, fit, Image.Resampling.BICUBIC)
+    pixels = np.asarray(image)
+    grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
+    if not grey_or_colour or not pixels.size:
+        raise BadImage(f"an array of shape {pixels.shape}; expected (h, w) or (h, w, 1, 3 or 4)")
+    if pixels.dtype.kind == "f":
+        if not (pixels.min() >= 0 and pixels.max() <= 1):  # written so that NaN fails
+            raise BadImage(f"{pixels.dtype} from {pixels.min()} to {pixels.max()}; expected 0 to 1")
+        pixels = np.rint(pixels * 255).astype(np.uint8)
+    elif pixels.dtype == bool:
+        pixels = pixels.astype(np.uint8) * 255
+    elif pixels.dtype != np.uint8:
+        raise BadImage(f"an array of {pixels.dtype}; expected uint8, or floats from 0 to 1")
+    return fit_array(pixels, image_size, channels, fit=fit)
+
+
 def read_file(path: str | Path, limit: int = MAX_FILE_BYTES) -> bytes:
     """Reads the first `limit` bytes of a regular file; pipes and devices may have no end.
 
@@ -131,7 +171,7 @@ def fit_array(
     """Fits a decoded image by the same rules.
 
     Args:
-      pixels: uint8 (h, w) or (h, w, 1 or 3).
+      pixels: uint8 (h, w) or (h, w, 1, 3 or 4).
       image_size: (H, W) of the result.
       channels: 1 or 3.
       fit: 'crop', 'pad' or 'stretch'.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL
 from hsvit_jax.data.images import few, is_image_name, is_printable, printable
 
-_SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
+SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
     "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz or .tar.xz of the same; "
@@ -125,7 +125,7 @@ def arrange(tree: Tree) -> Listing:
     """
     prefix = _wrapper(tree)
     tops = _children(tree, prefix)
-    splits = {name: _SPLIT_NAMES[name] for name in sorted(tops) if name in _SPLIT_NAMES}
+    splits = {name: SPLIT_NAMES[name] for name in sorted(tops) if name in SPLIT_NAMES}
     if "train" in splits:
         groups = _named_splits(tree, prefix, splits)
     else:

@@ -11,10 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, DataInfo, default_statistics
-from hsvit_jax.data.decode import Items, Request, Source, decode_items
+from hsvit_jax.data.dataset import DataInfo, default_statistics
+from hsvit_jax.data.decode import Request, Source, decode_items, items_of_splits
 from hsvit_jax.data.download import DataUnavailable, probe
 from hsvit_jax.data.images import few
 
@@ -80,9 +78,6 @@ def describe_tfds(name: str, label: str, data_dir: Path) -> DataInfo:
 def load_tfds(name: str, request: Request) -> Source:
     """Reads a prepared TFDS set; prepares it first where TensorFlow is installed.
 
-    Splits: as for folders. 'test' is the test split and 'validation' the validation split; if
-    only one of them is there (or the test part has no labels), it is the test split.
-
     Raises:
       DataUnavailable: not prepared, and TensorFlow or the connection is missing.
       ValueError: not a set of labelled images.
@@ -103,21 +98,9 @@ def load_tfds(name: str, request: Request) -> Source:
         raise ValueError(
             f"tfds={name} has no split 'train', only {few(sorted(builder.info.splits))}"
         )
-    if "test" in splits and int(splits["test"][0][label_key]) < 0:
-        del splits["test"]
-    if "test" not in splits and "validation" in splits:
-        splits["test"] = splits.pop("validation")
-    codes = {"train": TRAIN if "test" in splits else UNSPLIT, "validation": VAL, "test": TEST}
-    starts = np.cumsum([0, *map(len, splits.values())])
-    parts = np.repeat([codes[split] for split in splits], np.diff(starts)).astype(np.int8)
-    names = [f"tfds={name} {split}[{i}]" for split, s in splits.items() for i in range(len(s))]
-    sources = list(splits.values())
-
-    def read(index: int) -> tuple[bytes, int]:
-        which = int(np.searchsorted(starts, index, side="right")) - 1
-        record = sources[which][index - int(starts[which])]
-        return record[image_key], int(record[label_key])
-
+    items = items_of_splits(
+        f"tfds={name}", splits, lambda record: (record[image_key], int(record[label_key]))
+    )
     key = {
         "tfds": str(builder.info.full_name),
         "at": str(builder.data_dir),
@@ -125,7 +108,7 @@ def load_tfds(name: str, request: Request) -> Source:
         "splits": [(split, len(source)) for split, source in splits.items()],
     }
     class_names = tuple(builder.info.features[label_key].names)
-    return decode_items(Items(names, parts, read), class_names, request, f"tfds-{name}", key)
+    return decode_items(items, class_names, request, f"tfds-{name}", key)
 
 
 def _prepare(name: str, builder: Any) -> None:

@@ -96,18 +96,56 @@ def test_no_images(classifier):
     assert classifier.predict(np.zeros((0, 32, 32, 1), np.uint8)).shape == (0, 10)
 
 
+def test_images_of_any_kind_are_one_image(classifier, images, tmp_path):
+    """A path, a picture, arrays of bytes, floats and colours, alone and among others."""
+    image = images[0, ..., 0]
+    Image.fromarray(image).save(tmp_path / "a.png")
+    expected = classifier.predict(images)
+    assert expected.shape == (3, 10)
+    colour = np.repeat(images[0], 3, 2)
+    alone = [tmp_path / "a.png", str(tmp_path / "a.png"), Image.fromarray(image), image]
+    for one in (*alone, images[0], image / np.float32(255), colour):
+        found = classifier.predict(one)
+        assert found.shape == (10,)
+        np.testing.assert_allclose(found, expected[0], atol=1e-6)
+    for several in (images[..., 0], [image, Image.fromarray(images[1, ..., 0]), images[2]]):
+        np.testing.assert_allclose(classifier.predict(several), expected, atol=1e-6)
+    larger = np.repeat(np.repeat(image, 2, 0), 2, 1)
+    assert classifier.predict(larger).shape == (10,)
+    np.testing.assert_array_equal(
+        classifier.predict(larger), classifier.predict(Image.fromarray(larger))
+    )
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "message"),
     [
-        np.zeros((2, 32, 32, 1), np.float32),
-        np.zeros((2, 32, 32, 3), np.uint8),
-        np.zeros((32, 32, 1), np.uint8),
-        np.zeros((2, 28, 28, 1), np.uint8),
+        (np.full((32, 32), 255.0), "from 255.0 to 255.0; expected 0 to 1"),
+        (np.full((32, 32), np.nan), "from nan"),
+        (np.zeros((2, 32, 32, 2), np.uint8), r"shape \(32, 32, 2\)"),
+        (np.zeros((32, 32), np.int64), "array of int64"),
+        (["no.png"], "no.png: cannot be read"),
     ],
 )
-def test_other_arrays_are_refused(classifier, wrong):
-    with pytest.raises(ValueError, match=r"uint8 images of shape \(B, 32, 32, 1\); got"):
+def test_what_is_no_image_is_refused(classifier, wrong, message):
+    with pytest.raises(data.BadImage, match=message):
         classifier.predict(wrong)
+
+
+def test_embeddings_are_what_the_classifier_sees(classifier, images):
+    embedding = classifier.embed(images)
+    linear = jax.device_get(classifier.params["head"]["linear"])
+    assert embedding.shape == (3, linear["kernel"].shape[0])
+    logits = embedding @ linear["kernel"] + linear["bias"]
+    np.testing.assert_allclose(logits, classifier.logits(images), atol=1e-5)
+    np.testing.assert_allclose(classifier.embed(images[0]), embedding[0], atol=1e-5)
+
+
+def test_explanations_are_what_visualize_draws(classifier, images):
+    seen = classifier.explain(images[:2])
+    assert len(seen) == 2 and seen[0].groups.maps_GCHW.ndim == 4
+    np.testing.assert_allclose(seen[1].logits_K, classifier.logits(images)[1], atol=1e-5)
+    assert classifier.explain(images[0]).votes_GK.shape == (4, 10)
 
 
 def test_the_moving_average_is_what_predicts(run, tmp_path):

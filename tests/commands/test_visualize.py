@@ -10,6 +10,7 @@ from PIL import Image
 
 from hsvit_jax import classifier, main, mesh, models
 from hsvit_jax import config as config_lib
+from hsvit_jax import views as views_lib
 from hsvit_jax.commands import visualize
 from hsvit_jax.models import layers, network
 from hsvit_jax.models.vit import dhvt, hvt
@@ -94,7 +95,7 @@ def test_a_vote_is_what_the_network_says_with_that_group_alone(grouped):
 
 def test_a_group_has_its_own_kernels_maps_and_shares(grouped):
     c, seen = grouped
-    groups = visualize.views_of(c.model, seen, 1).groups
+    groups = views_lib.views_of(c.model, seen, 1).groups
     count = c.model.config.groups
     assert groups.maps_GCHW.shape == (count, 12 // count, 4, 6)
     flat = np.concatenate(seen["maps"], axis=3)[1]
@@ -128,7 +129,7 @@ def test_attention_of_heads_and_of_cls_to_patches():
     assert [w.shape for w in seen["attention"]] == [(2, 3, 1 + 24 + 3, 28)] * 2
     for weights in seen["attention"]:
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-    s = visualize.views_of(c.model, seen, 1).sequences
+    s = views_lib.views_of(c.model, seen, 1).sequences
     assert s.queries == "CLS" and s.blocks == [1, 2] and s.before == 1
     weights_NTS = seen["attention"][1][1]
     for n in range(3):
@@ -174,7 +175,7 @@ def test_a_pooled_sequence_is_interpolated():
     places = (np.arange(24) + 0.5) * 11 / 24 - 0.5
     found = c.model.at_places(ramp[None, :, None])
     np.testing.assert_allclose(found.ravel(), np.interp(places, np.arange(11), ramp), atol=1e-5)
-    s = visualize.views_of(c.model, views("hvt"), 0).sequences
+    s = views_lib.views_of(c.model, views("hvt"), 0).sequences
     assert s.blocks == [1] and s.feature_blocks == [1, 2, 3]  # attention is among 24, 11, 11 tokens
     assert s.queries == "mean of all tokens" and s.features[2].shape == (4, 6, 12)
     thinned = models.build(
@@ -188,9 +189,9 @@ def test_a_pooled_sequence_is_interpolated():
 
 
 def test_blocks_are_chosen_evenly():
-    assert visualize.spread_out(list(range(3))) == [0, 1, 2]
-    assert visualize.spread_out(list(range(6))) == [0, 2, 3, 5]
-    assert visualize.spread_out(list(range(12))) == [1, 4, 7, 10]  # the supplement's 2, 5, 8, 11
+    assert views_lib.spread_out(list(range(3))) == [0, 1, 2]
+    assert views_lib.spread_out(list(range(6))) == [0, 2, 3, 5]
+    assert views_lib.spread_out(list(range(12))) == [1, 4, 7, 10]  # the supplement's 2, 5, 8, 11
 
 
 @pytest.mark.parametrize("name", ["hsvit", "dhvt"])

@@ -1,0 +1,63 @@
+"""``csv=<path>``: a table of image files and their labels."""
+
+import csv
+import os
+from pathlib import Path
+
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL
+from hsvit_jax.data.images import few, printable
+from hsvit_jax.data.listing import SPLIT_NAMES, File, Listing, Row
+
+_COLUMNS = {
+    "image": ("image", "file", "filename", "path", "filepath"),
+    "label": ("label", "class"),
+    "split": ("split",),
+}
+
+
+def list_csv(path: str) -> Listing:
+    """Lists the images of a table: a head with the columns image, label and, at will, split.
+
+    Paths are relative to the table's folder; without `split` a part of every class is held out.
+
+    Raises:
+      ValueError: there is no such table, it lacks a column, or fewer than two classes.
+    """
+    table = Path(path).expanduser()
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            head = {str(name).strip().lower(): name for name in reader.fieldnames or ()}
+            found = {
+                role: next((head[name] for name in names if name in head), None)
+                for role, names in _COLUMNS.items()
+            }
+            if not (found["image"] and found["label"]):
+                raise ValueError(
+                    f"csv={path} needs a head with the columns image and label; it has "
+                    f"{few(list(head))}"
+                )
+            lines = [{role: line[name] for role, name in found.items() if name} for line in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None
+    names = sorted({line["label"] or "" for line in lines})
+    unknown = {line.get("split") or "train" for line in lines} - set(SPLIT_NAMES)
+    if len(names) < 2 or "" in names or unknown or not all(line["image"] for line in lines):
+        raise ValueError(
+            f"csv={path} needs an image and a label in every line, and two or more labels; its "
+            f"labels are {few(names)}" + (f", its splits {few(sorted(unknown))}" if unknown else "")
+        )
+    parts = [SPLIT_NAMES[line.get("split") or "train"] for line in lines]
+    whole = set(parts) == {TRAIN}
+    if TEST not in parts:  # as in a folder
+        parts = [TEST if part == VAL else part for part in parts]
+    number = {name: i for i, name in enumerate(names)}
+    rows = []
+    for line, part in zip(lines, parts, strict=True):
+        file = table.parent / line["image"]
+        info = file.stat() if os.path.isfile(file) else None  # decoding reports a missing one
+        stamp = (info.st_size, info.st_mtime_ns) if info else ()
+        row = File(line["image"], os.fspath(file), *stamp)
+        rows.append(Row(row, number[line["label"]], UNSPLIT if whole else part))
+    return Listing(os.fspath(table.parent), tuple(names), tuple(rows))

@@ -1,0 +1,136 @@
+"""Arrays, and anything that gives (image, label), as a data set in memory."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset
+from hsvit_jax.data.decode import Source, split
+from hsvit_jax.data.images import BadImage, check_shape, few, fit_image
+
+_LEAST_STD = 1e-3  # of a channel that is the same everywhere
+
+
+def from_arrays(
+    images: Sequence[Any] | np.ndarray,
+    labels: Sequence[Any] | np.ndarray,
+    class_names: Sequence[str] | None = None,
+    **options: Any,
+) -> Dataset:
+    """Makes a data set of images and as many labels; `from_examples` has the rest.
+
+    Raises:
+      ValueError: another number of labels than of images, or as `from_examples`.
+    """
+    if len(images) != len(labels):
+        raise ValueError(
+            f"{len(images):,} images and {len(labels):,} labels: give one label for each image"
+        )
+    return from_examples(zip(images, labels, strict=True), class_names, **options)
+
+
+def from_examples(
+    examples: Iterable[tuple[Any, Any]],
+    class_names: Sequence[str] | None = None,
+    *,
+    name: str = "examples",
+    image_size: tuple[int, int] | None = None,
+    channels: int | None = None,
+    fit: str = "crop",
+    val_fraction: float = 0.1,
+    flip: bool = True,
+) -> Dataset:
+    """Makes a data set of (image, label) pairs: an iterable, or what has a length and an index.
+
+    An image is what `images.fit_image` takes. A tenth of every class is held out for the test, and
+    `val_fraction` for validation, always the same ones. Mean and standard deviation are those of
+    the training images.
+
+    Args:
+      examples: pairs; they are read once and kept in memory.
+      class_names: label i is class_names[i], or one of the names; by default the labels, sorted.
+      name: the run's data set is called 'given=<name>'.
+      image_size: (H, W); by default that of the first image.
+      channels: 1 or 3; by default those of the first image.
+      fit: 'crop', 'pad' or 'stretch', of images of another shape.
+      val_fraction: between 0 and 0.8.
+      flip: whether a mirrored image keeps its label.
+
+    Raises:
+      ValueError: no example, labels that are no classes, or an image that cannot be used.
+    """
+    images, labels = [], []
+    for i, (image, label) in enumerate(_each(examples)):
+        try:
+            if not images:
+                size, depth = _shape(image)
+                size, channels = tuple(image_size or size), channels or depth
+                check_shape(size, channels)
+            images.append(fit_image(image, size, channels, fit))
+        except BadImage as error:
+            raise BadImage(f"example {i}: {error}") from error
+        labels.append(label)
+    if not images:
+        raise ValueError("no examples: give pairs of an image and its label")
+    names, numbers = _classes(labels, class_names)
+    pixels = np.stack(images)
+    content = hashlib.sha256(numbers.tobytes())
+    content.update(np.ascontiguousarray(pixels))
+    parts = np.full(len(numbers), UNSPLIT, np.int8)
+    info = DataInfo(f"given={name}", size, channels, names, (), (), flip)
+    source = Source(numbers, parts, names, content.hexdigest(), pixels)
+    dataset = split(source, info, fit, val_fraction, test_only=False)
+    train = dataset.train.images
+    mean = tuple((train.mean((0, 1, 2)) / 255).tolist())
+    std = tuple(np.maximum(train.std((0, 1, 2)) / 255, _LEAST_STD).tolist())
+    info = dataclasses.replace(dataset.info, mean=mean, std=std)
+    return dataclasses.replace(dataset, info=info)
+
+
+def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
+    """The examples; of what has a length and an index these, as its index need not end."""
+    if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
+        return (examples[i] for i in range(len(examples)))
+    return iter(examples)
+
+
+def _shape(image: Any) -> tuple[tuple[int, int], int]:
+    """Size and channels, 1 or 3, of an image; 128×128 and 3 of a file."""
+    if hasattr(image, "mode"):  # Pillow's
+        return (image.height, image.width), 1 if image.mode in ("1", "L") else 3
+    shape = getattr(image, "shape", ())
+    if len(shape) < 2:
+        return (128, 128), 3
+    return tuple(shape[:2]), 1 if shape[2:] in ((), (1,)) else 3
+
+
+def _classes(
+    labels: Sequence[Any], class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The classes' names, and the label of each example as their number, int32 (N,)."""
+    values = np.asarray(labels)
+    if values.ndim != 1 or values.dtype.kind not in "iuUb":
+        raise ValueError(
+            f"labels must be whole numbers or names, one for each image; got {values.dtype} "
+            f"{values.shape}"
+        )
+    if values.dtype.kind == "U":
+        names = tuple(class_names or np.unique(values).tolist())
+        unknown = sorted(set(values.tolist()) - set(names))
+        if unknown:
+            raise ValueError(f"labels that class_names lacks: {few(unknown)}")
+        numbers = np.array([names.index(value) for value in values.tolist()], np.int32)
+    else:
+        numbers = values.astype(np.int32)
+        names = tuple(class_names or map(str, range(int(numbers.max()) + 1)))
+        if numbers.min() < 0 or numbers.max() >= len(names):
+            raise ValueError(
+                f"labels run from {numbers.min()} to {numbers.max()}, but there are {len(names)} "
+                "classes: they count from 0"
+            )
+    if len(set(names)) < max(2, len(names)):
+        raise ValueError(f"classes need two or more different names; got {few(names)}")
+    return names, numbers

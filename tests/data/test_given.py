@@ -1,0 +1,126 @@
+"""Data that is given: arrays, examples of any kind and tables, as named data sets."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from support import small_runs
+
+import hsvit_jax
+from hsvit_jax import checkpoint, data, main, train
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    return rng.integers(0, 256, (60, 8, 6, 3), np.uint8), labels
+
+
+def test_arrays_are_split_measured_and_named(arrays):
+    images, labels = arrays
+    found = hsvit_jax.from_arrays(images, labels, ("a", "b", "c"), name="pots")
+    assert found.info.name == "given=pots" and found.info.class_names == ("a", "b", "c")
+    assert (found.info.image_size, found.info.channels) == ((8, 6), 3)
+    assert sum(map(len, (found.train, found.val, found.test))) == 60
+    mean, std = found.train.images.mean((0, 1, 2)) / 255, found.train.images.std((0, 1, 2)) / 255
+    np.testing.assert_allclose((found.info.mean, found.info.std), (mean, std))
+    assert np.bincount(found.test.labels).tolist() == [4, 4, 4]
+    floats = hsvit_jax.from_arrays(images / np.float32(255), labels, ("a", "b", "c"))
+    assert floats.fingerprint == found.fingerprint
+    images[0, 0, 0, 0] += 1
+    assert hsvit_jax.from_arrays(images, labels).fingerprint != found.fingerprint
+
+
+def test_examples_of_any_kind(arrays, tmp_path):
+    """Pictures, with names for labels, from a generator or by index."""
+    images, labels = arrays
+    expected = hsvit_jax.from_arrays(images, labels, ("a", "b", "c"))
+    pairs = [(Image.fromarray(x), "abc"[y]) for x, y in zip(images, labels, strict=True)]
+
+    class Indexed:
+        __len__ = pairs.__len__
+
+        def __getitem__(self, index):
+            return pairs[index % 60]  # never an IndexError
+
+    for examples in (iter(pairs), Indexed()):
+        assert hsvit_jax.from_examples(examples).fingerprint == expected.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((2, 8, 8), np.uint8), [0], "2 images and 1 labels"),
+        (np.zeros((0, 8, 8), np.uint8), [], "no examples"),
+        (np.zeros((2, 8, 8), np.uint8), [0, -1], "labels run from -1 to 0"),
+        (np.zeros((2, 8, 8), np.uint8), [0.5, 1], "whole numbers or names"),
+        (np.zeros((2, 8, 8), np.uint8), [0, 0], "two or more different names"),
+        (np.full((2, 8, 8), 7.0), [0, 1], "example 0: float64 from 7.0 to 7.0"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(images, labels, message):
+    with pytest.raises(ValueError, match=message):
+        hsvit_jax.from_arrays(images, labels)
+
+
+def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
+    images, labels = np.repeat(arrays[0], 2, 2)[..., :8, :1], arrays[1]
+    given = hsvit_jax.from_arrays(images, labels, ("a", "b", "c"), name="pots", flip=False)
+    config = small_runs.small_config(train__steps=1, by_hand=("recipe",))
+    run = train.prepare(config, dataset=given)
+    assert run.config.data.name == "given=pots" and run.config.data.num_classes == 3
+    params, stats = small_runs.made_up_values(run.model)
+    with checkpoint.Checkpoints(tmp_path / "run/checkpoints") as checkpoints:
+        checkpoints.save(0, {"params": params, "stats": stats}, run.meta, wait=True)
+    classifier = hsvit_jax.load(tmp_path / "run")
+    assert classifier.fingerprint == given.fingerprint
+    assert classifier.evaluate(given).examples == len(given.test) == 12
+    assert main.main(["hsvit", "eval", f"--checkpoint={tmp_path / 'run'}"]) == 1
+    assert "'pots', were given from Python" in capsys.readouterr().err
+
+
+def test_a_table(arrays, tmp_path):
+    images, labels = arrays
+    lines = ["\ufeffFile,class,split"]
+    for i, (image, label) in enumerate(zip(images[:30], labels[:30], strict=True)):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+        lines.append(f"{i}.png,{'abc'[label]},{'val' if i > 20 else 'train'}")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines))
+    found = hsvit_jax.from_csv(table, data_dir=str(tmp_path), image_size=(8, 6))
+    assert found.info.class_names == ("a", "b", "c") and found.info.name == f"csv={table}"
+    np.testing.assert_array_equal(found.test.images, images[21:30])  # no test: it is the test
+    table.write_text("file,name\na.png,b")
+    with pytest.raises(ValueError, match="columns image and label; it has file, name"):
+        data.describe(f"csv={table}")
+    table.write_text("file,label,split\na.png,b,exam\na.png,c,train")
+    with pytest.raises(ValueError, match="its splits exam"):
+        data.describe(f"csv={table}")
+
+
+def test_hugging_face_sets_need_their_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install 'hsvit_jax\[hf\]'"):
+        train.load_data(hsvit_jax.get_config("c2a2:hf=beans"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of that library's own
+def test_a_hugging_face_set(arrays, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    images, labels = arrays
+    features = datasets.Features(
+        image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b", "c"])
+    )
+    columns = {"image": [Image.fromarray(x) for x in images], "label": labels.tolist()}
+    whole = datasets.Dataset.from_dict(columns, features=features)
+    parts = {"train": whole.select(range(40)), "valid": whole.select(range(40, 60))}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "set")
+    found = data.load(f"hf={tmp_path / 'set'}", data_dir=str(tmp_path), image_size=(8, 6))
+    assert found.info.class_names == ("a", "b", "c") and found.info.channels == 3
+    np.testing.assert_array_equal(found.test.images, images[40:])
+    np.testing.assert_array_equal(found.test.labels, labels[40:])
+    again = hsvit_jax.from_examples(((r["image"], r["label"]) for r in whole), ("a", "b", "c"))
+    assert len(again.train) == 48
