@@ -245,6 +245,18 @@ def test_a_run_leaves_what_it_promises(run):
         assert image.format == "PNG"
 
 
+def test_a_report(capfd, run, tmp_path):
+    assert "Most wrong" in (run / "report.html").read_text("utf-8")  # written by training
+    assert "pytest" in json.loads((run / "environment.json").read_text())["command"]
+    out = tmp_path / "test.html"
+    assert call(capfd, "report", str(run), "--split=test", f"--out={out}")[:2] == (0, f"{out}\n")
+    assert "test accuracy on 179 images" in out.read_text("utf-8")
+    code, _, err = call(capfd, "report", str(run), f"--out={tmp_path}")
+    assert code == 1 and "expected the name of an HTML file" in err
+    code, _, err = call(capfd, "report", str(run), f"--checkpoint={run}")
+    assert code == 2 and "expected one RUN" in err
+
+
 def test_the_same_command_again_is_done_at_once(capfd, run):
     before = (run / "metrics.jsonl").read_text()
     code, out, err = call(capfd, CONFIG, *SMALL, f"--workdir={run}")

@@ -12,6 +12,7 @@ from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
 from hsvit_jax.commands import lost_groups
 from hsvit_jax.commands.predict import load_classifier
+from hsvit_jax.commands.report import measures
 from hsvit_jax.train import evaluate, metrics
 
 
@@ -149,11 +150,6 @@ def confusion_table(confusion_KK: Any, names: tuple[str, ...], most: int = 10) -
             for n, row in zip(names, confusion_KK, strict=True)
         ]
         return "\n".join(["rows: true class, columns: predicted", head, *rows])
-    wrong = [
-        (int(confusion_KK[i, j]), names[i], names[j])
-        for i in range(len(names))
-        for j in range(len(names))
-        if i != j and confusion_KK[i, j]
-    ]
-    lines = [f"{n:>6} × {true} taken for {pred}" for n, true, pred in sorted(wrong)[::-1][:most]]
+    confusions = measures.frequent_confusions(confusion_KK, most)
+    lines = [f"{n:>6} × {names[i]} taken for {names[j]}" for n, i, j in confusions]
     return "\n".join(["most frequent confusions:", *lines])
