@@ -137,6 +137,26 @@ COMMANDS: Mapping[str, Command] = {
         config=EVERYTHING,
         words="SPEC SPEC ...",
     ),
+    "crossval": Command(
+        "Cross-validates: a run for each fold of the training images, tested on that fold.",
+        "commands.studies.crossval",
+        "$ --config=c2a2:folder=my_images --folds=5\n"
+        "The same command again goes on where it stopped.",
+        (_WORKDIR, (flags.DEFINE_integer, "folds", 5, "Folds of each class.", 2)),
+        config=EVERYTHING,
+        needs_config=True,
+    ),
+    "lr-find": Command(
+        "Finds a learning rate: draws the loss of a short run whose rate grows.",
+        "commands.studies.lr_find",
+        "$ --config=c2a2:folder=my_images",
+        (
+            (flags.DEFINE_integer, "steps", 100, "Steps, each at a larger rate.", 8),
+            (flags.DEFINE_string, "out", "lr-find.png", "A PNG to draw."),
+        ),
+        config=EVERYTHING,
+        needs_config=True,
+    ),
     "convert": Command(
         "Converts PyTorch weights to a run's folder.",
         "commands.convert",

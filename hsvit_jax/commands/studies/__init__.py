@@ -1,0 +1,1 @@
+"""Commands that look for settings, or repeat a run: learning rates, folds."""

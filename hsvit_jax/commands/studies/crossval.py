@@ -1,0 +1,92 @@
+"""hsvit crossval: a run for each fold of the training images, tested on that fold."""
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from hsvit_jax import cli, data, report, train
+
+
+def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> Iterator:
+    """Yields data sets whose test splits are the stratified folds of `dataset`'s examples.
+
+    Args:
+      dataset: its training and validation examples are dealt out; its test split is not touched.
+      count: of folds.
+      val_fraction: of each class's examples outside the fold, for validation; one at least.
+      seed: of the order in which a class is dealt out.
+
+    Yields:
+      `count` times a `data.Dataset`.
+
+    Raises:
+      ValueError: a class has fewer examples than there are folds, or than three.
+    """
+    labels = np.concatenate([dataset.train.labels, dataset.val.labels])
+    members = [np.flatnonzero(labels == label) for label in range(dataset.info.num_classes)]
+    least = min(range(len(members)), key=lambda label: len(members[label]))
+    if len(members[least]) < max(count, 3):
+        raise ValueError(
+            f"class {dataset.info.class_names[least]!r} has {len(members[least])} images outside "
+            f"the test split, too few for {count} folds: give more images or fewer folds"
+        )
+    keys = jax.random.split(jax.random.key(seed), len(members))
+    members = [
+        np.asarray(jax.random.permutation(*pair)) for pair in zip(keys, members, strict=True)
+    ]
+    for fold in range(count):
+        parts: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
+        for label, own in enumerate(members):
+            held = (np.arange(len(own)) + label) % count == fold  # folds of about equal size
+            rest = own[~held]
+            number = max(round(val_fraction * len(rest)), 1)
+            parts["test"].append(own[held])
+            parts["val"].append(rest[:number])
+            parts["train"].append(rest[number:])
+        rule = f"fold {fold} of {count}, seed {seed}, val={val_fraction}"
+        yield data.Dataset(
+            dataset.info,
+            **{name: _take(dataset, np.sort(np.concatenate(x))) for name, x in parts.items()},
+            fingerprint=data.dataset.fingerprint(dataset.info, dataset.fingerprint, rule),
+        )
+
+
+def _take(dataset: data.Dataset, index_N: np.ndarray) -> data.Split:
+    """Examples of the training and validation splits, counted through."""
+    parts, first = (dataset.train, dataset.val), len(dataset.train)
+    labels_N = np.concatenate([part.labels for part in parts])[index_N]
+    if dataset.resident:
+        return data.Split(labels_N, np.concatenate([part.images for part in parts])[index_N])
+
+    def read(i: int) -> np.ndarray:
+        number = int(index_N[i])
+        return parts[0].read(number) if number < first else parts[1].read(number - first)
+
+    return data.Split(labels_N, None, read)
+
+
+def run(request: cli.Request) -> None:
+    """Trains a run for each fold that is not trained yet; prints and writes the table."""
+    config, count = request.config, request.flags.folds
+    out = Path(f"{request.workdir}-folds{count}")
+    dataset = train.load_data(config)
+    rows, correct, examples = [], 0, 0
+    for fold, part in enumerate(folds(dataset, count, config.data.val_fraction, config.seed), 1):
+        result = train.train(config, out / f"fold{fold}", dataset=part)
+        test = result.test
+        rows.append([fold, test.examples, test.accuracy, test.macro_f1, test.loss])
+        correct, examples = correct + round(test.accuracy * test.examples), examples + test.examples
+    report.save_csv(
+        out / "crossval.csv", [["fold", "images", "accuracy", "macro_f1", "loss"], *rows]
+    )
+    accuracies = [row[2] for row in rows]
+    spread = f" ± {100 * statistics.stdev(accuracies):.2f} over folds"
+    for fold, images, accuracy, macro_f1, _ in rows:
+        print(f"fold {fold}: {report.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}")
+    print(
+        f"all: {report.accuracy_text(correct / examples, examples, spread)}, {examples:,} images, "
+        f"each tested once\n  table  {out / 'crossval.csv'}"
+    )

@@ -1,0 +1,98 @@
+"""hsvit lr-find: the loss of a short run whose learning rate grows with every step."""
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import jax
+import ml_collections
+import numpy as np
+
+from hsvit_jax import cli, report, train
+from hsvit_jax import config as config_lib
+from hsvit_jax.train import batches, optim, resume, step
+
+LOWEST, HIGHEST = 1e-6, 10.0
+_DIVERGED = 4.0  # times the lowest smoothed loss
+_SMOOTHING = 0.9  # of the exponential average over steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Rates of the steps that were taken, and the smoothed training losses at them, float (S,)."""
+
+    rates_S: np.ndarray
+    losses_S: np.ndarray
+
+    @property
+    def steepest(self) -> float:
+        """The rate at which the loss falls fastest per factor of the rate, before its lowest."""
+        end = max(int(self.losses_S.argmin()), 1) + 1
+        slopes = np.gradient(self.losses_S[:end], np.log(self.rates_S[:end]))
+        return float(self.rates_S[slopes.argmin()])
+
+
+def search(config: ml_collections.ConfigDict, steps: int) -> Search:
+    """Takes steps at rates from `LOWEST` to `HIGHEST`, evenly in their logarithm (Smith, 2017).
+
+    Args:
+      config: of a run that would start afresh; its schedule is not used.
+      steps: at most; a loss that is not finite, or far above the lowest one, ends the search.
+
+    Raises:
+      ValueError: as `hsvit_jax.train.prepare`; or the loss was never finite.
+    """
+    run = train.prepare(config_lib.override(config, ["train.log_every=1"]))
+
+    def rate(number: jax.Array) -> jax.Array:
+        return LOWEST * (HIGHEST / LOWEST) ** (number / max(steps - 1, 1))
+
+    tx = optim.build(run.config.optim, rate, run.model)
+    shape = jax.eval_shape(lambda: step.init_state(run.model, tx, run.config))
+    run = dataclasses.replace(run, schedule=rate, tx=tx, state_shape=shape, total_steps=steps)
+    state, train_step = step.first_state(run, resume.start(run, False)), step.jit_step(run)
+    average, losses = 0.0, []
+    for number, batch in enumerate(itertools.islice(batches.source(run, 0), steps), 1):
+        state, values = train_step(state, batch)
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * float(values["loss"])
+        loss = average / (1 - _SMOOTHING**number)
+        if not math.isfinite(loss) or loss > _DIVERGED * min(losses, default=loss):
+            break
+        losses.append(loss)
+    if len(losses) < 2:
+        raise ValueError("the loss was not finite from the start: look at the data and the network")
+    return Search(np.array([float(rate(n)) for n in range(len(losses))]), np.array(losses))
+
+
+def draw(found: Search, path: Path) -> None:
+    """Draws loss against rate, and marks the steepest fall."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(found.rates_S, found.losses_S)
+    axes.axvline(found.steepest, color="grey", linestyle="--")
+    axes.set(xscale="log", xlabel="learning rate", ylabel="training loss, smoothed")
+    axes.set_title(f"steepest at {found.steepest:.1e}")
+    axes.grid(alpha=0.3)
+    report.save_figure(figure, path)
+
+
+def run(request: cli.Request) -> None:
+    """Searches, draws, and prints the rates."""
+    path = Path(request.flags.out)
+    if path.suffix != ".png":
+        raise cli.Misuse(f"--out must end in .png; got {path}")
+    found = search(request.config, request.flags.steps)
+    draw(found, path)
+    lowest = found.rates_S[found.losses_S.argmin()]
+    print(
+        f"the loss falls fastest at a rate of {found.steepest:.1e}, is lowest at {lowest:.1e}, and "
+        f"was followed to {found.rates_S[-1]:.1e}\n"
+        f"  plot   {path}\n"
+        f"  train  {request.program} train --config={request.spec} "
+        f"--config.optim.learning_rate={found.steepest:.1e}"
+    )
