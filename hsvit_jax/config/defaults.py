@@ -36,7 +36,7 @@ _ABLATIONS = ("conv_only", "attention_only")  # of hsvit
 AUTOMATIC = -1.0
 
 #: All keys outside `model`, with the strong recipe.
-_STRONG: Mapping[str, Any] = {
+STRONG: Mapping[str, Any] = {
     "seed": 0,
     "recipe": "strong",
     "by_hand": (),  # keys that were set in so many words, which `derived.for_few_images` leaves
@@ -178,7 +178,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
 
 def plain(data: str, recipe: str, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The configuration of a data set, a recipe and a `model` section, before any switch."""
-    config = ml_collections.ConfigDict(_STRONG)
+    config = ml_collections.ConfigDict(STRONG)
     config.recipe, config.data.name = recipe, data
     family = model.get("family", "hsvit")
     sizes = FAMILIES[family].defaults if family == "hsvit" else {}

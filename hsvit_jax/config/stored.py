@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax.config import defaults
+from hsvit_jax.config import defaults, keys
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
 _SAME_RUN = (
@@ -83,3 +83,15 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     if not isinstance(tree, dict):
         raise ValueError(f"a configuration is a JSON object; got {type(tree).__name__}")
     return ml_collections.ConfigDict(tuples(tree)).lock()
+
+
+def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Adds, in a copy, the keys that are newer than a stored configuration; their defaults are what
+    was done before."""
+    config = config.copy_and_resolve_references().unlock()
+    for key, value in keys.leaves(ml_collections.ConfigDict(defaults.STRONG)):
+        section, _, name = key.rpartition(".")
+        part = config[section] if section else config
+        if name not in part:
+            part[name] = value
+    return config.lock()

@@ -169,7 +169,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
     try:
         if tensors is not None:
             number = operator.index(meta["step"])
-        config = config_lib.from_json(json.dumps(meta["config"]))
+        config = config_lib.completed(config_lib.from_json(json.dumps(meta["config"])))
         config_lib.validate(config)
         model = run_spec.build_model(config)
         names, count = meta["class_names"], config.data.num_classes
