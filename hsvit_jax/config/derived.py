@@ -30,7 +30,8 @@ def for_few_images(
     named = "recipe" in by_hand or config.data.name in defaults.DATA_SETS
     values: dict[str, Any] = {}
     if config.recipe == "small" or (examples < recipes.FEW and not named):
-        values = recipes.small(examples, classes, config.model)
+        epochs = config.train.epochs if "train.epochs" in by_hand else 0.0
+        values = recipes.small(examples, classes, config.model, epochs)
         if config.init["from"]:  # what is trained already is tuned by the strong recipe's optimizer
             values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
         if config.init.cache or not config.augment.flip:

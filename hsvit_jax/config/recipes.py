@@ -217,20 +217,23 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     return strong(model["family"], data) | fast
 
 
-def small(examples: int, classes: int, model: Mapping[str, Any]) -> dict[str, Any]:
+def small(
+    examples: int, classes: int, model: Mapping[str, Any], epochs: float = 0.0
+) -> dict[str, Any]:
     """The recipe of a small data set: `fast`, with what follows from the number of images.
 
     Args:
       examples: training images.
       classes: of the data set.
       model: the `model` section.
+      epochs: of the run, where they are known already.
 
     Returns:
       values by 'section.key'; docs/data.md has the table, docs/results.md the measurements.
     """
     batch = 2 ** max(min(int(math.log2(examples / 8)), 6), min(int(math.log2(examples)), 3))
-    epochs = max(min(9_600 // examples, 48), 24)
-    evaluations = max(min(examples // 200, 12), 1)
+    epochs = epochs or max(min(9_600 // examples, 48), 24)
+    interval = max(int(epochs / max(min(examples // 200, 12), 1)), 1)
     few_of_each = examples < 500 * classes
     mixed = {"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.label_smoothing": 0.1}
     return {
@@ -238,8 +241,8 @@ def small(examples: int, classes: int, model: Mapping[str, Any]) -> dict[str, An
         **(mixed if few_of_each else {}),
         "train.batch": batch,
         "train.epochs": float(epochs),
-        "train.eval_every": epochs // evaluations,
-        "checkpoint.every": epochs // evaluations,
+        "train.eval_every": interval,
+        "checkpoint.every": interval,
         "init.whiten": model.get("ablation") in ("none", "conv_only"),
     }
 

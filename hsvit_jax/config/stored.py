@@ -52,7 +52,9 @@ def default_workdir(
     given = [word.strip() for word in argument.split(",")]
     variant = [config.model.variant] if config.model.family != "hsvit" else []
     switches = [word for word in defaults.SWITCHES if word in given]
-    words = [stem, *variant, data, config.recipe, *switches]
+    named = "recipe" in config.by_hand or config.data.name in defaults.DATA_SETS
+    recipe = [config.recipe] if named else []  # else the number of images decides
+    words = [stem, *variant, data, *recipe, *switches]
     last = dict(setting.partition("=")[::2] for setting in settings)
     for key, value in sorted(last.items()):
         if key == "init.from":

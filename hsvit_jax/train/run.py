@@ -317,7 +317,8 @@ def _opening(run: Run, first: int) -> str:
     by_size = ""
     if config.recipe == "small":
         leaves = dict(config_lib.leaves(config))
-        chosen = ", ".join(f"{key}={leaves[key]:g}" for key in _BY_SIZE)
+        own = (key for key in _BY_SIZE if leaves[key] and key not in config.by_hand)
+        chosen = ", ".join(f"{key}={leaves[key]:g}" for key in own)
         by_size = f"; recipe small, by the number of images: {chosen}"
     on_test = "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
     return (
