@@ -244,14 +244,16 @@ class Progress:
         from tqdm import auto, std
 
         size: dict[str, Any] = {"dynamic_ncols": True}
+        form = "{desc} {bar} {n_fmt}/{total_fmt}{postfix}"
         if sys.stderr.isatty():  # tqdm shows nothing on a terminal that does not know its rows
             size = {"ncols": shutil.get_terminal_size().columns - 1, "nrows": 24}
+            form = form.replace("bar", "bar:6")  # a notebook's is a widget
         if sys.stderr.isatty() or auto.notebook_tqdm is not std.tqdm:
             self._bar = auto.tqdm(
                 total=total,
                 initial=start,
                 file=sys.stderr,
-                bar_format="{desc} {bar:6} {n_fmt}/{total_fmt}{postfix}",
+                bar_format=form,
                 **size,
             )
 
