@@ -50,7 +50,7 @@ def test_truth_values():
         ("trian.batch=5", r"did you mean eval.batch or train.batch\?"),
         ("learning_rat=5", r"did you mean optim.learning_rate\?"),
         ("zzz=1", "known: augment.crop_padding"),
-        ("train=5", "train is a section; its keys are train.bad_steps_limit, train.batch"),
+        ("train=5", "train is a section; its keys are train.accumulate, train.bad_steps_limit"),
         ("train.batch", "train.batch needs a value, as in --config.train.batch=64"),
         ("train.batch=abc", r"a whole number from 1 to 1048576; got 'abc' \(it was 64\)"),
         ("train.batch=1.5", "a whole number"),
@@ -96,7 +96,7 @@ def test_a_path_with_commas_can_be_set_by_its_key():
 
 def test_help_shows_what_can_be_given_back():
     config = settings("data.image_size=64,32", "optim.decay_all=true")
-    lines = [line.strip() for line in config_lib.describe(config).splitlines()]
+    lines = [line.strip() for line in config_lib.describe(config, lambda key: True).splitlines()]
     given = [line.removeprefix("--config.") for line in lines[::2]]
     again = [x for x in given if x.split("=")[0] not in ("recipe", "model.variant", "data.name")]
     assert settings(*again).to_dict() | {"by_hand": config.by_hand} == config.to_dict()
