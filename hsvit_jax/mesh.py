@@ -57,8 +57,8 @@ def make(
     if batch is not None and batch % data:
         raise ValueError(
             f"a batch of {batch} cannot split over mesh.data={data} devices: choose a multiple of "
-            f"{data} for train.batch, or set mesh.data to one of "
-            f"{[d for d in range(1, data + 1) if batch % d == 0]}"
+            f"{data} for train.batch, or set mesh.data to at most "
+            f"{max(d for d in range(1, data) if batch % d == 0)}"
         )
     grid = np.asarray(devices[: group * data]).reshape(data, group)
     idle = {d.process_index for d in devices} - {d.process_index for d in grid.flat}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from hsvit_jax.models.conv_transformers import cvt, efficientformer, mobilevit, swiftformer
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, few
 from hsvit_jax.models.hsvit import backbone, hsvit
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.torch_weights import Tensors
@@ -51,7 +51,7 @@ def build(
     """
     family, dtype = settings["family"], settings["dtype"]
     if family not in FAMILIES:
-        raise ValueError(f"unknown model.family {family!r}; choose one of {sorted(FAMILIES)}")
+        raise ValueError(f"unknown model.family {family!r}; known: {few(FAMILIES)}")
     if dtype not in _DTYPES:
         raise ValueError(f"unknown model.dtype {dtype!r}; choose one of {sorted(_DTYPES)}")
     return FAMILIES[family].build(
@@ -77,13 +77,11 @@ def family_of(description: Mapping[str, Any]) -> Family:
     if model_type is not None:
         known = {family.model_type: family for family in FAMILIES.values() if family.model_type}
         if model_type not in known:
-            raise ValueError(
-                f"unknown model_type {model_type!r}; known: {', '.join(sorted(known))}"
-            )
+            raise ValueError(f"unknown model_type {model_type!r}; known: {few(sorted(known))}")
         return known[model_type]
     name = str(description.get("family", "hsvit")).lower()
     if name not in NAMES:
-        raise ValueError(f"unknown family {name!r}; known: {', '.join(NAMES)}")
+        raise ValueError(f"unknown family {name!r}; known: {few(NAMES)}")
     return NAMES[name]
 
 

@@ -1,6 +1,6 @@
 """A family of networks as one record: its settings, its named variants and how it is built."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,12 @@ from hsvit_jax.models.torch_weights import TorchWeights
 
 Settings = Mapping[str, Any]
 ImageSize = tuple[int, int]
+
+
+def few(words: Iterable[object]) -> str:
+    """The first five words, for a message."""
+    first = list(map(str, words))
+    return ", ".join(first[:5]) + (", …" if first[5:] else "")
 
 
 def _nothing(settings: Settings) -> dict[str, Any]:

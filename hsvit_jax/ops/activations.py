@@ -59,7 +59,8 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
 def activation(name: str) -> Callable[[Array], Array]:
     """The function of this name; raises ValueError for an unknown one."""
     if name not in ACTIVATIONS:
+        known = [*filter(None, ACTIVATIONS)]
         raise ValueError(
-            f"unknown activation {name!r}; known: {', '.join(filter(None, ACTIVATIONS))}"
+            f"unknown activation {name!r}; known: {', '.join(known[:5])} and {len(known) - 5} more"
         )
     return ACTIVATIONS[name]

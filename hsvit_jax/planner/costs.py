@@ -188,10 +188,10 @@ def group_axis(way: str, network: Any, devices: int, group: int | None) -> int:
         return 1
     limit = network.group_axis_limit
     if group is not None and limit % group:
-        fitting = [d for d in range(1, limit + 1) if limit % d == 0]
+        fitting = max(d for d in range(1, group) if limit % d == 0)
         raise ValueError(
             f"--group={group} does not divide the {limit} parts that the way {way!r} can spread: "
-            f"choose one of {fitting}"
+            f"choose a divisor of it, such as {fitting}"
         )
     return math.gcd(devices, group or limit)
 

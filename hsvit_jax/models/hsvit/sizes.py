@@ -6,6 +6,8 @@ from math import gcd, log, prod
 from types import MappingProxyType
 from typing import Any
 
+from hsvit_jax.models.family import few
+
 #: The settings of a `model` section (paper, table 2, and the authors' code).
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -217,9 +219,9 @@ def _check_spread(c: HSViTConfig) -> None:
         )
 
 
-def divisors(n: int) -> list[int]:
-    """All divisors of n, ascending: what an error message offers."""
-    return [d for d in range(1, n + 1) if n % d == 0]
+def divisors(n: int) -> str:
+    """The first divisors of n, ascending: what an error message offers."""
+    return few(d for d in range(1, n + 1) if n % d == 0)
 
 
 def default_strides(variant: str, image_size: tuple[int, int]) -> tuple[int, ...]:
