@@ -282,7 +282,7 @@ def test_verify_prints_both():
     [
         ({"devices": 0}, "--devices must be at least 1; got 0"),
         ({"devices": -4}, "--devices must be at least 1; got -4"),
-        ({"devices": 8, "group": 5}, r"--group=5 does not divide the 16 .* \[1, 2, 4, 8, 16\]"),
+        ({"devices": 8, "group": 5}, r"--group=5 does not divide the 16 .* such as 4"),
         ({"devices": 8, "group": 0}, "--group must be at least 1; got 0"),
         ({"devices": 8, "batch": 0}, "a batch of 0"),
         ({"devices": 8, "bandwidth": 0.0}, "--bandwidth must be .*positive"),
