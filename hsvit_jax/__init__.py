@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 
 # Name offered here → (module, name there).
 _LAZY = {
+    "Callback": ("train", "Callback"),
     "Classifier": ("classifier", "Classifier"),
     "build_model": ("classifier", "build_model"),
     "fit": ("commands.train", "fit"),

@@ -72,6 +72,7 @@ STRONG: Mapping[str, Any] = {
         "steps": 0,  # instead of epochs (then epochs is 0)
         "accumulate": 1,
         "log_every": 10,
+        "loggers": ("tensorboard",),
         "eval_every": 1,  # epochs
         "ema_decay": 0.999,
         "bad_steps_limit": 3,  # non-finite steps in a row before stopping

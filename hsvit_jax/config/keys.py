@@ -211,6 +211,9 @@ KEYS: Mapping[str, Key] = {
         "parts of a batch whose gradients are computed one after another and averaged", 1, 2**16
     ),
     "train.log_every": _whole("steps between lines of metrics", 1, MOST_STEPS),
+    "train.loggers": _each(
+        _choice("services that show the metrics", "tensorboard", "wandb", "mlflow")
+    ),
     "train.eval_every": _whole("epochs between evaluations", 1, MOST_STEPS),
     "train.ema_decay": _rate("decay of the exponential moving average of the weights; 0: none"),
     "train.bad_steps_limit": _whole("consecutive non-finite steps that end the run", 1, MOST_STEPS),

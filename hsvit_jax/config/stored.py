@@ -18,6 +18,7 @@ _SAME_RUN = (
     "mesh.data",
     "mesh.group",
     "train.log_every",
+    "train.loggers",
     "eval.batch",
     "checkpoint.every",
     "checkpoint.keep_best",

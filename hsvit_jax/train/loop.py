@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,19 @@ from hsvit_jax.train import batches, metrics
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
+
+
+class Callback:
+    """Called in the course of a run; a subclass defines the methods that it needs."""
+
+    def on_step(self, step: int, figures: dict[str, float]) -> None:
+        """After each training step, with its loss, accuracy and grad_norm."""
+
+    def on_evaluation(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
+        """After each evaluation of a split."""
+
+    def on_end(self, result: Any) -> None:
+        """After the run, with its `Result`."""
 
 
 class Loop:
@@ -37,9 +50,10 @@ class Loop:
         bar: metrics.Progress,
         stop: signals.StopRequests,
         watchdog: watchdog_lib.Watchdog,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.run, self.checkpoints, self.log, self.bar, self.stop = run, checkpoints, log, bar, stop
-        self.watchdog = watchdog
+        self.watchdog, self.callbacks = watchdog, callbacks
         self.schedule = jax.jit(run.schedule)  # one program, not one for each of its operations
         self.meta = run.meta
         self.evaluator = self.make_evaluator()
@@ -117,6 +131,9 @@ class Loop:
                 f"none of them was applied, and {saved}. A lower optim.learning_rate, a smaller "
                 "optim.clip_norm or float32 may help."
             )
+        for callback in self.callbacks:
+            figures = {name: float(values[name]) for name in ("loss", "accuracy", "grad_norm")}
+            callback.on_step(number, figures)
         if number % train.log_every and number != self.run.total_steps:
             return
         values = jax.device_get(values)
@@ -195,6 +212,8 @@ class Loop:
     def log_eval(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """Writes an evaluation's line to the metrics, and prints it."""
         self.log.write(step, {"split": split, **result.figures, **self.remarks})
+        for callback in self.callbacks:
+            callback.on_evaluation(step, split, result)
         selecting, figure = config_lib.selection(self.run.config)
         if split == selecting:
             self.bar.best = max(getattr(result, figure), self.bar.best or 0.0)

@@ -1,43 +1,46 @@
-"""Metrics of a run, from process 0: JSON lines, TensorBoard events, progress, curves."""
+"""Metrics of a run, from process 0: JSON lines, loggers, progress, curves."""
 
 from __future__ import annotations
 
 import datetime
-import errno
 import json
 import math
-import os
-import queue
 import shutil
-import socket
-import struct
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Self
 
 from hsvit_jax import report
-
-_MOST_RECORDS = 10_000  # of TensorBoard's, that may wait for its file
-_PATIENCE = 5.0  # seconds in which it takes the last ones
+from hsvit_jax.train import loggers
 
 
 class MetricLog:
-    """Appends metrics to `metrics.jsonl` and TensorBoard events in a run's folder.
+    """Appends metrics to `metrics.jsonl` in a run's folder, and hands them to its loggers.
 
     Args:
         workdir: the run's folder.
         start_step: the step a run resumes from. Lines of later steps, which a killed run wrote
             after its last checkpoint, are dropped; a line that is there is not written again.
         enabled: False writes nothing, for all processes but the first.
+        names: of `train.loggers`.
+        config: of the run, for the loggers.
     """
 
-    def __init__(self, workdir: Path, *, start_step: int = 0, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        workdir: Path,
+        *,
+        start_step: int = 0,
+        enabled: bool = True,
+        names: Sequence[str] = ("tensorboard",),
+        config: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._file: IO[bytes] | None = None
-        self._events: _EventFile | None = None
+        self._loggers: list[loggers.Background] = []
         self._unwritten, self._warned = b"", False
         if not enabled:
             return
@@ -45,10 +48,7 @@ class MetricLog:
         _drop_after(path, start_step)
         self._logged = {(line["step"], line.get("split")) for line in read_metrics(path)}
         self._file = report.append_to(path)
-        self._events = _EventFile(workdir / "tensorboard")
-        self._write_event(0, {}, file_version="brain.Event:2")
-        # TensorBoard hides what a run that was killed had written from this step on.
-        self._write_event(start_step + 1, {}, session_log={"status": 1})
+        self._loggers = [loggers.start(name, workdir, start_step, config) for name in names]
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes one line, {'step': step, **values}; floats that are not finite become null."""
@@ -60,7 +60,7 @@ class MetricLog:
         clean = {k: _json_value(v) for k, v in values.items()}
         prefix = clean.get("split", "train")
         scalars = {f"{prefix}/{k}": v for k, v in clean.items() if isinstance(v, float)}
-        self._write_event(int(step), scalars)
+        self._each_logger(lambda logger: logger.put((int(step), scalars)))
 
     def _append(self, line: bytes) -> None:
         """Appends to the file; bytes that a full disk refuses are written before the next line."""
@@ -71,19 +71,15 @@ class MetricLog:
         except OSError as error:
             self._warn(f"{self._file.name} waits for space on its disk ({error.strerror})")
 
-    def _write_event(self, step: int, scalars: dict[str, float], **fields: Any) -> None:
-        """Hands TensorBoard's file an event; its first error is its last, as it may leave half a
-        record."""
-        if self._events is not None:
-            self._end_at_error(lambda events: events.put(_event_record(step, scalars, **fields)))
-
-    def _end_at_error(self, use: Callable[[_EventFile], None]) -> None:
-        """Uses the file of events, and drops it where that fails."""
-        try:
-            use(self._events)
-        except OSError as error:
-            self._events = None
-            self._warn(f"no more events for TensorBoard ({error}); metrics.jsonl has every figure")
+    def _each_logger(self, use: Callable[[loggers.Background], None]) -> None:
+        """Uses every logger, and drops one that fails: its first error is its last."""
+        for logger in list(self._loggers):
+            try:
+                use(logger)
+            except Exception as error:  # a library's own, of any kind
+                self._loggers.remove(logger)
+                why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                self._warn(f"no more figures for {logger.name}: {why}; metrics.jsonl has all")
 
     def _warn(self, text: str) -> None:
         """Warns once: a full disk troubles both files."""
@@ -98,66 +94,7 @@ class MetricLog:
         if self._file is not None:
             self._append(b"")
             self._file.close()
-        if self._events is not None:
-            self._end_at_error(_EventFile.close)
-
-
-class _EventFile(threading.Thread):
-    """A new file of TensorBoard's, written by a thread: no disk makes training wait.
-
-    tensorboardX's own writer blocks its caller for ever once its thread has died of a full disk.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(name="tensorboard", daemon=True)
-        self._folder, self._error = folder, None
-        self._records: queue.Queue[bytes | None] = queue.Queue(_MOST_RECORDS)
-        self.start()
-
-    def put(self, record: bytes | None) -> None:
-        """Queues a record, or None for the end.
-
-        Raises:
-            OSError: the file has failed, or `_MOST_RECORDS` wait for it.
-        """
-        if self._error is not None:
-            raise self._error
-        try:
-            self._records.put_nowait(record)
-        except queue.Full:
-            raise TimeoutError(f"{self._folder} is too slow") from None
-
-    def close(self) -> None:
-        """Waits `_PATIENCE` for what is queued; raises as `put` does."""
-        self.put(None)
-        self.join(_PATIENCE)
-        if self.is_alive() or self._error is not None:
-            raise self._error or TimeoutError(f"{self._folder} is too slow")
-
-    def run(self) -> None:
-        """Writes until the end is queued, or the file fails."""
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        try:
-            self._folder.mkdir(exist_ok=True)
-            path = self._folder / f"{name}.{time.monotonic_ns()}"
-            with path.open("xb", buffering=0) as file:
-                while (record := self._records.get()) is not None:
-                    if file.write(record) < len(record):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self._error = error
-
-
-def _event_record(step: int, scalars: dict[str, float], **fields: Any) -> bytes:
-    """An event as TensorBoard stores it: the data's length and the data, each with its checksum."""
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import masked_crc32c
-
-    values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-    event = Event(wall_time=time.time(), step=step, summary={"value": values}, **fields)
-    data = event.SerializeToString()
-    parts = struct.pack("<Q", len(data)), data
-    return b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in parts)
+        self._each_logger(loggers.Background.close)
 
 
 def to_line(step: int, values: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from hsvit_jax import checkpoint, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, memory, watchdog
-from hsvit_jax.train import elastic, feature_cache, init_from, metrics, optim, resume
+from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
-from hsvit_jax.train.loop import Loop
+from hsvit_jax.train.loop import Callback, Loop
 from hsvit_jax.train.run_spec import Run, build_model
 
 
@@ -186,6 +186,7 @@ def train(
     verbose: bool = True,
     stall_timeout: float | None = None,
     recoverable: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Trains to the end, resuming whatever `workdir` holds, and evaluates the best checkpoint.
 
@@ -203,6 +204,7 @@ def train(
             code 75 (compiling may take half an hour more), 0 for never; when left out 600 with
             several processes and 3600 with one.
         recoverable: go on with fewer groups when a process is lost; see `elastic` for its limits.
+        callbacks: called by process 0; what they raise ends the run.
 
     Returns:
         the finished run.
@@ -213,6 +215,7 @@ def train(
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
     _check_arguments(config, workdir)
+    loggers.check(config.train.loggers)
     started, workdir, lead = time.monotonic(), Path(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
@@ -237,7 +240,9 @@ def train(
         if state is None:
             state = step_lib.first_state(run, resume.start(run, verbose))
         first = int(state["step"])
-        log = stack.enter_context(metrics.MetricLog(workdir, start_step=first, enabled=lead))
+        names, about = run.config.train.loggers, run.config.to_dict()
+        log = metrics.MetricLog(workdir, start_step=first, enabled=lead, names=names, config=about)
+        stack.enter_context(log)
         lines = metrics.read_metrics(workdir / "metrics.jsonl") if lead else []
         split, figure = config_lib.selection(run.config)
         selected = [x for x in lines if x.get("split") == split]
@@ -254,11 +259,14 @@ def train(
         bar.say(_opening(run, first))
 
         kind = elastic.RecoverableLoop if recoverable and several else Loop
-        loop = kind(run, checkpoints, log, bar, stop, dog)
+        loop = kind(run, checkpoints, log, bar, stop, dog, callbacks if lead else ())
         state = loop.take_steps(state)
         result = _finish(loop, state, workdir)
     curves = metrics.draw_curves(workdir, workdir.name) if lead else None
-    return dataclasses.replace(result, seconds=time.monotonic() - started, curves=curves)
+    result = dataclasses.replace(result, seconds=time.monotonic() - started, curves=curves)
+    for callback in callbacks if lead else ():
+        callback.on_end(result)
+    return result
 
 
 def _finish(loop: Loop, state: dict, workdir: Path) -> Result:

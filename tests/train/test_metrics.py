@@ -10,7 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from hsvit_jax.train import metrics
+from hsvit_jax.train import loggers, metrics
+from hsvit_jax.train.loggers import tensorboard
 
 TRAIN = {"loss": 1.5, "accuracy": 0.25, "epoch": 0}
 TEST = {"split": "test", "loss": 0.5, "accuracy": 0.75, "top5": 1.0, "examples": 7}
@@ -109,26 +110,56 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["full", "hangs", "hangs at the end"])
-def test_a_file_of_events_that_fails_is_dropped_with_one_warning(tmp_path, monkeypatch, fault):
+def test_a_logger_that_fails_is_dropped_with_one_warning(tmp_path, monkeypatch, fault):
     """Training never waits for it, and metrics.jsonl has every line."""
     released = threading.Event()
 
-    def run(events):
-        if fault == "full":
-            events._error = OSError(28, "No space left on device")
-        else:
+    class Failing:
+        def __init__(self, *_):
+            if fault == "full":
+                raise OSError(28, "No space left on device")
+
+        def log(self, *_):
             released.wait(60)
 
-    monkeypatch.setattr(metrics._EventFile, "run", run)
-    monkeypatch.setattr(metrics, "_MOST_RECORDS", 4 if fault == "hangs" else 100)
-    monkeypatch.setattr(metrics, "_PATIENCE", 0.1)
-    warned = pytest.warns(UserWarning, match="no more events for TensorBoard .*goes on")
+    monkeypatch.setattr(tensorboard, "TensorBoard", Failing)
+    monkeypatch.setattr(loggers, "_MOST_WAITING", 4 if fault == "hangs" else 100)
+    monkeypatch.setattr(loggers, "_PATIENCE", 0.1)
+    warned = pytest.warns(UserWarning, match="no more figures for tensorboard: .*goes on")
     with warned as told, metrics.MetricLog(tmp_path) as log:
         for step in range(1, 21):
             log.write(step, TRAIN)
     released.set()
     assert len(told) == 1
     assert [line["step"] for line in lines(tmp_path)] == list(range(1, 21))
+
+
+def test_services_get_every_figure(tmp_path, monkeypatch):
+    """Of both libraries no more is used than these stand-ins have."""
+    seen = []
+
+    class Service:
+        def init(self, **settings):
+            seen.append(("init", settings["name"], settings["config"]))
+            return self
+
+        def log(self, scalars, step):
+            seen.append((step, scalars))
+
+        def finish(self):
+            seen.append("end")
+
+    monkeypatch.setitem(sys.modules, "wandb", Service())
+    config = {"seed": 7}
+    with metrics.MetricLog(tmp_path, names=("wandb",), config=config) as log:
+        log.write(1, TRAIN)
+        log.write(2, TEST)
+    scalars = {"test/loss": 0.5, "test/accuracy": 0.75, "test/top5": 1.0}
+    assert seen[0] == ("init", tmp_path.name, config) and seen[-1] == "end"
+    assert seen[1:3] == [(1, {"train/loss": 1.5, "train/accuracy": 0.25}), (2, scalars)]
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ValueError, match=r"pip install 'hsvit_jax\[mlflow\]'"):
+        loggers.check(("tensorboard", "mlflow"))
 
 
 def test_lines_wait_for_space_on_a_full_disk(tmp_path, monkeypatch):

@@ -15,11 +15,10 @@ from hsvit_jax.runtime import signals
 from hsvit_jax.train import evaluate, loop
 
 
-def run(workdir, *, dataset=None, **settings):
+def run(workdir, *, dataset=None, callbacks=(), **settings):
     """A quiet run on one device."""
-    return train.train(
-        small_config(**settings), workdir, dataset=dataset or small_dataset(), verbose=False
-    )
+    options = {"dataset": dataset or small_dataset(), "callbacks": callbacks, "verbose": False}
+    return train.train(small_config(**settings), workdir, **options)
 
 
 def around_evaluations(monkeypatch, around):
@@ -57,8 +56,22 @@ def whole(tmp_path_factory):
 
 def test_a_run_from_start_to_end(tmp_path, spy, monkeypatch):
     """6 steps of an epoch of 4: evaluated at 4 and at the end; the test split once, at the end."""
-    batches = spy_on_batches(monkeypatch)
-    result = run(tmp_path)
+    batches, called = spy_on_batches(monkeypatch), []
+
+    class Recorder(train.Callback):
+        def on_step(self, step, figures):
+            called.append((step, sorted(figures)))
+
+        def on_evaluation(self, step, split, result):
+            called.append((step, split))
+
+        def on_end(self, result):
+            called.append(result)
+
+    result = run(tmp_path, callbacks=[Recorder()])
+    steps = [(i, ["accuracy", "grad_norm", "loss"]) for i in range(1, 7)]
+    ends = [(6, "val"), (result.best_step, "test"), result]
+    assert called == [*steps[:4], (4, "val"), *steps[4:], *ends]
     assert batches == {16}  # as in training
     assert spy == ["val", "val", "val", "test"]
     lines = metric_lines(tmp_path)

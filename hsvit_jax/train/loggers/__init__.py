@@ -1,0 +1,90 @@
+"""Where a run's figures are shown, by `train.loggers`: each logger in a thread of its own.
+
+A logger that is slow, dead or full costs its figures, never the run: nothing waits for it.
+"""
+
+import importlib
+import importlib.util
+import queue
+import threading
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+_MOST_WAITING = 10_000  # lines of a logger
+_PATIENCE = 20.0  # seconds in which it takes the last ones
+
+#: Name → (module here, its class, the library that it needs).
+_KNOWN = {
+    "tensorboard": ("tensorboard", "TensorBoard", "tensorboardX"),
+    "wandb": ("services", "WeightsAndBiases", "wandb"),
+    "mlflow": ("services", "MLflow", "mlflow"),
+}
+
+
+class Logger(Protocol):
+    """Shows figures; made as `Logger(workdir, start_step, config)`, called from one thread."""
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Shows figures of a step by their names, such as 'train/loss'."""
+
+    def close(self) -> None:
+        """Ends it, all figures shown."""
+
+
+def check(names: Collection[str]) -> None:
+    """Raises ValueError for a logger whose library is not installed."""
+    for name in names:
+        if importlib.util.find_spec(_KNOWN[name][2]) is None:
+            raise ValueError(f"train.loggers={name} needs {name}: pip install 'hsvit_jax[{name}]'")
+
+
+def start(name: str, workdir: Path, start_step: int, config: Mapping[str, Any]) -> "Background":
+    """Starts a logger of a run that goes on from a step."""
+    module, kind, _ = _KNOWN[name]
+
+    def make() -> Logger:
+        module_here = importlib.import_module(f"hsvit_jax.train.loggers.{module}")
+        return getattr(module_here, kind)(workdir, start_step, config)
+
+    return Background(name, make)
+
+
+class Background(threading.Thread):
+    """A logger that is made and called in a thread."""
+
+    def __init__(self, name: str, make: Callable[[], Logger]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._make, self._error = make, None
+        self._lines: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_MOST_WAITING)
+        self.start()
+
+    def put(self, line: tuple[int, dict[str, float]] | None) -> None:
+        """Queues a step's figures, or None for the end.
+
+        Raises:
+            Exception: the logger's, where it has failed; TimeoutError where too many lines wait.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            raise TimeoutError("it is too slow") from None
+
+    def close(self) -> None:
+        """Waits `_PATIENCE` for what is queued; raises as `put` does."""
+        self.put(None)
+        self.join(_PATIENCE)
+        if self.is_alive() or self._error is not None:
+            raise self._error or TimeoutError("it is too slow")
+
+    def run(self) -> None:
+        """Shows figures until the end is queued, or the logger fails."""
+        try:
+            logger = self._make()
+            while (line := self._lines.get()) is not None:
+                logger.log(*line)
+            logger.close()
+        except Exception as error:  # a library's own, of any kind
+            self._error = error
