@@ -40,6 +40,7 @@ def files(tmp_path_factory):
     ("name", "words", "said"),
     [
         ("own_folder", ("my_images", *SHORT), r"cat/0\.png: (cat|dog) \d"),
+        ("arrays", SHORT, r"truly   square disc diamond"),
         (
             "pretrained_backbone",
             ("my_images", "18.safetensors", *SHORT, "data.image_size=32"),
