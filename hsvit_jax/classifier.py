@@ -27,6 +27,7 @@ class Classifier:
       model, params, stats: the network and its arrays.
       step: of the checkpoint.
       mesh: the devices it runs on.
+      aggregate: how they add the groups' CLS tokens, see `mesh.spread`.
       fingerprint: identifies the training data, where it is known.
     """
 
@@ -38,6 +39,7 @@ class Classifier:
     step: int
     mesh: Mesh
     fingerprint: str | None = None
+    aggregate: str = "psum"
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -100,7 +102,9 @@ class Classifier:
         if "forward" not in self.__dict__:
             from hsvit_jax.train.evaluate import make_forward as make
 
-            self.__dict__["forward"] = make(self.model, self.mesh, self.config)
+            forward = make(self.model, self.mesh, self.config, self.aggregate)
+            whole = mesh_lib.replicated(self.mesh)  # every process has the answers
+            self.__dict__["forward"] = jax.jit(forward, out_shardings=whole)
         return self.__dict__["forward"]
 
     def predict(self, images: Any) -> np.ndarray:
@@ -142,7 +146,7 @@ class Classifier:
             return identity.astype(new.dtype)
 
         params = jax.tree.map(replaced, self.params, ours, more, wanted)
-        params = jax.device_put(params, mesh_lib.replicated(self.mesh))
+        params = mesh_lib.place(self.mesh, params, model)
         names = tuple(map(str, range(width)))
         return dataclasses.replace(self, model=model, params=params, class_names=names)
 
@@ -185,7 +189,7 @@ class Classifier:
                     f"{config_lib.few(names)}: give data of the same classes in the same order"
                 )
             dataset = dataset.test
-        evaluator = evaluate.make_evaluator(self.model, self.mesh, self.config)
+        evaluator = evaluate.make_evaluator(self.model, self.mesh, self.config, self.aggregate)
         return evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
 
     def read(self, path: str | Path) -> np.ndarray:
@@ -194,17 +198,28 @@ class Classifier:
         return data.read_image(path, self.image_size, self.channels, fit=fit)
 
 
-def load(path: str | Path, which: str | int = "best", *, devices: list | None = None) -> Classifier:
+def load(
+    path: str | Path,
+    which: str | int = "best",
+    *,
+    devices: list | None = None,
+    group: int = 1,
+    data: int = -1,
+    aggregate: str = "psum",
+) -> Classifier:
     """Loads a trained network.
 
     Args:
       path: a run's folder, a checkpoint folder, an exported file, or a network of the zoo
         ('zoo:c2a2-digits').
       which: of checkpoints: 'best' (the latest where none was evaluated), 'latest', or a step.
-      devices: to run on; all of jax's by default.
+      devices: to run on; all of jax's, of all processes, by default.
+      group, data: of them, those that share the attention groups, and the images of a batch; -1 for
+        the rest. With several processes all call this, and then the same methods, alike.
+      aggregate: 'psum', or 'ordered' for the same bits on any number of devices, or 'bf16'.
 
     Raises:
-      ValueError: there is no good checkpoint or file.
+      ValueError: there is no good checkpoint or file, or the devices do not fit the network.
     """
     if not isinstance(path, str | os.PathLike):
         raise ValueError(
@@ -213,16 +228,19 @@ def load(path: str | Path, which: str | int = "best", *, devices: list | None = 
     from hsvit_jax.train import init_from
 
     stored = init_from.stored_network(path, which)
-    mesh = mesh_lib.make(1, -1, groups=stored.model.group_axis_limit, devices=devices)
-    placed = jax.device_put((stored.params, stored.stats), mesh_lib.replicated(mesh))
+    mesh = mesh_lib.make(group, data, groups=stored.model.group_axis_limit, devices=devices)
+    network = {"params": stored.params, "stats": stored.stats}
+    placed = mesh_lib.place(mesh, network, stored.model)
     return Classifier(
         stored.config,
         stored.class_names,
         stored.model,
-        *placed,
+        placed["params"],
+        placed["stats"],
         stored.step,
         mesh,
         stored.fingerprint,
+        aggregate,
     )
 
 

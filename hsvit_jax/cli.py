@@ -38,6 +38,9 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 #: For `Command.config`: every key of the configuration is read.
 EVERYTHING = "*"
 
+#: Keys of the devices that a trained network runs on, whatever the configuration of its training.
+MESH = "mesh.group mesh.data mesh.aggregate"
+
 
 class Misuse(ValueError):
     """A command line that asks for nothing that could be done: exit code 2."""
@@ -220,12 +223,14 @@ def refuse_unused(request: Request, command: Command) -> None:
     named = [flag for flag in ("checkpoint", "workdir") if finds_run and values[flag].present]
     if len(named) == 2:
         raise Misuse("--checkpoint and --workdir both name the run: leave one out")
+    more = set(command.config.split()) - set(MESH.split())
     if request.config is None:
-        by_words = command.config and command.words  # these name configurations
-        if command.needs_config or (request.settings and not by_words):
-            why = f"--config.{request.settings[0]}" if request.settings else name
+        by_words = more and command.words  # these name configurations
+        alone = [key for key in request.settings if not (named and key.startswith("mesh."))]
+        if command.needs_config or (alone and not by_words):
+            why = f"--config.{alone[0]}" if alone else name
             raise Misuse(f"{why} needs --config=FILE")
-    elif not command.config and (named or not finds_run):
+    elif not more and (named or not finds_run):
         beside = f" beside --{named[0]}" if named else ""
         raise Misuse(f"{name} does not use --config{beside}: leave it out")
     for key in (setting.partition("=")[0] for setting in request.settings):

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from hsvit_jax import augment
+from hsvit_jax import mesh as mesh_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Viewer:
             x_BHWC = augment.normalise(image_HWC[None], mean, std)
             return classifier.model.views(params, stats, x_BHWC)
 
-        self._views = jax.jit(views)
+        self._views = jax.jit(views, out_shardings=mesh_lib.replicated(classifier.mesh))
 
     def __call__(self, image_HWC: np.ndarray) -> Views:
         """Runs the network on one uint8 image of its size.

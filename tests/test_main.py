@@ -118,17 +118,20 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
         (["--mode=eval", "--checkpoint=x", "--workdir=y"], "both name the run: leave one out"),
         (["--mode=predict", "--checkpoint=x", CONFIG], "not use --config beside --checkpoint"),
         (
-            ["--mode=eval", "--checkpoint=x", CONFIG, "--config.mesh.group=2"],
-            "not use --config.mesh.group: leave it out (keys that it reads: data.name, data.dir",
+            ["--mode=eval", "--checkpoint=x", CONFIG, "--config.mesh.gradients=bf16"],
+            "not use --config.mesh.gradients: leave it out (keys that it reads: data.name, ",
         ),
-        (["--mode=eval", CONFIG, "--config.mesh.group=2"], "does not use --config.mesh.group"),
+        (
+            ["--mode=eval", "--checkpoint=x", "--config.seed=2"],
+            "--config.seed=2 needs --config=FILE",
+        ),
         (
             ["--mode=eval", "--workdir=x", CONFIG, "--config.optim.beta1=0"],
             "not use --config.optim.beta1",
         ),
         (["--mode=summary", CONFIG, "--config.train.epochs=2"], "does not use --config.train.epoc"),
         (["--mode=plan", CONFIG, "--config.mesh.group=2"], "does not use --config.mesh.group"),
-        (["--mode=eval", CONFIG, "--distributed=off"], "does not use --distributed"),
+        (["--mode=summary", CONFIG, "--distributed=off"], "does not use --distributed"),
         ([CONFIG, "--", "--mode=eval"], "unexpected words: --mode=eval"),
     ],
 )
@@ -284,6 +287,28 @@ def test_eval_prints_one_line_of_json(capfd, run, split, examples, monkeypatch):
     for row in told:
         assert line["accuracy"] == row["accuracy"]
         assert line["loss"] == pytest.approx(row["loss"], rel=1e-5)
+
+
+def test_a_trained_network_on_a_mesh(capfd, run, tmp_path):
+    """Groups and images over devices: the answers are one device's."""
+    picture = pictures(tmp_path, ["one"], 1) / "one/0.png"
+    told = []
+    for mesh in ([], ["--config.mesh.group=2", "--config.mesh.data=2"]):
+        code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", *mesh)
+        assert code == 0, err
+        line = json.loads(out)
+        words = ("--mode=predict", f"--checkpoint={run}", "--format=json", *mesh, str(picture))
+        rows = json.loads(call(capfd, *words)[1])
+        told.append((line["accuracy"], [row["label"] for row in rows]))
+        numbers = [line["loss"], *(row["probability"] for row in rows)]
+        np.testing.assert_allclose(numbers, told[0][2] if len(told[0]) > 2 else numbers, rtol=1e-5)
+        told[-1] = (*told[-1], numbers)
+    assert told[0][:2] == told[1][:2]
+    words = ("--mode=visualize", f"--checkpoint={run}", "--config.mesh.group=4", str(picture))
+    code, out, err = call(capfd, *words, f"--out={tmp_path / 'views'}")
+    assert code == 0 and len(out.splitlines()) == 2, err
+    code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", "--config.mesh.group=3")
+    assert code == 1 and "3 devices" in err
 
 
 def test_eval_of_what_is_not_there(capfd, run):

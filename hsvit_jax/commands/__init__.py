@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from hsvit_jax.cli import EVERYTHING, Command, Numbers
+from hsvit_jax.cli import EVERYTHING, MESH, Command, Numbers
 
 ABOUT = """\
 FILE[:DATA,RECIPE,SWITCHES] is, for example, configs/c2a2.py:cifar100,paper or, without a file,
@@ -14,7 +14,7 @@ c2a2:cifar100,paper.
   RECIPE    strong (default), fast or paper    SWITCHES  tiny bf16 conv_only attention_only"""
 
 _DATA = "data.name data.dir"
-_EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval"
+_EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval {MESH}"
 _COSTS = f"model {_DATA} data.image_size data.channels data.num_classes train.batch train.ema_decay"
 
 _WORKDIR = (flags.DEFINE_string, "workdir", None, "Folder of the run; default: a name under runs/.")
@@ -24,6 +24,7 @@ _RUN = (
     (flags.DEFINE_string, "which", "best", "Of --checkpoint: 'best', 'latest' or a step."),
 )
 _DISTRIBUTED = "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."
+_JOB = (flags.DEFINE_string, "distributed", "auto", _DISTRIBUTED)
 _STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
 _SPLIT = "Which images; default: all of a folder in --config beside --checkpoint, else test."
 _EXPORT_FORMAT = "safetensors, a folder for the hub, or the authors' PyTorch names."
@@ -40,7 +41,7 @@ COMMANDS: Mapping[str, Command] = {
         "$ --config=c2a2:folder=my_images",
         (
             _WORKDIR,
-            (flags.DEFINE_string, "distributed", "auto", _DISTRIBUTED),
+            _JOB,
             (flags.DEFINE_float, "stall_timeout", None, _STALL, 0.0),
             (flags.DEFINE_bool, "recoverable", False, "Go on with surviving processes' groups."),
             (flags.DEFINE_bool, "report", True, "Write report.html at the end."),
@@ -54,6 +55,7 @@ COMMANDS: Mapping[str, Command] = {
         "$ --checkpoint=runs/c2a2-digits-strong-seed0 --split=test",
         (
             *_RUN,
+            _JOB,
             (flags.DEFINE_enum, "split", None, ["all", "train", "val", "test"], _SPLIT),
             (flags.DEFINE_list, "drop_groups", [], "Numbers of lost attention groups."),
             (flags.DEFINE_string, "curve", None, "A PNG of accuracy against groups lost."),
@@ -66,16 +68,19 @@ COMMANDS: Mapping[str, Command] = {
         "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg photos/",
         (
             *_RUN,
+            _JOB,
             (flags.DEFINE_integer, "top_k", 5, "Classes per image.", 1),
             (flags.DEFINE_enum, "format", "table", ["table", "csv", "json"], "The output."),
         ),
+        config=MESH,
         words="IMAGE ...",
     ),
     "visualize": Command(
         "Draws feature maps, votes and attention maps of images.",
         "commands.visualize",
         "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg --out=views",
-        (*_RUN, (flags.DEFINE_string, "out", "views", "Folder of the PNGs.")),
+        (*_RUN, _JOB, (flags.DEFINE_string, "out", "views", "Folder of the PNGs.")),
+        config=MESH,
         words="IMAGE ...",
     ),
     "export": Command(

@@ -6,13 +6,14 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from hsvit_jax import cli, data, report, train
 from hsvit_jax import config as config_lib
+from hsvit_jax import data, report, train
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
 from hsvit_jax.commands import lost_groups
 from hsvit_jax.commands.predict import load_classifier
 from hsvit_jax.commands.report import measures
+from hsvit_jax.runtime import coordination
 from hsvit_jax.train import evaluate, metrics
 
 
@@ -26,12 +27,14 @@ def run(request: Request) -> int:
         classifier.model,
         classifier.mesh,
         config,
+        classifier.aggregate,
         votes_G=_votes(request.flags.drop_groups, classifier.model),
     )
     batch = config_lib.eval_batch(config)
     result = evaluator(classifier.params, classifier.stats, part, batch)
-    print(metrics.to_line(classifier.step, {"split": split, **result.figures}))
-    cli.note(confusion_table(result.confusion_KK, classifier.class_names))
+    if coordination.is_lead():
+        print(metrics.to_line(classifier.step, {"split": split, **result.figures}))
+    coordination.print_once(confusion_table(result.confusion_KK, classifier.class_names))
     return 0
 
 
@@ -61,9 +64,9 @@ def _images(
     dataset = train.load_data(config, test_only=split == "all")
     _check_classes(classifier.class_names, dataset.info.class_names, name)
     if request.config is None and classifier.fingerprint not in (None, dataset.fingerprint):
-        cli.note(f"note: {name} is not what it was when this network was trained")
+        coordination.print_once(f"note: {name} is not what it was when this network was trained")
     if split == "all" and classifier.fingerprint == dataset.fingerprint:
-        cli.note(
+        coordination.print_once(
             "note: the network was trained on most of these images; --split=test evaluates those "
             "that it has not seen"
         )
@@ -72,7 +75,7 @@ def _images(
         raise ValueError(f"{name} has no {split} split here")
     images = sum(map(len, (dataset.train, dataset.val, dataset.test)))
     hint = "" if request.flags.split or split == "all" else " (--split=all takes all of them)"
-    cli.note(f"{name}, split {split}: {len(part):,} of {images:,} images{hint}")
+    coordination.print_once(f"{name}, split {split}: {len(part):,} of {images:,} images{hint}")
     return config, split, part
 
 
@@ -98,13 +101,15 @@ def _curve(
         batch=config_lib.eval_batch(config),
         seed=config.seed,
     )
+    if not coordination.is_lead():
+        return 0
     name = f"{config.model.variant}, {config.data.name}, {split} split"
     table = lost_groups.write(points, path, f"{name}, step {classifier.step:,}")
     for point in points:
         ends = report.interval(point.mean, len(part))
         line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
         print(metrics.to_line(classifier.step, line))
-    cli.note(f"{path} and {table}")
+    coordination.print_once(f"{path} and {table}")
     return 0
 
 

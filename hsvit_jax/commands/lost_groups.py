@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -120,7 +119,7 @@ def make_counter(
         right_SB = (jax.vmap(answers)(votes_SG) == labels_B[None]) & valid_B[None]
         return right_SB.sum(1)
 
-    return jax.jit(count)
+    return jax.jit(count, out_shardings=mesh_lib.replicated(mesh))
 
 
 def curve(
@@ -154,7 +153,7 @@ def curve(
     if not len(split):
         raise ValueError("cannot evaluate on an empty split: hold some examples out for it")
     sets = subsets(units(model), most, seed)
-    votes_SG = jnp.asarray(np.stack([votes_G for _, votes_G in sets]))
+    votes_SG = np.stack([votes_G for _, votes_G in sets])
     counter = make_counter(model, mesh, mean, std)
     right_S = np.zeros(len(sets), np.int64)
     for images, labels, valid in evaluate.padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import classifier, cli, data, report
+from hsvit_jax import classifier, data, report
+from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Request
 from hsvit_jax.data.images import is_image_name
+from hsvit_jax.runtime import cluster, coordination
 
 # Decoded images of a large folder would not fit in memory together.
 _FILES_AT_ONCE = 256
@@ -22,10 +24,10 @@ def run(request: Request) -> int:
     """Prints the top classes of each image; returns 1 where a file is no image."""
     files = image_files(request.words)
     rows, errors = predict_files(load_classifier(request), files, request.flags.top_k)
-    if rows:
+    if rows and coordination.is_lead():
         print(render(rows, request.flags.format))
     for error in errors:
-        cli.note(error)
+        coordination.print_once(error)
     return 1 if errors else 0
 
 
@@ -37,7 +39,15 @@ def load_classifier(request: Request) -> classifier.Classifier:
             f"{request.name} needs --checkpoint=<folder of a run>, for example "
             "--checkpoint=runs/c2a2-digits-strong-seed0"
         )
-    return classifier.load(values.checkpoint or request.workdir, which_of(request))
+    job = cluster.find(values.distributed)
+    if job is not None:
+        cluster.start(job)
+    mesh = (request.config or config_lib.get_config("c2a2", *request.settings)).mesh
+    return classifier.load(
+        values.checkpoint or request.workdir,
+        which_of(request),
+        **{name: mesh[name] for name in ("group", "data", "aggregate")},
+    )
 
 
 def which_of(request: Request) -> str | int:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hsvit_jax import cli, data, report
+from hsvit_jax import data, report
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
 from hsvit_jax.commands import visualize_figures
 from hsvit_jax.commands.predict import image_files, load_classifier
+from hsvit_jax.runtime import coordination
 from hsvit_jax.views import Viewer
 
 
@@ -16,10 +17,11 @@ def run(request: Request) -> int:
     files = image_files(request.words, request.name)
     out = Path(request.flags.out)
     written, errors = write_views(load_classifier(request), files, out)
-    for path in written:
-        print(report.printable(str(path)))
+    if coordination.is_lead():
+        for path in written:
+            print(report.printable(str(path)))
     for error in errors:
-        cli.note(error)
+        coordination.print_once(error)
     return 1 if errors else 0
 
 
@@ -51,6 +53,8 @@ def write_views(
             errors.append(str(error))
             continue
         views = viewer(image_HWC)
+        if not coordination.is_lead():
+            continue
         out.mkdir(parents=True, exist_ok=True)
         for kind, figure in visualize_figures.figures(
             views, image_HWC, names, str(Path(*path.parts[-2:]))

@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.launch_programs import CODES, LAUNCH, PATIENCE, program, run, words_of
+from support.processes import ROOT, environment, run_main
 
 # --- local.sh ---
 
@@ -431,3 +434,24 @@ def test_xpk_creates_a_workload(tmp_path):
     assert run([LAUNCH / "xpk.sh", "my-run"], env=env).returncode == 2
     done = run([LAUNCH / "xpk.sh", "my-run", "x"], env={**env, "HSVIT_CLUSTER": ""})
     assert (done.returncode, "set HSVIT_CLUSTER" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_trained_network_in_two_processes(tmp_path):
+    """Evaluation and prediction on four devices of two processes: the bits of one process
+    where the groups are added in their order, printed once."""
+    folder, picture = tmp_path / "run", tmp_path / "one.png"
+    settings = ("--config=c2a2:digits,tiny", "--config.train.steps=3", "--config.mesh.data=1")
+    assert run_main(*settings, f"--workdir={folder}", cwd=ROOT).returncode == 0
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(picture)
+    mesh = [f"--config.mesh.{x}" for x in ("group=4", "data=1", "aggregate=ordered")]
+    network = [f"--checkpoint={folder}", *mesh]
+    for words in (["--mode=eval", *network], ["--mode=predict", *network, str(picture)]):
+        one = run_main(*words, cwd=ROOT, JAX_NUM_CPU_DEVICES="4", NPROC="8")
+        two = run(
+            [LAUNCH / "local.sh", "-n", "2", "--devices", "2", "--", *words],
+            env=environment(PYTHON=sys.executable),
+        )
+        assert (one.returncode, two.returncode) == (0, 0), two.stderr
+        told = [line for line in two.stdout.splitlines() if "[Gloo]" not in line]
+        assert told == [f"[0] {line}" for line in one.stdout.splitlines()]
