@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "train": "augment checkpoint config data mesh models report runtime weights",
     "planner": "config mesh models ops report",
     "cli": "config report runtime",
-    "views": "augment",
+    "views": "augment mesh",
     "classifier": "checkpoint config data mesh models train views",
     "commands": f"{_ENGINE} cli classifier views",
     "main": "cli commands runtime",
