@@ -123,4 +123,4 @@ def test_a_hugging_face_set(arrays, tmp_path, monkeypatch):
     np.testing.assert_array_equal(found.test.images, images[40:])
     np.testing.assert_array_equal(found.test.labels, labels[40:])
     again = hsvit_jax.from_examples(((r["image"], r["label"]) for r in whole), ("a", "b", "c"))
-    assert len(again.train) == 48
+    assert len(again.train) == 36
