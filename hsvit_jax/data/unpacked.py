@@ -1,6 +1,7 @@
 """Named sets as people have them: unpacked, or where torchvision puts them."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -109,12 +110,10 @@ def refuse_named(root: Path) -> None:
     """Raises ValueError, which says how to use it, for a folder or archive that is a named set."""
     root = root.absolute()
     name, data_dir = _ARCHIVES.get(root.name, ""), root.parent
-    if not name:
-        for base in (*reversed(root.parents[:2]), root):
-            for known in FORMS:
-                found = find(known, base)
-                if found and (found.folder == root or root in found.folder.parents):
-                    name, data_dir = name or known, base if not name else data_dir
+    for base, known in itertools.product((*reversed(root.parents[:2]), root), FORMS):
+        found = None if name else find(known, base)
+        if found and root in (found.folder, *found.folder.parents):
+            name, data_dir = known, base
     if name:
         raise ValueError(
             f"folder={root.name}: this is {name}, which has a name of its own: use :{name} after "
