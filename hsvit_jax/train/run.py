@@ -215,7 +215,6 @@ def train(
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
     _check_arguments(config, workdir)
-    loggers.check(config.train.loggers)
     started, workdir, lead = time.monotonic(), Path(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
@@ -240,19 +239,7 @@ def train(
         if state is None:
             state = step_lib.first_state(run, resume.start(run, verbose))
         first = int(state["step"])
-        names, about = run.config.train.loggers, run.config.to_dict()
-        log = metrics.MetricLog(workdir, start_step=first, enabled=lead, names=names, config=about)
-        stack.enter_context(log)
-        lines = metrics.read_metrics(workdir / "metrics.jsonl") if lead else []
-        split, figure = config_lib.selection(run.config)
-        selected = [x for x in lines if x.get("split") == split]
-        steps = run.total_steps, first, run.steps_per_epoch
-        best = max((x.get(figure) or 0.0 for x in selected), default=None)
-        bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
-        if lead:
-            report.write_file(workdir / "config.json", config_lib.to_json(run.config) + "\n")
-            environment = json.dumps(workdir_lib.environment(), indent=2) + "\n"
-            report.write_file(workdir / "environment.json", environment)
+        log, bar = _open_metrics(run, workdir, first, verbose, stack)
         if run.config.init.cache:
             beat = functools.partial(dog.heartbeat, "a batch of features", slow=True)
             run = feature_cache.attach(run, state, bar.say, beat)
@@ -267,6 +254,26 @@ def train(
     for callback in callbacks if lead else ():
         callback.on_end(result)
     return result
+
+
+def _open_metrics(
+    run: Run, workdir: Path, first: int, verbose: bool, stack: contextlib.ExitStack
+) -> tuple[metrics.MetricLog, metrics.Progress]:
+    """Opens the run's metrics and bar; process 0 writes its configuration and environment."""
+    lead, config = coordination.is_lead(), run.config
+    names, about = config.train.loggers, config.to_dict()
+    log = metrics.MetricLog(workdir, start_step=first, enabled=lead, names=names, config=about)
+    stack.enter_context(log)
+    split, figure = config_lib.selection(config)
+    lines = metrics.read_metrics(workdir / "metrics.jsonl") if lead else []
+    figures = [line.get(figure) or 0.0 for line in lines if line.get("split") == split]
+    steps, best = (run.total_steps, first, run.steps_per_epoch), max(figures, default=None)
+    bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
+    if lead:
+        report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
+        environment = json.dumps(workdir_lib.environment(), indent=2) + "\n"
+        report.write_file(workdir / "environment.json", environment)
+    return log, bar
 
 
 def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
@@ -287,6 +294,7 @@ def _check_arguments(config: object, workdir: object) -> None:
         )
     if not isinstance(workdir, str | os.PathLike):
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
+    loggers.check(config.train.loggers)
 
 
 def _check_processes(run: Run, workdir: Path) -> None:
