@@ -36,12 +36,12 @@ def for_few_images(
             values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
         if config.init.cache or not config.augment.flip:
             by_hand.add("eval.tta")
-    elif config.train.batch > examples:
-        values = {"train.batch": 2 ** int(math.log2(examples))}
     config = config.copy_and_resolve_references()
-    if len(values) > 1:
+    if values:
         config.recipe = "small"
     defaults.update(config, {key: v for key, v in values.items() if key not in by_hand})
+    if config.train.batch > examples and "train.batch" not in config.by_hand:
+        config.train.batch = 2 ** int(math.log2(examples))
     return config.lock()
 
 
