@@ -23,6 +23,7 @@ def rows():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["performer", "linformer", "nystrom", "fnet"])
 def test_linear_mixers_are_linear(rows, mixer):
     for cost in COSTS:
@@ -30,6 +31,7 @@ def test_linear_mixers_are_linear(rows, mixer):
         assert 1.5 < growth <= 2.2, cost
 
 
+@pytest.mark.slow
 def test_softmax_is_not(rows):
     small, large = rows["softmax", 512], rows["softmax", 1024]
     # Not the forward's memory: a back end may fuse its products and never hold the weights.
@@ -40,11 +42,13 @@ def test_softmax_is_not(rows):
     assert mlp[1].parameters / mlp[0].parameters > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["performer", "linformer", "nystrom"])
 def test_linear_attention_trains_in_a_third_of_softmaxs_memory(rows, mixer):
     assert rows[mixer, 1024].training_bytes < rows["softmax", 1024].training_bytes / 3
 
 
+@pytest.mark.slow
 def test_files_hold_every_row(rows, tmp_path):
     table, plot = sequence_length.write(list(rows.values()), tmp_path / "new")
     with table.open(newline="", encoding="utf-8") as file:

@@ -18,6 +18,7 @@ def rows():
         return step_growth.measure(SPEC, 8, rounds=1, series=["depth"])
 
 
+@pytest.mark.slow
 def test_ratios_are_to_the_unchanged_step(rows):
     base, deeper = rows
     assert (base.series, base.seconds_ratio, base.flops_ratio) == ("as it is", 1, 1)
@@ -27,6 +28,7 @@ def test_ratios_are_to_the_unchanged_step(rows):
     assert deeper.seconds_ratio == pytest.approx(deeper.seconds / base.seconds)
 
 
+@pytest.mark.slow
 def test_files_hold_every_row(rows, tmp_path):
     table, plot = step_growth.write(rows, tmp_path / "new")
     with table.open(newline="", encoding="utf-8") as file:

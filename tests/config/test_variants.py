@@ -147,6 +147,7 @@ def interrupt_after_first_evaluation(monkeypatch):
     monkeypatch.setattr(loop.Loop, "log_eval", interrupted)
 
 
+@pytest.mark.slow
 def test_a_sibling_from_training_to_prediction(tmp_path, monkeypatch):
     """DHVT, whose BatchNorm has statistics too: cut short and gone on with, the run is the same."""
     config = config_lib.get_config(

@@ -114,6 +114,7 @@ def on_four_devices():
     return train(4)
 
 
+@pytest.mark.slow
 def test_a_small_object_in_one_tile_is_found(on_four_devices):
     """Chance is a third; each tile's tower learns it, though three in four see nothing."""
     _, accuracy = on_four_devices
