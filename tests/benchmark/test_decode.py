@@ -30,9 +30,9 @@ def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
     seen = []
     read_image = decode.read_image
 
-    def read(raw, image_size, channels, *, name):
+    def read(raw, image_size, channels, *, name, fit):
         seen.append(name)
-        return read_image(raw, image_size, channels, name=name)
+        return read_image(raw, image_size, channels, name=name, fit=fit)
 
     monkeypatch.setattr(decode, "read_image", read)
     speed = decode_benchmark.measure(loaded, steps=3, warmup=2)

@@ -226,7 +226,7 @@ def command(*words):
 
 
 def test_the_command_writes_pictures(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(classifier, "load", lambda *_: make("hsvit"))
+    monkeypatch.setattr(classifier, "load", lambda *_, **__: make("hsvit"))
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")
     out = tmp_path / "new" / "views"
@@ -258,7 +258,7 @@ def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path):
 
 
 def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(classifier, "load", lambda *_: make("levin"))
+    monkeypatch.setattr(classifier, "load", lambda *_, **__: make("levin"))
     for words, message in (
         (["--checkpoint=x"], "no images given"),
         (["--checkpoint=x", tmp_path / "none.png"], "no such file"),

@@ -300,7 +300,7 @@ def test_describe_agrees_with_what_is_promised():
 def test_unknown_names_get_the_nearest_and_five():
     for name in ("cifar01", "folder=", "folders=/x", ""):
         with pytest.raises(
-            ValueError, match=r"mean '\w+'\? Known: folder=<path>, tfds=<name>, .*4"
+            ValueError, match=r"mean '\w+'\? Known: folder=<path>, csv=<path>, .* 6 more"
         ):
             data.describe(name)
         with pytest.raises(ValueError, match="unknown data set"):

@@ -296,7 +296,7 @@ def test_floats_of_eight_bits_are_refused(tmp_path, capsys):
     for kind in ("F8_E4M3", "F8_E5M2", "F8_E8M0"):
         header = {"\x1b[2J": {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}}
         path = safetensors(tmp_path / "w.safetensors", header, bytes(4))
-        assert convert.main(["convert", str(path)]) == 1
+        assert main.main(["hsvit", "convert", str(path)]) == 1
         assert capsys.readouterr().err == (
             f"{path} holds tensors of type {kind}, which cannot be read here: save its "
             "weights as F32, F16 or BF16\n"

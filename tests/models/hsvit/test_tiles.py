@@ -148,12 +148,11 @@ def test_costs_are_of_a_tile():
     ("changes", "message"),
     [
         ({"tiles": (3, 2)}, r"16 rows of pixels cannot be cut into tiles=\(3, 2\), 3 rows"),
-        ({"tiles": (2, 5)}, r"16 columns of pixels .* choose a divisor of 16: \[1, 2, 4, 8, 16\]"),
+        ({"tiles": (2, 5)}, r"16 columns of pixels .* choose a divisor of 16: 1, 2, 4, 8, 16"),
         ({"towers": 2}, r"towers=2 cannot see the 4 tiles .* multiple of 4"),
         ({"towers": 1}, "towers=1 cannot see the 4 tiles"),
         ({"tiles": (2,)}, "a number of rows and one of columns"),
         ({"tiles": (0, 2)}, "a number of rows and one of columns"),
-        ({"pool_strides": (4, 4)}, r"a tile \(of 2×2\) of 8×8 pixels does not fit pool_strides"),
     ],
 )
 def test_tiles_that_do_not_fit_say_so(changes, message):
