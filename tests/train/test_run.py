@@ -190,7 +190,6 @@ def test_no_steps_leave_the_fresh_network(tmp_path, spy):
 @pytest.mark.parametrize(
     ("sizes", "settings", "words"),
     [
-        ((70, 21, 23), {"train__batch": 71}, ["train.batch=71", "70", "lower"]),
         ((70, 21, 23), {"data__val_fraction": 0.0}, ["data.val_fraction=0", "select_on"]),
         ((70, 0, 23), {}, ["select_on='val'", "no validation images"]),
         ((70, 21, 0), {}, ["no test images"]),
