@@ -1,4 +1,4 @@
-"""What a network shows of an image, as arrays: attention, feature maps and votes.
+"""Views of a network at work on an image, as arrays: attention, feature maps and votes.
 
 The arrays are intermediate activations of the forward pass (`Network.views`), reduced to the views
 of the literature. G groups, N heads, T tokens, K classes, D channels.

@@ -50,7 +50,7 @@ class Request:
 
     @property
     def shape(self) -> list:
-        """What the pixels of fitted images depend on; a crop is not named."""
+        """The settings that fitted pixels depend on; a crop is not named."""
         return [*self.image_size, self.channels, *([self.fit] if self.fit != "crop" else [])]
 
     def resident(self, examples: int) -> bool:

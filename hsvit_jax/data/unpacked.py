@@ -86,7 +86,7 @@ class Found:
         return [self.folder / name for name in self.checksums]
 
     def identity(self) -> list:
-        """What changes when a file does."""
+        """Place, sizes and times of the files: other ones when a file changes."""
         stats = [(self.folder / name).stat() for name in self.checksums]
         return [[str(self.folder.resolve())], *([s.st_size, s.st_mtime_ns] for s in stats)]
 

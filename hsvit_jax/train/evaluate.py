@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What is told of it: top5 only of six classes and more, an interval only of few images."""
+        """Its figures by name: top5 of six classes and more, an interval of few images."""
         line = {"loss": self.loss, "accuracy": self.accuracy}
         ends = report.interval(self.accuracy, self.examples)
         line |= {"interval": list(ends)} if ends else {}

@@ -134,7 +134,7 @@ def _facts(
 
 
 def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
-    """What the run recorded of its environment, and this report's own facts."""
+    """The environment that the run recorded, and this report's own facts."""
     file = folder / "environment.json"
     recorded = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     return {name: str(value) for name, value in recorded.items()} | {

@@ -1,4 +1,4 @@
-"""What a report shows of a trained network, computed: predictions, hard images, augmentation.
+"""The contents of a report, computed: predictions, calibration, hard images, augmentation.
 
 N images, G groups, K classes; R rows and columns of a heat map.
 """
