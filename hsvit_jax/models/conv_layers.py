@@ -8,7 +8,7 @@ from jax import lax
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.layers import init_bias, init_kernel, over_last
-from hsvit_jax.models.network import ForwardContext
+from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops import conv
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.conv_depthwise import depthwise_conv2d
@@ -103,7 +103,7 @@ class Conv(nnx.Module):
     """Convolution; kernel (size, size, c_in/groups, c_out).
 
     padding: see `Padding`; symmetric, size//2·dilation, when left out. init: as
-    `layers.init_kernel`, or 'kaiming_out', N(0, 2/(size²·c_out)).
+    `layers.init_kernel`, or 'kaiming_out', N(0, 2·groups/(size²·c_out)).
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Conv(nnx.Module):
         k_key, b_key = jax.random.split(key)
         fan_in, shape = size * size * c_in // groups, (size, size, c_in // groups, c_out)
         if init == "kaiming_out":
-            fan, init = size * size * c_out, "kaiming"
+            fan, init = size * size * c_out // groups, "kaiming"
         else:
             fan = fan_in
         self.kernel = nnx.Param(init_kernel(k_key, shape, fan, init))
@@ -179,6 +179,24 @@ class ConvNorm(nnx.Module):
         """(B, H, W, c_in) → (B, H', W', c_out)."""
         y = self.norm(self.conv(x_BHWC), train=context.train, batch_axes=context.batch_axes)
         return self.activate(y)
+
+
+class SqueezeExcite(nnx.Module):
+    """Squeeze-and-excitation: weights channels by a gate, computed from all channels' means."""
+
+    def __init__(
+        self, channels: int, inner: int, activation: str, key: Array, *, init: str = "normal"
+    ) -> None:
+        self.activate = by_name(activation)
+        reduce_key, expand_key = jax.random.split(key)
+        self.reduce = layers.Linear(channels, inner, reduce_key, init=init)
+        self.expand = layers.Linear(inner, channels, expand_key, init=init)
+
+    def __call__(self, x_BHWC: Array, kernels: GroupShard = UNSHARDED) -> Array:
+        """(B, H, W, C) → same; of sharded channels the means (B, C) are all-gathered."""
+        mean_BC = kernels.all_gather(x_BHWC.mean((1, 2)), 1)
+        weight_BC = jax.nn.sigmoid(self.expand(self.activate(self.reduce(mean_BC))))
+        return x_BHWC * weight_BC[:, None, None]
 
 
 class NormedStem(nnx.Module):

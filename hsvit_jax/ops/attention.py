@@ -19,6 +19,7 @@ from jax import lax
 
 from hsvit_jax.ops.dropout import dropout_scale
 from hsvit_jax.ops.normalise import moments_dtype
+from hsvit_jax.ops.remat import recomputed
 
 Array = jax.Array
 
@@ -28,6 +29,33 @@ def attention_weights(q_GBNTE: Array, k_GBNSE: Array) -> Array:
     scores = jnp.einsum("gbnte,gbnse->gbnts", q_GBNTE, k_GBNSE)
     scores = scores.astype(moments_dtype(scores)) * q_GBNTE.shape[-1] ** -0.5
     return jax.nn.softmax(scores, axis=-1)
+
+
+def biased_weights(q_BNTE: Array, k_BNSE: Array, bias_BNTS: Array) -> Array:
+    """Softmax over keys of the scaled scores plus a bias, (…, B, N, T, S), in at least float32."""
+    scores = jnp.einsum("...te,...se->...ts", q_BNTE, k_BNSE)
+    wide = scores.astype(moments_dtype(scores)) * q_BNTE.shape[-1] ** -0.5
+    return jax.nn.softmax(wide + bias_BNTS.astype(wide.dtype), axis=-1)
+
+
+def biased_attention(q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, bias_BNTS: Array) -> Array:
+    """Attention whose scores have a bias; the gradient recomputes the weights.
+
+    Args:
+        q_BNTE: queries, of any float dtype.
+        k_BNSE: keys.
+        v_BNSE: values, of any width.
+        bias_BNTS: of each score, broadcast over axes of length 1.
+
+    Returns:
+        (…, B, N, T, E) of the values' width.
+    """
+
+    def weighted(q: Array, k: Array, v: Array) -> Array:
+        weights = biased_weights(q, k, bias_BNTS).astype(v.dtype)
+        return jnp.einsum("...ts,...se->...te", weights, v)
+
+    return recomputed(weighted, q_BNTE, k_BNSE, v_BNSE)
 
 
 def _attention(

@@ -26,8 +26,8 @@ from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import ForwardContext, Network
-from hsvit_jax.ops import remat
 from hsvit_jax.ops.activations import activation as by_name
+from hsvit_jax.ops.attention import biased_attention, biased_weights
 
 Array = jax.Array
 
@@ -212,18 +212,9 @@ class BiasedAttention(nnx.Module):
         batch, tokens, _ = x_BTD.shape
         parts = self.qkv(x_BTD).reshape(batch, tokens, self.heads, -1).swapaxes(1, 2)
         q, k, v = jnp.split(parts, (self.key_dim, 2 * self.key_dim), axis=-1)
-        bias_NTS = self.offset_bias[...][:, offsets(self.map_size)]
-
-        def weights(q: Array, k: Array) -> Array:
-            scores = jnp.einsum("bnte,bnse->bnts", q, k)
-            wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-            wide = wide * self.key_dim**-0.5 + bias_NTS[None].astype(wide.dtype)
-            return jax.nn.softmax(wide, axis=-1)
-
-        context.call_hook("attention", lambda: weights(q, k))
-        o_BNTE = remat.recomputed(
-            lambda q, k, v: jnp.einsum("bnts,bnse->bnte", weights(q, k).astype(v.dtype), v), q, k, v
-        )
+        bias_1NTS = self.offset_bias[...][None, :, offsets(self.map_size)]
+        context.call_hook("attention", lambda: biased_weights(q, k, bias_1NTS))
+        o_BNTE = biased_attention(q, k, v, bias_1NTS)
         return self.out(merge_heads(o_BNTE))
 
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.conv_layers import SqueezeExcite
 from hsvit_jax.models.convnets.convnet import Conv, ConvNetConfig, ConvNorm
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
-from hsvit_jax.ops.activations import ACTIVATIONS
 
 Array = jax.Array
 
@@ -79,23 +79,6 @@ class InvertedConfig(ConvNetConfig):
 
     def features(self, key: Array) -> nnx.Module:
         return Features(self.plan(), key)
-
-
-class SqueezeExcite(nnx.Module):
-    """Squeeze-and-excitation: weights channels by a gate, computed from all channels' means."""
-
-    def __init__(self, channels: int, inner: int, activation: str, key: Array) -> None:
-        self.activation = activation
-        reduce_key, expand_key = jax.random.split(key)
-        self.reduce = layers.Linear(channels, inner, reduce_key, init="normal")
-        self.expand = layers.Linear(inner, channels, expand_key, init="normal")
-
-    def __call__(self, x_BHWC: Array, kernels: GroupShard = UNSHARDED) -> Array:
-        """(B, H, W, C) → same; of sharded channels the means (B, C) are all-gathered."""
-        mean_BC = kernels.all_gather(x_BHWC.mean((1, 2)), 1)
-        inner = ACTIVATIONS[self.activation](self.reduce(mean_BC))
-        weight_BC = jax.nn.sigmoid(self.expand(inner))
-        return x_BHWC * weight_BC[:, None, None]
 
 
 class Block(nnx.Module):
