@@ -5,6 +5,7 @@ Networks, and Flax with them, are imported where one is built: that takes as lon
 
 import dataclasses
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
-from hsvit_jax import data
 from hsvit_jax import mesh as mesh_lib
 
 
@@ -169,6 +170,22 @@ class Classifier:
         images_BHWC, one = self._fitted(images)
         found = [self.__dict__["viewer"](image_HWC) for image_HWC in images_BHWC]
         return found[0] if one else found
+
+    def cut(self, count: int) -> tuple[list[Any], Any]:
+        """Cuts an HSViT into parts that can run apart, and the head (`models.hsvit.parts`).
+
+        Args:
+          count: of parts, a divisor of the network's towers or attention groups.
+
+        Raises:
+          ValueError: the network has no groups, or they do not split.
+        """
+        from hsvit_jax.models.hsvit import parts
+
+        mean, std = tuple(self.config.data.mean), tuple(self.config.data.std)
+        params, stats = mesh_lib.fetch(self.mesh, (self.params, self.stats))
+        normalise = partial(augment.normalise, mean=mean, std=std)
+        return parts.cut(self.model, params, stats, count, normalise)
 
     def evaluate(self, dataset: data.Dataset | data.Split) -> Any:
         """Evaluates images with labels: a data set's test split, or a split.

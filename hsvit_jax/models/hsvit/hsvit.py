@@ -211,8 +211,8 @@ class HSViT(Network):
         kernels = shard if sharded else UNSHARDED
         z_BCD = self.channel_tokens(bound, images_BHWC, context, kernels, first_token)
         # z[kN : (k+1)N]: contiguous embeddings make a group.
-        z_BGTD = z_BCD.reshape(len(images_BHWC), -1, per_group, z_BCD.shape[-1])
-        if self.lost:
+        z_BGTD = z_BCD.reshape(images_BHWC.shape[0], -1, per_group, z_BCD.shape[-1])
+        if self.lost and z_BGTD.shape[1] > self.group_axis_limit:  # a part's trunk lacks them
             z_BGTD = z_BGTD[:, self.surviving()]
         if shard.ordered:  # the trunk's fusions must not depend on the mesh
             z_BGTD = jax.lax.optimization_barrier(z_BGTD)
@@ -244,6 +244,13 @@ class HSViT(Network):
     ) -> Array:
         """Image-level embeddings (B, C, D) of this device's kernels, numbered from first_token."""
         return bound["trunk"](images_BHWC, context, kernels, first_token)
+
+    def cls_tokens(
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
+    ) -> tuple[Array, dict]:
+        """CLS tokens (G, B, D) of this device's groups, and new statistics."""
+        bound = self.bind(params, stats)
+        return self.group_cls(bound, images_BHWC, context), bound.stats()
 
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
@@ -315,17 +322,17 @@ class TowerHSViT(Network):
             towers["groups"]["vote"] /= self.config.towers
         return {**params, "towers": towers}, {**stats, "towers": tower_stats}
 
-    def forward(
+    def cls_tokens(
         self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
+        """CLS tokens (G, B, D) of this device's towers' groups, and new statistics."""
         tower_ids_K = context.shard.slice(self.surviving(), 0)
-        per_tower = self.tower.config.groups
         tower_context = dataclasses.replace(context, shard=UNSHARDED)
 
         def run(tower: tuple[dict, dict, Array]) -> tuple[Array, dict]:
             tower_params, tower_stats, number = tower
             bound = self.tower.bind(tower_params, tower_stats)
-            first_group = number * per_tower
+            first_group = number * self.tower.config.groups
             tile_BHWC = self.tile(images_BHWC, number)
             cls_GBD = self.tower.group_cls(bound, tile_BHWC, tower_context, first_group)
             return cls_GBD, bound.stats()
@@ -337,7 +344,14 @@ class TowerHSViT(Network):
             cls, tower_stats = jax.tree.map(lambda *x: jnp.stack(x), *map(run, each))
         else:
             cls, tower_stats = jax.lax.map(run, towers)
-        cls_GBD = cls.reshape(-1, *cls.shape[2:])
+        return cls.reshape(-1, *cls.shape[2:]), {**stats, "towers": tower_stats}
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
+    ) -> tuple[Array, dict]:
+        cls_GBD, stats = self.cls_tokens(params, stats, images_BHWC, context)
+        tower_ids_K = context.shard.slice(self.surviving(), 0)
+        per_tower = self.tower.config.groups
         group_ids_G = (tower_ids_K[:, None] * per_tower + jnp.arange(per_tower)[None]).reshape(-1)
         lost = [k * per_tower + g for k in self.lost for g in range(per_tower)]
         context = without_votes(context, self.config.groups, lost)
@@ -346,7 +360,7 @@ class TowerHSViT(Network):
         cls_BD = average_votes(self.config, context, cls_GBD, group_ids_G, vote_G)
         head = self.bind(params, {})["head"]
         hook_votes(head, cls_GBD, context)
-        return head(cls_BD), {**stats, "towers": tower_stats}
+        return head(cls_BD), stats
 
     def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
         """A tower's tile of each image: (B, H / rows, W / columns, C)."""
