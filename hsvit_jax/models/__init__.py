@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from hsvit_jax.models.conv_transformers import cvt, efficientformer, mobilevit, swiftformer
-from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
+from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet, resnext
 from hsvit_jax.models.family import Family, few
 from hsvit_jax.models.hsvit import backbone, hsvit
 from hsvit_jax.models.network import Network
@@ -18,7 +18,7 @@ _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),
     *(hvt, deit, dhvt),
     *(vit, mobilevit, swiftformer, cvt, efficientformer),
-    *(resnet, efficientnet, mobilenet_v2, backbone),
+    *(resnet, resnext, efficientnet, mobilenet_v2, backbone),
 )
 
 #: Family name → its record.

@@ -37,6 +37,7 @@ class Conv:
             ⌈side/stride⌉, the odd one after (TensorFlow's and XLA's SAME).
         dilation: along both axes.
         depthwise: one kernel for each channel.
+        groups: of channels, each convolved to its part of the output.
         activation: a name of `activations.ACTIVATIONS`.
         eps: BatchNorm's.
         momentum: BatchNorm's, see `layers.BatchNorm`.
@@ -50,6 +51,7 @@ class Conv:
     padding: str | tuple[int, int] = "same"
     dilation: int = 1
     depthwise: bool = False
+    groups: int = 1
     activation: str = ""
     eps: float = 1e-5
     momentum: float = 0.9
@@ -75,7 +77,7 @@ class ConvNorm(nnx.Module):
 
     def __init__(self, spec: Conv, key: Array) -> None:
         self.spec = spec
-        c_in = 1 if spec.depthwise else spec.c_in
+        c_in = 1 if spec.depthwise else spec.c_in // spec.groups
         fan_in = spec.size**2 * c_in
         shape, init = (spec.size, spec.size, c_in, spec.c_out), spec.init
         if init == "fan_out":

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models.convnets import torch_weights
@@ -67,7 +68,7 @@ class Residual(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ResNetConfig(ConvNetConfig):
-    """Sizes of a ResNet; see `DEFAULTS`."""
+    """Sizes of a ResNet; see `DEFAULTS`, and `resnext` for groups, base_width and zero_init."""
 
     block: str = "bottleneck"
     stem_channels: int = 64
@@ -77,6 +78,9 @@ class ResNetConfig(ConvNetConfig):
     stride_in_first_stage: bool = False
     stride_in_first_conv: bool = False
     bn_momentum: float = 0.9
+    groups: int = 1
+    base_width: int = 64
+    zero_init: bool = False
 
     def __post_init__(self) -> None:
         if self.block not in ("basic", "bottleneck"):
@@ -92,10 +96,19 @@ class ResNetConfig(ConvNetConfig):
     def head(self) -> HeadConfig:
         return HeadConfig(self.channels[-1], self.num_classes, init="torch")
 
-    def conv(self, c_in: int, c_out: int, size: int, stride: int = 1, activation: str = "") -> Conv:
+    def conv(
+        self,
+        c_in: int,
+        c_out: int,
+        size: int,
+        stride: int = 1,
+        activation: str = "",
+        groups: int = 1,
+    ) -> Conv:
         """A convolution padded by size//2 on all sides."""
         return Conv(
             *(c_in, c_out, size, stride, (size // 2, size // 2)),
+            groups=groups,
             activation=activation,
             momentum=self.bn_momentum,
             init="fan_out",
@@ -122,9 +135,9 @@ class ResNetConfig(ConvNetConfig):
         if self.block == "basic":
             first = self.conv(c_in, c_out, 3, stride, "relu")
             return Residual((first, self.conv(c_out, c_out, 3)), shortcut)
-        inner, early = c_out // 4, self.stride_in_first_conv
+        inner, early = c_out // 4 * self.base_width // 64 * self.groups, self.stride_in_first_conv
         reduce = self.conv(c_in, inner, 1, stride if early else 1, "relu")
-        middle = self.conv(inner, inner, 3, 1 if early else stride, "relu")
+        middle = self.conv(inner, inner, 3, 1 if early else stride, "relu", self.groups)
         return Residual((reduce, middle, self.conv(inner, c_out, 1)), shortcut)
 
     def convs(self) -> Iterator[Conv]:
@@ -175,6 +188,9 @@ class Features(nnx.Module):
         self.blocks = nnx.List(
             Block(block, c.activation, k) for block, k in zip(residuals, keys, strict=True)
         )
+        for block in self.blocks if c.zero_init else ():
+            scale = block.convs[-1].norm.scale
+            scale[...] = jnp.zeros_like(scale[...])
 
     def __call__(
         self, images_BHWC: Array, context: ForwardContext, kernels: GroupShard = UNSHARDED

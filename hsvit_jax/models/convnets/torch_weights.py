@@ -4,7 +4,7 @@ All are those of the `transformers` library: keys after the family's name, and a
 plain fields, of which only those that change the network are read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hsvit_jax.models.convnets.inverted_residual import rounded
@@ -91,6 +91,47 @@ def _resnet(c: "ResNetConfig", prefix: str) -> Table:
             table |= unit(f"{block}/convs/{k}", f"{theirs}.layer.{k}")
     return table
 
+
+# --- ResNeXt, by timm's and torchvision's names --------------------------------------------------
+
+
+def _resnext_settings(
+    family: "Family", tensors: Tensors, given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sizes follow from shapes; where several base widths give them, the constructor decides."""
+    shapes, conv = (
+        {key: tensor.shape for key, tensor in tensors.items()},
+        "layer{}.{}.conv{}.weight",
+    )
+    stages = [s for s in range(1, 10) if conv.format(s, 0, 3) in shapes]
+    channels = tuple(shapes[conv.format(s, 0, 3)][0] for s in stages)
+    inner, width = shapes[conv.format(stages[-1], 0, 2)][:2]
+    model = {
+        "stem_channels": shapes["conv1.weight"][0],
+        "channels": channels,
+        "depths": tuple(
+            sum(key.startswith(f"layer{s}.") and key.endswith("conv3.weight") for key in shapes)
+            for s in stages
+        ),
+        "groups": inner // width,
+        "base_width": field(given, "base_width", -(-256 * width // channels[-1])),
+    }
+    given = {**given, "num_channels": shapes["conv1.weight"][1]}
+    return model, image_section(tensors, given, shapes["fc.weight"][0])
+
+
+def _resnext(c: "ResNetConfig", keys: Collection[str]) -> Table:
+    table = {"backbone/stem": "conv1", "backbone/stem/norm": "bn1", "head/linear": "fc"}
+    places = [(i, j) for i, depth in enumerate(c.depths, 1) for j in range(depth)]
+    for number, (i, j) in enumerate(places):
+        block, theirs = f"backbone/blocks/{number}", f"layer{i}.{j}"
+        table |= unit(f"{block}/shortcut", theirs, "downsample.0", "downsample.1")
+        for k in range(3):
+            table |= unit(f"{block}/convs/{k}", theirs, f"conv{k + 1}", f"bn{k + 1}")
+    return table
+
+
+RESNEXT = TorchWeights(("layer1.0.conv3.weight",), _resnext_settings, _resnext)
 
 # --- EfficientNet --------------------------------------------------------------------------------
 

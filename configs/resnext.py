@@ -1,0 +1,27 @@
+"""ResNeXt, a ResNet with grouped convolutions: a baseline of the DHVT supplement's table 7.
+
+Variants: 50-32x4d (the default) and 101-32x8d, by layers, groups and base width. Exact parameters
+at 224 px and 345 classes (DomainNet; the paper prints 23.7 M), and at 224 px and 1000 classes:
+
+    50-32x4d           23,686,809   25,028,904
+    101-32x8d          87,449,241   88,791,336
+
+The paper's accuracy on DomainNet, ResNeXt-50 trained from scratch: ClipArt 72.93, Painting 64.37,
+Sketch 68.52, Infograph 34.85, Real 82.15, Quickdraw 73.73 %. Our accuracy: not measured yet.
+
+The recipe `paper` is the DHVT paper's for its comparison, at 224 px (see configs/dhvt.py, also for
+what it leaves out). The network divides a side by 32: below 17 px nothing is left to stride over.
+
+    python -m hsvit_jax.main --config=configs/resnext.py:50-32x4d,cifar100,paper
+    python -m hsvit_jax.main --config=configs/resnext.py:digits
+    python -m hsvit_jax.main --config=configs/resnext.py:folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax.config import variants as _variants
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
+    return _variants.get_config("resnext", argument)

@@ -1,0 +1,39 @@
+"""ResNeXt: a ResNet of bottlenecks whose 3×3 convolution is in groups.
+
+Source: Xie et al., "Aggregated Residual Transformations for Deep Neural Networks", table 1; the
+first scales as in timm, where the last BatchNorm of a block starts at 0.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from hsvit_jax.models.convnets import resnet, torch_weights
+from hsvit_jax.models.convnets.convnet import ConvNet
+from hsvit_jax.models.family import Family
+
+#: What a variant leaves as it is: the `model` section of ResNeXt-50 32×4d.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "stem_channels": 64,
+        "channels": (256, 512, 1024, 2048),  # out of each stage
+        "depths": (3, 4, 6, 3),
+        "groups": 32,
+        "base_width": 4,
+    }
+)
+
+FAMILY = Family(
+    name="resnext",
+    defaults=DEFAULTS,
+    variants={"50-32x4d": {}, "101-32x8d": {"depths": (3, 4, 23, 3), "base_width": 8}},
+    default_variant="50-32x4d",
+    config=partial(resnet.ResNetConfig, zero_init=True),
+    network=ConvNet,
+    aliases=("timm resnext",),
+    native_size=224,
+    paper_recipe="dhvt",
+    tiny=lambda settings: {**resnet.tiny(settings), "groups": 2, "base_width": 32},
+    torch_weights=torch_weights.RESNEXT,
+)
