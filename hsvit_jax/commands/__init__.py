@@ -83,6 +83,25 @@ COMMANDS: Mapping[str, Command] = {
         config=MESH,
         words="IMAGE ...",
     ),
+    "serve": Command(
+        "Serves a trained network over HTTP, with a page to try it on.",
+        "commands.serve",
+        "$ runs/c2a2-digits-strong-seed0 --port=8000\n"
+        "$ zoo:c2a2-digits --host=0.0.0.0 --token=SECRET",
+        (
+            (flags.DEFINE_string, "which", "best", "Of checkpoints: 'best', 'latest' or a step."),
+            (flags.DEFINE_string, "host", "127.0.0.1", "Address; beyond loopback with --token."),
+            (flags.DEFINE_integer, "port", 8000, "Port; 0 for a free one.", 0, 65535),
+            (flags.DEFINE_string, "token", "", "Requests must bear it: Authorization: Bearer …"),
+            (flags.DEFINE_integer, "batch", 64, "The most images computed together.", 1, 4096),
+            (flags.DEFINE_float, "wait", 2.0, "Milliseconds that an image waits for others.", 0.0),
+            (flags.DEFINE_integer, "queue", 256, "Requests at a time, and images that wait.", 1),
+            (flags.DEFINE_float, "timeout", 30.0, "Seconds until a request is given up.", 0.1),
+            (flags.DEFINE_integer, "max_megabytes", 32, "Of a request.", 1, 256),
+            (flags.DEFINE_integer, "max_pixels", 25_000_000, "Of an image.", 1),
+        ),
+        words="RUN",
+    ),
     "export": Command(
         "Writes a trained network as one file, a hub folder or the authors' state dict.",
         "commands.export",

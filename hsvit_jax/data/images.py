@@ -32,7 +32,7 @@ _EXTENSIONS |= {"ppm", "pgm", "pbm", "pnm"}
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
-_TOO_LARGE = f"more than {MAX_PIXELS:,} pixels are refused (decompression bomb); shrink it first"
+_TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
 
 
 class BadImage(ValueError):
@@ -64,6 +64,7 @@ def read_image(
     *,
     name: str | None = None,
     fit: str = "crop",
+    max_pixels: int = MAX_PIXELS,
 ) -> np.ndarray:
     """Reads one image by the rules at the head of this file.
 
@@ -73,6 +74,7 @@ def read_image(
       channels: 1 or 3.
       name: the image's name in errors; default the path.
       fit: 'crop', 'pad' or 'stretch'.
+      max_pixels: of the image as it is stored.
 
     Returns:
       uint8 (H, W, C).
@@ -84,7 +86,7 @@ def read_image(
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
         raw = source if isinstance(source, bytes) else read_file(source)
-        return _decode(raw, image_size, channels, fit)
+        return _decode(raw, image_size, channels, fit, min(max_pixels, MAX_PIXELS))
     except Exception as error:  # damaged files make Pillow raise nearly anything
         if isinstance(error, BadImage):
             reason = str(error)
@@ -203,7 +205,7 @@ def few(names: Sequence[str]) -> str:
     return (", ".join(map(printable, names[:5])) or "none") + more
 
 
-def _open(data: bytes) -> "Image.Image":
+def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
     """Opens an image, which reads its header only, and refuses one that must not be decoded."""
     from PIL import Image, UnidentifiedImageError
 
@@ -214,19 +216,22 @@ def _open(data: bytes) -> "Image.Image":
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadImage(_TOO_LARGE) from error
+        raise BadImage(_TOO_LARGE.format(max_pixels)) from error
     except UnidentifiedImageError as error:
         hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
         raise BadImage(f"not an image ({hint})") from error
-    if image.width * image.height > MAX_PIXELS:
-        raise BadImage(f"{image.width}×{image.height} pixels; {_TOO_LARGE}")
+    if image.width * image.height > max_pixels:
+        reason = _TOO_LARGE.format(max_pixels)
+        raise BadImage(f"{image.width}×{image.height} pixels; {reason}")
     return image
 
 
-def _decode(data: bytes, image_size: tuple[int, int], channels: int, fit: str) -> np.ndarray:
+def _decode(
+    data: bytes, image_size: tuple[int, int], channels: int, fit: str, max_pixels: int
+) -> np.ndarray:
     from PIL import Image, ImageOps
 
-    image = _open(data)
+    image = _open(data, max_pixels)
     if image.format in ("JPEG", "MPO"):
         # Decoding at half, quarter or eighth size is several times faster; asking for twice the
         # target leaves the antialiasing filter enough to work with. The longer target side stands

@@ -44,11 +44,14 @@ class StopRequests:
 
     Args:
       on_request: called in that thread at the first signal.
+      notice: written to standard error then.
     """
 
-    def __init__(self, on_request: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, on_request: Callable[[], object] = lambda: None, notice: bytes = _NOTICE
+    ) -> None:
         self.signum: int | None = None
-        self._on_request = on_request
+        self._on_request, self._notice = on_request, notice
         self._previous: dict[int, object] = {}
 
     def due(self) -> int | None:
@@ -60,7 +63,7 @@ class StopRequests:
 
     def _listen(self, pipe: int) -> None:
         # In a thread: nobody may be reading standard error, and the next signal must be heard.
-        notice = threading.Thread(target=_write, args=[_NOTICE], daemon=True)
+        notice = threading.Thread(target=_write, args=[self._notice], daemon=True)
         while byte := os.read(pipe, 1):
             if byte[0] not in self._previous:
                 continue

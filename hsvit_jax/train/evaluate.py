@@ -74,13 +74,13 @@ def make_forward(
     def forward(params: dict, stats: dict, inputs: Array) -> Array:
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = augment.normalise(inputs, mean, std)
-        views = _views(inputs, tta)
+        views = tta_views(inputs, tta)
         return sum(apply(params, stats, x, votes_G=votes_G)[0] for x in views) / len(views)
 
     return jax.jit(forward)
 
 
-def _views(x_BHWC: Array, tta: str) -> list[Array]:
+def tta_views(x_BHWC: Array, tta: str) -> list[Array]:
     """The views of images that eval.tta averages over: itself, mirrored, moved by a pixel."""
     views = [x_BHWC]
     if tta == "shift":

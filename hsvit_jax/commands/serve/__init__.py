@@ -1,0 +1,97 @@
+"""hsvit serve: a trained network behind HTTP, on one machine or with its parts on many."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from hsvit_jax import classifier, cli
+from hsvit_jax.cli import Request
+from hsvit_jax.commands.predict import which_of
+from hsvit_jax.runtime import signals
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NOTICE = b"\nrequests in flight are answered; a second signal stops at once\n"
+
+
+def run(request: Request) -> None:
+    """Serves until SIGTERM or Ctrl-C, and answers the requests in flight then."""
+    try:
+        import uvicorn
+
+        from hsvit_jax.commands.serve import app, batching, votes
+    except ImportError as error:
+        raise ValueError(
+            f"hsvit serve needs {error.name}: pip install 'hsvit_jax[serve]'"
+        ) from error
+    values = request.flags
+    if len(request.words) != 1:
+        raise cli.Misuse(
+            "expected one RUN or FILE, as in serve runs/c2a2-digits-strong-seed0; got "
+            f"{' '.join(request.words) or 'none'}"
+        )
+    if values.host not in _LOOPBACK and not values.token:
+        raise cli.Misuse(
+            f"--host={values.host} is reached by other machines: give --token, which requests must "
+            "then bear, or listen at 127.0.0.1 behind a reverse proxy that asks for one"
+        )
+    limits = app.Limits(
+        request_bytes=values.max_megabytes << 20,
+        pixels=values.max_pixels,
+        queue=values.queue,
+        seconds=values.timeout,
+    )
+    with bound(values.host, values.port) as listener:
+        trained = classifier.load(request.words[0], which_of(request), devices=jax.devices()[:1])
+        network = votes.Network(trained)
+        batcher = batching.Batcher(network, network, values.batch, values.wait / 1000)
+        hosts = None if values.token else [*_LOOPBACK, "[::1]"]
+        served = app.Server(batcher, limits, values.token, hosts)
+        host, port = listener.getsockname()[:2]
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        settings = uvicorn.Config(
+            served.app,
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(values.timeout) + 1,
+        )
+
+        class Server(uvicorn.Server):
+            """Stops as the package's other commands do, and says when it listens."""
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                def stop() -> None:
+                    self.should_exit = True
+
+                with signals.StopRequests(stop, _NOTICE):
+                    yield
+
+            async def startup(self, sockets: Any = None) -> None:
+                await super().startup(sockets)
+                cli.note(f"{trained.config.model.variant} at {where}")
+
+        Server(settings).run([listener])
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket bound to an address, so that a port in use is found before a network is loaded.
+
+    Raises:
+      ValueError: the address is not to be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"cannot listen at {host}:{port}: {error.strerror}; choose another --port"
+            ) from error
+        yield listener

@@ -1,0 +1,335 @@
+"""The HTTP interface: routes, limits and metrics; uploads stay in memory."""
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import prometheus_client as prometheus
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hsvit_jax import data
+from hsvit_jax.commands.serve.batching import Answer, Batcher, NoVotes, part_of
+
+_TOP = 5
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+    "/openapi.json": ("openapi.json", "application/json"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a request may ask for.
+
+    Attributes:
+      request_bytes, files, pixels: of a request; pixels of each of its images.
+      queue: requests at a time, and images that wait.
+      memory_bytes: of all requests that are being received.
+      seconds: from the first byte to the answer.
+    """
+
+    request_bytes: int = 1 << 25
+    files: int = 64
+    pixels: int = 25_000_000
+    queue: int = 256
+    memory_bytes: int = 1 << 28
+    seconds: float = 30.0
+
+
+class _InMemory(MultiPartParser):
+    """A form whose files stay in memory: `Limits.request_bytes` bounds them all."""
+
+    spool_max_size = 1 << 40
+
+
+class Server:
+    """The application and what it counts.
+
+    Args:
+      batcher: answers images.
+      limits: of requests.
+      token: that requests must bear, if any.
+      hosts: names by which a browser may call the server; None for any.
+    """
+
+    def __init__(
+        self, batcher: Batcher, limits: Limits, token: str = "", hosts: list[str] | None = None
+    ) -> None:
+        self.batcher, self.limits, self._token = batcher, limits, token.encode()
+        self._classifier = batcher.network.classifier
+        self._requests = self._bytes = 0
+        self._metrics = prometheus.CollectorRegistry()
+        self._answered = prometheus.Counter(
+            "hsvit_requests", "Requests by status.", ["status"], registry=self._metrics
+        )
+        self._seconds = prometheus.Histogram(
+            "hsvit_request_seconds", "Seconds of answered requests.", registry=self._metrics
+        )
+        self._images = prometheus.Counter(
+            "hsvit_images", "Images classified.", registry=self._metrics
+        )
+        self._votes = prometheus.Gauge(
+            "hsvit_votes", "Groups that voted on the last image.", registry=self._metrics
+        )
+        waiting = prometheus.Gauge(
+            "hsvit_queue_images", "Images that wait.", registry=self._metrics
+        )
+        waiting.set_function(lambda: len(batcher))
+        routes = [Route(path, self._file) for path in _FILES]
+        routes += [
+            Route("/healthz", self._health),
+            Route("/metrics", self._show_metrics),
+            Route("/predict", self._guarded(self._predict), methods=["POST"]),
+            Route("/explain", self._guarded(self._explain), methods=["POST"]),
+        ]
+        middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
+        self.app = Starlette(
+            routes=routes,
+            middleware=middleware,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _refusal, Exception: _fault},
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        await self.batcher.warm_up()
+        work = asyncio.create_task(self.batcher.run())
+        yield
+        work.cancel()
+
+    def _guarded(
+        self, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """A handler behind token, limits and metrics."""
+
+        async def guarded(request: Request) -> Response:
+            started, status = time.perf_counter(), 500
+            try:
+                response = await self._limited(handler, request)
+                status = response.status_code
+                self._seconds.observe(time.perf_counter() - started)
+                return response
+            except HTTPException as error:
+                status = error.status_code
+                raise
+            finally:
+                self._answered.labels(status).inc()
+
+        return guarded
+
+    async def _limited(
+        self, handler: Callable[[Request], Awaitable[Response]], request: Request
+    ) -> Response:
+        self._authorise(request)
+        if self._requests >= self.limits.queue:
+            raise self._full()
+        self._requests += 1
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                return await handler(request)
+        except TimeoutError:
+            raise HTTPException(
+                503, f"No answer within {self.limits.seconds:g} seconds; try again later."
+            ) from None
+        except NoVotes:
+            raise HTTPException(503, "None of the network's parts has answered.") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "The connection was closed too early.") from None
+        finally:
+            self._requests -= 1
+
+    def _authorise(self, request: Request) -> None:
+        """Raises 401 for a request that does not bear the token."""
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
+            raise HTTPException(
+                401, "Send the header Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"}
+            )
+
+    def _full(self) -> HTTPException:
+        return HTTPException(429, "The queue is full; try again in a second.", {"Retry-After": "1"})
+
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The request's body, while it and all that are being received stay within the limits."""
+        largest, received = self.limits.request_bytes, 0
+        too_large = HTTPException(413, f"A request may have {largest:,} bytes at most.")
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > largest:
+            raise too_large
+        try:
+            async for chunk in request.stream():
+                received += len(chunk)
+                self._bytes += len(chunk)
+                if received > largest:
+                    raise too_large
+                if self._bytes > self.limits.memory_bytes:
+                    raise self._full()
+                yield chunk
+        finally:
+            self._bytes -= received
+
+    async def _form(self, request: Request) -> tuple[list[str], list[np.ndarray], frozenset[int]]:
+        """Names and pixels of the field `files`, and the parts of the field `lost`."""
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise HTTPException(
+                415, "Send multipart/form-data with one or several images as field 'files'."
+            )
+        limits = self.limits
+        parser = _InMemory(
+            request.headers, self._body(request), max_files=limits.files, max_fields=4
+        )
+        try:
+            form = await parser.parse()
+        except MultiPartException as error:
+            raise HTTPException(400, f"The form cannot be read: {error.message}") from None
+        try:
+            files = [file for file in form.getlist("files") if not isinstance(file, str)]
+            names = [file.filename or "" for file in files]
+            raws = [await file.read() for file in files]
+            lost = part_of(self.batcher.voters.parts, str(form.get("lost", "")))
+        except ValueError as error:
+            raise HTTPException(400, f"{error}.") from None
+        finally:
+            await form.close()
+        if not files:
+            raise HTTPException(400, "The form has no file in its field 'files'.")
+        if len(self.batcher) + len(files) > limits.queue:
+            raise self._full()
+        try:
+            return names, await asyncio.to_thread(self._decode, names, raws), lost
+        except data.BadImage as error:
+            raise HTTPException(422, f"{error}.") from None
+
+    def _decode(self, names: list[str], raws: list[bytes]) -> list[np.ndarray]:
+        c = self._classifier
+        fit = c.config.data.get("fit", "crop")
+        how = {"fit": fit, "max_pixels": self.limits.pixels}
+        return [
+            data.read_image(raw, c.image_size, c.channels, name=name, **how)
+            for name, raw in zip(names, raws, strict=True)
+        ]
+
+    async def _answers(self, request: Request) -> tuple[list[str], list[np.ndarray], list[Answer]]:
+        names, images, lost = await self._form(request)
+        answers = await self.batcher.answer(images, lost)
+        self._images.inc(len(answers))
+        self._votes.set(answers[-1].voted)
+        return names, images, answers
+
+    def _prediction(self, name: str, answer: Answer) -> dict[str, Any]:
+        of = sum(part.groups for part in self.batcher.voters.parts)
+        return {
+            "file": name,
+            "top": self._top(answer.probabilities_K),
+            "votes": {"voted": answer.voted, "of": of},
+        }
+
+    def _top(self, probabilities_K: np.ndarray, most: int = _TOP) -> list[dict[str, Any]]:
+        order = np.argsort(-probabilities_K, kind="stable")[:most]
+        names = self._classifier.class_names
+        return [{"label": names[k], "probability": float(probabilities_K[k])} for k in order]
+
+    async def _predict(self, request: Request) -> Response:
+        names, _, answers = await self._answers(request)
+        predictions = [self._prediction(*one) for one in zip(names, answers, strict=True)]
+        return JSONResponse({"predictions": predictions})
+
+    async def _explain(self, request: Request) -> Response:
+        """The answer for the first image, each part's vote, and what the network sees."""
+        names, images, answers = await self._answers(request)
+        answer, parts = answers[0], self.batcher.voters.parts
+        alone_PK = self.batcher.alone(answer)
+        taken_P = answer.ballot.milliseconds_P
+        votes = [
+            {
+                "name": part.name,
+                "groups": part.groups,
+                "milliseconds": taken,
+                "top": self._top(p_K, 1)[0] if taken is not None else None,
+            }
+            for part, taken, p_K in zip(parts, taken_P, alone_PK, strict=True)
+        ]
+        maps = await asyncio.to_thread(self._maps, images[0])
+        return JSONResponse({**self._prediction(names[0], answer), "parts": votes, "maps": maps})
+
+    def _maps(self, image_HWC: np.ndarray) -> list[dict[str, Any]]:
+        """Attention over the image and feature maps, uint8 rows; of an HSViT for each group.
+
+        A group's attention is the sum of its tokens' feature maps, each weighted by the attention
+        that CLS pays to it.
+        """
+        try:
+            views = self._classifier.explain(image_HWC[None])[0]
+        except ValueError:  # the network has nothing to show
+            return []
+        found: list[tuple[str, np.ndarray]] = []
+        if views.groups is not None:
+            maps, shares = views.groups.maps_GCHW, views.groups.shares_GC
+            found.append(("attention", np.einsum("gc,gchw->hw", shares, maps)))
+            for group, (maps_CHW, share_C) in enumerate(zip(maps, shares, strict=True)):
+                found.append((f"group {group}", np.einsum("c,chw->hw", share_C, maps_CHW)))
+        elif views.sequences is not None:
+            blocks = zip(views.sequences.blocks, views.sequences.attention, strict=True)
+            found += [(f"block {number}", heads.mean(0)) for number, heads in blocks]
+        return [{"name": name, "rows": _bytes(map_HW).tolist()} for name, map_HW in found]
+
+    async def _health(self, _: Request) -> Response:
+        model = self._classifier.config.model
+        parts = [dataclasses.asdict(part) for part in self.batcher.voters.parts]
+        return JSONResponse(
+            {
+                "status": "ok",
+                "network": model.variant,
+                "step": self._classifier.step,
+                "image_size": self._classifier.image_size,
+                "classes": len(self._classifier.class_names),
+                "parts": parts,
+            }
+        )
+
+    async def _show_metrics(self, request: Request) -> Response:
+        self._authorise(request)
+        text = prometheus.generate_latest(self._metrics)
+        return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    async def _file(self, request: Request) -> Response:
+        name, kind = _FILES[request.url.path]
+        text = (resources.files(__package__) / name).read_bytes()
+        return Response(text, media_type=kind, headers=_PAGE_HEADERS)
+
+
+def _bytes(map_HW: np.ndarray) -> np.ndarray:
+    """A map scaled to 0 to 255."""
+    low, high = float(map_HW.min()), float(map_HW.max())
+    return np.uint8(np.rint((map_HW - low) * (255 / (high - low or 1))))
+
+
+async def _refusal(_: Request, error: HTTPException) -> Response:
+    headers = {**(error.headers or {}), **_PAGE_HEADERS}
+    return JSONResponse({"error": error.detail}, error.status_code, headers)
+
+
+async def _fault(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "The server failed; its log says why."}, 500)

@@ -1,0 +1,158 @@
+const at = (id) => document.getElementById(id);
+const make = (name, properties = {}, ...children) => {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+};
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const bar = (value, label) => make("progress", { max: 1, value, ariaLabel: label });
+
+let image = null; // a Blob
+let lost = new Set();
+let asked = 0;
+
+async function call(path, options = {}) {
+  const token = at("token").value;
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const response = await fetch(path, { ...options, headers });
+  const answer = await response.json();
+  if (response.status === 401) at("secret").hidden = false;
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
+
+async function explain() {
+  if (!image) return;
+  const number = ++asked;
+  const form = new FormData();
+  form.append("files", image, image.name ?? "drawing.png");
+  form.append("lost", [...lost].join(","));
+  try {
+    const answer = await call("explain", { method: "POST", body: form });
+    if (number !== asked) return; // a later one is under way
+    at("status").textContent = "";
+    await show(answer);
+  } catch (error) {
+    if (number === asked) at("status").textContent = error.message;
+  }
+}
+
+async function show({ top, votes, parts, maps }) {
+  at("votes").textContent = `${top[0].label}, by ${votes.voted} of ${votes.of} votes`;
+  at("classes").replaceChildren(
+    ...top.map(({ label, probability }) =>
+      make("li", {}, make("span", { textContent: label }), bar(probability, label), percent(probability)),
+    ),
+  );
+  [...at("parts").children].forEach((row, number) => {
+    const { milliseconds, top } = parts[number];
+    const gone = milliseconds === null;
+    row.className = gone ? "gone" : lost.has(number) ? "off" : "";
+    row.querySelector("progress").value = gone ? 0 : top.probability;
+    row.lastElementChild.textContent = gone
+      ? "no answer"
+      : `${top.label} ${percent(top.probability)}, ${milliseconds.toFixed(0)} ms`;
+  });
+  at("maps-section").hidden = !maps.length;
+  const picture = await createImageBitmap(image);
+  at("maps").replaceChildren(
+    ...maps.map(({ name, rows }) =>
+      make("figure", {}, heat(picture, rows), make("figcaption", { textContent: name })),
+    ),
+  );
+}
+
+// The image in grey under a map, whose largest values are red.
+function heat(picture, rows) {
+  const canvas = make("canvas", { width: 96, height: 96 });
+  const small = new OffscreenCanvas(rows[0].length, rows.length);
+  const pixels = rows.flat().flatMap((value) => [255, 96, 32, value * 0.85]);
+  const data = new ImageData(Uint8ClampedArray.from(pixels), small.width, small.height);
+  small.getContext("2d").putImageData(data, 0, 0);
+  const side = Math.min(picture.width, picture.height);
+  const left = (picture.width - side) / 2;
+  const upper = (picture.height - side) / 2;
+  const context = canvas.getContext("2d");
+  context.filter = "grayscale(1)";
+  context.drawImage(picture, left, upper, side, side, 0, 0, 96, 96);
+  context.filter = "none";
+  context.drawImage(small, 0, 0, 96, 96);
+  return canvas;
+}
+
+function choose(blob) {
+  image = blob;
+  const old = at("drop").dataset.url;
+  if (old) URL.revokeObjectURL(old);
+  at("drop").dataset.url = URL.createObjectURL(blob);
+  at("drop").style.backgroundImage = `url(${at("drop").dataset.url})`;
+  explain();
+}
+
+at("file").addEventListener("change", () => at("file").files[0] && choose(at("file").files[0]));
+for (const kind of ["dragover", "dragleave", "drop"])
+  at("drop").addEventListener(kind, (event) => {
+    event.preventDefault();
+    at("drop").classList.toggle("over", kind === "dragover");
+    if (kind === "drop" && event.dataTransfer.files[0]) choose(event.dataTransfer.files[0]);
+  });
+
+const board = at("draw");
+const pen = board.getContext("2d");
+let place = [112, 112];
+let waiting = 0;
+function clear() {
+  pen.fillStyle = "#000";
+  pen.fillRect(0, 0, board.width, board.height);
+  Object.assign(pen, { strokeStyle: "#fff", lineWidth: 22, lineCap: "round", lineJoin: "round" });
+}
+function line(to) {
+  pen.beginPath();
+  pen.moveTo(...place);
+  pen.lineTo(...to);
+  pen.stroke();
+  place = to;
+  clearTimeout(waiting);
+  waiting = setTimeout(() => board.toBlob(choose), 150);
+}
+const point = (event) => {
+  const box = board.getBoundingClientRect();
+  const scale = board.width / box.width;
+  return [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
+};
+board.addEventListener("pointerdown", (event) => {
+  board.setPointerCapture(event.pointerId);
+  place = point(event);
+  line(place);
+});
+board.addEventListener("pointermove", (event) => event.buttons && line(point(event)));
+board.addEventListener("keydown", (event) => {
+  const step = { ArrowLeft: [-8, 0], ArrowRight: [8, 0], ArrowUp: [0, -8], ArrowDown: [0, 8] }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const to = place.map((value, axis) => Math.min(212, Math.max(12, value + step[axis])));
+  if (event.shiftKey) line(to);
+  else place = to;
+});
+at("clear").addEventListener("click", clear);
+at("token").addEventListener("change", explain);
+clear();
+
+function switchOf({ name, groups }, number) {
+  const box = make("input", { type: "checkbox", checked: true, role: "switch" });
+  box.addEventListener("change", () => {
+    if (box.checked) lost.delete(number);
+    else lost.add(number);
+    explain();
+  });
+  const title = groups > 1 ? `${groups} groups` : "";
+  return make("li", {}, make("label", { title }, box, name), bar(0, name), make("span", {}));
+}
+call("healthz")
+  .then(({ network, step, image_size, classes, parts }) => {
+    at("network").textContent =
+      `${network}, step ${step}: ${image_size.join(" × ")} pixels, ${classes} classes, ${parts.length} parts`;
+    at("parts").replaceChildren(...parts.map(switchOf));
+    at("parts-section").hidden = parts.length < 2;
+  })
+  .catch((error) => (at("status").textContent = error.message));

@@ -1,0 +1,221 @@
+"""Serving: answers are predict's, mistakes get a sentence, and nothing is compiled under load."""
+
+import asyncio
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from importlib import resources
+
+import httpx
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from hsvit_jax import classifier as classifier_lib
+from hsvit_jax import main
+from hsvit_jax.commands.serve import app, batching, votes
+from hsvit_jax.train import evaluate
+
+
+def png(image):
+    """An array as the bytes of a PNG."""
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "png")
+    return out.getvalue()
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
+FILES = [("files", (f"{i}.png", png(image))) for i, image in enumerate(IMAGES)]
+
+
+@pytest.fixture(scope="module")
+def network(stored_weights):
+    return votes.Network(classifier_lib.load(stored_weights, devices=jax.devices()[:1]))
+
+
+def client_of(network, *, batch=4, limits=None, **more):
+    batcher = batching.Batcher(network, network, batch, wait=0.001)
+    served = app.Server(batcher, limits or app.Limits(), **more)
+    return TestClient(served.app, raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def client(network):
+    with client_of(network, limits=app.Limits(request_bytes=5 << 20, files=6)) as client:
+        yield client
+
+
+def probabilities(prediction):
+    return {one["label"]: one["probability"] for one in prediction["top"]}
+
+
+def test_answers_are_those_of_predict(client, network):
+    compiled = network._contributions._cache_size(), network._elected._cache_size()
+    answer = client.post("/predict", files=FILES).json()["predictions"]
+    p_BK = network.classifier.predict(IMAGES[..., None])
+    for i, one in enumerate(answer):
+        assert one["file"] == f"{i}.png" and one["votes"] == {"voted": 8, "of": 8}
+        best = np.argsort(-p_BK[i])[:5]
+        assert list(probabilities(one)) == [network.classifier.class_names[k] for k in best]
+        np.testing.assert_allclose([*probabilities(one).values()], p_BK[i][best], rtol=1e-4)
+    assert (network._contributions._cache_size(), network._elected._cache_size()) == compiled
+
+
+def test_lost_parts_do_not_vote(client, network):
+    c, votes_G = network.classifier, np.ones(8, np.float32)
+    votes_G[[1, 6]] = 0
+    forward = evaluate.make_forward(c.model, c.mesh, c.config, votes_G=votes_G)
+    p_K = jax.nn.softmax(forward(c.params, c.stats, IMAGES[:1, ..., None]))[0]
+    found = client.post("/explain", files=FILES[:1], data={"lost": "1,6"}).json()
+    assert found["votes"] == {"voted": 6, "of": 8}
+    np.testing.assert_allclose([*probabilities(found).values()], np.sort(p_K)[:-6:-1], rtol=1e-4)
+    assert [part["name"] for part in found["parts"]] == [f"group {g}" for g in range(8)]
+    shown = c.explain(IMAGES[0])
+    for part, logits_K in zip(found["parts"], shown.votes_GK, strict=True):
+        assert part["top"]["label"] == c.class_names[int(logits_K.argmax())]
+    assert len(found["maps"]) == 9 and len(found["maps"][0]["rows"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "sends"),
+    {
+        "nothing": (415, {}),
+        "no file": (400, {"data": {"lost": "1"}, "files": [("other", b"x")]}),
+        "not an image": (422, {"files": [FILES[0], ("files", ("a.png", b"<html>"))]}),
+        "cut off": (422, {"files": {"files": ("a.png", FILES[0][1][1][:60])}}),
+        "a bomb": (422, {"files": {"files": ("a.png", png(np.zeros((9000, 3000), bool)))}}),
+        "too many": (400, {"files": FILES + FILES}),
+        "too large": (413, {"files": {"files": b"x" * (5 << 20)}}),
+        "no boundary": (400, {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
+        "no part": (400, {"files": FILES[:1], "data": {"lost": "8"}}),
+        "no part left": (400, {"files": FILES[:1], "data": {"lost": "0,1,2,3,4,5,6,7"}}),
+    }.values(),
+)
+def test_a_mistake_gets_a_sentence(client, status, sends):
+    answer = client.post("/predict", **sends)
+    assert answer.status_code == status
+    assert re.fullmatch(r"[^\n]{10,250}", answer.json()["error"])
+
+
+def test_uploads_stay_in_memory(client, monkeypatch):
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", None)
+    noise = np.random.default_rng(1).integers(0, 256, (1100, 1100, 3), np.uint8)
+    assert client.post("/predict", files={"files": png(noise)}).status_code == 200
+
+
+def test_requests_are_batched_and_bounded(network, monkeypatch):
+    """While a batch is computed, others wait for the next, up to the queue's length."""
+    sizes, gate, under_way = [], threading.Event(), threading.Event()
+    monkeypatch.setattr(votes.Network, "contributions", held(sizes, gate, under_way))
+    gate.set()
+    with client_of(network, limits=app.Limits(queue=5, seconds=20)) as client:
+        gate.clear()
+        sizes.clear()
+        under_way.clear()
+        found = []
+
+        def send():
+            found.append(client.post("/predict", files=FILES[:1]).status_code)
+
+        threads = [threading.Thread(target=send) for _ in range(5)]
+        threads[0].start()
+        assert under_way.wait(20)
+        for thread in threads[1:]:
+            thread.start()
+        while "hsvit_queue_images 4.0" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        assert client.post("/predict", files=FILES[:1]).status_code == 429
+        gate.set()
+        for thread in threads:
+            thread.join()
+    assert found == [200] * 5 and sizes == [1, 4]
+
+
+def held(sizes, gate, under_way, plain=votes.Network.contributions):
+    def contributions(self, images_BHWC):
+        sizes.append(len(images_BHWC))
+        under_way.set()
+        assert gate.wait(20)
+        return plain(self, images_BHWC)
+
+    return contributions
+
+
+def test_a_late_answer_and_a_dead_network_are_503(network, monkeypatch):
+    with client_of(network, batch=1, limits=app.Limits(seconds=0.2)) as client:
+        ballot = network.contributions(IMAGES[:1, ..., None])
+
+        async def late(self, images):
+            await asyncio.sleep(30)
+
+        async def empty(self, images):
+            return votes.Ballot(ballot.cls_VPBD * 0, (None,) * 8)
+
+        async def failing(self, images):
+            raise RuntimeError("out of memory")
+
+        for vote, status in ((empty, 503), (failing, 500), (late, 503)):
+            monkeypatch.setattr(votes.Network, "vote", vote)
+            assert client.post("/predict", files=FILES[:1]).status_code == status
+
+
+def test_who_may_ask(network):
+    with client_of(network, batch=1, token="söcret") as client:
+        assert client.get("/").status_code == client.get("/healthz").status_code == 200
+        for path in ("/predict", "/explain"):
+            assert client.post(path, files=FILES[:1]).status_code == 401
+        assert client.get("/metrics", headers={"Authorization": "Bearer no"}).status_code == 401
+        bearer = {"Authorization": "Bearer söcret".encode()}
+        assert client.post("/predict", files=FILES[:1], headers=bearer).status_code == 200
+    # A page elsewhere whose name was made to lead here is not this server's.
+    with client_of(network, batch=1, hosts=["localhost"]) as client:
+        assert client.get("/healthz").status_code == 400
+        assert client.get("/healthz", headers={"Host": "localhost:8000"}).status_code == 200
+
+
+def test_pages_name_no_other_address(client):
+    folder = resources.files("hsvit_jax.commands.serve")
+    for name in ("page.html", "page.css", "page.js"):
+        assert not re.search("https?:|//[a-z]", (folder / name).read_text("utf-8"))
+    policy = client.get("/").headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+    api = json.loads((folder / "openapi.json").read_text("utf-8"))
+    paths = {route.path for route in client.app.routes}
+    assert set(api["paths"]) == paths - set(app._FILES)
+
+
+def test_other_machines_need_a_token(capsys):
+    assert main.main(["hsvit", "serve", "zoo:c2a2-digits", "--host=0.0.0.0"]) == 2
+    assert "--token" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_sigterm_answers_what_is_in_flight(stored_weights):
+    command = [sys.executable, "-m", "hsvit_jax", "serve", str(stored_weights), "--port=0"]
+    pipes = {"stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--wait=3000"], **pipes) as server:
+        try:
+            address = re.search(r"http://\S+", server.stderr.readline())[0]
+            found = []
+
+            def send():
+                found.append(httpx.post(f"{address}/predict", files=FILES[:2], timeout=30))
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            while "hsvit_queue_images 2.0" not in httpx.get(f"{address}/metrics").text:
+                time.sleep(0.01)
+            server.send_signal(signal.SIGTERM)
+            thread.join()
+            assert found[0].status_code == 200 and len(found[0].json()["predictions"]) == 2
+            assert server.wait(20) == 0
+        finally:
+            server.kill()
