@@ -152,14 +152,41 @@ COMMANDS: Mapping[str, Command] = {
         "Trains several systems on the same data and compares them.",
         "commands.compare",
         "$ configs/c2a2.py:digits configs/c3a4.py:digits --seeds=0,1,2\n"
-        "SPEC is what --config takes elsewhere; the same command again goes on where it stopped.",
+        "$ 'c2a2:digits model.depth=1' 'c2a2:digits model.depth=4' resnet:18,digits\n"
+        "$ c2a2:cifar10 vix:vit,cifar10 --fractions=0.01,0.05,0.1\n"
+        "SPEC is what --config takes elsewhere, and settings of its own after blanks.\n"
+        "--fractions: nested shares of each class; the first system's steps times FLOPs decide\n"
+        "the steps of the others. The same command again goes on where it stopped.",
         (
             (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
             (flags.DEFINE_string, "out", "runs/comparison", "Folder of the runs and the table."),
             (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
+            (flags.DEFINE_list, "fractions", [], "Shares of the training images, as 0.01,0.1,1."),
         ),
         config=EVERYTHING,
         words="SPEC SPEC ...",
+    ),
+    "study": Command(
+        "Trains the networks of a paper's table or figure and draws it.",
+        "commands.studies.study",
+        "$ fig5 --data=digits --epochs=4 --seeds=0,1,2\n"
+        "NAME is a file of configs/studies, without its path and suffix, or a file like them.\n"
+        "The same command again goes on where it stopped.",
+        (
+            (flags.DEFINE_string, "data", None, "DATA,RECIPE; default: those of the paper."),
+            (flags.DEFINE_float, "epochs", None, "Of each run; default: the recipe's."),
+            (flags.DEFINE_list, "seeds", ["0"], "A run of every network for each of these."),
+            (flags.DEFINE_string, "out", None, "Folder of all; default: runs/study-NAME."),
+        ),
+        config=EVERYTHING,
+        words="NAME",
+    ),
+    "curves": Command(
+        "Draws accuracy and loss of several runs in one plot.",
+        "commands.studies.curves",
+        "$ runs/c2a2-digits-strong-seed0 runs/c3a4-digits-strong-seed0",
+        ((flags.DEFINE_string, "out", "curves.png", "A PNG to draw."),),
+        words="RUN RUN ...",
     ),
     "crossval": Command(
         "Cross-validates: a run for each fold of the training images, tested on that fold.",

@@ -2,13 +2,14 @@
 
 Each system is trained once for every seed (or found trained in its folder, and only evaluated) and
 becomes a row of one table: parameters, FLOPs, memory, speed, accuracy. Written as Markdown, CSV and
-a plot, in the manner of figure 2 of the HSViT paper and figure 4 of the ViX paper.
+a plot, in the manner of figure 2 of the HSViT paper and figure 4 of the ViX paper. With --fractions
+all are trained on nested shares of the images at equal compute.
 """
 
 import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,46 @@ import ml_collections
 
 from hsvit_jax import cli, report, train
 from hsvit_jax import config as config_lib
+from hsvit_jax.commands.studies import grid
 from hsvit_jax.models import costs
 from hsvit_jax.train import metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A network and its recipe.
+
+    Attributes:
+      name: in tables and plots.
+      spec: as --config takes it.
+      settings: KEY=VALUE texts.
+    """
+
+    name: str
+    spec: str
+    settings: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "System":
+        """Reads a spec and the settings that follow it, separated by blanks."""
+        spec, *settings = text.split()
+        changes = (setting.rpartition(".")[2] for setting in settings)
+        return cls(" ".join([name_of(spec), *changes]), spec, tuple(settings))
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A system, how it was prepared, and the result of each seed."""
+
+    system: System
+    run: train.Run
+    results: tuple[train.Result, ...]
+    images_per_second: float
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """Top-1 accuracies on the test split, one for each seed."""
+        return tuple(result.test.accuracy for result in self.results)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,23 +65,27 @@ class Row:
     """One system: the size of its network, the cost of its programs, its accuracy.
 
     Attributes:
+      megabytes: of the parameters in float32, in units of 10^6 bytes.
       flops: of one image forward, 2·MAC.
       forward_bytes, training_bytes: peaks of the compiled programs at `batch` images.
       images_per_second: median of the training log of all seeds.
       examples: of the test split.
-      accuracies: on it, one for each seed.
+      top5: mean over seeds; None for fewer than six classes.
+      accuracies: on the test split, one for each seed.
     """
 
     name: str
     spec: str
     epochs: float
     parameters: int
+    megabytes: float
     flops: int
     batch: int
     forward_bytes: int
     training_bytes: int
     images_per_second: float
     examples: int
+    top5: float | None
     accuracies: tuple[float, ...]
 
     @property
@@ -53,11 +96,11 @@ class Row:
     @property
     def deviation(self) -> float:
         """The standard deviation over seeds; 0 for a single one."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+        return grid.deviation(self.accuracies)
 
 
 def compare(
-    specs: Sequence[str],
+    systems: Sequence[System],
     out: Path,
     *,
     settings: Sequence[str] = (),
@@ -68,7 +111,7 @@ def compare(
     """Trains the systems that are not trained yet, after all checks, and evaluates them.
 
     Args:
-      specs: configurations, as --config takes them.
+      systems: of equal data and equal length of training.
       out: the folder of all runs.
       settings: KEY=VALUE texts for every configuration.
       seeds: one run of every system for each.
@@ -79,67 +122,135 @@ def compare(
       a row for each system, best accuracy first.
 
     Raises:
-      ValueError: configurations are wrong, equal or of different data; also as
-        `hsvit_jax.train.train`.
+      ValueError: as `train_all`.
     """
-    configs = {spec: config_lib.get_config(spec, *settings) for spec in specs}
-    _check(configs, specs, seeds)
-    first = next(iter(configs.values()))
-    dataset = train.load_data(first)
-    prepared = {}
-    for spec, config in configs.items():
-        try:
-            prepared[spec] = train.prepare(config, dataset=_at_size(dataset, config))
-        except ValueError as error:
-            raise ValueError(f"{spec}: {error}") from error
     rows = []
-    for spec, config in configs.items():
-        results, rates = [], []
-        for seed in seeds:
-            config = config_lib.override(config, [f"seed={seed}"])
-            folder = out / Path(config_lib.default_workdir(config, spec, settings)).name
-            if verbose:
-                print(f"{name_of(spec)}, seed {seed}: {folder}", file=sys.stderr, flush=True)
-            results.append(
-                train.train(config, folder, dataset=_at_size(dataset, config), verbose=verbose)
-            )
-            lines = metrics.read_metrics(folder / "metrics.jsonl")
-            rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
-        model = prepared[spec].model
+    for one in train_all(systems, out, settings=settings, seeds=seeds, verbose=verbose):
+        model, tests = one.run.model, [result.test for result in one.results]
+        parameters = costs.parameters(model)
         rows.append(
             Row(
-                name=name_of(spec),
-                spec=spec,
-                epochs=prepared[spec].config.train.epochs,
-                parameters=costs.parameters(model),
+                name=one.system.name,
+                spec=" ".join([one.system.spec, *one.system.settings]),
+                epochs=one.run.config.train.epochs,
+                parameters=parameters,
+                megabytes=4 * parameters / 1e6,
                 flops=costs.flops(model),
                 batch=batch,
                 forward_bytes=costs.forward_bytes(model, batch),
                 training_bytes=costs.training_bytes(model, batch),
-                images_per_second=statistics.median(rates) if rates else 0.0,
-                examples=results[0].test.examples,
-                accuracies=tuple(result.test.accuracy for result in results),
+                images_per_second=one.images_per_second,
+                examples=tests[0].examples,
+                top5=statistics.fmean(test.top5 for test in tests)
+                if len(tests[0].confusion_KK) > 5
+                else None,
+                accuracies=one.accuracies,
             )
         )
     return sorted(rows, key=lambda row: -row.accuracy)
 
 
+def train_all(
+    systems: Sequence[System],
+    out: Path,
+    *,
+    settings: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    equal: str = "length",
+    verbose: bool = True,
+) -> list[Trained]:
+    """Trains the systems that are not trained yet, each with every seed.
+
+    Args:
+      systems: of equal data.
+      out: the folder of all runs.
+      settings: KEY=VALUE texts for every configuration, before a system's own.
+      seeds: one run of every system for each.
+      equal: 'length' refuses systems of unequal epochs, steps or batches; by 'compute' the first
+        one's images times its FLOPs decide how many steps the others take; 'data' asks for no more
+        than equal data.
+      verbose: print progress.
+
+    Returns:
+      the systems in their order.
+
+    Raises:
+      ValueError: configurations are wrong, equal or of different data; also as
+        `hsvit_jax.train.train`.
+    """
+    chosen = {system: [*settings, *system.settings] for system in systems}
+    configs = {
+        system: config_lib.get_config(system.spec, *given) for system, given in chosen.items()
+    }
+    _check({system.name: config for system, config in configs.items()}, systems, seeds)
+    if equal == "length":
+        _check_length({system.name: config.train for system, config in configs.items()})
+    dataset = train.load_data(configs[systems[0]])
+    runs = {system: _prepare(system, config, dataset) for system, config in configs.items()}
+    if equal == "compute":
+        for system, steps in _equal_steps(runs).items():
+            chosen[system] += [f"train.steps={steps}", "train.epochs=0"]
+            configs[system] = config_lib.get_config(system.spec, *chosen[system])
+            runs[system] = _prepare(system, configs[system], dataset)
+    trained = []
+    for system, config in configs.items():
+        results, rates = [], []
+        for seed in seeds:
+            config = config_lib.override(config, [f"seed={seed}"])
+            name = config_lib.default_workdir(config, system.spec, chosen[system])
+            folder = out / Path(name).name
+            if verbose:
+                print(f"{system.name}, seed {seed}: {folder}", file=sys.stderr, flush=True)
+            own = _at_size(dataset, config)
+            results.append(train.train(config, folder, dataset=own, verbose=verbose))
+            lines = metrics.read_metrics(folder / "metrics.jsonl")
+            rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
+        rate = statistics.median(rates) if rates else 0.0
+        trained.append(Trained(system, runs[system], tuple(results), rate))
+    return trained
+
+
+def _prepare(system: System, config: ml_collections.ConfigDict, dataset: Any) -> train.Run:
+    """Prepares a system's run; its mistakes are told with its name."""
+    try:
+        return train.prepare(config, dataset=_at_size(dataset, config))
+    except ValueError as error:
+        raise ValueError(f"{system.name}: {error}") from error
+
+
+def _equal_steps(runs: Mapping[System, train.Run]) -> dict[System, int]:
+    """The steps that take each system the FLOPs of the first one's whole training."""
+    flops = {
+        system: run.config.train.batch * costs.flops(run.model) for system, run in runs.items()
+    }
+    first = next(iter(runs))
+    budget = runs[first].total_steps * flops[first]
+    return {system: max(round(budget / of_a_step), 1) for system, of_a_step in flops.items()}
+
+
 def _check(
-    configs: dict[str, ml_collections.ConfigDict], specs: Sequence[str], seeds: Sequence[int]
+    configs: Mapping[str, ml_collections.ConfigDict],
+    systems: Sequence[System],
+    seeds: Sequence[int],
 ) -> None:
-    """Raises ValueError unless all systems are trained on the same data for the same time."""
-    if len(configs) < len(specs):
-        raise ValueError(f"a system is named twice in {' '.join(specs)}")
+    """Raises ValueError unless all systems differ and are trained on the same data."""
+    if len(configs) < len(systems):
+        names = [system.name for system in systems]
+        raise ValueError(f"a system is named twice in {config_lib.few(names)}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds needs different whole numbers; got {','.join(map(str, seeds))}")
-    for key in ("name", "val_fraction"):
-        values = {spec: config.data[key] for spec, config in configs.items()}
+    for key in ("name", "val_fraction", "fraction"):
+        values = {name: config.data[key] for name, config in configs.items()}
         if len(set(values.values())) > 1:
-            names = ", ".join(f"{spec} has {value}" for spec, value in values.items())
+            names = ", ".join(f"{name} has {value}" for name, value in values.items())
             raise ValueError(f"systems are compared on the same data, but of data.{key} {names}")
-    lengths = {spec: (c.train.epochs, c.train.steps, c.train.batch) for spec, c in configs.items()}
+
+
+def _check_length(sections: Mapping[str, ml_collections.ConfigDict]) -> None:
+    """Raises ValueError unless all `train` sections ask for the same epochs, steps and batch."""
+    lengths = {name: (train.epochs, train.steps, train.batch) for name, train in sections.items()}
     if len(set(lengths.values())) > 1:
-        runs = ", ".join(f"{spec} {e:g}/{s}/{b}" for spec, (e, s, b) in lengths.items())
+        runs = ", ".join(f"{name} {e:g}/{s}/{b}" for name, (e, s, b) in lengths.items())
         raise ValueError(
             f"systems are compared after equal training, but train.epochs/steps/batch are: {runs}; "
             "set them for all with --config.train.epochs=... and --config.train.batch=..."
@@ -168,29 +279,30 @@ def name_of(spec: str) -> str:
 COLUMNS = (
     "system",
     "parameters",
+    "parameters (MB)",
     "FLOPs",
     "memory forward",
     "memory training",
     "images/s",
-    "test accuracy",
+    "top-1",
+    "top-5",
 )
 
 
 def table(rows: Sequence[Row]) -> str:
     """Formats the rows as Markdown."""
-    seeds = len(rows[0].accuracies)
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
     for row in rows:
         cells = (
             row.name,
             f"{row.parameters:,}",
+            f"{row.megabytes:.2f}",
             f"{row.flops / 1e9:.3f} G",
             report.byte_text(row.forward_bytes),
             report.byte_text(row.training_bytes),
             f"{row.images_per_second:,.0f}",
-            report.accuracy_text(
-                row.accuracy, row.examples, f" ± {100 * row.deviation:.2f}" if seeds > 1 else ""
-            ),
+            grid.text(row.accuracies, row.examples),
+            "–" if row.top5 is None else f"{row.top5:.2%}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -202,9 +314,10 @@ def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
     seeds, batch = len(rows[0].accuracies), rows[0].batch
     notes = (
         f"{rows[0].epochs:g} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
-        f"{', ± one standard deviation over them' if seeds > 1 else ''}. FLOPs: one image forward, "
-        f"2·MAC. Memory: peak of the compiled program, batch {batch}. images/s: median of the "
-        f"training log, {jax.default_backend()}, {jax.device_count()} device(s).\n\n    {command}\n"
+        f"{', ± one standard deviation over them' if seeds > 1 else ''}. Accuracy: test split. "
+        "MB: of the parameters in float32. FLOPs: one image forward, 2·MAC. Memory: peak of the "
+        f"compiled program, activations included, batch {batch}. images/s: median of the training "
+        f"log, {jax.default_backend()}, {jax.device_count()} device(s).\n\n    {command}\n"
     )
     report.write_file(paths[0], f"{table(rows)}\n{notes}")
     names = [field.name for field in dataclasses.fields(Row)]
@@ -260,6 +373,60 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
     report.save_figure(figure, path)
 
 
+def learning_curves(
+    systems: Sequence[System],
+    out: Path,
+    fractions: Sequence[float],
+    *,
+    settings: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    verbose: bool = True,
+) -> list[grid.Point]:
+    """Trains the systems on shares of the training images, at equal compute for each share.
+
+    Args:
+      systems: of equal data; the length of the first one's training decides the compute.
+      out: the folder of all runs.
+      fractions: of the training images of each class, above 0 and at most 1.
+      settings: KEY=VALUE texts for every configuration.
+      seeds: one run of every system on every share for each.
+      verbose: print progress.
+
+    Returns:
+      a point for each system and share: its x are the training images of a class.
+
+    Raises:
+      ValueError: as `train_all`.
+    """
+    points = []
+    for fraction in fractions:
+        given = [*settings, f"data.fraction={fraction:g}"]
+        trained = train_all(
+            systems, out, settings=given, seeds=seeds, equal="compute", verbose=verbose
+        )
+        for one in trained:
+            classes = one.run.dataset.info.num_classes
+            images = round(len(one.run.dataset.train) / classes, 1)
+            points.append(point(one, f"{images:g}", one.system.name))
+    return points
+
+
+def point(one: Trained, x: str, line: str) -> grid.Point:
+    """The point of a trained system in a study's grid."""
+    run, test = one.run, one.results[0].test
+    return grid.Point(
+        x=x,
+        line=line,
+        parameters=costs.parameters(run.model),
+        flops=costs.flops(run.model),
+        training_images=len(run.dataset.train),
+        steps=run.total_steps,
+        batch=run.config.train.batch,
+        examples=test.examples,
+        accuracies=one.accuracies,
+    )
+
+
 def run(request: cli.Request) -> None:
     """Trains and compares the systems that the words name; prints and writes the table."""
     values = request.flags
@@ -267,9 +434,35 @@ def run(request: cli.Request) -> None:
         raise cli.Misuse("no system is named")
     if request.spec:
         raise cli.Misuse(f"compare does not use --config: name {request.spec} as a word")
-    if not all(seed.strip().isdecimal() for seed in values.seeds):
-        raise cli.Misuse(f"--seeds needs whole numbers; got {','.join(values.seeds)}")
-    out, seeds = Path(values.out), [int(seed) for seed in values.seeds]
-    settings = request.settings
-    rows = compare(request.words, out, settings=settings, seeds=seeds, batch=values.batch)
-    print(table(rows), *write(rows, out, request.line), sep="\n")
+    out, seeds = Path(values.out), seeds_of(values.seeds)
+    systems, settings = [System.parse(word) for word in request.words], request.settings
+    if not values.fractions:
+        rows = compare(systems, out, settings=settings, seeds=seeds, batch=values.batch)
+        print(table(rows), *write(rows, out, request.line), sep="\n")
+        return
+    fractions = _fractions(values.fractions)
+    points = learning_curves(systems, out, fractions, settings=settings, seeds=seeds)
+    labels = grid.Labels(
+        title="Accuracy against training images, at equal compute for each number of images",
+        x="training images of a class",
+        line="system",
+    )
+    print(*grid.write(points, labels, out, "fractions", request.line), sep="\n")
+
+
+def seeds_of(words: Sequence[str]) -> list[int]:
+    """Reads --seeds."""
+    if not all(seed.strip().isdecimal() for seed in words):
+        raise cli.Misuse(f"--seeds needs whole numbers; got {','.join(words)}")
+    return [int(seed) for seed in words]
+
+
+def _fractions(words: Sequence[str]) -> list[float]:
+    """Reads --fractions, in ascending order."""
+    try:
+        fractions = sorted({float(word) for word in words})
+    except ValueError:
+        fractions = [0.0]
+    if not all(0 < fraction <= 1 for fraction in fractions):
+        raise cli.Misuse(f"--fractions needs numbers above 0, at most 1; got {','.join(words)}")
+    return fractions

@@ -50,6 +50,7 @@ STRONG: Mapping[str, Any] = {
         "mean": (),
         "std": (),
         "val_fraction": 0.1,
+        "fraction": 1.0,
         "balance": "none",  # or 'weights', 'sample'
         "on_bad_image": "error",  # or 'skip', with a warning
     },

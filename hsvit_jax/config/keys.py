@@ -186,6 +186,11 @@ KEYS: Mapping[str, Key] = {
     "data.val_fraction": _number(
         "fraction of the training images held out for validation", 0.0, 0.8
     ),
+    "data.fraction": _positive(
+        "fraction of each class's training and validation images that is used; smaller ones lie "
+        "within larger ones",
+        1.0,
+    ),
     "data.balance": _choice(
         "for uneven classes: weights in the loss, or equally many draws of each class",
         *("none", "weights", "sample"),

@@ -91,6 +91,12 @@ class Split:
         with ThreadPoolExecutor(min(16, len(indices))) as pool:
             return np.stack(list(pool.map(self.read, indices.tolist())))
 
+    def take(self, index_N: np.ndarray) -> "Split":
+        """Returns the examples with these indices, int (N,), as a split of their own."""
+        if self.images is not None:
+            return Split(self.labels[index_N], self.images[index_N])
+        return Split(self.labels[index_N], None, lambda i: self.read(int(index_N[i])))
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -115,6 +121,30 @@ class Dataset:
     def resident(self) -> bool:
         """Whether the images are arrays in memory; streamed ones are read as needed."""
         return self.train.images is not None
+
+    def subset(self, fraction: float) -> "Dataset":
+        """Returns a share of each class's training and validation examples; the test split stays.
+
+        A smaller subset lies within every larger one, and each class keeps an example at least.
+
+        Args:
+          fraction: of the examples of each class, above 0 and at most 1.
+        """
+        if fraction == 1:
+            return self
+        kept = {name: _first(getattr(self, name), fraction) for name in ("train", "val")}
+        name = fingerprint(self.info, self.fingerprint, f"{fraction} of train and val")
+        return dataclasses.replace(self, **kept, fingerprint=name)
+
+
+def _first(split: Split, fraction: float) -> Split:
+    """A share of each class, in an order that does not depend on the share."""
+    kept = []
+    for label in np.unique(split.labels):
+        members = np.flatnonzero(split.labels == label)
+        members = members[np.argsort(_scramble(members), kind="stable")]
+        kept.append(members[: _share(len(members), fraction, 1, len(members))])
+    return split.take(np.sort(np.concatenate(kept))) if kept else split
 
 
 def check_indices(indices: Sequence[int] | np.ndarray, examples: int) -> np.ndarray:

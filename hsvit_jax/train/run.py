@@ -163,7 +163,7 @@ def load_data(
     """
     size = tuple(config.data.image_size)
     limit = {} if resident else {"resident_limit_bytes": 0}
-    return data.load(
+    dataset = data.load(
         config.data.name,
         data_dir=config.data.dir or None,
         image_size=(size * 2 if len(size) == 1 else size) or None,
@@ -175,6 +175,7 @@ def load_data(
         test_only=test_only,
         **limit,
     )
+    return dataset.subset(config.data.get("fraction", 1.0))
 
 
 def train(

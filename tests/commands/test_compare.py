@@ -8,10 +8,16 @@ from hsvit_jax import main
 from hsvit_jax.commands import compare
 
 ROWS = [
-    compare.Row("a b", "x:a,b", 2.0, 1000, 5_000_000, 64, 2**20, 2**22, 1234.5, 100, (0.5, 0.7)),
-    compare.Row("c", "y", 2.0, 2_000_000, 7_000_000, 64, 2**21, 2**23, 88.0, 100, (0.9, 0.9)),
+    compare.Row(
+        *("a b", "x:a,b", 2.0, 1000, 0.004, 5_000_000, 64, 2**20, 2**22, 1234.5, 100, 0.95),
+        (0.5, 0.7),
+    ),
+    compare.Row(
+        *("c", "y", 2.0, 2_000_000, 8.0, 7_000_000, 64, 2**21, 2**23, 88.0, 100, None), (0.9, 0.9)
+    ),
 ]
 SPECS = ["c2a2:digits,tiny"]
+SYSTEMS = [compare.System.parse(spec) for spec in SPECS]
 SETTINGS = [
     "train.steps=1",
     "train.ema_decay=0.0",
@@ -25,7 +31,7 @@ SETTINGS = [
 def made(tmp_path_factory):
     """A small system, trained for a step with each of two seeds."""
     out = tmp_path_factory.mktemp("comparison")
-    rows = compare.compare(SPECS, out, settings=SETTINGS, seeds=(0, 1), batch=8, verbose=False)
+    rows = compare.compare(SYSTEMS, out, settings=SETTINGS, seeds=(0, 1), batch=8, verbose=False)
     return out, rows
 
 
@@ -42,7 +48,7 @@ def test_what_is_trained_is_not_trained_again(made):
     out, rows = made
     logs = sorted(out.glob("*/metrics.jsonl"))
     before = [log.read_bytes() for log in logs]
-    again = compare.compare(SPECS, out, settings=SETTINGS, seeds=(0, 1), batch=8, verbose=False)
+    again = compare.compare(SYSTEMS, out, settings=SETTINGS, seeds=(0, 1), batch=8, verbose=False)
     assert again == rows
     assert [log.read_bytes() for log in logs] == before
 
@@ -51,8 +57,9 @@ def test_the_table():
     lines = compare.table(ROWS).splitlines()
     assert lines[0].count("|") == len(compare.COLUMNS) + 1
     accuracy = "60.00% ± 14.14 (95% interval 50.2–69.1)"
-    assert lines[2] == f"| a b | 1,000 | 0.005 G | 1 MiB | 4 MiB | 1,234 | {accuracy} |"
-    assert lines[3].endswith("| 90.00% ± 0.00 (95% interval 82.6–94.5) |")
+    cells = f"1,000 | 0.00 | 0.005 G | 1 MiB | 4 MiB | 1,234 | {accuracy} | 95.00%"
+    assert lines[2] == f"| a b | {cells} |"
+    assert lines[3].endswith("| 90.00% ± 0.00 (95% interval 82.6–94.5) | – |")
 
 
 def test_what_is_written(tmp_path):
@@ -73,16 +80,18 @@ def test_what_is_written(tmp_path):
     ("specs", "settings", "seeds", "said"),
     [
         (["c2a2:digits", "c2a2:digits"], [], [0], "named twice"),
-        (["c2a2:digits", "c3a4:cifar10"], [], [0], "the same data, but of data.name c2a2:digits"),
+        (["c2a2:digits", "c3a4:cifar10"], [], [0], "the same data, but of data.name c2a2 has"),
         (["c2a2:digits", "c3a4:digits,paper"], [], [0], "equal training, but train.epochs"),
         (["c2a2:digits"], [], [0, 0], "different whole numbers"),
-        (["c2a2:digits"], ["model.groups=5"], [0], "c2a2:digits: .*groups=5"),
+        (["c2a2:digits"], ["model.groups=5"], [0], "c2a2: .*groups=5"),
+        (["c2a2:digits model.groups=5"], [], [0], "c2a2 groups=5: .*groups=5"),
         (["c9a9:digits"], [], [0], "unknown network"),
     ],
 )
 def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, said):
     with pytest.raises(ValueError, match=said):
-        compare.compare(specs, tmp_path, settings=settings, seeds=seeds, verbose=False)
+        systems = [compare.System.parse(spec) for spec in specs]
+        compare.compare(systems, tmp_path, settings=settings, seeds=seeds, verbose=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -98,11 +107,35 @@ def test_names(spec, name):
     assert compare.name_of(spec) == name
 
 
+def test_settings_of_one_system():
+    system = compare.System.parse("c2a2:digits,tiny model.depth=1  optim.name=sgd")
+    assert system.spec == "c2a2:digits,tiny"
+    assert system.settings == ("model.depth=1", "optim.name=sgd")
+    assert system.name == "c2a2 tiny depth=1 name=sgd"
+
+
+@pytest.mark.slow
+def test_equal_compute_on_shares_of_the_images(tmp_path):
+    deep = compare.System.parse("c2a2:digits,tiny model.depth=8")
+    settings = [*SETTINGS, "train.epochs=0", "train.batch=8", "train.steps=6"]
+    settings.remove("model.depth=1")
+    points = compare.learning_curves(
+        [deep, SYSTEMS[0]], tmp_path, [0.05, 0.1], settings=settings, verbose=False
+    )
+    assert [p.line for p in points] == [deep.name, SYSTEMS[0].name] * 2
+    assert points[0].training_images < points[2].training_images < 200
+    for long, short in (points[:2], points[2:]):
+        assert (long.steps, long.x) == (6, short.x)
+        assert short.steps == round(6 * long.flops / short.flops) > 6
+
+
 def test_mistakes_on_the_command_line(capsys):
     assert main.main(["hsvit", "compare"]) == 2
     assert "compare --help" in capsys.readouterr().err
     assert main.main(["hsvit", "compare", "c2a2:digits", "--seeds=x"]) == 2
     assert "whole numbers; got x" in capsys.readouterr().err
+    assert main.main(["hsvit", "compare", "c2a2:digits", "--fractions=0.1,2"]) == 2
+    assert "above 0, at most 1; got 0.1,2" in capsys.readouterr().err
     assert main.main(["hsvit", "compare", "c2a2:digits", "--sedes=1"]) == 2
     assert "sedes" in capsys.readouterr().err
     assert main.main(["hsvit", "compare", "c2a2:digitz"]) == 1

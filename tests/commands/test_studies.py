@@ -1,4 +1,4 @@
-"""Looking for a learning rate, and cross-validation."""
+"""Looking for a learning rate, cross-validation, the papers' studies, curves of several runs."""
 
 import csv
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.small_runs import small_dataset
 
-from hsvit_jax import main
-from hsvit_jax.commands.studies import crossval, lr_find
+from hsvit_jax import config, main
+from hsvit_jax.commands.studies import crossval, grid, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1"]
 
@@ -62,3 +62,64 @@ def test_a_run_for_each_fold(tmp_path, capsys):
     assert f"{images:,} images, each tested once" in first and "over folds" in first
     assert main.main(["hsvit", *words]) == 0  # nothing is trained again
     assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize("name", study.names())
+def test_every_network_of_a_study_can_be_built(name):
+    made, _ = study.load(name)
+    assert len({(cell.x, cell.line) for cell in made.cells}) == len(made.cells) > 5
+    for cell in made.cells:
+        system = study.system(cell, made.data)
+        settings = config.get_config(system.spec, *system.settings)
+        assert settings.recipe == "paper" and settings.data.name in made.data
+        assert all(settings.train.batch == cell.x for s in cell.settings if "batch" in s)
+
+
+def test_the_sensitivity_studies_change_what_they_say():
+    for name, kernels in (("fig5", lambda x, g: x), ("fig6", lambda x, g: x * g)):
+        for cell in study.load(name)[0].cells:
+            model = config.get_config("c2a2:digits", *cell.settings).model
+            assert model.conv_channels[-1] == kernels(cell.x, cell.line)
+            assert model.groups == cell.line
+
+
+def test_a_grid(tmp_path):
+    labels = grid.Labels("Title", "kernels", "groups")
+    points = [
+        grid.Point(str(x), str(g), 10, 100, 50, 3, 8, 40, (0.1 * g, 0.05 * x))
+        for g in (1, 2)
+        for x in (8, 16)
+    ]
+    table, markdown, rows, plot = grid.write(points[:3], labels, tmp_path, "fig", "hsvit study")
+    assert table.splitlines()[0] == "| groups \\ kernels | 8 | 16 |"
+    assert table.splitlines()[3].endswith("| – |")
+    assert "2 seeds, ± one" in markdown.read_text() and "2.4e+03" in markdown.read_text()
+    with rows.open() as file:
+        places = [(row["x"], row["line"]) for row in csv.DictReader(file)]
+    assert places == [("8", "1"), ("16", "1"), ("8", "2")]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_study_and_its_curves(tmp_path, capsys):
+    words = ["study", "fig7", "--data=digits,tiny", "--config.train.steps=1", f"--out={tmp_path}"]
+    words += ["--config.train.epochs=0", "--config.mesh.data=1"]
+    assert main.main(["hsvit", *words]) == 0
+    table = capsys.readouterr().out
+    assert (tmp_path / "fig7.png").is_file() and len(table.splitlines()) == 8
+    assert main.main(["hsvit", *words]) == 0
+    assert capsys.readouterr().out == table
+    runs = [str(run.parent) for run in tmp_path.glob("*/metrics.jsonl")]
+    assert len(runs) == 12
+    assert main.main(["hsvit", "curves", *runs, f"--out={tmp_path}/c.png"]) == 0
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_mistakes_in_a_study(tmp_path, capsys):
+    assert main.main(["hsvit", "study", "fig55"]) == 1
+    assert "no study 'fig55'. Did you mean fig5?" in capsys.readouterr().err
+    (tmp_path / "own.py").write_text("x = 1\n")
+    assert main.main(["hsvit", "study", f"{tmp_path}/own.py"]) == 1
+    assert "no function get_study()" in capsys.readouterr().err
+    assert main.main(["hsvit", "curves", str(tmp_path)]) == 1
+    assert "holds no metrics.jsonl" in capsys.readouterr().err

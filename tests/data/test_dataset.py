@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from support.small_runs import small_dataset
 
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, assign_splits
 
@@ -61,3 +62,21 @@ def test_without_training_or_test_examples():
         assign_splits(np.array([0, 1]), parts((2, UNSPLIT)), 0.1)
     with pytest.raises(ValueError, match="leave 0 for training"):
         assign_splits(np.array([0, 1]), parts((2, TEST)), 0.1)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_smaller_shares_lie_within_larger_ones(streamed):
+    whole = small_dataset((350, 70, 23), streamed=streamed)
+    assert whole.subset(1.0) is whole
+    seen, prints = None, {whole.fingerprint}
+    for fraction in (0.5, 0.1, 0.02):
+        part = whole.subset(fraction)
+        images = {x.tobytes() for x in part.train.gather(range(len(part.train)))}
+        assert len(images) == len(part.train) and (seen is None or images < seen)
+        wanted = max(round(50 * fraction), 1)
+        assert np.bincount(part.train.labels).tolist() == [wanted] * 7
+        assert np.bincount(part.val.labels).tolist() == [max(round(10 * fraction), 1)] * 7
+        assert part.test is whole.test and part.resident is not streamed
+        seen = images
+        prints.add(part.fingerprint)
+    assert len(prints) == 4

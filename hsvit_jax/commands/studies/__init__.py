@@ -1,1 +1,1 @@
-"""Commands that look for settings, or repeat a run: learning rates, folds."""
+"""Commands that train more than one run: folds, rates, the papers' tables and figures."""

@@ -1,0 +1,58 @@
+"""hsvit curves: validation accuracy and training loss of several runs in one plot."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hsvit_jax import cli, report
+from hsvit_jax.train import metrics
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def draw(runs: Mapping[str, Lines], path: Path) -> None:
+    """Draws the curves of runs by epoch.
+
+    Args:
+      runs: the lines of each run's metrics.jsonl, by the run's name.
+      path: an image file.
+
+    Raises:
+      ValueError: `path` is no regular file.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.6), dpi=120, layout="constrained")
+    accuracy_axes, loss_axes = figure.subplots(1, 2)
+    for name, lines in runs.items():
+        for axes, split, key in ((accuracy_axes, "val", "accuracy"), (loss_axes, None, "loss")):
+            points = [
+                (line["epoch"], line[key])
+                for line in lines
+                if line.get("split") == split and isinstance(line.get(key), float)
+            ]
+            if points:
+                axes.plot(*zip(*points, strict=True), linewidth=1.4, label=report.printable(name))
+    accuracy_axes.set(xlabel="epoch", ylabel="validation accuracy")
+    loss_axes.set(xlabel="epoch", ylabel="training loss (nats), augmented")
+    for axes in (accuracy_axes, loss_axes):
+        axes.grid(alpha=0.3)
+    handles, labels = loss_axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    report.save_figure(figure, path)
+
+
+def run(request: cli.Request) -> None:
+    """Draws the curves of the runs that the words name."""
+    if not request.words:
+        raise cli.Misuse("no run is named")
+    runs = {}
+    for word in request.words:
+        folder = Path(word)
+        lines = metrics.read_metrics(folder / "metrics.jsonl")
+        if not lines:
+            raise ValueError(f"{folder} holds no metrics.jsonl of a run: name a run's folder")
+        runs[folder.name if folder.name not in runs else word] = lines
+    out = Path(request.flags.out)
+    draw(runs, out)
+    print(out)

@@ -1,0 +1,145 @@
+"""Accuracies over one or two axes, as a table, a CSV file and a plot."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hsvit_jax import report
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A network trained with every seed, and its place on the axes.
+
+    Attributes:
+      x, line: values of the axes, as printed.
+      flops: of one image forward, 2·MAC.
+      training_images: of the training split.
+      steps, batch: of one run.
+      examples: of the test split.
+      accuracies: on it, one for each seed.
+    """
+
+    x: str
+    line: str
+    parameters: int
+    flops: int
+    training_images: int
+    steps: int
+    batch: int
+    examples: int
+    accuracies: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """Words of a plot: its title, the axis across, and the axis whose values are the lines."""
+
+    title: str
+    x: str
+    line: str
+
+
+def deviation(accuracies: Sequence[float]) -> float:
+    """The standard deviation over seeds; 0 for a single one."""
+    return statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+
+
+def text(accuracies: Sequence[float], examples: int) -> str:
+    """Formats the mean over seeds, its standard deviation, and the interval of few images."""
+    spread = f" ± {100 * deviation(accuracies):.2f}" if len(accuracies) > 1 else ""
+    return report.accuracy_text(statistics.fmean(accuracies), examples, spread)
+
+
+def table(points: Sequence[Point], labels: Labels) -> str:
+    """Formats accuracies as Markdown, a row for each line and a column for each x."""
+    columns, lines = (
+        list(dict.fromkeys(getattr(p, axis) for p in points)) for axis in ("x", "line")
+    )
+    cells = {(p.line, p.x): text(p.accuracies, p.examples) for p in points}
+    rows = [[line, *(cells.get((line, x), "–") for x in columns)] for line in lines]
+    return report.markdown([[f"{labels.line} \\ {labels.x}", *columns], *rows])
+
+
+def write(
+    points: Sequence[Point], labels: Labels, folder: Path, name: str, command: str
+) -> list[Any]:
+    """Writes the table as Markdown, all points as CSV and the plot as PNG.
+
+    Args:
+      points: of the table, in its order.
+      labels: of the axes.
+      folder: of the three files.
+      name: of the three files, without suffix.
+      command: that made them.
+
+    Returns:
+      the table and the three paths.
+    """
+    paths = [folder / f"{name}.{kind}" for kind in ("md", "csv", "png")]
+    first, seeds = points[0], len(points[0].accuracies)
+    compute = [p.steps * p.batch * p.flops for p in points]
+    notes = (
+        f"{labels.title}. Top-1 accuracy on {first.examples:,} test images, {seeds} "
+        f"seed{'s, ± one standard deviation over them' if seeds > 1 else ''}. Steps × batch × "
+        f"FLOPs of a run: {min(compute):.3g} to {max(compute):.3g}."
+    )
+    report.write_file(paths[0], f"{table(points, labels)}\n\n{notes}\n\n    {command}\n")
+    fields = [field.name for field in dataclasses.fields(Point)][:-1]
+    rows = [[*fields, "accuracy", "deviation", "accuracies"]]
+    for p in points:
+        mean, every = statistics.fmean(p.accuracies), " ".join(map(str, p.accuracies))
+        rows.append([*(getattr(p, f) for f in fields), mean, deviation(p.accuracies), every])
+    report.save_csv(paths[1], rows)
+    _draw(points, labels, paths[2])
+    return [table(points, labels), *paths]
+
+
+def _draw(points: Sequence[Point], labels: Labels, path: Path) -> None:
+    """Draws a line for each value of the second axis, with intervals of 95 %.
+
+    An interval holds the seeds' standard error and, where it is wider, the test images' chance.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.8), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    panel = figure.add_subplot()
+    columns = list(dict.fromkeys(p.x for p in points))
+    try:
+        place = {x: float(x) for x in columns}
+        spread = max(place.values()) >= 8 * min(place.values()) > 0
+        panel.set_xscale("log" if spread else "linear")
+        panel.set_xticks(list(place.values()), columns, minor=False)
+        panel.set_xticks([], minor=True)
+    except ValueError:  # names
+        place = {x: float(i) for i, x in enumerate(columns)}
+        panel.set_xticks(range(len(columns)), columns, rotation=20)
+    for marker, line in zip(
+        "os^DvP*Xh<>d" * 9, dict.fromkeys(p.line for p in points), strict=False
+    ):
+        own = [p for p in points if p.line == line]
+        means = [statistics.fmean(p.accuracies) for p in own]
+        panel.errorbar(
+            [place[p.x] for p in own],
+            [100 * mean for mean in means],
+            yerr=[100 * _half(p, mean) for p, mean in zip(own, means, strict=True)],
+            marker=marker,
+            capsize=3,
+            label=line,
+        )
+    panel.set(xlabel=labels.x, ylabel="test accuracy (%)")
+    panel.set_title(labels.title, fontsize=10)
+    panel.grid(alpha=0.3)
+    figure.legend(title=labels.line, loc="outside right upper", fontsize=8)
+    report.save_figure(figure, path)
+
+
+def _half(point: Point, mean: float) -> float:
+    """Half the 95 % interval of a mean over seeds."""
+    low, high = report.wilson(mean * point.examples, point.examples)
+    seeds = 1.96 * deviation(point.accuracies) / len(point.accuracies) ** 0.5
+    return max(seeds, (high - low) / 2)
