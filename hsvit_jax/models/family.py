@@ -1,7 +1,7 @@
 """A family of networks as one record: its settings, its named variants and how it is built."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +17,51 @@ def few(words: Iterable[object]) -> str:
     """The first five words, for a message."""
     first = list(map(str, words))
     return ", ".join(first[:5]) + (", …" if first[5:] else "")
+
+
+def check_sizes(config: Any, *more: int) -> None:
+    """Raises ValueError unless these, the image's sizes and the number of classes are positive."""
+    if min(*config.image_size, config.image_channels, config.num_classes, *more) < 1:
+        raise ValueError(f"sizes must be positive; got {config}")
+
+
+def check_rates(config: Any, *names: str) -> None:
+    """Raises ValueError for a rate of dropout, or a tuple of them, that is not in [0, 1)."""
+    for name in names:
+        rates = getattr(config, name)
+        if not all(0 <= rate < 1 for rate in (rates if isinstance(rates, tuple) else (rates,))):
+            raise ValueError(f"{name} must be in [0, 1); got {rates}")
+
+
+def check_choices(config: Any, **choices: Collection[str]) -> None:
+    """Raises ValueError for a setting that is none of its choices."""
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            given = getattr(config, name)
+            raise ValueError(f"unknown model.{name} {given!r}; choose one of {known}")
+
+
+def check_odd(config: Any, *names: str) -> None:
+    """Raises ValueError for a window or kernel of even size."""
+    for name in names:
+        if getattr(config, name) < 1 or getattr(config, name) % 2 == 0:
+            raise ValueError(f"{name} must be odd; got {getattr(config, name)}")
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Raises ValueError for heads that do not divide a token's width."""
+    if heads < 1 or dim % heads:
+        fits = few(n for n in range(1, dim + 1) if dim % n == 0)
+        raise ValueError(f"embed_dim={dim} is not divisible by heads={heads}: choose one of {fits}")
+
+
+def defaults_of(config: type, *, without: Collection[str] = ()) -> Settings:
+    """The settings of a `model` section: the fields with a default of a network's config class."""
+    return {
+        field.name: field.default
+        for field in fields(config)
+        if field.default is not MISSING and field.name not in without
+    }
 
 
 def _nothing(settings: Settings) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Activations by the names that published configurations give them."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -32,28 +31,26 @@ def _relu_squared(x: Array) -> Array:
 
 #: Name → element-wise function. 'gelu' is exact; 'gelu_new', 'gelu_fast' and 'gelu_pytorch_tanh'
 #: are its tanh approximation; '', 'none' and 'linear' are the identity.
-ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
-    {
-        "": _identity,
-        "none": _identity,
-        "linear": _identity,
-        "gelu": gelu,
-        "gelu_python": gelu,
-        "gelu_new": _gelu_tanh,
-        "gelu_fast": _gelu_tanh,
-        "gelu_pytorch_tanh": _gelu_tanh,
-        "quick_gelu": _quick_gelu,
-        "leaky_relu": jax.nn.leaky_relu,
-        "mish": jax.nn.mish,
-        "relu": jax.nn.relu,
-        "relu6": jax.nn.relu6,
-        "relu2": _relu_squared,
-        "sigmoid": jax.nn.sigmoid,
-        "silu": jax.nn.silu,
-        "swish": jax.nn.silu,
-        "tanh": jnp.tanh,
-    }
-)
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "": _identity,
+    "none": _identity,
+    "linear": _identity,
+    "gelu": gelu,
+    "gelu_python": gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "leaky_relu": jax.nn.leaky_relu,
+    "mish": jax.nn.mish,
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "relu2": _relu_squared,
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
 
 
 def activation(name: str) -> Callable[[Array], Array]:

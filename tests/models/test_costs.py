@@ -72,5 +72,5 @@ def test_learned_votes_are_one_more_each():
 def test_unknown_words():
     with pytest.raises(ValueError, match=r"unknown model\.convolution 'sparse'"):
         build("c2a2", 1, "sparse")
-    with pytest.raises(ValueError, match="votes must be 'equal' or 'learned'; got 'some'"):
+    with pytest.raises(ValueError, match=r"unknown model\.votes 'some'"):
         build("c2a2", 1, "dense", votes="some")

@@ -14,7 +14,6 @@ paper's: both branches are dropped, at rates that grow linearly within the stage
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -24,47 +23,22 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family
-from hsvit_jax.models.layers import (
-    LayerNorm,
-    Linear,
-    split_heads,
-)
+from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.layers import LayerNorm, Linear, split_heads
 from hsvit_jax.models.network import ForwardContext, Network
 
 Array = jax.Array
-
-DROP_PATH_OF = ("tokens", "branch")
-
-#: What a variant leaves as it is: the `model` section of CvT-13. One entry per stage.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "patches": (7, 3, 3),
-        "strides": (4, 2, 2),
-        "paddings": (2, 1, 1),
-        "widths": (64, 192, 384),
-        "heads": (1, 3, 6),
-        "depths": (1, 2, 10),
-        "mlp_ratios": (4.0, 4.0, 4.0),
-        "qkv_bias": (True, True, True),
-        "kernels": (3, 3, 3),
-        "query_paddings": (1, 1, 1),
-        "key_paddings": (1, 1, 1),
-        "key_strides": (2, 2, 2),
-        "dropouts": (0.0, 0.0, 0.0),
-        "attention_dropouts": (0.0, 0.0, 0.0),
-        "drop_paths": (0.0, 0.0, 0.1),
-        "drop_path_of": "tokens",
-    }
-)
 
 _21 = {"depths": (1, 4, 16)}
 _PATCH_4 = {"patches": (4, 3, 3)}
 
 #: Named variants, as they differ from `DEFAULTS`; those with patches of 4 are HSViT's table 2.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"13": {}, "21": _21, "13-patch4": _PATCH_4, "21-patch4": {**_21, **_PATCH_4}}
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "13": {},
+    "21": _21,
+    "13-patch4": _PATCH_4,
+    "21-patch4": {**_21, **_PATCH_4},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,21 +55,21 @@ class CvTConfig:
     image_size: tuple[int, int]
     image_channels: int
     num_classes: int
-    patches: tuple[int, ...]
-    strides: tuple[int, ...]
-    paddings: tuple[int, ...]
-    widths: tuple[int, ...]
-    heads: tuple[int, ...]
-    depths: tuple[int, ...]
-    mlp_ratios: tuple[float, ...]
-    qkv_bias: tuple[bool, ...]
-    kernels: tuple[int, ...]
-    query_paddings: tuple[int, ...]
-    key_paddings: tuple[int, ...]
-    key_strides: tuple[int, ...]
-    dropouts: tuple[float, ...]
-    attention_dropouts: tuple[float, ...]
-    drop_paths: tuple[float, ...]
+    patches: tuple[int, ...] = (7, 3, 3)
+    strides: tuple[int, ...] = (4, 2, 2)
+    paddings: tuple[int, ...] = (2, 1, 1)
+    widths: tuple[int, ...] = (64, 192, 384)
+    heads: tuple[int, ...] = (1, 3, 6)
+    depths: tuple[int, ...] = (1, 2, 10)
+    mlp_ratios: tuple[float, ...] = (4.0, 4.0, 4.0)
+    qkv_bias: tuple[bool, ...] = (True, True, True)
+    kernels: tuple[int, ...] = (3, 3, 3)
+    query_paddings: tuple[int, ...] = (1, 1, 1)
+    key_paddings: tuple[int, ...] = (1, 1, 1)
+    key_strides: tuple[int, ...] = (2, 2, 2)
+    dropouts: tuple[float, ...] = (0.0, 0.0, 0.0)
+    attention_dropouts: tuple[float, ...] = (0.0, 0.0, 0.0)
+    drop_paths: tuple[float, ...] = (0.0, 0.0, 0.1)
     drop_path_of: str = "tokens"
 
     def __post_init__(self) -> None:
@@ -103,12 +77,10 @@ class CvTConfig:
         if len({len(v) for v in per_stage.values()}) != 1 or not self.depths:
             lengths = ", ".join(f"{k} {len(v)}" for k, v in per_stage.items())
             raise ValueError(f"a CvT needs one entry per stage of everything; there are {lengths}")
-        sizes = (*self.image_size, self.image_channels, self.num_classes)
-        for name in ("patches", "strides", "widths", "heads", "depths", "kernels", "key_strides"):
-            sizes += per_stage[name]
+        sizes = (*self.patches, *self.strides, *self.widths, *self.heads, *self.depths)
+        sizes += (*self.kernels, *self.key_strides, *map(self.hidden, range(len(self.depths))))
         paddings = (*self.paddings, *self.query_paddings, *self.key_paddings)
-        if min(*sizes, *map(self.hidden, range(len(self.depths)))) < 1 or min(paddings) < 0:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self, *sizes, min(paddings) + 1)
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
                 raise ValueError(f"a width of {width} is not divisible by heads={heads}")
@@ -118,13 +90,8 @@ class CvTConfig:
                     f"query_paddings={padding} with kernels={kernel} does not keep the map's size, "
                     "as queries must: it has to be half of an odd kernel, rounded down"
                 )
-        for rate in (*self.dropouts, *self.attention_dropouts, *self.drop_paths):
-            if not 0 <= rate < 1:
-                raise ValueError(f"dropouts and drop_paths must be in [0, 1); got {rate}")
-        if self.drop_path_of not in DROP_PATH_OF:
-            raise ValueError(
-                f"unknown model.drop_path_of {self.drop_path_of!r}; choose one of {DROP_PATH_OF}"
-            )
+        check_rates(self, "dropouts", "attention_dropouts", "drop_paths")
+        check_choices(self, drop_path_of=("tokens", "branch"))
         for stage in range(len(self.depths)):
             self.key_map(stage)  # raises for too small an image
 
@@ -154,6 +121,10 @@ class CvTConfig:
         rates = layers.drop_path_rates(self.drop_paths[stage], self.depths[stage])
         chosen = min(stage, self.depths[stage] - 1) if self.drop_path_of == "tokens" else block
         return rates[chosen]
+
+
+#: The `model` section of CvT-13. One entry per stage, which variants change.
+DEFAULTS = defaults_of(CvTConfig)
 
 
 class ConvAttention(layers.MultiHeadAttention):

@@ -11,7 +11,6 @@ Source: Li et al. 2022, EfficientFormer, section 3 and table 5, as in the `trans
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from jax import lax
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_odd, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -31,37 +30,11 @@ from hsvit_jax.ops.attention import biased_attention, biased_weights
 
 Array = jax.Array
 
-#: What a variant leaves as it is: the `model` section of EfficientFormer-L1.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "depths": (3, 2, 6, 4),
-        "widths": (48, 96, 224, 448),
-        "attention_blocks": 1,
-        "heads": 8,
-        "key_dim": 32,
-        "attention_ratio": 4.0,
-        "mlp_ratio": 4.0,
-        "downsamples": (True, True, True),
-        "down_kernel": 3,
-        "down_stride": 2,
-        "down_padding": 1,
-        "pool_window": 3,
-        "activation": "gelu",
-        "layer_scale": 1e-5,  # what it starts from, 0 for none
-        "dropout": 0.0,
-        "drop_path": 0.0,
-        "eps": 1e-12,
-        "norm_eps": 1e-5,
-    }
-)
-
 #: Named variants, as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "l1": {},
-        "l3": {"depths": (4, 4, 12, 6), "widths": (64, 128, 320, 512), "attention_blocks": 4},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "l1": {},
+    "l3": {"depths": (4, 4, 12, 6), "widths": (64, 128, 320, 512), "attention_blocks": 4},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +58,8 @@ class EfficientFormerConfig:
     image_size: tuple[int, int]
     image_channels: int
     num_classes: int
-    depths: tuple[int, ...]
-    widths: tuple[int, ...]
+    depths: tuple[int, ...] = (3, 2, 6, 4)
+    widths: tuple[int, ...] = (48, 96, 224, 448)
     attention_blocks: int = 1
     heads: int = 8
     key_dim: int = 32
@@ -98,7 +71,7 @@ class EfficientFormerConfig:
     down_padding: int = 1
     pool_window: int = 3
     activation: str = "gelu"
-    layer_scale: float = 1e-5
+    layer_scale: float = 1e-5  # what it starts from, 0 for none
     dropout: float = 0.0
     drop_path: float = 0.0
     eps: float = 1e-12
@@ -111,21 +84,16 @@ class EfficientFormerConfig:
                 f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
                 f"downsamples={self.downsamples} one less"
             )
-        sizes = (*self.image_size, self.image_channels, self.num_classes, self.widths[0] // 2)
-        sizes += (*map(self.hidden, range(stages)), self.down_kernel, self.down_stride)
-        sizes += (self.heads, self.key_dim, self.value_dim, *self.depths[:-1])
-        if min(sizes) < 1 or self.down_padding < 0:
-            raise ValueError(f"sizes must be positive; got {self}")
+        sizes = (self.widths[0] // 2, *map(self.hidden, range(stages)), *self.depths[:-1])
+        sizes += (self.down_kernel, self.down_stride, self.down_padding + 1)
+        check_sizes(self, *sizes, self.heads, self.key_dim, self.value_dim)
         if not 0 <= self.attention_blocks <= self.depths[-1]:
             raise ValueError(
                 f"attention_blocks={self.attention_blocks} must be from 0 to the last stage's "
                 f"depth, {self.depths[-1]}"
             )
-        if self.pool_window < 1 or self.pool_window % 2 == 0:
-            raise ValueError(f"pool_window must be odd; got {self.pool_window}")
-        for rate in (self.drop_path, self.dropout):
-            if not 0 <= rate < 1:
-                raise ValueError(f"drop_path and dropout must be in [0, 1); got {rate}")
+        check_odd(self, "pool_window")
+        check_rates(self, "drop_path", "dropout")
         by_name(self.activation)
         self.maps()  # raises for too small an image
 
@@ -158,6 +126,10 @@ class EfficientFormerConfig:
             if self.follows(stage):
                 size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
         return tuple(maps)
+
+
+#: The `model` section of EfficientFormer-L1, which variants change.
+DEFAULTS = defaults_of(EfficientFormerConfig)
 
 
 def neighbour_mean(x_BHWC: Array, window: int) -> Array:

@@ -9,7 +9,6 @@ Source: Mehta & Rastegari 2022, MobileViT, section 3 and table 4, as in the `tra
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ from flax import nnx
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_odd, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -31,38 +30,16 @@ DEPTHS = (2, 4, 3)
 #: Inverted residuals of the first and second layer, and the first one's stride.
 RESIDUALS = ((1, 1), (3, 2))
 
-#: What a variant leaves as it is: the `model` section of MobileViT-S.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "channels": (16, 32, 64, 96, 128, 160, 640),
-        "widths": (144, 192, 240),
-        "heads": 4,
-        "mlp_ratio": 2.0,
-        "expand_ratio": 4.0,
-        "kernel": 3,
-        "patch": 2,
-        "output_stride": 32,
-        "activation": "silu",
-        "qkv_bias": True,
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "head_dropout": 0.1,
-        "eps": 1e-5,
-    }
-)
-
 #: Named variants, as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "s": {},
-        "xs": {"channels": (16, 32, 48, 64, 80, 96, 384), "widths": (96, 120, 144)},
-        "xxs": {
-            "channels": (16, 16, 24, 48, 64, 80, 320),
-            "widths": (64, 80, 96),
-            "expand_ratio": 2.0,
-        },
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "s": {},
+    "xs": {"channels": (16, 32, 48, 64, 80, 96, 384), "widths": (96, 120, 144)},
+    "xxs": {
+        "channels": (16, 16, 24, 48, 64, 80, 320),
+        "widths": (64, 80, 96),
+        "expand_ratio": 2.0,
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +62,8 @@ class MobileViTConfig:
     image_size: tuple[int, int]
     image_channels: int
     num_classes: int
-    channels: tuple[int, ...]
-    widths: tuple[int, ...]
+    channels: tuple[int, ...] = (16, 32, 64, 96, 128, 160, 640)
+    widths: tuple[int, ...] = (144, 192, 240)
     heads: int = 4
     mlp_ratio: float = 2.0
     expand_ratio: float = 4.0
@@ -106,18 +83,14 @@ class MobileViTConfig:
                 "a MobileViT has seven channels (stem, five layers, last convolution) and three "
                 f"widths of tokens; got channels={self.channels} and widths={self.widths}"
             )
-        sizes = (*self.image_size, self.image_channels, self.num_classes, *self.channels)
-        if min(*sizes, *self.widths, self.heads, self.patch, *map(self.hidden, range(3))) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
+        sizes = (*self.channels, *self.widths, *map(self.hidden, range(3)))
+        check_sizes(self, *sizes, self.heads, self.patch)
         if any(width % self.heads for width in self.widths):
             raise ValueError(f"widths={self.widths} are not all divisible by heads={self.heads}")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"kernel must be odd; got {self.kernel}")
+        check_odd(self, "kernel")
         if self.output_stride not in (8, 16, 32):
             raise ValueError(f"output_stride must be 8, 16 or 32; got {self.output_stride}")
-        for rate in (self.dropout, self.attention_dropout, self.head_dropout):
-            if not 0 <= rate < 1:
-                raise ValueError(f"dropouts must be in [0, 1); got {rate}")
+        check_rates(self, "dropout", "attention_dropout", "head_dropout")
         by_name(self.activation)
         self.maps()  # raises for too small an image
 
@@ -151,6 +124,10 @@ class MobileViTConfig:
             size = size_out(size, 3, stride, dilation=dilation)
             maps.append(size)
         return tuple(maps)
+
+
+#: The `model` section of MobileViT-S, which variants change.
+DEFAULTS = defaults_of(MobileViTConfig)
 
 
 class InvertedResidual(nnx.Module):

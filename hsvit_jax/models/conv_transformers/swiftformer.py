@@ -12,7 +12,6 @@ as the authors propose.
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -30,37 +29,13 @@ from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
 
-QUERIES = ("equal", "weighted")
-
-#: What a variant leaves as it is: the `model` section of SwiftFormer-XS.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "depths": (3, 3, 6, 4),
-        "widths": (48, 56, 112, 220),
-        "mlp_ratio": 4.0,
-        "downsamples": (True, True, True),
-        "down_kernel": 3,
-        "down_stride": 2,
-        "down_padding": 1,
-        "activation": "gelu",
-        "layer_scale": 1e-5,  # what it starts from, 0 for none
-        "queries": "equal",
-        "drop_path": 0.0,
-        "dropout": 0.0,
-        "conv_drop_path": 0.0,
-        "eps": 1e-5,
-    }
-)
-
 #: Named variants, as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "xs": {},
-        "s": {"depths": (3, 3, 9, 6), "widths": (48, 64, 168, 224)},
-        "l1": {"depths": (4, 3, 10, 5), "widths": (48, 96, 192, 384)},
-        "l3": {"depths": (4, 4, 12, 6), "widths": (64, 128, 320, 512)},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "xs": {},
+    "s": {"depths": (3, 3, 9, 6), "widths": (48, 64, 168, 224)},
+    "l1": {"depths": (4, 3, 10, 5), "widths": (48, 96, 192, 384)},
+    "l3": {"depths": (4, 4, 12, 6), "widths": (64, 128, 320, 512)},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +58,15 @@ class SwiftFormerConfig:
     image_size: tuple[int, int]
     image_channels: int
     num_classes: int
-    depths: tuple[int, ...]
-    widths: tuple[int, ...]
+    depths: tuple[int, ...] = (3, 3, 6, 4)
+    widths: tuple[int, ...] = (48, 56, 112, 220)
     mlp_ratio: float = 4.0
     downsamples: tuple[bool, ...] = (True, True, True)
     down_kernel: int = 3
     down_stride: int = 2
     down_padding: int = 1
     activation: str = "gelu"
-    layer_scale: float = 1e-5
+    layer_scale: float = 1e-5  # what it starts from, 0 for none
     queries: str = "equal"
     drop_path: float = 0.0
     dropout: float = 0.0
@@ -105,15 +80,10 @@ class SwiftFormerConfig:
                 f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
                 f"downsamples={self.downsamples} one less"
             )
-        sizes = (*self.image_size, self.image_channels, self.num_classes, *self.depths)
-        sizes += (self.widths[0] // 2, *map(self.hidden, range(stages)))
-        if min(*sizes, self.down_kernel, self.down_stride, self.down_padding + 1) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
-        for rate in (self.drop_path, self.dropout, self.conv_drop_path):
-            if not 0 <= rate < 1:
-                raise ValueError(f"drop_path and dropout must be in [0, 1); got {rate}")
-        if self.queries not in QUERIES:
-            raise ValueError(f"unknown model.queries {self.queries!r}; choose one of {QUERIES}")
+        sizes = (*self.depths, self.widths[0] // 2, *map(self.hidden, range(stages)))
+        check_sizes(self, *sizes, self.down_kernel, self.down_stride, self.down_padding + 1)
+        check_rates(self, "drop_path", "dropout", "conv_drop_path")
+        check_choices(self, queries=("equal", "weighted"))
         by_name(self.activation)
         self.maps()  # raises for too small an image
 
@@ -136,6 +106,10 @@ class SwiftFormerConfig:
             if self.follows(stage):
                 size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
         return tuple(maps)
+
+
+#: The `model` section of SwiftFormer-XS, which variants change.
+DEFAULTS = defaults_of(SwiftFormerConfig)
 
 
 class ConvBlock(nnx.Module):

@@ -18,6 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Pads, convolve, pads
+from hsvit_jax.models.family import check_choices, check_rates, check_sizes
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard, Network
 from hsvit_jax.ops.activations import ACTIVATIONS
 
@@ -118,8 +119,7 @@ class ConvNetConfig(abc.ABC):
     num_classes: int
 
     def __post_init__(self) -> None:
-        if min(*self.image_size, self.image_channels, self.num_classes) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self)
         for conv in self.convs():
             if min(conv.c_in, conv.c_out, conv.size, conv.stride, conv.dilation) < 1:
                 raise ValueError(f"sizes of a convolution must be positive; got {conv}")
@@ -162,12 +162,6 @@ class ConvNetConfig(abc.ABC):
         return last_map(self)
 
 
-def check_rate(name: str, rate: float) -> None:
-    """Raises ValueError for a dropout rate that is not in [0, 1)."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"{name} must be in [0, 1); got {rate}")
-
-
 def last_map(c: ConvNetConfig) -> tuple[int, int]:
     """Rows and columns after the last convolution.
 
@@ -200,9 +194,8 @@ class HeadConfig:
     init: str = "normal"
 
     def __post_init__(self) -> None:
-        check_rate("dropout", self.dropout)
-        if self.pooling not in ("mean", "max"):
-            raise ValueError(f"pooling must be 'mean' or 'max'; got {self.pooling!r}")
+        check_rates(self, "dropout")
+        check_choices(self, pooling=("mean", "max"))
 
 
 class Head(nnx.Module):

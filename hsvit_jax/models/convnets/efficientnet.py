@@ -12,11 +12,10 @@ table 1 (the network) and the authors' code (the scaled ones).
 import dataclasses
 from collections.abc import Iterator, Mapping
 from math import ceil
-from types import MappingProxyType
 from typing import Any
 
 from hsvit_jax.models.convnets import torch_weights
-from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig, check_rate
+from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
 from hsvit_jax.models.convnets.inverted_residual import (
     DROPS,
     Inverted,
@@ -24,44 +23,15 @@ from hsvit_jax.models.convnets.inverted_residual import (
     Plan,
     rounded,
 )
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_choices, check_rates, defaults_of
 
-#: What a variant leaves as it is: the `model` section of EfficientNet-B0.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "width": 1.0,
-        "depth": 1.0,
-        "divisor": 8,  # of every width
-        # Of each stage, before scaling: channels in and out, blocks, the first block's stride,
-        # kernel size, and how much wider a block is inside.
-        "in_channels": (32, 16, 24, 40, 80, 112, 192),
-        "out_channels": (16, 24, 40, 80, 112, 192, 320),
-        "repeats": (1, 2, 2, 3, 3, 4, 1),
-        "strides": (1, 2, 2, 2, 1, 2, 1),
-        "kernels": (3, 3, 5, 3, 5, 5, 3),
-        "expand": (1, 6, 6, 6, 6, 6, 6),
-        "squeeze": 0.25,
-        "activation": "silu",
-        "padding": "native",  # 'same': right at any image size; 'symmetric': as torchvision's
-        "symmetric_blocks": (),  # of 'native': blocks of stride 2 with zeros on both sides
-        "pooling": "mean",  # or 'max'
-        "dropout": 0.2,
-        "drop_rate": 0.2,  # grows with the block towards this
-        "drop": "values",  # or 'paths', an example's whole branch
-        "bn_eps": 1e-3,
-        "bn_momentum": 0.01,  # 0.99 in the paper
-        "expand_bn_momentum": 0.9,  # 0.99 in the paper
-    }
-)
 #: Named networks as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "b0": {},
-        "b3": {"width": 1.2, "depth": 1.4, "dropout": 0.3, "symmetric_blocks": (5, 18)},
-        "b4": {"width": 1.4, "depth": 1.8, "dropout": 0.4, "symmetric_blocks": (6,)},
-        "b5": {"width": 1.6, "depth": 2.2, "dropout": 0.4, "symmetric_blocks": (13, 27)},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "b0": {},
+    "b3": {"width": 1.2, "depth": 1.4, "dropout": 0.3, "symmetric_blocks": (5, 18)},
+    "b4": {"width": 1.4, "depth": 1.8, "dropout": 0.4, "symmetric_blocks": (6,)},
+    "b5": {"width": 1.6, "depth": 2.2, "dropout": 0.4, "symmetric_blocks": (13, 27)},
+}
 _STEM, _TOP = 32, 1280  # channels before scaling
 _STAGE_KEYS = ("in_channels", "out_channels", "repeats", "strides", "kernels", "expand")
 
@@ -72,7 +42,9 @@ class EfficientNetConfig(InvertedConfig):
 
     width: float = 1.0
     depth: float = 1.0
-    divisor: int = 8
+    divisor: int = 8  # of every width
+    # Of each stage, before scaling: channels in and out, blocks, the first block's stride,
+    # kernel size, and how much wider a block is inside.
     in_channels: tuple[int, ...] = (32, 16, 24, 40, 80, 112, 192)
     out_channels: tuple[int, ...] = (16, 24, 40, 80, 112, 192, 320)
     repeats: tuple[int, ...] = (1, 2, 2, 3, 3, 4, 1)
@@ -81,15 +53,15 @@ class EfficientNetConfig(InvertedConfig):
     expand: tuple[int, ...] = (1, 6, 6, 6, 6, 6, 6)
     squeeze: float = 0.25
     activation: str = "silu"
-    padding: str = "native"
-    symmetric_blocks: tuple[int, ...] = ()
-    pooling: str = "mean"
+    padding: str = "native"  # 'same': right at any image size; 'symmetric': as torchvision's
+    symmetric_blocks: tuple[int, ...] = ()  # of 'native': of stride 2, zeros on both sides
+    pooling: str = "mean"  # or 'max'
     dropout: float = 0.2
-    drop_rate: float = 0.2
-    drop: str = "values"
+    drop_rate: float = 0.2  # grows with the block towards this
+    drop: str = "values"  # or 'paths', an example's whole branch
     bn_eps: float = 1e-3
-    bn_momentum: float = 0.01
-    expand_bn_momentum: float = 0.9
+    bn_momentum: float = 0.01  # 0.99 in the paper
+    expand_bn_momentum: float = 0.9  # 0.99 in the paper
 
     def __post_init__(self) -> None:
         stages = {key: getattr(self, key) for key in _STAGE_KEYS}
@@ -108,12 +80,10 @@ class EfficientNetConfig(InvertedConfig):
                     f"a stage's in_channels must be what comes before it, {before}; got {after} of "
                     f"in_channels={self.in_channels}, out_channels={self.out_channels}"
                 )
-        for key, known in (("padding", ("native", "same", "symmetric")), ("drop", DROPS)):
-            if getattr(self, key) not in known:
-                raise ValueError(f"{key} must be one of {known}; got {getattr(self, key)!r}")
+        check_choices(self, padding=("native", "same", "symmetric"), drop=DROPS)
         if self.squeeze < 0:
             raise ValueError(f"squeeze must be at least 0; got {self.squeeze}")
-        check_rate("drop_rate", self.drop_rate)
+        check_rates(self, "drop_rate")
         super().__post_init__()
 
     def channels(self, base: int) -> int:
@@ -192,6 +162,10 @@ class EfficientNetConfig(InvertedConfig):
         )
 
 
+#: The `model` section of EfficientNet-B0, which variants change.
+DEFAULTS = defaults_of(EfficientNetConfig)
+
+
 def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a smoke run: few channels, and blocks in proportion to its own."""
     scales = {"width": 0.08 * settings["width"], "depth": 0.3 * settings["depth"], "divisor": 4}
@@ -206,7 +180,7 @@ FAMILY = Family(
     config=EfficientNetConfig,
     network=ConvNet,
     native_size=224,
-    native_sizes=MappingProxyType({"b3": 300, "b4": 380, "b5": 456}),
+    native_sizes={"b3": 300, "b4": 380, "b5": 456},
     paper_recipe="hsvit_convnet",
     tiny=tiny,
     model_type="efficientnet",

@@ -8,33 +8,15 @@ Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks"
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
 from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan, rounded
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_choices, defaults_of
 
-#: What a variant leaves as it is: the `model` section of MobileNetV2-1.0.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "width": 1.0,
-        "divisor": 8,  # of every width
-        "least_channels": 8,
-        "expand": 6.0,  # how much wider a block is inside
-        "output_stride": 32,  # from here on, dilation in place of strides
-        "stem_expansion": False,  # a 1×1 convolution more in the first block
-        "full_top": True,  # 1280 channels at the end, however narrow the network
-        "activation": "relu6",
-        "padding": "same",  # or 'symmetric'
-        "dropout": 0.2,
-        "bn_eps": 1e-3,
-        "bn_momentum": 0.003,  # 0.997 in the paper's code
-    }
-)
 #: Named networks by their width, as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"1.0": {}, "1.4": {"width": 1.4}})
+VARIANTS: Mapping[str, Mapping[str, Any]] = {"1.0": {}, "1.4": {"width": 1.4}}
 
 # Channels before scaling: of the stem, of the first block and the others; and the others' strides.
 _STEM, _TOP = 32, 1280
@@ -47,17 +29,17 @@ class MobileNetV2Config(InvertedConfig):
     """Sizes of a MobileNetV2; see `DEFAULTS`."""
 
     width: float = 1.0
-    divisor: int = 8
+    divisor: int = 8  # of every width
     least_channels: int = 8
-    expand: float = 6.0
-    output_stride: int = 32
-    stem_expansion: bool = False
-    full_top: bool = True
+    expand: float = 6.0  # how much wider a block is inside
+    output_stride: int = 32  # from here on, dilation in place of strides
+    stem_expansion: bool = False  # a 1×1 convolution more in the first block
+    full_top: bool = True  # 1280 channels at the end, however narrow the network
     activation: str = "relu6"
-    padding: str = "same"
+    padding: str = "same"  # or 'symmetric'
     dropout: float = 0.2
     bn_eps: float = 1e-3
-    bn_momentum: float = 0.003
+    bn_momentum: float = 0.003  # 0.997 in the paper's code
 
     def __post_init__(self) -> None:
         least = min(self.width, self.divisor, self.least_channels, self.expand, self.output_stride)
@@ -66,8 +48,7 @@ class MobileNetV2Config(InvertedConfig):
                 "width, divisor, least_channels, expand and output_stride must be positive; got "
                 f"{self}"
             )
-        if self.padding not in ("same", "symmetric"):
-            raise ValueError(f"padding must be 'same' or 'symmetric'; got {self.padding!r}")
+        check_choices(self, padding=("same", "symmetric"))
         super().__post_init__()
 
     def channels(self, base: int) -> int:
@@ -123,6 +104,10 @@ class MobileNetV2Config(InvertedConfig):
                 self._conv(inner, c_out, 1, activation=""),
                 residual=stride == 1 and c_in == c_out,
             )
+
+
+#: The `model` section of MobileNetV2-1.0, which variants change.
+DEFAULTS = defaults_of(MobileNetV2Config)
 
 
 def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ bottleneck in its 3×3 convolution; initialisation, and the settings for strides
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -15,45 +14,24 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models.convnets import torch_weights
-from hsvit_jax.models.convnets.convnet import (
-    Conv,
-    ConvNet,
-    ConvNetConfig,
-    ConvNorm,
-    HeadConfig,
-)
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.convnets.convnet import Conv, ConvNet, ConvNetConfig, ConvNorm, HeadConfig
+from hsvit_jax.models.family import Family, check_choices, defaults_of
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops.activations import ACTIVATIONS
 from hsvit_jax.ops.max_pool import max_pool
 
 Array = jax.Array
 
-#: What a variant leaves as it is: the `model` section of ResNet-50.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "block": "bottleneck",  # or 'basic'
-        "stem_channels": 64,
-        "channels": (256, 512, 1024, 2048),  # out of each stage
-        "depths": (3, 4, 6, 3),
-        "activation": "relu",  # of the stem and after each sum; inside a block it is ReLU
-        "stride_in_first_stage": False,
-        "stride_in_first_conv": False,  # of a bottleneck, instead of in its 3×3 convolution
-        "bn_momentum": 0.9,
-    }
-)
 _BASIC = {"block": "basic", "channels": (64, 128, 256, 512)}
 
 #: Named networks of the paper's table 1, as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "18": {**_BASIC, "depths": (2, 2, 2, 2)},
-        "34": {**_BASIC, "depths": (3, 4, 6, 3)},
-        "50": {},
-        "101": {"depths": (3, 4, 23, 3)},
-        "152": {"depths": (3, 8, 36, 3)},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "18": {**_BASIC, "depths": (2, 2, 2, 2)},
+    "34": {**_BASIC, "depths": (3, 4, 6, 3)},
+    "50": {},
+    "101": {"depths": (3, 4, 23, 3)},
+    "152": {"depths": (3, 8, 36, 3)},
+}
 
 #: The stem's max pool, described as the convolution that shrinks a map alike.
 _POOL = Conv(1, 1, 3, stride=2, padding=(1, 1))
@@ -70,21 +48,20 @@ class Residual(NamedTuple):
 class ResNetConfig(ConvNetConfig):
     """Sizes of a ResNet; see `DEFAULTS`, and `resnext` for groups, base_width and zero_init."""
 
-    block: str = "bottleneck"
+    block: str = "bottleneck"  # or 'basic'
     stem_channels: int = 64
-    channels: tuple[int, ...] = (256, 512, 1024, 2048)
+    channels: tuple[int, ...] = (256, 512, 1024, 2048)  # out of each stage
     depths: tuple[int, ...] = (3, 4, 6, 3)
-    activation: str = "relu"
+    activation: str = "relu"  # of the stem and after each sum; inside a block it is ReLU
     stride_in_first_stage: bool = False
-    stride_in_first_conv: bool = False
+    stride_in_first_conv: bool = False  # of a bottleneck, instead of in its 3×3 convolution
     bn_momentum: float = 0.9
     groups: int = 1
     base_width: int = 64
     zero_init: bool = False
 
     def __post_init__(self) -> None:
-        if self.block not in ("basic", "bottleneck"):
-            raise ValueError(f"block must be 'basic' or 'bottleneck'; got {self.block!r}")
+        check_choices(self, block=("basic", "bottleneck"))
         if len(self.channels) != len(self.depths) or min(self.depths, default=0) < 1:
             raise ValueError(
                 "a ResNet needs channels and a depth of at least 1 for each stage; got "
@@ -157,6 +134,10 @@ class ResNetConfig(ConvNetConfig):
 
     def features(self, key: Array) -> nnx.Module:
         return Features(self, key)
+
+
+#: The `model` section of ResNet-50, which variants change.
+DEFAULTS = defaults_of(ResNetConfig, without=["groups", "base_width", "zero_init"])
 
 
 class Block(nnx.Module):

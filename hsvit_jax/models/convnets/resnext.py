@@ -4,25 +4,20 @@ Source: Xie et al., "Aggregated Residual Transformations for Deep Neural Network
 first scales as in timm, where the last BatchNorm of a block starts at 0.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import Any
 
 from hsvit_jax.models.convnets import resnet, torch_weights
 from hsvit_jax.models.convnets.convnet import ConvNet
 from hsvit_jax.models.family import Family
 
 #: What a variant leaves as it is: the `model` section of ResNeXt-50 32×4d.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "stem_channels": 64,
-        "channels": (256, 512, 1024, 2048),  # out of each stage
-        "depths": (3, 4, 6, 3),
-        "groups": 32,
-        "base_width": 4,
-    }
-)
+DEFAULTS = {
+    "stem_channels": 64,
+    "channels": (256, 512, 1024, 2048),  # out of each stage
+    "depths": (3, 4, 6, 3),
+    "groups": 32,
+    "base_width": 4,
+}
 
 FAMILY = Family(
     name="resnext",

@@ -14,7 +14,6 @@ the map's size rounded up to a multiple of 8.
 import dataclasses
 from collections.abc import Mapping
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,8 +21,15 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
-from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig, check_rate
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig
+from hsvit_jax.models.family import (
+    Family,
+    check_choices,
+    check_heads,
+    check_rates,
+    check_sizes,
+    defaults_of,
+)
 from hsvit_jax.models.hsvit import torch_weights
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
@@ -34,23 +40,9 @@ from hsvit_jax.models.network import BoundModules, ForwardContext, GroupShard, N
 Array = jax.Array
 
 #: Families that a backbone can be of.
-BACKBONES: Mapping[str, Family] = MappingProxyType(
-    {module.FAMILY.name: module.FAMILY for module in (resnet, efficientnet, mobilenet_v2)}
-)
-
-#: What a variant leaves as it is (HSViT paper, table 3), but for `backbone` and its settings.
-_SHARED: Mapping[str, Any] = MappingProxyType(
-    {
-        "groups": 64,
-        "depth": 2,
-        "embed_dim": 0,  # the map's pixels, rounded up to a multiple of 8
-        "heads": 8,
-        "dropout": 0.2,
-        "group_dropout": 0.0,
-        "votes": "equal",  # or 'learned'
-        "trunk": "replicated",  # or 'sharded': the backbone's channels are spread over devices
-    }
-)
+BACKBONES: Mapping[str, Family] = {
+    module.FAMILY.name: module.FAMILY for module in (resnet, efficientnet, mobilenet_v2)
+}
 
 
 def backbone_settings(name: str) -> dict[str, Any]:
@@ -86,14 +78,11 @@ def _variant(name: str) -> dict[str, Any]:
 
 
 #: Backbones by name, each with the settings of its own family as a section.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        name: _variant(name)
-        for family in BACKBONES.values()
-        for name in (_named(family, variant) for variant in family.variants)
-    }
-)
-DEFAULTS: Mapping[str, Any] = MappingProxyType({**_SHARED, **_variant("resnet50")})
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    name: _variant(name)
+    for family in BACKBONES.values()
+    for name in (_named(family, variant) for variant in family.variants)
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,40 +93,28 @@ class BackboneHSViTConfig:
     """
 
     backbone: ConvNetConfig
-    groups: int = _SHARED["groups"]
-    depth: int = _SHARED["depth"]
-    embed_dim: int = _SHARED["embed_dim"]
-    heads: int = _SHARED["heads"]
-    dropout: float = _SHARED["dropout"]
-    group_dropout: float = _SHARED["group_dropout"]
-    votes: str = _SHARED["votes"]
-    trunk: str = _SHARED["trunk"]
-    encoder: str = "auto"
+    groups: int = 64
+    depth: int = 2
+    embed_dim: int = 0  # the map's pixels, rounded up to a multiple of 8
+    heads: int = 8
+    dropout: float = 0.2
+    group_dropout: float = 0.0
+    votes: str = "equal"  # or 'learned'
+    trunk: str = "replicated"  # or 'sharded': the backbone's channels are spread over devices
 
     def __post_init__(self) -> None:
         if self.embed_dim == 0:
             object.__setattr__(self, "embed_dim", -(-prod(self.map_size) // 8) * 8)
-        if min(self.groups, self.depth, self.embed_dim, self.heads) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self, self.groups, self.depth, self.embed_dim)
         channels = self.conv_channels[-1]
         if channels % self.groups:
             raise ValueError(
                 f"{channels} channel tokens of the backbone cannot split into groups={self.groups}:"
                 f" choose a divisor of {channels}: {divisors(channels)}"
             )
-        if self.embed_dim % self.heads:
-            raise ValueError(
-                f"embed_dim={self.embed_dim} is not divisible by heads={self.heads}: choose one of "
-                f"{divisors(self.embed_dim)}"
-            )
-        for name in ("dropout", "group_dropout"):
-            check_rate(name, getattr(self, name))
-        for name, known in (
-            ("votes", ("equal", "learned")),
-            ("trunk", ("replicated", "sharded")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {known}; got {getattr(self, name)!r}")
+        check_heads(self.embed_dim, self.heads)
+        check_rates(self, "dropout", "group_dropout")
+        check_choices(self, votes=("equal", "learned"), trunk=("replicated", "sharded"))
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -173,6 +150,10 @@ class BackboneHSViTConfig:
     def tokens(self) -> int:
         """Tokens of one group, its CLS included."""
         return self.conv_channels[-1] // self.groups + 1
+
+
+#: The `model` section of a network on ResNet-50 (HSViT paper, table 3).
+DEFAULTS = {**defaults_of(BackboneHSViTConfig), **_variant("resnet50")}
 
 
 class Projection(nnx.Module):

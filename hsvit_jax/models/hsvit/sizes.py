@@ -3,47 +3,29 @@
 import dataclasses
 from collections.abc import Mapping
 from math import gcd, log, prod
-from types import MappingProxyType
 from typing import Any
 
-from hsvit_jax.models.family import few
+from hsvit_jax.models.family import (
+    check_choices,
+    check_heads,
+    check_rates,
+    check_sizes,
+    defaults_of,
+    few,
+)
 
-#: The settings of a `model` section (paper, table 2, and the authors' code).
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "ablation": "none",  # or 'conv_only', 'attention_only'
-        "conv_channels": (64, 128),
-        "conv_kernels": (3, 3),
-        "pool_strides": (),  # `default_strides`
-        "groups": 16,
-        "depth": 2,
-        "embed_dim": 64,
-        "heads": 8,
-        "dropout": 0.2,
-        "trunk": "replicated",
-        "towers": 1,
-        "group_dropout": 0.0,
-        "convolution": "dense",
-        "tiles": (1, 1),
-        "votes": "equal",
-    }
-)
 #: Named sizes (paper, table 2), as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "c2a2": {},
-        "c3a4": {"conv_channels": (64, 128, 256), "conv_kernels": (3, 3, 3), "depth": 4},
-        "c4a8": {"conv_channels": (64, 128, 256, 512), "conv_kernels": (3, 3, 3, 3), "depth": 8},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "c2a2": {},
+    "c3a4": {"conv_channels": (64, 128, 256), "conv_kernels": (3, 3, 3), "depth": 4},
+    "c4a8": {"conv_channels": (64, 128, 256, 512), "conv_kernels": (3, 3, 3, 3), "depth": 8},
+}
 #: Pool strides of a variant by the pixels of an image's side (paper, table 2).
-STRIDES: Mapping[str, Mapping[int, tuple[int, ...]]] = MappingProxyType(
-    {
-        "c2a2": {28: (2, 2), 32: (2, 2), 64: (4, 2), 128: (4, 4)},
-        "c3a4": {28: (2, 1, 2), 32: (2, 1, 2), 64: (2, 2, 2), 128: (4, 2, 2)},
-        "c4a8": {28: (2, 1, 2, 1), 32: (2, 1, 2, 1), 64: (2, 2, 2, 1), 128: (2, 2, 2, 2)},
-    }
-)
+STRIDES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
+    "c2a2": {28: (2, 2), 32: (2, 2), 64: (4, 2), 128: (4, 4)},
+    "c3a4": {28: (2, 1, 2), 32: (2, 1, 2), 64: (2, 2, 2), 128: (4, 2, 2)},
+    "c4a8": {28: (2, 1, 2, 1), 32: (2, 1, 2, 1), 64: (2, 2, 2, 1), 128: (2, 2, 2, 2)},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,20 +61,20 @@ class HSViTConfig:
     image_size: tuple[int, int]
     image_channels: int
     num_classes: int
-    conv_channels: tuple[int, ...]
-    conv_kernels: tuple[int, ...]
-    pool_strides: tuple[int, ...]
-    groups: int = DEFAULTS["groups"]
-    depth: int = DEFAULTS["depth"]
-    embed_dim: int = DEFAULTS["embed_dim"]
-    heads: int = DEFAULTS["heads"]
-    dropout: float = DEFAULTS["dropout"]
-    trunk: str = DEFAULTS["trunk"]
-    towers: int = DEFAULTS["towers"]
-    group_dropout: float = DEFAULTS["group_dropout"]
+    conv_channels: tuple[int, ...] = (64, 128)
+    conv_kernels: tuple[int, ...] = (3, 3)
+    pool_strides: tuple[int, ...] = ()
+    groups: int = 16
+    depth: int = 2
+    embed_dim: int = 64
+    heads: int = 8
+    dropout: float = 0.2
+    trunk: str = "replicated"
+    towers: int = 1
+    group_dropout: float = 0.0
     separable: bool = False
-    tiles: tuple[int, int] = DEFAULTS["tiles"]
-    votes: str = DEFAULTS["votes"]
+    tiles: tuple[int, int] = (1, 1)
+    votes: str = "equal"
 
     def __post_init__(self) -> None:
         check_tiles(self.image_size, self.tiles, self.towers)
@@ -133,6 +115,14 @@ class HSViTConfig:
         return self.conv_channels[-1] // self.groups + 1
 
 
+#: The settings of a `model` section (paper, table 2, and the authors' code); `default_strides` for
+#: empty pool strides.
+DEFAULTS = {
+    **{"ablation": "none", "convolution": "dense"},
+    **defaults_of(HSViTConfig, without=["separable"]),
+}
+
+
 def _check_sizes(c: HSViTConfig) -> None:
     """Names both numbers of every pair that does not fit, and the way out."""
     blocks = len(c.conv_channels)
@@ -141,13 +131,10 @@ def _check_sizes(c: HSViTConfig) -> None:
             "conv_channels, conv_kernels and pool_strides need one entry per block; got "
             f"{c.conv_channels}, {c.conv_kernels} and {c.pool_strides}"
         )
-    sizes = (*c.image_size, c.image_channels, c.num_classes, *c.conv_channels, *c.pool_strides)
-    if min(*sizes, c.embed_dim) < 1 or c.groups < 0 or c.depth < 0:
-        raise ValueError(f"sizes must be positive; got {c}")
-    if not 0 <= c.dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1); got {c.dropout}")
-    if not 0 <= c.group_dropout < 1:
-        raise ValueError(f"group_dropout must be in [0, 1); got {c.group_dropout}")
+    sizes = (*c.conv_channels, *c.pool_strides, c.embed_dim, c.groups + 1, c.depth + 1)
+    check_sizes(c, *sizes)
+    check_rates(c, "dropout", "group_dropout")
+    check_choices(c, votes=("equal", "learned"), trunk=("replicated", "sharded"))
     if c.convolution:
         if any(k < 1 or k % 2 == 0 for k in c.conv_kernels):
             raise ValueError(f"convolution kernels must be odd; got conv_kernels={c.conv_kernels}")
@@ -158,8 +145,6 @@ def _check_sizes(c: HSViTConfig) -> None:
             "without convolution each colour plane is a token, so height × width must equal "
             f"embed_dim={c.embed_dim}; got {c.image_size[0]}×{c.image_size[1]}"
         )
-    if c.votes not in ("equal", "learned"):
-        raise ValueError(f"votes must be 'equal' or 'learned'; got {c.votes!r}")
     if c.votes == "learned" and not c.groups:
         raise ValueError("without attention groups there are no votes to learn: choose 'equal'")
     if c.groups:
@@ -170,11 +155,7 @@ def _check_sizes(c: HSViTConfig) -> None:
             )
         if c.depth < 1:
             raise ValueError("attention groups need depth of at least 1; for none set groups=0")
-        if c.heads < 1 or c.embed_dim % c.heads:
-            raise ValueError(
-                f"embed_dim={c.embed_dim} is not divisible by heads={c.heads}: choose one of "
-                f"{divisors(c.embed_dim)}"
-            )
+        check_heads(c.embed_dim, c.heads)
 
 
 def check_tiles(image_size: tuple[int, int], tiles: tuple[int, ...], towers: int) -> None:
@@ -196,8 +177,6 @@ def check_tiles(image_size: tuple[int, int], tiles: tuple[int, ...], towers: int
 
 def _check_spread(c: HSViTConfig) -> None:
     """Towers and sharded trunks need something to divide."""
-    if c.trunk not in ("replicated", "sharded"):
-        raise ValueError(f"trunk must be 'replicated' or 'sharded'; got {c.trunk!r}")
     if c.towers < 1:
         raise ValueError(f"towers must be at least 1; got {c.towers}")
     if c.towers == 1 and c.trunk == "replicated":

@@ -10,40 +10,35 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.vit import hvt, token_pruning, torch_weights
 
 #: What a variant leaves as it is: the `model` section of DeiT-S.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "patch": 0,  # `hvt.default_patch`
-        "heads": 6,
-        "head_dim": 64,
-        "depth": 12,
-        "mlp_ratio": 4.0,
-        "qkv_bias": True,
-        "eps": 1e-6,
-        "cls": True,
-        "drop_path": 0.1,
-        "retained": (),  # tokens that each block keeps
-        "flops_share": 1.0,  # instead of `retained`: a schedule that costs this share
-    }
-)
+DEFAULTS: Mapping[str, Any] = {
+    "patch": 0,  # `hvt.default_patch`
+    "heads": 6,
+    "head_dim": 64,
+    "depth": 12,
+    "mlp_ratio": 4.0,
+    "qkv_bias": True,
+    "eps": 1e-6,
+    "cls": True,
+    "drop_path": 0.1,
+    "retained": (),  # tokens that each block keeps
+    "flops_share": 1.0,  # instead of `retained`: a schedule that costs this share
+}
 #: Named systems, as they differ from `DEFAULTS`. The shares are the FLOPs of the HVT paper's table
 #: 1 over those of the network that keeps all tokens: 0.80 of 1.2537 G and 2.70 of 4.5989 G.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "ti": {"heads": 3},
-        "s": {},
-        "ti-nocls": {"heads": 3, "cls": False},
-        "s-nocls": {"cls": False},
-        "ti-power": {"heads": 3, "flops_share": 0.80 / 1.2537},
-        "s-power": {"flops_share": 2.70 / 4.5989},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "ti": {"heads": 3},
+    "s": {},
+    "ti-nocls": {"heads": 3, "cls": False},
+    "s-nocls": {"cls": False},
+    "ti-power": {"heads": 3, "flops_share": 0.80 / 1.2537},
+    "s-power": {"flops_share": 2.70 / 4.5989},
+}
 
 
 def multiply_adds(c: hvt.HVTConfig, retained: tuple[int, ...]) -> int:

@@ -6,65 +6,49 @@ Source: DHVT supplement, table 11 (sizes), tables 2 to 5 and figure 1 (ablations
 import dataclasses
 from collections.abc import Mapping
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.family import (
+    check_choices,
+    check_heads,
+    check_rates,
+    check_sizes,
+    defaults_of,
+)
 
 NORMS = ("batch", "layer")
 
-#: What a variant leaves as it is: the `model` section of DHVT-T with patches of 4 pixels.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "patch": 4,
-        "heads": 4,
-        "embed_dim": 192,
-        "depth": 12,
-        "mlp_ratio": 4.0,
-        "qkv_bias": True,
-        "drop_path": 0.1,
-        "head_tokens": True,
-        "sope": True,
-        "affine": True,
-        "sope_norm": "batch",
-        "feed_forward": "daff",
-        "daff_norm": "batch",
-        "positions": False,
-    }
-)
 _T16, _S = {"patch": 16}, {"heads": 8, "embed_dim": 384}
 _S16 = {"patch": 16, "heads": 6, "embed_dim": 384}
 #: Named systems: supplement, table 11, and its ablations of DHVT-T, as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "t-patch4": {},
-        "t-patch2": {"patch": 2},
-        "s-patch4": _S,
-        "s-patch2": {**_S, "patch": 2},
-        "t-patch16": _T16,
-        "s-patch16": _S16,
-        "t-imagenet": {**_T16, "heads": 3},
-        "s-heads4": {**_S, "heads": 4},
-        "s-heads6": {**_S, "heads": 6},
-        "t-heads3": {"heads": 3},
-        "t-no-head-tokens": {"head_tokens": False},
-        "t-no-affine": {"affine": False},
-        "t-aggregate-all": {"feed_forward": "daff-aggregate-all"},
-        "t-no-shortcut": {"feed_forward": "daff-no-shortcut"},
-        "t-bn-ln": {"daff_norm": "layer"},
-        "t-ln-bn": {"sope_norm": "layer"},
-        "t-ln-ln": {"sope_norm": "layer", "daff_norm": "layer"},
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "t-patch4": {},
+    "t-patch2": {"patch": 2},
+    "s-patch4": _S,
+    "s-patch2": {**_S, "patch": 2},
+    "t-patch16": _T16,
+    "s-patch16": _S16,
+    "t-imagenet": {**_T16, "heads": 3},
+    "s-heads4": {**_S, "heads": 4},
+    "s-heads6": {**_S, "heads": 6},
+    "t-heads3": {"heads": 3},
+    "t-no-head-tokens": {"head_tokens": False},
+    "t-no-affine": {"affine": False},
+    "t-aggregate-all": {"feed_forward": "daff-aggregate-all"},
+    "t-no-shortcut": {"feed_forward": "daff-no-shortcut"},
+    "t-bn-ln": {"daff_norm": "layer"},
+    "t-ln-bn": {"sope_norm": "layer"},
+    "t-ln-ln": {"sope_norm": "layer", "daff_norm": "layer"},
+} | {
+    f"vit-t{suffix}": {
+        "head_tokens": False,
+        "sope": False,
+        "positions": True,
+        "feed_forward": f"ffn{suffix}",
     }
-    | {
-        f"vit-t{suffix}": {
-            "head_tokens": False,
-            "sope": False,
-            "positions": True,
-            "feed_forward": f"ffn{suffix}",
-        }
-        for suffix in ("", "-split", "-split-aggregate", "-split-average")
-    }
-)
+    for suffix in ("", "-split", "-split-aggregate", "-split-average")
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,17 +71,15 @@ class Operations:
 
 
 _DAFF = Operations(True, "depthwise", True, "cls", True)
-FEED_FORWARDS: Mapping[str, Operations] = MappingProxyType(
-    {
-        "daff": _DAFF,
-        "daff-no-shortcut": dataclasses.replace(_DAFF, shortcut=False),
-        "daff-aggregate-all": dataclasses.replace(_DAFF, aggregate="all"),
-        "ffn": Operations(split=False),
-        "ffn-split": Operations(),
-        "ffn-split-aggregate": Operations(aggregate="cls"),
-        "ffn-split-average": Operations(neighbours="average"),
-    }
-)
+FEED_FORWARDS: Mapping[str, Operations] = {
+    "daff": _DAFF,
+    "daff-no-shortcut": dataclasses.replace(_DAFF, shortcut=False),
+    "daff-aggregate-all": dataclasses.replace(_DAFF, aggregate="all"),
+    "ffn": Operations(split=False),
+    "ffn-split": Operations(),
+    "ffn-split-aggregate": Operations(aggregate="cls"),
+    "ffn-split-average": Operations(neighbours="average"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,26 +121,11 @@ class DHVTConfig:
     positions: bool = False
 
     def __post_init__(self) -> None:
-        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
-        if min(*sizes, self.depth, self.hidden) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self, self.embed_dim, self.depth, self.hidden)
         layers.check_patches(self.image_size, self.patch)
-        if self.heads < 1 or self.embed_dim % self.heads:
-            raise ValueError(
-                f"embed_dim={self.embed_dim} is not divisible by heads={self.heads}: choose one of "
-                f"{[d for d in range(1, self.embed_dim + 1) if self.embed_dim % d == 0]}"
-            )
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path must be in [0, 1); got {self.drop_path}")
-        for name, fits in (
-            ("sope_norm", NORMS),
-            ("daff_norm", NORMS),
-            ("feed_forward", tuple(FEED_FORWARDS)),
-        ):
-            if getattr(self, name) not in fits:
-                raise ValueError(
-                    f"unknown model.{name} {getattr(self, name)!r}; choose one of {fits}"
-                )
+        check_heads(self.embed_dim, self.heads)
+        check_rates(self, "drop_path")
+        check_choices(self, sope_norm=NORMS, daff_norm=NORMS, feed_forward=[*FEED_FORWARDS])
         if self.sope and (self.patch < 2 or self.patch & (self.patch - 1)):
             raise ValueError(
                 f"SOPE halves the image by each convolution, so patch must be 2, 4, 8 or 16; got "
@@ -195,3 +162,7 @@ class DHVTConfig:
     def operations(self) -> Operations:
         """The feed-forward's operations."""
         return FEED_FORWARDS[self.feed_forward]
+
+
+#: The `model` section of DHVT-T with patches of 4 pixels, which variants change.
+DEFAULTS = defaults_of(DHVTConfig)

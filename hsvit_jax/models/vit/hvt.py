@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Mapping
 from functools import reduce
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,34 +21,15 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vit import token_pruning, torch_weights
 from hsvit_jax.ops.max_pool import max_pool
 
 Array = jax.Array
 
-POOLS = ("max", "average", "conv")
-
-#: What a variant leaves as it is: the `model` section of HVT-S-4 (paper, section 5).
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "patch": 0,  # `default_patch`: 16, as in the paper, from 112 pixels on
-        "heads": 6,
-        "head_dim": 64,
-        "depth": 12,
-        "stage_depth": 3,
-        "pool": "max",
-        "pool_dims": 1,
-        "pool_window": 3,
-        "mlp_ratio": 4.0,
-        "qkv_bias": True,
-        "eps": 1e-6,
-        "drop_path": 0.1,
-    }
-)
 #: Named systems of the paper's tables 1 to 9 and section 4.2, as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+VARIANTS: Mapping[str, Mapping[str, Any]] = (
     {f"ti-{m}": {"heads": 3, "stage_depth": 12 // m if m else 0} for m in range(5)}
     | {f"s-{m}": {"stage_depth": 12 // m if m else 0} for m in range(5)}
     | {
@@ -110,13 +90,9 @@ class HVTConfig:
     patch_init: str = "torch"
 
     def __post_init__(self) -> None:
-        sizes = (*self.image_size, self.image_channels, self.num_classes, self.heads)
-        if min(*sizes, self.head_dim, self.depth, self.hidden) < 1 or self.stage_depth < 0:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self, self.heads, self.head_dim, self.depth, self.hidden, self.stage_depth + 1)
         layers.check_patches(self.image_size, self.patch)
-        for rate in (self.drop_path, self.dropout, self.attention_dropout):
-            if not 0 <= rate < 1:
-                raise ValueError(f"drop_path and dropout must be in [0, 1); got {rate}")
+        check_rates(self, "drop_path", "dropout", "attention_dropout")
         _check_pooling(self)
         if self.retained:
             token_pruning.check_retained(self.retained, self.depth, self.tokens)
@@ -157,11 +133,16 @@ class HVTConfig:
         return out
 
 
+#: Settings of DeiT and ViT alone.
+_OTHERS = ("cls", "retained", "activation", "dropout", "attention_dropout", "patch_init")
+#: The `model` section of HVT-S-4 (paper, section 5); an empty patch is `default_patch`'s.
+DEFAULTS = {**defaults_of(HVTConfig, without=_OTHERS), "patch": 0}
+
+
 def _check_pooling(c: HVTConfig) -> None:
     if not c.stage_depth:
         return
-    if c.pool not in POOLS:
-        raise ValueError(f"unknown model.pool {c.pool!r}; choose one of {POOLS}")
+    check_choices(c, pool=("max", "average", "conv"))
     if c.pool_dims not in (1, 2):
         raise ValueError(f"pool_dims must be 1 or 2; got {c.pool_dims}")
     if c.pool_window < 2 or (c.pool_dims == 2 and c.pool_window % 2 == 0):

@@ -6,39 +6,34 @@ The network of `deit`, with the sizes, the norms' epsilon and the dropout layers
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.vit import hvt, torch_weights
 
 #: What a variant leaves as it is: the `model` section of ViT-B with patches of 4 pixels.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "patch": 4,
-        "heads": 12,
-        "head_dim": 64,
-        "depth": 12,
-        "mlp_dim": 3072,
-        "qkv_bias": True,
-        "eps": 1e-12,
-        "activation": "gelu",
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "drop_path": 0.0,
-    }
-)
+DEFAULTS: Mapping[str, Any] = {
+    "patch": 4,
+    "heads": 12,
+    "head_dim": 64,
+    "depth": 12,
+    "mlp_dim": 3072,
+    "qkv_bias": True,
+    "eps": 1e-12,
+    "activation": "gelu",
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "drop_path": 0.0,
+}
 
 _LARGE = {"heads": 16, "depth": 24, "mlp_dim": 4096}
 
 #: Named variants, as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "b-patch4": {},
-        "b-patch16": {"patch": 16},
-        "l-patch16": {**_LARGE, "patch": 16},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "b-patch4": {},
+    "b-patch16": {"patch": 16},
+    "l-patch16": {**_LARGE, "patch": 16},
+}
 
 
 class ViT(hvt.HVT):

@@ -10,7 +10,6 @@ Source: the ViX paper, tables 3 and 4, and the authors' code. The paper has a fe
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_heads, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -28,33 +27,13 @@ from hsvit_jax.ops.max_pool import max_pool
 
 Array = jax.Array
 
-#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        # Heads share the width of a token here.
-        **{k: v for k, v in mixer_config.DEFAULTS.items() if k != "head_dim"},
-        "conv_channels": (64, 64),
-        "conv_strides": (),
-        "conv_kernel": 3,
-        "pool_window": 3,
-        "pool_stride": 1,
-        "embed_dim": 128,
-        "depth": 4,
-        "mlp_dim": 512,
-        "attention_dropout": 0.0,
-        "drop_path": 0.1,
-    }
-)
-
 #: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "cct": {"mixer": "softmax", "attention_dropout": 0.1},
-        "ccp": {"mixer": "performer"},
-        "ccl": {"mixer": "linformer"},
-        "ccn": {"mixer": "nystrom"},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "cct": {"mixer": "softmax", "attention_dropout": 0.1},
+    "ccp": {"mixer": "performer"},
+    "ccl": {"mixer": "linformer"},
+    "ccn": {"mixer": "nystrom"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +59,7 @@ class CCXConfig:
     num_classes: int
     mixing: Mixing
     conv_channels: tuple[int, ...] = (64, 64)
-    conv_strides: tuple[int, ...] = (1, 1, 1)
+    conv_strides: tuple[int, ...] = ()
     conv_kernel: int = 3
     pool_window: int = 3
     pool_stride: int = 1
@@ -91,9 +70,7 @@ class CCXConfig:
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
-        if min(*sizes, self.depth, self.mlp_dim, self.pool_stride) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self, self.embed_dim, self.depth, self.mlp_dim, self.pool_stride)
         if min(self.conv_kernel, self.pool_window) < 1 or not self.conv_kernel % 2 == 1 == (
             self.pool_window % 2
         ):
@@ -101,9 +78,7 @@ class CCXConfig:
                 f"convolution and pool must be odd; got conv_kernel={self.conv_kernel} and "
                 f"pool_window={self.pool_window}"
             )
-        for rate in (self.dropout, self.drop_path):
-            if not 0 <= rate < 1:
-                raise ValueError(f"dropout and drop_path must be in [0, 1); got {rate}")
+        check_rates(self, "dropout", "drop_path")
         stems.check_stem(self.conv_widths, self.conv_strides, "conv_strides")
         self.mixing.check_tokens(self.tokens)
 
@@ -122,6 +97,14 @@ class CCXConfig:
     def tokens(self) -> int:
         """Tokens of the sequence."""
         return self.map_size[0] * self.map_size[1]
+
+
+#: Settings of a `model` section, with the paper's values; () follows from the image size. Heads
+#: share the width of a token here.
+DEFAULTS = {
+    **{k: v for k, v in mixer_config.DEFAULTS.items() if k != "head_dim"},
+    **{"attention_dropout": 0.0, **defaults_of(CCXConfig)},
+}
 
 
 class Tokenizer(nnx.Module):
@@ -232,8 +215,7 @@ def _config(
     *, heads: int, embed_dim: int, attention_dropout: float, dropout: float, **settings: Any
 ) -> CCXConfig:
     """A CCX's sizes. Raises ValueError for heads that do not divide the width."""
-    if heads < 1 or embed_dim % heads:
-        raise ValueError(f"embed_dim={embed_dim} is not divisible by heads={heads}")
+    check_heads(embed_dim, heads)
     sizes = mixer_config.with_mixing(
         {**settings, "heads": heads},
         head_dim=embed_dim // heads,

@@ -9,7 +9,6 @@ Source: the ViX paper, tables 3 and 4, and the authors' notebooks.
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -27,26 +26,13 @@ from hsvit_jax.ops.attention import attention, attention_weights
 
 Array = jax.Array
 
-#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **mixer_config.DEFAULTS,
-        "stage_strides": (),
-        "depths": (1, 1, 2),
-        "embed_dim": 128,
-        "mlp_dim": 256,
-    }
-)
-
 #: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "cvt": {"mixer": "softmax", "head_dim": 64},
-        "cvp": {"mixer": "performer"},
-        "cvl": {"mixer": "linformer"},
-        "cvn": {"mixer": "nystrom"},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "cvt": {"mixer": "softmax", "head_dim": 64},
+    "cvp": {"mixer": "performer"},
+    "cvl": {"mixer": "linformer"},
+    "cvn": {"mixer": "nystrom"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +51,7 @@ class CvXConfig:
     image_channels: int
     num_classes: int
     mixing: Mixing
-    stage_strides: tuple[int, ...] = (1, 1, 1)
+    stage_strides: tuple[int, ...] = ()
     depths: tuple[int, ...] = (1, 1, 2)
     embed_dim: int = 128
     mlp_dim: int = 256
@@ -76,9 +62,7 @@ class CvXConfig:
                 f"depths={self.depths} and stage_strides={self.stage_strides} need one entry per "
                 "stage each"
             )
-        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
-        if min(*sizes, self.mlp_dim, *self.depths, *self.stage_strides) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self, self.embed_dim, self.mlp_dim, *self.depths, *self.stage_strides)
         for rows, columns in self.map_sizes:
             self.mixing.check_tokens(rows * columns)
 
@@ -89,6 +73,10 @@ class CvXConfig:
         return tuple(
             conv_layers.map_size(self.image_size, strides[: i + 1]) for i in range(len(strides))
         )
+
+
+#: Settings of a `model` section, with the paper's values; () follows from the image size.
+DEFAULTS = {**mixer_config.DEFAULTS, **defaults_of(CvXConfig)}
 
 
 class ChannelNorm(nnx.Module):

@@ -10,7 +10,6 @@ paper, without its position biases.
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -28,27 +27,13 @@ from hsvit_jax.ops.attention import attention, attention_weights
 
 Array = jax.Array
 
-#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **mixer_config.DEFAULTS,
-        "stem_channels": (32, 64),
-        "stem_strides": (),
-        "embed_dim": 128,
-        "depth": 4,
-        "mlp_dim": 256,
-    }
-)
-
 #: Named variants (ViX paper, tables 3 and 4) as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "levit": {"mixer": "softmax"},
-        "levip": {"mixer": "performer"},
-        "levil": {"mixer": "linformer"},
-        "levin": {"mixer": "nystrom"},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "levit": {"mixer": "softmax"},
+    "levip": {"mixer": "performer"},
+    "levil": {"mixer": "linformer"},
+    "levin": {"mixer": "nystrom"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,15 +54,13 @@ class LeViXConfig:
     num_classes: int
     mixing: Mixing
     stem_channels: tuple[int, ...] = (32, 64)
-    stem_strides: tuple[int, ...] = (1, 1, 1)
+    stem_strides: tuple[int, ...] = ()
     embed_dim: int = 128
     depth: int = 4
     mlp_dim: int = 256
 
     def __post_init__(self) -> None:
-        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
-        if min(*sizes, self.depth, self.mlp_dim) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self, self.embed_dim, self.depth, self.mlp_dim)
         stems.check_stem(self.stem_widths, self.stem_strides)
         self.mixing.check_tokens(self.tokens)
 
@@ -95,6 +78,10 @@ class LeViXConfig:
     def tokens(self) -> int:
         """Tokens of the sequence."""
         return self.map_size[0] * self.map_size[1]
+
+
+#: Settings of a `model` section, with the paper's values; () follows from the image size.
+DEFAULTS = {**mixer_config.DEFAULTS, **defaults_of(LeViXConfig)}
 
 
 class LeViTAttention(nnx.Module):

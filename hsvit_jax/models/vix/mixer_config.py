@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hsvit_jax.models.family import check_odd, check_rates, defaults_of
+
 #: The mixers.
 NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
 _ATTENTION = ("softmax", "performer", "linformer", "nystrom")
@@ -59,11 +61,8 @@ class Mixing:
         sizes = (self.heads, self.head_dim, self.projections, self.landmarks)
         if min(sizes) < 1 or self.features < 0 or self.expansion <= 0:
             raise ValueError(f"a mixer's sizes must be positive; got {self}")
-        for rate in (self.dropout, self.attention_dropout):
-            if not 0 <= rate < 1:
-                raise ValueError(f"dropout must be in [0, 1); got {rate}")
-        if self.residual_kernel < 1 or self.residual_kernel % 2 == 0:
-            raise ValueError(f"residual_kernel must be odd; got {self.residual_kernel}")
+        check_rates(self, "dropout", "attention_dropout")
+        check_odd(self, "residual_kernel")
         if self.name == "performer" and not self.feature_count:
             raise ValueError(
                 f"head_dim={self.head_dim} gives performer features=0: set model.features"
@@ -114,20 +113,9 @@ class Mixing:
                 )
 
 
+_BY_FAMILY = ("attention_dropout", "rope", "expansion", "init")
 #: What a `Mixing` reads, with the papers' values.
-DEFAULTS: Mapping[str, Any] = {
-    "mixer": "softmax",
-    "heads": 4,
-    "head_dim": 32,
-    "dropout": 0.0,
-    "projections": 64,
-    "one_kv_head": True,
-    "landmarks": 64,
-    "residual_kernel": 33,
-    "features": 0,
-    "batch_coupling": False,
-}
-
+DEFAULTS = {"mixer": "softmax", **defaults_of(Mixing, without=_BY_FAMILY)}
 
 #: Settings that may differ within a named variant.
 _FREE = frozenset(

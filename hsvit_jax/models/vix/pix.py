@@ -8,7 +8,6 @@ Source: the ViX paper, table 5; blocks as in `vix`.
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -31,23 +30,21 @@ _MIXERS = {
 }
 
 #: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **mixer_config.DEFAULTS,
-        "patch": 0,
-        "stem_channels": (),
-        "stem_strides": (),
-        "embed_dim": 128,
-        "depths": (2, 2),
-        "mlp_dim": 256,
-        "embed_dropout": 0.0,
-    }
-)
+DEFAULTS: Mapping[str, Any] = {
+    **mixer_config.DEFAULTS,
+    "patch": 0,
+    "stem_channels": (),
+    "stem_strides": (),
+    "embed_dim": 128,
+    "depths": (2, 2),
+    "mlp_dim": 256,
+    "embed_dropout": 0.0,
+}
 
 #: Named variants (ViX paper, table 5) as they differ from `DEFAULTS`.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    _MIXERS | {f"hybrid_{name}": {**v, "stem_channels": (32, 64)} for name, v in _MIXERS.items()}
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = _MIXERS | {
+    f"hybrid_{name}": {**v, "stem_channels": (32, 64)} for name, v in _MIXERS.items()
+}
 
 
 @dataclasses.dataclass(frozen=True)

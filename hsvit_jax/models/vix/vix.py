@@ -9,14 +9,13 @@ Source: the ViX paper, tables 1, 2 and 6, and the authors' code, which the publi
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, check_rates, check_sizes
 from hsvit_jax.models.network import ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -41,24 +40,22 @@ _ROTARY = {
 }
 
 #: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **mixer_config.DEFAULTS,
-        "patch": 0,
-        "stem_channels": (),
-        "stem_strides": (),
-        "positions": "learned",
-        "embed_dim": 128,
-        "depth": 4,
-        "mlp_dim": 256,
-        "expansion": 1.0,
-        "embed_dropout": 0.0,
-    }
-)
+DEFAULTS: Mapping[str, Any] = {
+    **mixer_config.DEFAULTS,
+    "patch": 0,
+    "stem_channels": (),
+    "stem_strides": (),
+    "positions": "learned",
+    "embed_dim": 128,
+    "depth": 4,
+    "mlp_dim": 256,
+    "expansion": 1.0,
+    "embed_dropout": 0.0,
+}
 
 #: Named variants (ViX paper, tables 1, 2 and 6), as they differ from `DEFAULTS`. Dropout is that of
 #: the authors' scripts; the paper says there is none.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+VARIANTS: Mapping[str, Mapping[str, Any]] = (
     _MIXERS
     | {f"hybrid_{name}": {**v, **_HYBRID} for name, v in _MIXERS.items()}
     | {f"{name}_rope": {**_MIXERS[name], **v} for name, v in _ROTARY.items()}
@@ -100,12 +97,8 @@ class ViXConfig:
     embed_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        sizes = (*self.image_size, self.image_channels, self.num_classes, self.embed_dim)
-        if min(*sizes, self.depth, self.mlp_dim) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
-        for rate in (self.dropout, self.embed_dropout):
-            if not 0 <= rate < 1:
-                raise ValueError(f"dropout must be in [0, 1); got {rate}")
+        check_sizes(self, self.embed_dim, self.depth, self.mlp_dim)
+        check_rates(self, "dropout", "embed_dropout")
         if self.stem_channels:
             stems.check_stem(self.stem_widths, self.stem_strides)
             if self.patch != 1:

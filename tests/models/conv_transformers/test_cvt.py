@@ -40,7 +40,7 @@ def test_rates_of_dropped_paths():
     assert [c.drop_path_rate(2, i) for i in (0, 9)] == [0, 0.1]
 
 
-@pytest.mark.parametrize("of", cvt.DROP_PATH_OF)
+@pytest.mark.parametrize("of", ("tokens", "branch"))
 def test_what_a_dropped_path_takes(of):
     """With nothing from attention: an example's tokens, or its feed-forward alone."""
     settings = {**SMALL, "drop_paths": (0.0, 0.75), "drop_path_of": of}

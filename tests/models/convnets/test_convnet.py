@@ -129,7 +129,7 @@ def test_an_image_too_small_for_the_strides_says_so(family, side):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("resnet", {"block": "wide"}, "block must be 'basic' or 'bottleneck'; got 'wide'"),
+        ("resnet", {"block": "wide"}, "unknown model.block 'wide'; choose one of"),
         ("resnet", {"depths": (1, 2)}, "channels and a depth of at least 1 for each stage"),
         ("resnet", {"activation": "prelu"}, "unknown activation 'prelu'; choose one of"),
         ("resnet", {"bn_momentum": 1.0}, r"momentum in \[0, 1\) and a positive eps; got 1.0"),
@@ -137,12 +137,12 @@ def test_an_image_too_small_for_the_strides_says_so(family, side):
         (
             "efficientnet",
             {"padding": "valid"},
-            r"padding must be one of \('native', 'same', 'symmetric'\)",
+            r"unknown model.padding",
         ),
-        ("efficientnet", {"drop": "all"}, r"drop must be one of \('values', 'paths'\)"),
-        ("efficientnet", {"pooling": "sum"}, "pooling must be 'mean' or 'max'; got 'sum'"),
+        ("efficientnet", {"drop": "all"}, r"unknown model.drop"),
+        ("efficientnet", {"pooling": "sum"}, "unknown model.pooling 'sum'"),
         ("mobilenet_v2", {"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),
-        ("mobilenet_v2", {"padding": "valid"}, "padding must be 'same' or 'symmetric'"),
+        ("mobilenet_v2", {"padding": "valid"}, "unknown model.padding 'valid'"),
     ],
 )
 def test_sizes_that_do_not_fit_say_so(family, changes, message):

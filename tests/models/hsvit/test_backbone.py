@@ -177,8 +177,8 @@ def test_the_backbone_s_settings_from_the_command_line():
     [
         ({"groups": 48}, "2048 channel tokens of the backbone cannot split into groups=48"),
         ({"embed_dim": 12}, "embed_dim=12 is not divisible by heads=8"),
-        ({"votes": "none"}, r"votes must be one of \('equal', 'learned'\)"),
-        ({"trunk": "split"}, r"trunk must be one of \('replicated', 'sharded'\)"),
+        ({"votes": "none"}, r"votes .*one of \('equal', 'learned'\)"),
+        ({"trunk": "split"}, r"trunk .*one of \('replicated', 'sharded'\)"),
         ({"dropout": 1.5}, r"dropout must be in \[0, 1\); got 1.5"),
         ({"depth": 0}, "sizes must be positive"),
         ({"backbone": "vgg16"}, "'vgg16'; it begins with one of resnet, efficientnet"),

@@ -60,7 +60,7 @@ def test_published_sizes_have_their_name():
         ({"qkv_bias": 1}, "qkv_bias must be of type bool; got 1"),
         ({"patch_size": 3}, "8×8 pixels cannot be cut into patches of patch=3"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be of type int; got True"),
-        ({"hidden_dropout_prob": 1.5}, "drop_path and dropout must be in"),
+        ({"hidden_dropout_prob": 1.5}, "dropout must be in"),
     ],
 )
 def test_fields_that_do_not_fit_are_told(changes, message):

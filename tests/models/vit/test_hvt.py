@@ -122,7 +122,7 @@ def test_initial_values_are_the_reference_s():
         ({"pool": "median"}, r"unknown model.pool 'median'; choose one of \('max'"),
         ({"pool_dims": 3}, "pool_dims must be 1 or 2; got 3"),
         ({"pool_dims": 2, "pool_window": 2}, "odd in 2-D; got 2"),
-        ({"drop_path": 1.0}, r"drop_path and dropout must be in \[0, 1\); got 1.0"),
+        ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\); got 1.0"),
         ({"cls": True}, "no CLS token"),
         ({"heads": 0}, "sizes must be positive"),
         ({"stage_depth": -1}, "sizes must be positive"),
