@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hsvit_jax import cli, get_config, main
-from hsvit_jax.commands import COMMANDS
+from hsvit_jax.commands import COMMANDS, compare
 from hsvit_jax.config import keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,8 +59,8 @@ def test_command_lines_are_accepted(monkeypatch, capsys):
         assert main.main([program, *words]) == 0, (line, capsys.readouterr().err)
         request = requests.pop()
         if request.name == "compare":
-            for spec in request.words:
-                get_config(spec, *request.settings)
+            for system in map(compare.System.parse, request.words):
+                get_config(system.spec, *request.settings, *system.settings)
 
 
 @pytest.mark.parametrize("page", PAGES)
