@@ -312,6 +312,8 @@ MODEL_KEYS: Mapping[str, Key] = {
     "widths": _each(_width("token width of each stage")),
     "heads": _whole("attention heads", 1, 1024),
     "cvt.heads": _each(_whole("attention heads of each stage", 1, 1024)),
+    "swin.heads": _each(_whole("attention heads of each stage", 1, 1024)),
+    "windows": _each(_width("side of each stage's attention windows")),
     "head_dim": _width("width of an attention head"),
     "key_dim": _width("width of a head's queries and keys"),
     "mlp_dim": _width("hidden width of the feed-forward"),

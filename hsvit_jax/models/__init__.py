@@ -11,12 +11,12 @@ from hsvit_jax.models.family import Family, few
 from hsvit_jax.models.hsvit import backbone, hsvit
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.torch_weights import Tensors
-from hsvit_jax.models.vit import deit, dhvt, hvt, vit
+from hsvit_jax.models.vit import deit, dhvt, hvt, swin, vit
 from hsvit_jax.models.vix import ccx, cvx, levix, pix, vix
 
 _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),
-    *(hvt, deit, dhvt),
+    *(hvt, deit, dhvt, swin),
     *(vit, mobilevit, swiftformer, cvt, efficientformer),
     *(resnet, resnext, efficientnet, mobilenet_v2, backbone),
 )

@@ -408,6 +408,27 @@ class Block(nnx.Module):
         return x_BTD + drop_path(y_BTD, self.rate, context, stream + 4)
 
 
+class TokenHead(nnx.Module):
+    """LayerNorm, the CLS token or the mean of all tokens, a linear classifier."""
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        key: Array,
+        *,
+        mean: bool = False,
+        eps: float = 1e-5,
+        init: str = "torch",
+    ) -> None:
+        self.mean, self.norm = mean, LayerNorm(dim, eps)
+        self.linear = Linear(dim, classes, key, init=init)
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → logits (B, K)."""
+        return self.linear(self.norm(x_BTD).mean(1) if self.mean else self.norm(x_BTD[:, 0]))
+
+
 class TwoHeads(nnx.Module):
     """The average of two linear classifiers, the second distilled from a teacher's labels."""
 

@@ -218,27 +218,15 @@ class Encoder(nnx.Module):
         return x_BTD
 
 
-class Head(nnx.Module):
-    """LayerNorm and a linear classifier of the CLS token."""
-
-    def __init__(self, c: DHVTConfig, key: Array) -> None:
-        self.norm = layers.LayerNorm(c.embed_dim, 1e-6)
-        self.linear = layers.Linear(c.embed_dim, c.num_classes, key, init="normal")
-
-    def __call__(self, x_BTD: Array) -> Array:
-        """(B, T, D) → logits (B, K)."""
-        return self.linear(self.norm(x_BTD[:, 0]))
-
-
 class DHVT(Network):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
-        embedding_key, encoder_key, head_key = jax.random.split(key, 3)
+        c, (embedding_key, encoder_key, head_key) = self.config, jax.random.split(key, 3)
         return {
-            "embedding": Embedding(self.config, embedding_key),
-            "encoder": Encoder(self.config, encoder_key),
-            "head": Head(self.config, head_key),
+            "embedding": Embedding(c, embedding_key),
+            "encoder": Encoder(c, encoder_key),
+            "head": layers.TokenHead(c.embed_dim, c.num_classes, head_key, eps=1e-6, init="normal"),
         }
 
     def forward(

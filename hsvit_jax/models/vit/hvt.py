@@ -277,28 +277,17 @@ class Encoder(nnx.Module):
         return x_BTD
 
 
-class Head(nnx.Module):
-    """LayerNorm, the CLS token or the mean of all, a linear classifier."""
-
-    def __init__(self, c: HVTConfig, key: Array) -> None:
-        self.cls = c.cls
-        self.norm = layers.LayerNorm(c.dim, c.eps)
-        self.linear = layers.Linear(c.dim, c.num_classes, key, init="normal")
-
-    def __call__(self, x_BTD: Array) -> Array:
-        """(B, T, D) → logits (B, K)."""
-        return self.linear(self.norm(x_BTD[:, 0]) if self.cls else self.norm(x_BTD).mean(1))
-
-
 class HVT(Network):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
-        embedding_key, encoder_key, head_key = jax.random.split(key, 3)
+        c, (embedding_key, encoder_key, head_key) = self.config, jax.random.split(key, 3)
         return {
-            "embedding": Embedding(self.config, embedding_key),
-            "encoder": Encoder(self.config, encoder_key),
-            "head": Head(self.config, head_key),
+            "embedding": Embedding(c, embedding_key),
+            "encoder": Encoder(c, encoder_key),
+            "head": layers.TokenHead(
+                c.dim, c.num_classes, head_key, mean=not c.cls, eps=c.eps, init="normal"
+            ),
         }
 
     def forward(

@@ -1,4 +1,4 @@
-"""State dicts of ViT (the `transformers` library's), and of DeiT, HVT and DHVT (timm's names)."""
+"""State dicts of ViT (the `transformers` library's) and of DeiT, HVT, DHVT, Swin (timm's names)."""
 
 import math
 import re
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hsvit_jax.models.family import Family
     from hsvit_jax.models.vit.dhvt_sizes import DHVTConfig
     from hsvit_jax.models.vit.hvt import HVTConfig
+    from hsvit_jax.models.vit.swin import SwinConfig
 
 Sections = tuple[dict[str, Any], dict[str, Any]]
 _BLOCK = "encoder/blocks/{i}"
@@ -319,3 +320,62 @@ def _dhvt(c: "DHVTConfig", keys: Collection[str]) -> Table:
 
 
 DHVT = TorchWeights(("head.weight",), _dhvt_settings, _dhvt)
+
+# --- Swin ----------------------------------------------------------------------------------------
+
+_SWIN_PATCHES, _SWIN_HEAD = "patch_embed.proj", "head.fc"
+
+
+def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sizes follow from shapes, but for what rounding and small maps hide."""
+    shapes, block = {k: v.shape for k, v in tensors.items()}, "layers.{}.blocks.{}.{}"
+    stages = range(sum(block.format(s, 0, "norm1.weight") in shapes for s in range(len(shapes))))
+
+    def of_first(name: str) -> list[Shape]:
+        return [shapes[block.format(s, 0, name)] for s in stages]
+
+    tables = of_first("attn.relative_position_bias_table")
+    windows = given.get("window_size") or [(math.isqrt(n) + 1) // 2 for n, _ in tables]
+    (hidden, width), *_ = of_first("mlp.fc1.weight")
+    given = {**given, "image_size": given.get("img_size") or given.get("image_size")}
+    model = {
+        "patch": shapes[f"{_SWIN_PATCHES}.weight"][2],
+        "widths": tuple(width for (width,) in of_first("norm1.weight")),
+        "depths": tuple(
+            sum(k.startswith(f"layers.{s}.") and k.endswith("norm1.weight") for k in shapes)
+            for s in stages
+        ),
+        "heads": tuple(heads for _, heads in tables),
+        "windows": (windows,) * len(stages) if isinstance(windows, int) else tuple(windows),
+        "mlp_ratio": field(given, "mlp_ratio", hidden / width),
+        "qkv_bias": block.format(0, 0, "attn.qkv.bias") in shapes,
+        "drop_path": field(given, "drop_path_rate", family.defaults["drop_path"]),
+    }
+    return model, data_section(tensors, given, f"{_SWIN_PATCHES}.weight", f"{_SWIN_HEAD}.weight")
+
+
+def _swin(c: "SwinConfig", keys: Collection[str]) -> Table:
+    block, theirs = "stage{s}/blocks/{i}", "layers.{s}.blocks.{i}"
+    return {
+        **_patches(_SWIN_PATCHES, c.patch),
+        "embedding/norm": "patch_embed.norm",
+        "stage{s}/merging/norm": "layers.{s}.downsample.norm",
+        "stage{s}/merging/reduction": "layers.{s}.downsample.reduction",
+        f"{block}/norm1": f"{theirs}.norm1",
+        f"{block}/norm2": f"{theirs}.norm2",
+        f"{block}/mixer/qkv": f"{theirs}.attn.qkv",
+        f"{block}/mixer/out": f"{theirs}.attn.proj",
+        f"{block}/mixer/offset_bias": f"{theirs}.attn.relative_position_bias_table",
+        f"{block}/feed_forward/up": f"{theirs}.mlp.fc1",
+        f"{block}/feed_forward/down": f"{theirs}.mlp.fc2",
+        "head/norm": "norm",
+        "head/linear": _SWIN_HEAD,
+    }
+
+
+SWIN = TorchWeights(
+    (f"{_SWIN_PATCHES}.weight",),
+    _swin_settings,
+    _swin,
+    ignored=r".*\.(attn_mask|relative_position_index)$",  # numbers that follow from the map's size
+)

@@ -144,7 +144,7 @@ class PiX(Network):
         return {
             "patches": vix.Patches(c, patches_key),
             "encoder": Encoder(c, encoder_key),
-            "head": vix.Head(c.stages[-1].dim, c.num_classes, head_key),
+            "head": layers.TokenHead(c.stages[-1].dim, c.num_classes, head_key),
         }
 
     def forward(

@@ -191,19 +191,6 @@ def mixer_blocks(
     return out
 
 
-class Head(nnx.Module):
-    """LayerNorm, then a linear classifier on the CLS token or the mean of the tokens."""
-
-    def __init__(self, dim: int, classes: int, key: Array, *, pool: str = "cls") -> None:
-        self.pool = pool
-        self.norm, self.linear = layers.LayerNorm(dim), layers.Linear(dim, classes, key)
-
-    def __call__(self, x_BTD: Array) -> Array:
-        """(B, T, D) → logits (B, K)."""
-        y_BD = self.norm(x_BTD[:, 0]) if self.pool == "cls" else self.norm(x_BTD).mean(1)
-        return self.linear(y_BD)
-
-
 class ViX(Network):
     """Parameters: {'patches', 'encoder' (cls, position, blocks), 'head'}."""
 
@@ -213,7 +200,7 @@ class ViX(Network):
         return {
             "patches": Patches(c, patches_key),
             "encoder": Encoder(c, encoder_key),
-            "head": Head(c.embed_dim, c.num_classes, head_key, pool="cls" if c.cls else "mean"),
+            "head": layers.TokenHead(c.embed_dim, c.num_classes, head_key, mean=not c.cls),
         }
 
     def forward(

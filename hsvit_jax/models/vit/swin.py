@@ -1,0 +1,288 @@
+"""Swin: attention inside windows of a map, which every second block shifts; maps shrink by merging.
+
+Source: Liu et al., "Swin Transformer", sections 3.1 and 3.2; the windows of maps that they do not
+divide, and of small ones, as in timm.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.family import Family
+from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.vit import torch_weights
+from hsvit_jax.ops.attention import biased_attention
+
+Array = jax.Array
+Size = tuple[int, int]
+
+#: What a variant leaves as it is: the `model` section of Swin-T.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "patch": 4,
+        "widths": (96, 192, 384, 768),
+        "depths": (2, 2, 6, 2),
+        "heads": (3, 6, 12, 24),
+        "windows": (7, 7, 7, 7),
+        "mlp_ratio": 4.0,
+        "qkv_bias": True,
+        "drop_path": 0.2,
+    }
+)
+_BASE = {"widths": (128, 256, 512, 1024), "heads": (4, 8, 16, 32)}
+
+#: Named networks of the paper's table 1, as they differ from `DEFAULTS`; authors' rates of depth.
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "t": {},
+        "s": {"depths": (2, 2, 18, 2), "drop_path": 0.3},
+        "b": {**_BASE, "depths": (2, 2, 18, 2), "drop_path": 0.5},
+    }
+)
+
+#: Added to the score of two pixels that the shift, not the image, made neighbours.
+_APART = -100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SwinConfig:
+    """Sizes of a Swin; of each stage where there are several.
+
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        windows: side of a window, cut to the map's where that is smaller.
+        drop_path: rate of the last block; linear from 0 at the first.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
+    """
+
+    image_size: Size
+    image_channels: int
+    num_classes: int
+    patch: int = 4
+    widths: tuple[int, ...] = (96, 192, 384, 768)
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    heads: tuple[int, ...] = (3, 6, 12, 24)
+    windows: tuple[int, ...] = (7, 7, 7, 7)
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+    drop_path: float = 0.2
+
+    def __post_init__(self) -> None:
+        stages = (self.widths, self.depths, self.heads, self.windows)
+        if len({len(sizes) for sizes in stages}) > 1 or not self.depths:
+            raise ValueError(
+                "widths, depths, heads and windows need a value for each stage; got "
+                f"{self.widths}, {self.depths}, {self.heads} and {self.windows}"
+            )
+        sizes = (*self.image_size, self.image_channels, self.num_classes)
+        if min(min(values) for values in (sizes, *stages)) < 1 or self.mlp_ratio <= 0:
+            raise ValueError(f"sizes must be positive; got {self}")
+        if any(width % heads for width, heads in zip(self.widths, self.heads, strict=True)):
+            raise ValueError(f"heads={self.heads} do not divide widths={self.widths}")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path must be in [0, 1); got {self.drop_path}")
+        layers.check_patches(self.image_size, self.patch)
+
+    def maps(self) -> list[Size]:
+        """Rows and columns of each stage's map; merging pads an odd side."""
+        grid = (self.image_size[0] // self.patch, self.image_size[1] // self.patch)
+        return [conv_layers.map_size(grid, (2,) * i) for i in range(len(self.depths))]
+
+    def window(self, stage: int, block: int) -> tuple[Size, Size]:
+        """Rows and columns of a block's windows, and how far they are shifted.
+
+        timm cuts a window to a map whose sides are halved without the padding of odd ones.
+        """
+        side = self.windows[stage]
+        maps = [n // self.patch // 2**stage for n in self.image_size]
+        if min(maps) < 1:
+            raise ValueError(
+                f"an image of {self.image_size[0]}×{self.image_size[1]} pixels is too small for "
+                f"{len(self.depths)} stages behind patches of {self.patch}: enlarge "
+                "data.image_size, or use a smaller model.patch"
+            )
+        rows, columns = (min(n, side) for n in maps)
+        down, right = (side // 2 if n > side and block % 2 else 0 for n in maps)
+        return (rows, columns), (down, right)
+
+
+class Embedding(nnx.Module):
+    """Patch embedding and LayerNorm."""
+
+    def __init__(self, c: SwinConfig, key: Array) -> None:
+        self.patches = layers.PatchEmbedding(c.patch, c.image_channels, c.widths[0], key)
+        self.norm = layers.LayerNorm(c.widths[0])
+
+    def __call__(self, images_BHWC: Array) -> Array:
+        """(B, H, W, C) → (B, T, D)."""
+        return self.norm(self.patches(images_BHWC))
+
+
+class Merging(nnx.Module):
+    """The four pixels of each 2×2 cell side by side, LayerNorm, a linear map."""
+
+    def __init__(self, map_size: Size, dim: int, dim_out: int, key: Array) -> None:
+        self.map_size = map_size
+        self.norm = layers.LayerNorm(4 * dim)
+        self.reduction = layers.Linear(4 * dim, dim_out, key, bias=False, init="normal")
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → (B, T', D'), of half as many rows and columns; odd ones are padded."""
+        batch, _, dim = x_BTD.shape
+        rows, columns = self.map_size
+        x = x_BTD.reshape(batch, rows, columns, dim)
+        x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0)))
+        x = x.reshape(batch, -(-rows // 2), 2, -(-columns // 2), 2, dim)
+        cells = x.transpose(0, 1, 3, 4, 2, 5)  # columns before rows
+        return self.reduction(self.norm(cells.reshape(batch, -1, 4 * dim)))
+
+
+class WindowAttention(layers.MultiHeadAttention):
+    """Attention of the pixels in each window, with a learned bias for each head and offset.
+
+    The map is rolled by the shift, then padded by zeros at its bottom and right, which are keys.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        map_size: Size,
+        window: Size,
+        shift: Size,
+        key: Array,
+        bias: bool,
+    ) -> None:
+        qkv_key, bias_key = jax.random.split(key)
+        super().__init__(dim, heads, qkv_key, bias=bias, init="normal")
+        self.map_size, self.window, self.shift = map_size, window, shift
+        offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
+        self.offset_bias = nnx.Param(0.02 * jax.random.normal(bias_key, (offsets, heads)))
+
+    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        batch, _, dim = x_BTD.shape
+        (rows, columns), (down, right) = self.map_size, self.shift
+        x = jnp.roll(x_BTD.reshape(batch, rows, columns, dim), (-down, -right), (1, 2))
+        pads = [-n % side for n, side in zip(self.map_size, self.window, strict=True)]
+        x = jnp.pad(x, ((0, 0), (0, pads[0]), (0, pads[1]), (0, 0)))
+        (high, wide), padded = self.window, x.shape
+        windows = x.reshape(batch, padded[1] // high, high, padded[2] // wide, wide, dim)
+        windows = windows.swapaxes(2, 3)
+        bias_1LNTT = self.offset_bias[...][window_offsets(self.window)].transpose(2, 0, 1)[
+            None, None
+        ]
+        if any(self.shift):
+            apart = window_masks(padded[1:3], self.window, self.shift)
+            bias_1LNTT = bias_1LNTT + jnp.asarray(apart, bias_1LNTT.dtype)[None, :, None]
+
+        q, k, v = (
+            part.reshape(batch, -1, *part.shape[1:])
+            for part in self.project(windows.reshape(-1, high * wide, dim))
+        )
+        o_LNTE = biased_attention(q, k, v, bias_1LNTT).reshape(-1, *q.shape[2:])
+        out = self.out(layers.merge_heads(o_LNTE)).reshape(windows.shape)
+        x = out.swapaxes(2, 3).reshape(padded)[:, :rows, :columns]
+        return jnp.roll(x, (down, right), (1, 2)).reshape(x_BTD.shape)
+
+
+def window_offsets(window: Size) -> np.ndarray:
+    """The bias's index for every query and key of a window, int32 (T, T)."""
+    places = np.stack(np.meshgrid(*map(np.arange, window), indexing="ij"), -1).reshape(-1, 2)
+    rows, columns = np.moveaxis(places[:, None] - places[None] + np.array(window) - 1, -1, 0)
+    return (rows * (2 * window[1] - 1) + columns).astype(np.int32)
+
+
+def window_masks(map_size: Size, window: Size, shift: Size) -> np.ndarray:
+    """What is added to the scores of each window of a shifted map, (L, T, T)."""
+    labels = [
+        np.digitize(np.arange(n), (n - side, n - by)) if by else np.zeros(n, int)
+        for n, side, by in zip(map_size, window, shift, strict=True)
+    ]
+    regions = labels[0][:, None] * 3 + labels[1][None]
+    (rows, columns), (high, wide) = map_size, window
+    regions = regions.reshape(rows // high, high, columns // wide, wide).swapaxes(1, 2)
+    regions = regions.reshape(-1, high * wide)
+    return np.where(regions[:, :, None] == regions[:, None], 0.0, _APART)
+
+
+class Stage(nnx.Module):
+    """Merging, but before the first stage, and blocks."""
+
+    def __init__(self, c: SwinConfig, number: int, key: Array) -> None:
+        merge_key, *keys = jax.random.split(key, c.depths[number] + 1)
+        dim, maps, self.first = c.widths[number], c.maps(), sum(c.depths[:number])
+        rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first :]
+        self.merging = (
+            Merging(maps[number - 1], c.widths[number - 1], dim, merge_key) if number else None
+        )
+        self.blocks = nnx.List()
+        for i, block_key in enumerate(keys):
+            mix_key, feed_key = jax.random.split(block_key)
+            mixer = WindowAttention(
+                *(dim, c.heads[number], maps[number], *c.window(number, i), mix_key, c.qkv_bias)
+            )
+            hidden = int(dim * c.mlp_ratio)
+            feed_forward = layers.FeedForward(dim, hidden, feed_key, init="normal")
+            self.blocks.append(layers.Block(dim, mixer, feed_forward, drop_path=rates[i]))
+
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
+        """(B, T, D) → (B, T', D')."""
+        if self.merging is not None:
+            x_BTD = self.merging(x_BTD)
+        for i, block in enumerate(self.blocks, self.first):
+            x_BTD = block(x_BTD, context, i)
+        return x_BTD
+
+
+class Swin(Network):
+    """Parameters: {'embedding', 'stage0', …, 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        embedding_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
+        return {
+            "embedding": Embedding(c, embedding_key),
+            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            "head": layers.TokenHead(
+                c.widths[-1], c.num_classes, head_key, mean=True, init="normal"
+            ),
+        }
+
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        x_BTD = bound["embedding"](images_BHWC)
+        for i in range(len(self.config.depths)):
+            x_BTD = bound[f"stage{i}"](x_BTD, context)
+        return bound["head"](x_BTD), bound.stats()
+
+
+FAMILY = Family(
+    name="swin",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="t",
+    config=SwinConfig,
+    network=Swin,
+    aliases=("timm swin",),
+    native_size=224,
+    paper_recipe="dhvt",
+    tiny=lambda settings: {
+        "widths": (8, 16),
+        "depths": (1, 2),
+        "heads": (2, 4),
+        "windows": (4, 3),
+    },
+    torch_weights=torch_weights.SWIN,
+)

@@ -1,0 +1,74 @@
+"""Swin in timm's names: a golden's logits and training step, the way back; windows of any map."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from support import convnet_files, hf_files
+
+from hsvit_jax import models
+from hsvit_jax.models.network import ForwardContext
+from hsvit_jax.models.vit import swin
+
+
+def test_a_golden(golden_dir):
+    path = golden_dir / "timm-swin-train.npz"
+    convnet_files.logits_agree(path)
+    convnet_files.training_step_agrees(path)
+    tensors, network, params, stats, family, description = convnet_files.read(path)
+    for key, tensor in family.torch_weights.dump(params, stats, network).items():
+        np.testing.assert_array_equal(tensor, tensors[key])
+    shown, _ = models.torch_settings(family, tensors, {})
+    told, _ = models.torch_settings(family, tensors, description["constructor"])
+    assert shown == {**told, "drop_path": 0.2}
+
+
+def test_shifted_windows_of_a_map_that_they_do_not_divide():
+    """Pixel by pixel: who is in the window, and who came to it around the map's edge."""
+    rows, columns, side, by, dim = 5, 4, 3, 1, 4
+    with jax.enable_x64(True):
+        sizes = (dim, 1, (rows, columns), (side, side), (by, by))
+        module = swin.WindowAttention(*sizes, jax.random.key(0), bias=True)
+        x = np.random.default_rng(0).normal(size=(1, rows * columns, dim))
+        context = ForwardContext(False, None, np.arange(1))
+        ours = np.asarray(module(x, context, 0))[0].reshape(rows, columns, dim)
+        qkv = np.asarray(module.qkv(np.concatenate([x[0], np.zeros((1, dim))])))
+        table = np.asarray(module.offset_bias[...])[:, 0].reshape(2 * side - 1, 2 * side - 1)
+        height, width = (-(-n // side) * side for n in (rows, columns))
+
+        def token(i, j):
+            """Of the padded, shifted map; the last is padding."""
+            inside = i < rows and j < columns
+            return (i + by) % rows * columns + (j + by) % columns if inside else -1
+
+        def region(i, j):
+            sides = ((i, height), (j, width))
+            return [(n >= size - side) + (n >= size - by) for n, size in sides]
+
+        for i, j in itertools.product(range(rows), range(columns)):
+            first = i // side * side, j // side * side
+            keys = [(first[0] + a, first[1] + b) for a in range(side) for b in range(side)]
+            scores = [
+                qkv[token(i, j), :dim] @ qkv[token(*key), dim : 2 * dim] * dim**-0.5
+                + table[i - key[0] + side - 1, j - key[1] + side - 1]
+                - 100 * (region(i, j) != region(*key))
+                for key in keys
+            ]
+            weights = np.exp(scores) / np.exp(scores).sum()
+            mixed = weights @ qkv[[token(*key) for key in keys], 2 * dim :]
+            where = divmod(token(i, j), columns)
+            np.testing.assert_allclose(ours[where], module.out(mixed), atol=1e-6)
+
+
+def test_windows_are_cut_to_maps_and_images_refused():
+    c = hf_files.network("swin", size=(36, 64), windows=(4, 4, 4, 4)).config
+    assert c.maps() == [(9, 16), (5, 8), (3, 4), (2, 2)]
+    assert [c.window(s, 1) for s in range(4)] == [
+        ((4, 4), (2, 2)),
+        ((4, 4), (0, 2)),
+        ((2, 4), (0, 0)),
+        ((1, 2), (0, 0)),
+    ]
+    with pytest.raises(ValueError, match="16×16 pixels is too small for 4 stages behind patches"):
+        hf_files.network("swin", size=(16, 16))
