@@ -27,7 +27,8 @@ _DISTRIBUTED = "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."
 _JOB = (flags.DEFINE_string, "distributed", "auto", _DISTRIBUTED)
 _STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
 _SPLIT = "Which images; default: all of a folder in --config beside --checkpoint, else test."
-_EXPORT_FORMAT = "safetensors, a folder for the hub, or the authors' PyTorch names."
+_EXPORT_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
+_EXPORT_FORMAT = "safetensors, a folder for the hub, the authors' PyTorch names, or programs."
 _TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64, 1e-5 for logits."
 _LENGTHS = ["256", "512", "1024", "2048", "4096"]
 
@@ -103,12 +104,15 @@ COMMANDS: Mapping[str, Command] = {
         words="RUN",
     ),
     "export": Command(
-        "Writes a trained network as one file, a hub folder or the authors' state dict.",
+        "Writes a trained network as one file, for the hub, under other names, or as programs.",
         "commands.export",
-        "$ runs/c2a2-digits-strong-seed0 model.safetensors",
+        "$ runs/c2a2-digits-strong-seed0 model.safetensors\n"
+        "$ runs/c2a2-digits-strong-seed0 model.onnx --format=onnx\n"
+        "$ runs/c2a2-digits-strong-seed0 four --format=stablehlo --parts=4",
         (
             *_RUN,
-            (flags.DEFINE_enum, "format", "file", ["file", "hub", "reference"], _EXPORT_FORMAT),
+            (flags.DEFINE_enum, "format", "file", _EXPORT_FORMATS, _EXPORT_FORMAT),
+            (flags.DEFINE_integer, "parts", None, "Programs of an HSViT's groups, and a head.", 1),
         ),
         words="RUN OUT",
     ),

@@ -25,17 +25,28 @@ def modules(model: Any) -> list[tuple[str, int, int]]:
         as attention's, counts for the module that computed the later one.
     """
     shapes = _shapes(model, 1)
-    with conv.as_on_accelerators():
-        traced = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x)[0])(*shapes)
-    paths = [module_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes[:2])]
-    labels = [(0, path) for path in paths] + [(1, "")]
-    macs: collections.Counter[str] = collections.Counter()
-    _count(traced.jaxpr, labels, 1, macs)
+    macs = by_module(lambda trees, x: model.apply(*trees, x)[0], shapes[:2], shapes[2])
     parameters = collections.Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes[:1]):
         parameters[module_of(path)] += leaf.size
     macs.update(model.saved_multiply_adds())
     return [(path, parameters[path], n) for path, n in macs.items() if n or path in parameters]
+
+
+def by_module(function: Any, trees: tuple[dict, ...], *inputs: Any) -> collections.Counter[str]:
+    """Multiply-adds of function(trees, *inputs) by module, from the shapes of its arguments.
+
+    Args:
+        function: a forward pass, or a part of one.
+        trees: parameters and statistics.
+        inputs: arrays that are not the network's.
+    """
+    with conv.as_on_accelerators():
+        traced = jax.make_jaxpr(function)(trees, *inputs)
+    paths = [module_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(trees)]
+    macs: collections.Counter[str] = collections.Counter()
+    _count(traced.jaxpr, [(0, path) for path in paths] + [(1, "")] * len(inputs), 1, macs)
+    return macs
 
 
 def parameters(model: Any) -> int:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hsvit_jax.ops.conv import use_cpu_formulas
 from hsvit_jax.ops.dropout import dropout_scale
 from hsvit_jax.ops.normalise import moments_dtype
 from hsvit_jax.ops.remat import recomputed
@@ -151,6 +152,8 @@ def _by_groups(function: Any, arrays: tuple[Array, ...], counters: tuple[Array, 
 
     The arrays' first axis is G, and of the counters it is G or 1.
     """
+    if not use_cpu_formulas("attention"):
+        return function(*arrays, counters)
     q_GBNTE, k_GBNSE = arrays[:2]
     groups = q_GBNTE.shape[0]
     size = q_GBNTE.size // q_GBNTE.shape[-1] * k_GBNSE.shape[3] // groups
@@ -159,7 +162,7 @@ def _by_groups(function: Any, arrays: tuple[Array, ...], counters: tuple[Array, 
         for n in range(1, groups + 1)
         if groups % n == 0 and (n == 1 or n * size <= _CACHED_WEIGHTS)
     )
-    if slice_groups == groups or jax.default_backend() != "cpu":
+    if slice_groups == groups:
         return function(*arrays, counters)
     counters = tuple(jnp.asarray(counter) for counter in counters)
     by_group = [counter.ndim > 0 and counter.shape[0] > 1 for counter in counters]

@@ -30,18 +30,18 @@ Array = jax.Array
 
 _FORMULAS = (conv_im2col, conv_winograd, conv_direct)
 
-_KINDS = ("dense", "depthwise")
+_KINDS = ("dense", "depthwise", "attention")
 _PLAIN: contextvars.ContextVar[Collection[str]] = contextvars.ContextVar("plain", default=())
 
 
 @contextlib.contextmanager
 def as_on_accelerators(kinds: Collection[str] = _KINDS) -> Iterator[None]:
-    """Traces XLA's own convolutions, whole, on a CPU too, as accelerators run them.
+    """Traces XLA's own convolutions, and attention of all groups at once, as accelerators run them.
 
-    Their FLOPs are those that the literature counts.
+    Their FLOPs are those that the literature counts, and their batch may be symbolic.
 
     Args:
-        kinds: 'dense', 'depthwise' or both.
+        kinds: convolutions, 'dense' and 'depthwise', and 'attention'.
     """
     token = _PLAIN.set(kinds)
     try:
@@ -51,7 +51,7 @@ def as_on_accelerators(kinds: Collection[str] = _KINDS) -> Iterator[None]:
 
 
 def use_cpu_formulas(kind: str = "dense") -> bool:
-    """Whether convolutions of this kind are computed by the CPU's formulas."""
+    """Whether convolutions of this kind, or attention, are computed by the CPU's formulas."""
     return jax.default_backend() == "cpu" and kind not in _PLAIN.get()
 
 

@@ -126,7 +126,7 @@ def cut(
 def _votes(params: dict) -> np.ndarray | None:
     """The groups' learned weights in order, None for the plain average."""
     vote = params.get("towers", params)["groups"].get("vote")
-    return None if vote is None else np.reshape(vote, -1)
+    return None if vote is None else vote.reshape(-1)
 
 
 def _share(network: Any, tree: dict, k: int, count: int) -> dict:

@@ -77,7 +77,7 @@ class SOPE(nnx.Module):
                 x_BHWC = gelu(x_BHWC)
         if self.after is not None:
             x_BHWC = self.after(x_BHWC)
-        return x_BHWC.reshape(len(x_BHWC), -1, x_BHWC.shape[-1])
+        return x_BHWC.reshape(x_BHWC.shape[0], -1, x_BHWC.shape[-1])
 
 
 class Embedding(nnx.Module):

@@ -1,5 +1,5 @@
-"""hsvit export: a trained network as one file, as a folder for the Hugging Face hub, or as a
-state dict with the authors' names."""
+"""hsvit export: a trained network as one file, as a folder for the Hugging Face hub, as a state
+dict with the authors' names, or as programs that run without this package."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ import jax
 import hsvit_jax
 from hsvit_jax import cli, models, report
 from hsvit_jax.cli import Request
+from hsvit_jax.commands.export import programs
 from hsvit_jax.commands.predict import which_of
 from hsvit_jax.train import init_from, metrics
 from hsvit_jax.weights import release
@@ -33,11 +34,16 @@ def run(request: Request) -> None:
         )
     stored = init_from.stored_network(source, which_of(request))
     about, out = describe(stored, source), Path(words[-1])
-    formats = {"file": write_file, "hub": write_hub, "reference": write_reference}
-    write = formats[values.format]
+    if values.format in programs.FORMATS:
+        lines = programs.write(stored, about, out, values.format, values.parts)
+    elif values.parts is not None:
+        raise cli.Misuse(f"--parts={values.parts} needs --format={'|'.join(programs.FORMATS)}")
+    else:
+        formats = {"file": write_file, "hub": write_hub, "reference": write_reference}
+        paths = formats[values.format](stored, about, out)
+        lines = [f"{path}  {report.byte_text(path.stat().st_size)}" for path in paths]
+    print(report.printable("\n".join(lines)))
     count = sum(x.size for x in jax.tree.leaves(stored.params))
-    for path in write(stored, about, out):
-        print(report.printable(f"{path}  {report.byte_text(path.stat().st_size)}"))
     cli.note(
         f"{stored.config.model.variant}, {count:,} parameters, {len(stored.class_names)} classes, "
         f"step {stored.step:,} of {source}"

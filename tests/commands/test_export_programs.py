@@ -1,0 +1,88 @@
+"""Exported programs: run where only jax is imported, with any batch, whole and in parts."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from jax import export
+from support import small_runs
+
+import hsvit_jax
+from hsvit_jax import main
+
+ONLY_JAX = """
+import sys, jax, numpy as np
+from jax import export
+program = export.deserialize(open(sys.argv[1], "rb").read())
+images = np.load(sys.argv[2])
+for batch in (images, images[:1]):
+    print(np.argmax(program.call(batch)[1], 1).tolist())
+assert not {"hsvit_jax", "flax"} & set(sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def images():
+    side = small_runs.SIDE
+    return np.random.default_rng(5).integers(0, 256, (7, side, side, 1), np.uint8)
+
+
+def exported(*words):
+    argv = ["main", "--mode=export", *map(str, words)]
+    assert main.main(argv) == 0
+
+
+def read(path):
+    return export.deserialize(path.read_bytes())
+
+
+def test_stablehlo_needs_jax_alone(stored_weights, images, tmp_path):
+    exported(stored_weights, tmp_path / "a.stablehlo", "--format=stablehlo")
+    program = read(tmp_path / "a.stablehlo")
+    assert program.platforms == ("cpu", "cuda", "tpu") and "while" not in program.mlir_module()
+    np.save(tmp_path / "images.npy", images)
+    words = [sys.executable, "-c", ONLY_JAX, tmp_path / "a.stablehlo", tmp_path / "images.npy"]
+    out = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    probabilities = hsvit_jax.load(stored_weights).predict(images)
+    best = probabilities.argmax(1).tolist()
+    assert out.splitlines() == [str(best), str(best[:1])]
+    np.testing.assert_allclose(program.call(images)[1], probabilities, atol=1e-5)
+    about = json.loads((tmp_path / "a.json").read_text())
+    assert about["class_names"][0] == "row 0" and about["programs"][0]["flops"] > 0
+
+
+def test_parts_are_programs_of_their_own(stored_weights, images, tmp_path, capsys):
+    exported(stored_weights, tmp_path / "two", "--format=stablehlo", "--parts=2")
+    printed = capsys.readouterr().out
+    rows = {
+        row["file"]: row
+        for row in json.loads((tmp_path / "two" / "parts.json").read_text())["programs"]
+    }
+    assert [*rows] == ["part0.stablehlo", "part1.stablehlo", "head.stablehlo"]
+    assert rows["part1.stablehlo"]["groups"] == [4, 5, 6, 7]
+    for name, row in rows.items():
+        assert name in printed and f"{row['flops']:,}" in printed
+        assert row["bytes"] == (tmp_path / "two" / name).stat().st_size > 4 * row["parameters"]
+    *parts, head = (read(tmp_path / "two" / name) for name in rows)
+    for count in (7, 1):
+        totals, weights = zip(*(part.call(images[:count]) for part in parts), strict=True)
+        _, probabilities = head.call(sum(totals), sum(weights))
+        whole = hsvit_jax.load(stored_weights).predict(images[:count])
+        np.testing.assert_allclose(probabilities, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a.bin", "--format=stablehlo"), "a.bin is to be a file ending in .stablehlo"),
+        (("a", "--format=stablehlo", "--parts=3"), "8 attention groups cannot split into 3 parts"),
+        (("a", "--parts=2"), "--parts=2 needs --format=stablehlo|onnx"),
+    ],
+)
+def test_what_cannot_be_written_says_so(words, message, stored_weights, tmp_path, capsys):
+    out, *rest = words
+    argv = ["main", "--mode=export", str(stored_weights), str(tmp_path / out), *rest]
+    assert main.main(argv) > 0
+    assert message in capsys.readouterr().err and not [*tmp_path.iterdir()]
