@@ -95,10 +95,6 @@ class Request:
 
     Attributes:
       program: 'hsvit', or how it is started from Python.
-      name: of the command.
-      argv: all words after it.
-      flags: the flags' values.
-      spec: the text of --config.
       settings: its KEY=VALUE overrides.
       config: the configuration of both; None without --config.
       words: all that is no flag, such as names of files.
@@ -133,7 +129,6 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
 
     Args:
       argv: the command line, the program's name first; None for that of this process.
-      commands: the table.
       about: lines on --config, for --help.
       name: of the command, where the command line does not begin with one.
     """

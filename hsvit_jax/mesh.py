@@ -318,7 +318,6 @@ def spread(
 
     Args:
         network: with groups, kernels or towers to spread, or none.
-        mesh: of `make`.
         aggregate: how the groups' CLS tokens are reduced over the `group` axis. 'psum': one
             all-reduce of each device's sum. 'ordered': an all-gather of every group's token and a
             sum in the order of the groups, which gives the same bits on any number of devices, as

@@ -155,7 +155,6 @@ def write(
       folder: of both files, made if it is not there.
       name: of both files, without suffix.
       draw: fills a Matplotlib figure, whose first panel gets the legend.
-      inches: size of the figure.
 
     Returns:
       the paths of the CSV and the PNG.

@@ -122,7 +122,6 @@ def train_batch(
       settings: of the augmentation; static.
       key: the epoch's threefry key. Draws for an example come from fold_in(key, its index).
       batch_key: key of this batch, for MixUp and CutMix.
-      images_BHWC: uint8 (B, H, W, C).
       labels_B: int (B,), from 0 to num_classes - 1.
       indices_B: int (B,), the examples' indices in the data set.
 
@@ -175,7 +174,6 @@ def normalise(
     the same alone or within a larger program.
 
     Args:
-      images_BHWC: uint8 (B, H, W, C).
       mean: C values, of pixels scaled to [0, 1].
       std: C values, above 0.
       dtype: of the result.
@@ -202,8 +200,6 @@ def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: floa
     """Makes target rows with label smoothing s: 1 - s + s/K at the label, s/K elsewhere.
 
     Args:
-      labels_B: int (B,).
-      num_classes: K.
       label_smoothing: s, from 0 to 1.
 
     Returns:

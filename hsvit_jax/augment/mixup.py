@@ -23,9 +23,7 @@ def mix(
     Sources: Zhang et al. 2018 (arXiv 1710.09412), Yun et al. 2019 (arXiv 1905.04899).
 
     Args:
-      key: of the batch.
       images_BHWC: normalised, float32 (B, H, W, C).
-      targets_BK: float32 (B, K).
       mixup: α of MixUp, 0 for off.
       cutmix: α of CutMix, 0 for off; one of the two is on.
       probability: of mixing the batch at all.

@@ -74,8 +74,6 @@ def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
 
     Args:
       op: one of OPS; those without a magnitude get zeros.
-      height: of the image, in pixels.
-      width: of the image, in pixels.
       wide: the ranges of torchvision's TrivialAugmentWide, instead of its RandAugment's.
 
     Returns:

@@ -12,7 +12,6 @@ def example_bits(key: jax.Array, indices_B: jax.Array, count: int) -> jax.Array:
     Args:
       key: a threefry2x32 key. Draws of 'rbg' and 'unsafe_rbg' keys would change with an example's
         neighbours once they are batched.
-      indices_B: int (B,).
       count: words per example, S.
 
     Returns:
@@ -64,7 +63,6 @@ def box_sizes(
     Args:
       bits_BA: uint32 (B, A) words for the box's share of the area, and for the ratio of its first
         side to its second.
-      area: of the image, in pixels.
       share: range of the share, which is uniform.
       ratio: range of the ratio, which is log-uniform.
       limits: the least side, the largest first side and the largest second side, in pixels.

@@ -30,9 +30,6 @@ def random_boxes(
     RandomResizedCrop.
 
     Args:
-      key: the epoch's threefry key.
-      indices_B: int (B,).
-      size: (H, W) of the images.
       area: least and largest share of their area.
 
     Returns:
@@ -67,9 +64,7 @@ def resize_boxes(images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Ar
     gives the same bits.
 
     Args:
-      images_BHWC: uint8 (B, H, W, C).
       boxes_B4: int32 (B, 4), top, left, rows and columns of boxes inside the image.
-      mirrored_B: bool (B,).
 
     Returns:
       uint8 (B, H, W, C).

@@ -81,8 +81,6 @@ def measure(
     Args:
         config: as a config file returns it; its train.batch is the batch.
         work: one of `WORKS`.
-        steps: steps that are timed.
-        warmup: steps before them.
         augmented: False only normalises the images.
         real_data: load the configuration's data set; else random images of its shape.
         trace: folder for a profile of up to three more steps.

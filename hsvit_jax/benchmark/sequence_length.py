@@ -50,7 +50,6 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
     """Compiles a ViX for images whose pixels are its patches.
 
     Args:
-        mixer: its name.
         tokens: pixels of an image, a power of two.
         batch: images of the programs.
         **settings: of a `model` section, where they differ from the paper's, such as embed_dim.

@@ -68,8 +68,6 @@ def measure(
     """Times training steps, unchanged and with one setting changed at a time.
 
     Args:
-        spec: the text of --config.
-        batch: images per step.
         rounds: steps of each, in turn, after one that is not counted.
         settings: KEY=VALUE overrides of the configuration.
         series: keys of `SERIES`, all when left out.

@@ -16,7 +16,6 @@ def compare(ours: list[str], theirs: str, rounds: int) -> dict:
     Args:
         ours: the words of a command that prints a JSON line with `images_per_second`.
         theirs: another, for a shell.
-        rounds: runs of each.
 
     Returns:
         the fields of the JSON line; `ratio` is the median over rounds of ours/theirs, each pair

@@ -40,8 +40,6 @@ def read(
     """Reads the leaves of a step and checks their checksums.
 
     Args:
-      directory: of the step.
-      record: its record.
       wanted: leaves by path whose shardings the result takes; None for NumPy arrays.
 
     Raises:

@@ -28,7 +28,6 @@ class System:
     """A network and its recipe.
 
     Attributes:
-      name: in tables and plots.
       spec: as --config takes it.
       settings: KEY=VALUE texts.
     """
@@ -112,11 +111,9 @@ def compare(
 
     Args:
       systems: of equal data and equal length of training.
-      out: the folder of all runs.
       settings: KEY=VALUE texts for every configuration.
       seeds: one run of every system for each.
       batch: images of the programs whose memory is stated.
-      verbose: print progress.
 
     Returns:
       a row for each system, best accuracy first.
@@ -162,14 +159,11 @@ def train_all(
     """Trains the systems that are not trained yet, each with every seed.
 
     Args:
-      systems: of equal data.
-      out: the folder of all runs.
       settings: KEY=VALUE texts for every configuration, before a system's own.
       seeds: one run of every system for each.
       equal: 'length' refuses systems of unequal epochs, steps or batches; by 'compute' the first
         one's images times its FLOPs decide how many steps the others take; 'data' asks for no more
         than equal data.
-      verbose: print progress.
 
     Returns:
       the systems in their order.
@@ -386,11 +380,9 @@ def learning_curves(
 
     Args:
       systems: of equal data; the length of the first one's training decides the compute.
-      out: the folder of all runs.
       fractions: of the training images of each class, above 0 and at most 1.
       settings: KEY=VALUE texts for every configuration.
       seeds: one run of every system on every share for each.
-      verbose: print progress.
 
     Returns:
       a point for each system and share: its x are the training images of a class.

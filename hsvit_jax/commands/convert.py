@@ -55,7 +55,6 @@ def convert_file(
     """Converts a file to a work directory with `checkpoints/` (step 0) and `config.json`.
 
     Args:
-      path: of the file.
       out: the work directory; by default `<stem>-jax` beside the file.
       family: of the network, where the file's `config` does not name it; hsvit by default.
       image_size: (rows, columns), where the file does not say.

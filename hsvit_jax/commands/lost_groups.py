@@ -65,9 +65,7 @@ def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.nd
     """Chooses the subsets to evaluate, for 0 to U − 1 lost units in that order.
 
     Args:
-      units_UG: see `units`.
       most: subsets per number of lost units; drawn where there are more.
-      seed: of the draw.
 
     Returns:
       (number of lost groups, votes float32 (G,)) for each subset.
@@ -139,9 +137,7 @@ def curve(
 
     Args:
       model, mesh, params, stats: the network, its devices and its arrays.
-      split: a `data.Split`.
       mean, std: of the data set, for normalisation.
-      batch: images at a time.
       most, seed: see `subsets`.
 
     Returns:
@@ -172,8 +168,6 @@ def write(points: list[Point], path: Path, title: str) -> Path:
     """Draws the points as a PNG and writes them beside it as CSV.
 
     Args:
-      points: see `curve`.
-      path: of the PNG.
       title: of the figure; a `$` in it is a dollar sign.
 
     Returns:

@@ -59,10 +59,6 @@ def which_of(request: Request) -> str | int:
 def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
     """Lists the files named and the images in the folders named, in order.
 
-    Args:
-      paths: files and folders.
-      command: for the message.
-
     Raises:
       ValueError: a path does not exist, or there is no image at all.
     """

@@ -31,7 +31,6 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     Args:
       config: resolved (`hsvit_jax.config.resolve`); of it, the batches, the optimizer,
         `train.ema_decay` and the names in `model` are read.
-      model: the network.
     """
     count, batch, rows = costs.parameters(model), config.train.batch, costs.modules(model)
     at_once = config_lib.eval_batch(config)

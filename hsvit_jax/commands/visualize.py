@@ -31,7 +31,6 @@ def write_views(
     """Writes the PNGs of every image file.
 
     Args:
-      classifier: the trained network.
       paths: image files.
       out: folder of the PNGs NAME-votes.png, -maps, -looks, -matrices, -heads and -features, those
         that the network has.

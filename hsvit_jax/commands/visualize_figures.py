@@ -16,9 +16,6 @@ def figures(
     """Draws every kind of view that the network has.
 
     Args:
-      views: the arrays to draw.
-      image_HWC: the image, uint8.
-      names: of the classes.
       title: of every figure; the predicted class is added.
 
     Yields:

@@ -16,11 +16,6 @@ def for_few_images(
     The recipe `small` is for fewer than `recipes.FEW` training images of a data set without a name
     of its own, where no other recipe is named. What was set by hand stays: all values but those of
     the recipe, and those in `by_hand`. No recipe's own batch is larger than the training split.
-
-    Args:
-      config: as `get_config` returns it.
-      examples: in the training split.
-      classes: of the data set.
     """
     plain = dict(keys.leaves(defaults.plain(config.data.name, config.recipe, config.model)))
     changed = (key for key, value in keys.leaves(config) if plain.get(key, value) != value)
@@ -151,9 +146,7 @@ def with_warmup(
     """Sets optim.warmup_epochs in a copy, unless it was set by hand.
 
     Args:
-      config: resolved.
       total: steps of the run, of which warm-up takes at most a tenth.
-      steps_per_epoch: of the data set.
     """
     if config.optim.warmup_epochs != defaults.AUTOMATIC:
         return config

@@ -491,7 +491,6 @@ def describe(config: ml_collections.ConfigDict, reads: Callable[[str], bool]) ->
     """Lists settings as the flags that set them, with meaning and range, for --help.
 
     Args:
-      config: the configuration.
       reads: whether a key is listed.
     """
     lines = []

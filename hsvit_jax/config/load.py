@@ -138,7 +138,6 @@ def override(
     """Applies overrides to a copy of a configuration.
 
     Args:
-      config: the configuration.
       settings: 'KEY=VALUE' texts, parsed by `keys.Key.parse`; the last one of a key counts. Setting
         only one of train.epochs and train.steps makes the other 0.
 

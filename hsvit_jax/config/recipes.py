@@ -206,8 +206,6 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
 
     Args:
       recipe: 'strong', 'fast' or 'paper'; 'small' is 'strong' until the images are counted.
-      model: the `model` section.
-      data: the data set.
     """
     if recipe == "paper":
         return paper(model["family"], data, model["variant"])
@@ -223,9 +221,6 @@ def small(
     """The recipe of a small data set: `fast`, with what follows from the number of images.
 
     Args:
-      examples: training images.
-      classes: of the data set.
-      model: the `model` section.
       epochs: of the run, where they are known already.
 
     Returns:

@@ -25,7 +25,6 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
     """Makes the configuration of a sibling family.
 
     Args:
-      family: its name.
       argument: the words after the colon: variant, data set, recipe and switches.
 
     Raises:

@@ -27,7 +27,6 @@ class Named:
     """A description and the files it is read from; at most one of the two readers is set.
 
     Attributes:
-      info: the description.
       examples: numbers of training and test images.
       files: the published files.
       parse: parses the files, for sets published as arrays.

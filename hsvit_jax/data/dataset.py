@@ -20,7 +20,6 @@ class DataInfo:
     """The description of a data set.
 
     Attributes:
-      name: as passed to `load`.
       image_size: (H, W) in pixels.
       channels: 1 or 3.
       class_names: label ``i`` is ``class_names[i]``.
@@ -74,9 +73,6 @@ class Split:
     def gather(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """Reads images in the order of ``indices``.
 
-        Args:
-          indices: int (n,).
-
         Returns:
           uint8 (n, H, W, C).
 
@@ -103,7 +99,6 @@ class Dataset:
     """Three disjoint splits.
 
     Attributes:
-      info: the description.
       train: the training examples.
       val: held out of the training examples.
       test: for evaluation only.

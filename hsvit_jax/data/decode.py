@@ -167,10 +167,6 @@ def decode_items(
     """Reads and checks every item, or takes the result of an earlier time from the cache.
 
     Args:
-      items: the undecoded examples.
-      class_names: of their labels.
-      request: image shape and folders.
-      name: of the cached arrays.
       key: identifies the items' content.
 
     Raises:

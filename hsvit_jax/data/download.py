@@ -49,7 +49,6 @@ def fetch(
     """Finds a verified copy of a file in ``data_dir/name`` or ``data_dir``, else downloads it.
 
     Args:
-      remote: the published file.
       data_dir: folder of archives and caches.
       name: of the data set; its folder takes the download.
       progress: called with (stage, bytes received, bytes expected).

@@ -122,9 +122,6 @@ def load_listing(
     """Decodes, or streams, the files of a listing.
 
     Args:
-      listing: the files.
-      name: of the cached arrays.
-      request: image shape and folders.
       key: identifies the content; without one the arrays are used again as long as the same
         files have the same sizes and times.
     """

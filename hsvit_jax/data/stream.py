@@ -18,7 +18,6 @@ def stream_batches(
     size, and the iterator may be endless.
 
     Args:
-      split: the split to read.
       index_batches: integer arrays (n,), n ≥ 1, of indices into the split.
       threads: how many images are read at once.
       prefetch: how many batches to read ahead.

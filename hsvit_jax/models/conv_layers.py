@@ -70,11 +70,8 @@ def convolve(
     """A convolution without bias, by the fastest formula on this back end.
 
     Args:
-        x_BHWC: of any float dtype.
         kernel_HWIO: (k, k, C/groups, C'); its third axis gives the number of groups.
-        stride: along both axes.
         around: zeros (before, after) rows and columns.
-        dilation: along both axes.
 
     Returns:
         (B, H', W', C'), in x's dtype.

@@ -135,7 +135,6 @@ def _count(
     the latest one's. A product with a constant, such as an interpolation's, counts nothing.
 
     Args:
-        jaxpr: the computation.
         inputs: labels of its inputs, None for a constant.
         times: how often it runs.
         macs: multiply-adds by module, added to.

@@ -65,9 +65,6 @@ def init_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> A
     """Initial float32 weights of this shape.
 
     Args:
-        key: a jax key.
-        shape: of the kernel.
-        fan_in: inputs of one output.
         init: 'torch', uniform in ±1/√fan_in; 'normal', N(0, 0.02²) without truncation (the
             reference truncates at ±2, a hundred standard deviations); 'kaiming', N(0, 2/fan_in).
     """
@@ -133,7 +130,6 @@ class BatchNorm(nnx.Module):
         """The normalisation as an affine map, and in training the update of running statistics.
 
         Args:
-            x: (…, C).
             train: normalise by the moments of x, not by the running statistics.
             batch_axes: see the class.
             moments: mean and variance of S equal parts of x, each (S, C), where already computed.
@@ -280,13 +276,9 @@ class MultiHeadAttention(nnx.Module):
     """Multi-head softmax attention; queries, keys and values are thirds of one linear map.
 
     Args:
-        dim: D.
-        heads: N.
-        key: a jax key.
         dim_head: E; dim/heads when left out.
         bias: of queries, keys and values.
         output_bias: of the output projection.
-        dropout: rate, of the output.
         attention_dropout: rate, of the attention weights.
         init: see `init_kernel`.
     """

@@ -71,7 +71,6 @@ class ForwardContext:
             name: 'attention' (B, N, T, S), weights of a block's heads; 'tokens' (B, T, D), after a
                 block; 'maps' (B, H, W, C), the last feature map; of an HSViT also 'group attention'
                 (G, B, N, T, S) and 'votes' (G, B, K), logits of each group's CLS token alone.
-            compute: returns the array.
         """
         if self.hook is not None:
             self.hook(name, compute())
@@ -217,9 +216,6 @@ class Network(abc.ABC):
         """The forward pass.
 
         Args:
-            params: trees as of `init`.
-            stats: trees as of `init`.
-            images_BHWC: float, normalised.
             train: use the batch's statistics and update them.
             dropout_key: a jax key for this step; None for no dropout.
             example_ids_B: int32 identity of each example, so that a mask is a function of (key,
@@ -257,11 +253,6 @@ class Network(abc.ABC):
 
     def views(self, params: dict, stats: dict, images_BHWC: Array) -> dict[str, list[Array]]:
         """Intermediate activations of an evaluation pass, float32.
-
-        Args:
-            params: trees as of `init`.
-            stats: trees as of `init`.
-            images_BHWC: float, normalised.
 
         Returns:
             Arrays by name (`ForwardContext.call_hook`) in order of computation, and the 'logits'

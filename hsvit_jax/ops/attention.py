@@ -43,8 +43,6 @@ def biased_attention(q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, bias_BNTS: Arr
     """Attention whose scores have a bias; the gradient recomputes the weights.
 
     Args:
-        q_BNTE: queries, of any float dtype.
-        k_BNSE: keys.
         v_BNSE: values, of any width.
         bias_BNTS: of each score, broadcast over axes of length 1.
 
@@ -88,9 +86,6 @@ def attention(
 
     Args:
         rate: dropout probability, 0 for none.
-        q_GBNTE: queries, of any float dtype.
-        k_GBNSE: keys.
-        v_GBNSE: values.
         counters: of rank five, for `dropout.counter_bits`; ignored at rate 0.
 
     Returns:

@@ -59,7 +59,6 @@ def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:
     """Stride-1 convolution with symmetric zero padding k//2, no bias.
 
     Args:
-        x_BHWC: images, of any float dtype.
         kernel_HWIO: odd and square, (k, k, I, O).
 
     Returns:
@@ -79,7 +78,6 @@ def rectified_conv2d(
     """`conv2d` of `rectified(x, *affine)`, of which only x is kept for the gradient.
 
     Args:
-        x_BHWC: images, of any float dtype.
         affine: see `rectified`.
         kernel_HWIO: odd and square, (k, k, I, O).
         moments: return those of the output, where the CPU's formulas compute them.

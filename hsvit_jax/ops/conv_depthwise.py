@@ -47,11 +47,8 @@ def depthwise_conv2d(
     """Depthwise convolution with square kernels, no bias.
 
     Args:
-        x_BHWC: images, of any float dtype.
         kernel_HW1C: one k×k kernel for each channel.
-        stride: along both axes.
         pads: zeros (before, after) rows and columns; k//2 everywhere when left out.
-        dilation: along both axes.
 
     Returns:
         (B, H', W', C), in the images' dtype.

@@ -20,7 +20,6 @@ def cut_batch(x_BHWC: Array, limit: int, channels: int = 0) -> Array:
     At least two slices: XLA inlines a loop of one iteration, which changes fusion and rounding.
 
     Args:
-        x_BHWC: images.
         limit: most numbers in a slice of more than one image.
         channels: of the output, counted where it has more than x.
     """

@@ -126,9 +126,6 @@ def networks(config: ml_collections.ConfigDict) -> dict[str, Any]:
     'towers' has model.towers of them, or as many as its sizes allow where that is 1; the other ways
     have one, which sees the whole image.
 
-    Args:
-        config: resolved.
-
     Returns:
         networks by `WAYS`.
 
@@ -171,9 +168,6 @@ def group_axis(way: str, network: Any, devices: int, group: int | None) -> int:
     """Size of the group axis: as many of `devices` as divide the network's parts.
 
     Args:
-        way: one of `WAYS`.
-        network: of that way.
-        devices: in all.
         group: the largest size; None for no limit.
 
     Raises:
@@ -210,8 +204,6 @@ def predict(
     """Predicts one device's share of a step.
 
     Args:
-        way: one of `WAYS`.
-        network: of that way.
         data, group: sizes of the mesh's axes.
         batch: images of the step on all devices.
         aggregate, gradients: see `mesh.spread`.

@@ -17,7 +17,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
     micro-batches. Source: HSViT paper, section 3.2.
 
     Args:
-        result: of `plan.plan`.
         path: the PNG; its folder is made.
     """
     from matplotlib.figure import Figure

@@ -64,7 +64,6 @@ def compile_network(
     Dropout is left out: it has no matrix product and sends nothing.
 
     Args:
-        network: an HSViT.
         data, group: sizes of the mesh's axes, of this process's CPU devices.
         batch: images of the step on all devices.
         aggregate, gradients: see `mesh.spread`.

@@ -41,8 +41,6 @@ def run(
     """Formats the plan of a resolved configuration for 1, 2, 4, … `devices`.
 
     Args:
-        config: resolved.
-        devices: the most.
         group: most devices of the group axis; None: as many as divide the network's parts.
         batch: images per step on all devices; None: train.batch, raised until every device can have
             an image.

@@ -129,7 +129,6 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     one process ends all of them: see `coordination.install_excepthook`.
 
     Args:
-      job: this process's place.
       timeout: seconds to wait for the other processes.
       recoverable: let the other processes live on when one dies.
 

@@ -56,7 +56,6 @@ def make_forward(
     """Jits a network's forward pass in inference.
 
     Args:
-        model: the network.
         mesh: where its batch and groups lie.
         config: resolved, for the images' mean and std, and for eval.tta, over whose views of an
             image logits are averaged.

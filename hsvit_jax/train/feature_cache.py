@@ -63,8 +63,6 @@ def attach(
     Args:
         run: with a configuration that `check` accepted.
         state: its frozen parts compute the features.
-        say: prints a line.
-        beat: called for every batch.
 
     Returns:
         the run on features.

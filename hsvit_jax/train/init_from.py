@@ -89,7 +89,6 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     and sizes are refitted as `init.classifier`, `init.stem` and `init.positions` ask.
 
     Args:
-        config: resolved.
         model: the network to start.
 
     Returns:

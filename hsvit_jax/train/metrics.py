@@ -22,7 +22,6 @@ class MetricLog:
     """Appends metrics to `metrics.jsonl` in a run's folder, and hands them to its loggers.
 
     Args:
-        workdir: the run's folder.
         start_step: the step a run resumes from. Lines of later steps, which a killed run wrote
             after its last checkpoint, are dropped; a line that is there is not written again.
         enabled: False writes nothing, for all processes but the first.
@@ -154,9 +153,7 @@ class Progress:
     """A live bar on a terminal and in a notebook; plain lines elsewhere.
 
     Args:
-        total: steps of the run.
         start: the step it resumes from.
-        steps_per_epoch: of the run.
         best: the highest validation accuracy so far, where there is one.
         enabled: False shows nothing.
         every: seconds between two plain lines.
@@ -253,7 +250,6 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
     """Draws loss and accuracy by step from `metrics.jsonl` as `curves.png`.
 
     Args:
-        workdir: the run's folder.
         title: plain text; a `$` is only a dollar sign.
 
     Returns:

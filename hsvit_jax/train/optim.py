@@ -31,7 +31,6 @@ def schedule(
         optim: the `optim` section. schedule: 'cosine' or 'linear'. cosine_per: 'step', or 'epoch'
             for a rate that moves once an epoch, as PyTorch Lightning's (the paper's recipe), or
             'never' for a constant rate.
-        total_steps: of the run.
         steps_per_epoch: for warmup_epochs and cosine_per.
     """
     peak = optim.learning_rate
@@ -160,8 +159,6 @@ def build(
     times the rate (You et al., 2020).
 
     Args:
-        optim: the `optim` section.
-        rate: the learning rate by step.
         model: the network, whose layers optim.layer_decay counts.
     """
     mask = None if optim.decay_all else decay_mask

@@ -17,8 +17,6 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
     """Restores the newest good state of a run.
 
     Args:
-        run: whose state it is.
-        checkpoints: of the run's folder.
         verbose: print changed settings.
 
     Returns:

@@ -200,7 +200,6 @@ def train(
         workdir: the run's folder, which all processes see; made if it is not there.
         dataset: to use instead of loading config.data.name.
         devices: all of jax's when left out.
-        verbose: print progress.
         stall_timeout: seconds without a step or a finished save after which the process ends with
             code 75 (compiling may take half an hour more), 0 for never; when left out 600 with
             several processes and 3600 with one.

@@ -43,9 +43,6 @@ def init_state(
     """Builds the training state at step 0.
 
     Args:
-        model: the network.
-        tx: the optimizer.
-        config: resolved.
         start: (params, stats) to start from; None draws them by the seed.
 
     Returns:

@@ -51,8 +51,6 @@ def refit(
     """Adapts the weights of `old` to `new`, a network of the same architecture.
 
     Args:
-      params: parameters of `old`.
-      stats: batch statistics of `old`.
       old: the network whose weights they are.
       new: the network to adapt them to.
       how: 'classifier' ('keep', 'new', 'drop_first'), 'stem' ('keep', 'refit'), 'positions'

@@ -87,9 +87,6 @@ def grow(params: dict, stats: dict, old: Any, new: Any, key: Array) -> tuple[dic
     """Grows the weights of the network `old` to `new`, which then computes the same logits.
 
     Args:
-      params: parameters of `old`.
-      stats: batch statistics of `old`.
-      old: the smaller network.
       new: the larger network, for which `check` must pass.
       key: draws the leaves that `old` does not have.
 

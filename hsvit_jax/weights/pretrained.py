@@ -40,9 +40,6 @@ def load(
 
     Args:
       path: of the file; for a network on a backbone also one of the backbone's family.
-      tensors: of the file.
-      family: of the network.
-      network: the configured network.
       fresh_classifier: the file need not have a classifier, which is then zeros.
 
     Raises:

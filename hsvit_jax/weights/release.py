@@ -50,8 +50,6 @@ def unpack(tensors: Tensors, description: Mapping[str, Any], wanted: Any) -> Any
     """Arranges the tensors of a file, which anybody may have written, as a tree.
 
     Args:
-      tensors: of the file.
-      description: of the file.
       wanted: the tree of `jax.ShapeDtypeStruct` that the network has.
 
     Raises:

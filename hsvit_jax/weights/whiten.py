@@ -18,7 +18,6 @@ def first_convolution(params: dict, images_BHWC: np.ndarray) -> dict:
 
     Args:
       params: of an HSViT, whose towers get the same filters.
-      images_BHWC: normalised.
 
     Returns:
       the parameters, changed.

@@ -58,7 +58,6 @@ def write(
     """Writes a report on a trained network.
 
     Args:
-      trained: the network.
       folder: of its run, for the curves and the environment.
       path: of the HTML file.
       split: to evaluate; where the data has no 'val', the run was chosen on 'test', which is taken.

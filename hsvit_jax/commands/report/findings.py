@@ -28,9 +28,7 @@ class Example:
     """One image with its prediction.
 
     Attributes:
-      image_HWC: uint8.
       label: its true class.
-      probabilities_K: of the network.
       heat_RR: how far the prediction's probability falls when that part of the image is covered.
       votes: groups by the class that each would name alone; empty for a network without groups.
     """
@@ -70,8 +68,6 @@ def find(
     """Evaluates at most 10,000 images of a split, evenly chosen, and explains the hardest.
 
     Args:
-      classifier: the trained network.
-      dataset: the images.
       split: 'train', 'val' or 'test'.
     """
     config = classifier.config

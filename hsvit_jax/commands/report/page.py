@@ -29,7 +29,6 @@ class Page:
     """The content of a report.
 
     Attributes:
-      title: of the run.
       split: that was evaluated.
       class_names: of the logits.
       facts: figures at the head, by their labels.

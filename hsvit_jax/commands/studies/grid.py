@@ -70,7 +70,6 @@ def write(
 
     Args:
       points: of the table, in its order.
-      labels: of the axes.
       folder: of the three files.
       name: of the three files, without suffix.
       command: that made them.

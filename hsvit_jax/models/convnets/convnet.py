@@ -30,14 +30,9 @@ class Conv:
     """The description of a convolution without bias, its BatchNorm and activation.
 
     Attributes:
-        c_in: channels in.
-        c_out: channels out.
         size: rows and columns of a kernel.
-        stride: along both axes.
         padding: zeros (before, after) the map along both axes, or 'same': as many as leave
             ⌈side/stride⌉, the odd one after (TensorFlow's and XLA's SAME).
-        dilation: along both axes.
-        depthwise: one kernel for each channel.
         groups: of channels, each convolved to its part of the output.
         activation: a name of `activations.ACTIVATIONS`.
         eps: BatchNorm's.
@@ -107,7 +102,6 @@ class ConvNetConfig(abc.ABC):
 
     Attributes:
         image_size: rows and columns of pixels, (H, W).
-        image_channels: of an image.
         num_classes: of the classifier.
 
     Raises:

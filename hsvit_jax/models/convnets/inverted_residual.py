@@ -31,13 +31,9 @@ class Inverted(NamedTuple):
     """The description of a block.
 
     Attributes:
-        expand: the first 1×1 convolution, if any.
-        depthwise: the depthwise convolution.
-        project: the last 1×1 convolution.
         squeeze: channels inside squeeze-and-excitation, 0 for none.
         residual: whether the block's input is added.
         rate: of stochastic depth.
-        drop: one of `DROPS`.
     """
 
     expand: Conv | None

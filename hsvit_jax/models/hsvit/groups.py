@@ -45,7 +45,6 @@ class Block(nnx.Module):
         Args:
             z_GBTD: each group's tokens, its CLS token first.
             counters: of the attention weights' dropout (`dropout.counter_bits`); None for none.
-            context: of the pass.
             cls_only: compute the CLS token's output alone.
         """
         g, batch, _, d = z_GBTD.shape
@@ -98,7 +97,6 @@ class Groups(nnx.Module):
 
         Args:
             z_BGTD: image-level embeddings, T − 1 of each group.
-            context: of the pass.
             group_ids_G: numbers of these groups among the network's, which key their dropout.
         """
         batch, g, _, d = z_BGTD.shape

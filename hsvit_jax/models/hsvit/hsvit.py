@@ -90,7 +90,6 @@ def average_votes(
     weights.
 
     Args:
-        c: the network's sizes.
         context: votes_G are weights of the groups, 0 for a lost one.
         cls_GBD: CLS tokens of this device's groups.
         group_ids_G: their numbers among all c.groups.
@@ -200,7 +199,6 @@ class HSViT(Network):
         Args:
             bound: the modules with their parameters.
             images_BHWC: normalised, as every device has them.
-            context: of the pass.
             first_group: number of the network's first group; a tower's is not 0.
         """
         c, shard, sharded = self.config, context.shard, self.config.trunk == "sharded"

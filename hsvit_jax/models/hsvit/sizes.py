@@ -34,15 +34,11 @@ class HSViTConfig:
 
     Attributes:
         image_size: rows and columns of pixels, (H, W).
-        image_channels: of an image.
-        num_classes: logits, K.
         conv_channels: kernels of each convolution block; the last block's are the tokens.
         conv_kernels: odd size of each block's first convolution and pool; a last 0 leaves
             convolution out.
         pool_strides: of each block's pool; 1 for none.
         groups: attention groups, G; 0 leaves attention out.
-        depth: attention blocks.
-        embed_dim: D.
         heads: of each group's attention, N.
         dropout: rate, of tokens and attention weights.
         trunk: 'replicated', or 'sharded': its kernels are spread over devices.

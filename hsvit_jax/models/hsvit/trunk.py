@@ -35,11 +35,8 @@ class ConvBlock(nnx.Module):
     (k, k, 1, I). Source: HSViT paper, section 4.1.
 
     Args:
-        c_in: channels in, I.
-        c_out: kernels, O.
         kernel: k of the first convolution and the window of the pool; the second's is 3.
         stride: of the pool.
-        key: a jax key.
         separable: of each convolution.
     """
 
@@ -77,7 +74,6 @@ class ConvBlock(nnx.Module):
 
         Args:
             x_BHWC: this device's channels; all of them if `replicated`.
-            context: of the pass.
             kernels: this device's part of the kernels.
             replicated: every device has all channels of x.
         """
@@ -149,8 +145,6 @@ class Trunk(nnx.Module):
         """(B, H, W, C) → (B, C', D), a token for each of this device's C' kernels.
 
         Args:
-            images_BHWC: normalised.
-            context: of the pass.
             kernels: this device's part of the kernels.
             first_token: number of its first among all the network's, which keys its dropout.
         """
@@ -178,9 +172,6 @@ def channel_tokens(
 
     Args:
         embed: kernel (H·W, D) and bias (D,).
-        x_BHWC: this device's channels.
-        dropout: rate.
-        context: of the pass.
         first_token: number of the first channel, which keys its dropout.
     """
     batch, rows, columns, channels = x_BHWC.shape

@@ -43,8 +43,6 @@ def linear_schedule(
     """A linear schedule of retained tokens whose forward pass costs `share` of the full one.
 
     Args:
-        depth: blocks.
-        tokens: before the first block.
         share: of the multiply-adds, in (0, 1].
         cost: multiply-adds of a network with a given schedule.
 

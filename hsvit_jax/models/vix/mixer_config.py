@@ -19,9 +19,6 @@ class Mixing:
     """A mixer's name and settings.
 
     Attributes:
-        name: one of `NAMES`.
-        heads: N.
-        head_dim: E.
         dropout: rate, of the output; linformer's of the weights.
         attention_dropout: rate, of softmax's weights.
         rope: rotary positions of queries and keys.
