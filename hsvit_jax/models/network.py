@@ -103,11 +103,16 @@ class Network(abc.ABC):
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         """Freshly initialised modules by name; their variables make the trees of `init`."""
 
-    @abc.abstractmethod
+    def logits(self, bound: "BoundModules", images_BHWC: Array, context: ForwardContext) -> Array:
+        """Logits (B, K) of images already in the computation's dtype; every family defines them."""
+        raise NotImplementedError
+
     def forward(
         self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
     ) -> tuple[Array, dict]:
-        """Logits (B, K), and new statistics, of images already in the computation's dtype."""
+        """`logits`, and the statistics after the pass."""
+        bound = self.bind(params, stats)
+        return self.logits(bound, images_BHWC, context), bound.stats()
 
     def saved_multiply_adds(self) -> dict[str, int]:
         """By module: multiply-adds that the literature counts and `forward` does without."""

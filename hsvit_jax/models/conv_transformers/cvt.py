@@ -25,7 +25,7 @@ from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear, split_heads
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 
 Array = jax.Array
 
@@ -246,13 +246,11 @@ class CvT(Network):
             "head": Linear(c.widths[-1], c.num_classes, head_key, init="normal"),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound, x = self.bind(params, stats), images_BHWC
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
+        x = images_BHWC
         for i in range(len(self.config.depths)):
             x = bound[f"stage{i}"](x, context)
-        return bound["head"](bound["norm"](x[:, 0])), bound.stats()
+        return bound["head"](bound["norm"](x[:, 0]))
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
         """As `Network.grid`, from the stages' maps and their keys' maps."""

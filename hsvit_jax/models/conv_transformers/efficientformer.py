@@ -24,7 +24,7 @@ from hsvit_jax.models.conv_layers import ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.family import Family, check_odd, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.attention import biased_attention, biased_weights
 
@@ -278,15 +278,12 @@ class EfficientFormer(Network):
             "head": layers.TwoHeads(c.widths[-1], c.num_classes, head_key),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BHWC = bound["stem"](images_BHWC, context)
         for i in range(len(self.config.depths)):
             x_BHWC = bound[f"stage{i}"](x_BHWC, context)
         x_BTD = bound["norm"](conv_layers.flatten(x_BHWC))
-        return bound["head"](x_BTD.mean(1)), bound.stats()
+        return bound["head"](x_BTD.mean(1))
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
         """As `Network.grid`: the last map's rows and columns."""

@@ -20,7 +20,7 @@ from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.family import Family, check_odd, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
 
 Array = jax.Array
@@ -273,16 +273,13 @@ class MobileViT(Network):
             "head": Linear(c.channels[6], c.num_classes, keys[7], init="normal"),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BHWC = images_BHWC
         for name in ("stem", *(f"layer{i}" for i in range(5)), "last"):
             x_BHWC = bound[name](x_BHWC, context)
         rate, stream = self.config.head_dropout, layers.EMBEDDING
         pooled_BC = layers.dropout(x_BHWC.mean((1, 2)), rate, context, stream)
-        return bound["head"](pooled_BC), bound.stats()
+        return bound["head"](pooled_BC)
 
 
 FAMILY = Family(

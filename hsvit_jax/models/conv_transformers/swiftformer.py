@@ -23,7 +23,7 @@ from hsvit_jax.models.conv_layers import ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import Linear
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.activations import gelu
 
@@ -238,15 +238,12 @@ class SwiftFormer(Network):
             "head": layers.TwoHeads(c.widths[-1], c.num_classes, head_key),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BHWC = bound["stem"](images_BHWC, context)
         for i in range(len(self.config.depths)):
             x_BHWC = bound[f"stage{i}"](x_BHWC, context)
         x_BHWC = bound["norm"](x_BHWC, train=context.train, batch_axes=context.batch_axes)
-        return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
+        return bound["head"](x_BHWC.mean((1, 2)))
 
 
 FAMILY = Family(

@@ -19,7 +19,7 @@ from flax import nnx
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Pads, convolve, pads
 from hsvit_jax.models.family import check_choices, check_rates, check_sizes
-from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard, Network
+from hsvit_jax.models.network import UNSHARDED, BoundModules, ForwardContext, GroupShard, Network
 from hsvit_jax.ops.activations import ACTIVATIONS
 
 Array = jax.Array
@@ -215,13 +215,10 @@ class ConvNet(Network):
             "head": Head(self.config.head, head_key),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BHWC = bound["backbone"](images_BHWC, context)
         context.call_hook("maps", lambda: x_BHWC)
-        return bound["head"](x_BHWC, context), bound.stats()
+        return bound["head"](x_BHWC, context)
 
     def features(self, params: dict, stats: dict, images_BHWC: Array) -> Array:
         """The last map (B, h, w, C) of normalised images (B, H, W, C), in inference mode."""

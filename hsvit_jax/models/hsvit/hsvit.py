@@ -250,20 +250,17 @@ class HSViT(Network):
         bound = self.bind(params, stats)
         return self.group_cls(bound, images_BHWC, context), bound.stats()
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         if self.config.groups:
             cls_GBD = self.group_cls(bound, images_BHWC, context)
             group_ids_G = context.shard.slice(self._group_ids(), 0)
             context = without_votes(context, self.config.groups, self.lost)
-            vote_G = params["groups"].get("vote")
+            vote_G = bound.params("groups").get("vote")
             cls_BD = average_votes(self.config, context, cls_GBD, group_ids_G, vote_G)
             hook_votes(bound["head"], cls_GBD, context)
         else:
             cls_BD = bound["trunk"](images_BHWC, context, UNSHARDED, 0).mean(1)
-        return bound["head"](cls_BD), bound.stats()
+        return bound["head"](cls_BD)
 
     def saved_multiply_adds(self) -> dict[str, int]:
         """The last attention block's, which `forward` computes for the CLS token alone."""

@@ -18,7 +18,7 @@ from jax import lax
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import torch_weights
 from hsvit_jax.models.vit.dhvt_sizes import DEFAULTS, NORMS, VARIANTS, DHVTConfig
 from hsvit_jax.ops.activations import gelu
@@ -229,12 +229,9 @@ class DHVT(Network):
             "head": layers.TokenHead(c.embed_dim, c.num_classes, head_key, eps=1e-6, init="normal"),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["embedding"](images_BHWC, context), context)
-        return bound["head"](x_BTD), bound.stats()
+        return bound["head"](x_BTD)
 
     def paper_flops(self, multiply_adds: int) -> tuple[int, str]:
         """The supplement's FLOPs, table 11: fvcore's operators without attention's products.

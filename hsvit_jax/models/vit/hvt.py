@@ -22,7 +22,7 @@ from jax import lax
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import token_pruning, torch_weights
 from hsvit_jax.ops.max_pool import max_pool
 
@@ -290,12 +290,9 @@ class HVT(Network):
             ),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["embedding"](images_BHWC, context), context)
-        return bound["head"](x_BTD), bound.stats()
+        return bound["head"](x_BTD)
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
         """As `Network.grid`; a sequence after 1-D pooling or pruning has none."""

@@ -6,7 +6,6 @@ divide, and of small ones, as in timm.
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,37 +14,22 @@ import numpy as np
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.family import Family, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import torch_weights
 from hsvit_jax.ops.attention import biased_attention
 
 Array = jax.Array
 Size = tuple[int, int]
 
-#: What a variant leaves as it is: the `model` section of Swin-T.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "patch": 4,
-        "widths": (96, 192, 384, 768),
-        "depths": (2, 2, 6, 2),
-        "heads": (3, 6, 12, 24),
-        "windows": (7, 7, 7, 7),
-        "mlp_ratio": 4.0,
-        "qkv_bias": True,
-        "drop_path": 0.2,
-    }
-)
 _BASE = {"widths": (128, 256, 512, 1024), "heads": (4, 8, 16, 32)}
 
 #: Named networks of the paper's table 1, as they differ from `DEFAULTS`; authors' rates of depth.
-VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "t": {},
-        "s": {"depths": (2, 2, 18, 2), "drop_path": 0.3},
-        "b": {**_BASE, "depths": (2, 2, 18, 2), "drop_path": 0.5},
-    }
-)
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "t": {},
+    "s": {"depths": (2, 2, 18, 2), "drop_path": 0.3},
+    "b": {**_BASE, "depths": (2, 2, 18, 2), "drop_path": 0.5},
+}
 
 #: Added to the score of two pixels that the shift, not the image, made neighbours.
 _APART = -100.0
@@ -83,13 +67,10 @@ class SwinConfig:
                 "widths, depths, heads and windows need a value for each stage; got "
                 f"{self.widths}, {self.depths}, {self.heads} and {self.windows}"
             )
-        sizes = (*self.image_size, self.image_channels, self.num_classes)
-        if min(min(values) for values in (sizes, *stages)) < 1 or self.mlp_ratio <= 0:
-            raise ValueError(f"sizes must be positive; got {self}")
+        check_sizes(self, *sum(stages, ()), *(int(w * self.mlp_ratio) for w in self.widths))
         if any(width % heads for width, heads in zip(self.widths, self.heads, strict=True)):
             raise ValueError(f"heads={self.heads} do not divide widths={self.widths}")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path must be in [0, 1); got {self.drop_path}")
+        check_rates(self, "drop_path")
         layers.check_patches(self.image_size, self.patch)
 
     def maps(self) -> list[Size]:
@@ -113,6 +94,10 @@ class SwinConfig:
         rows, columns = (min(n, side) for n in maps)
         down, right = (side // 2 if n > side and block % 2 else 0 for n in maps)
         return (rows, columns), (down, right)
+
+
+#: The `model` section of Swin-T, which variants change.
+DEFAULTS = defaults_of(SwinConfig)
 
 
 class Embedding(nnx.Module):
@@ -258,14 +243,11 @@ class Swin(Network):
             ),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["embedding"](images_BHWC)
         for i in range(len(self.config.depths)):
             x_BTD = bound[f"stage{i}"](x_BTD, context)
-        return bound["head"](x_BTD), bound.stats()
+        return bound["head"](x_BTD)
 
 
 FAMILY = Family(

@@ -20,7 +20,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family, check_heads, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.max_pool import max_pool
@@ -203,12 +203,9 @@ class CCX(Network):
             "head": Head(c, head_key),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["tokenizer"](images_BHWC), context)
-        return bound["head"](x_BTD), bound.stats()
+        return bound["head"](x_BTD)
 
 
 def _config(

@@ -19,7 +19,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family, check_sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.attention import attention, attention_weights
@@ -181,14 +181,11 @@ class CvX(Network):
         stages = {f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)}
         return {**stages, "head": Linear(c.embed_dim, c.num_classes, head_key)}
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BHWC = images_BHWC
         for i in range(len(self.config.depths)):
             x_BHWC = bound[f"stage{i}"](x_BHWC, context)
-        return bound["head"](x_BHWC.mean((1, 2))), bound.stats()
+        return bound["head"](x_BHWC.mean((1, 2)))
 
 
 def _config(**settings: Any) -> CvXConfig:

@@ -19,7 +19,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Family, check_sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.activations import gelu
@@ -157,12 +157,9 @@ class LeViX(Network):
             "head": Linear(c.embed_dim, c.num_classes, head_key),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](conv_layers.flatten(bound["stem"](images_BHWC)), context)
-        return bound["head"](x_BTD.mean(1)), bound.stats()
+        return bound["head"](x_BTD.mean(1))
 
 
 def _config(**settings: Any) -> LeViXConfig:

@@ -18,7 +18,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, torch_weights, vix
 
 Array = jax.Array
@@ -147,12 +147,9 @@ class PiX(Network):
             "head": layers.TokenHead(c.stages[-1].dim, c.num_classes, head_key),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["patches"](images_BHWC), context)
-        return bound["head"](x_BTD), bound.stats()
+        return bound["head"](x_BTD)
 
 
 def _config(**settings: Any) -> PiXConfig:

@@ -16,7 +16,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Family, check_rates, check_sizes
-from hsvit_jax.models.network import ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
 
@@ -203,12 +203,9 @@ class ViX(Network):
             "head": layers.TokenHead(c.embed_dim, c.num_classes, head_key, mean=not c.cls),
         }
 
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        bound = self.bind(params, stats)
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["patches"](images_BHWC), context)
-        return bound["head"](x_BTD), bound.stats()
+        return bound["head"](x_BTD)
 
 
 def embedding_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
