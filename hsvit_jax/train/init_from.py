@@ -72,11 +72,11 @@ def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict
     config = config.copy_and_resolve_references().unlock()
     try:
         config.init["from"] = sources.pinned(source)
-        found = sources.normalisation(config.init["from"])
+        found = sources.pixels(config.init["from"])
     except ValueError as error:
         raise ValueError(f"init.from={source}: {error}") from error
     if found and not (config.data.mean or config.data.std):
-        config.data.mean, config.data.std = found[:2]
+        config.data.mean, config.data.std = found.mean, found.std
     return config.lock()
 
 
@@ -109,6 +109,9 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
         tensors, description = files.read(path) if files.is_weights(path) else (None, {})
         if tensors is not None and not release.is_release(description):
             fresh = how["classifier"] == "new"
+            published = sources.pixels(source)
+            if published and published.blue_first:
+                tensors = _red_first(tensors)
             loaded = pretrained.load(
                 path, tensors, config.model.family, model, fresh_classifier=fresh
             )
@@ -123,10 +126,23 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     params, stats = refitted.params, refitted.stats
     total = len(jax.tree.leaves((params, stats)))
     notes = [f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"]
-    if found := sources.normalisation(source):
-        as_said = (tuple(config.data.mean), tuple(config.data.std)) == found[:2]
-        notes.append(f"pixels are {'' if as_said else 'not '}normalised as {found[2]} says")
+    if found := sources.pixels(source):
+        as_said = (tuple(config.data.mean), tuple(config.data.std)) == (found.mean, found.std)
+        notes.append(f"pixels are {'' if as_said else 'not '}normalised as {found.file} says")
+        if found.blue_first:
+            notes.append("the first convolution's channels are reversed: published for blue first")
     return Start(params, stats, (*notes, *refitted.notes))
+
+
+def _red_first(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Reverses the image channels of the one convolution that reads three."""
+    first = [name for name, x in tensors.items() if x.ndim == 4 and x.shape[1] == 3]
+    if len(first) != 1:
+        raise ValueError(
+            f"its pixels come with blue first, but {len(first)} convolutions read three channels, "
+            "not one: nothing can be reversed"
+        )
+    return {**tensors, first[0]: tensors[first[0]][:, ::-1]}
 
 
 class Stored(NamedTuple):

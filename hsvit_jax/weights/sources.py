@@ -5,7 +5,7 @@ import math
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _FILE = "model.safetensors"
 #: What the hub has beside it that says how pixels are normalised: transformers' file, timm's.
@@ -41,12 +41,22 @@ def pinned(source: str) -> str:
     return f"{source.partition('@')[0]}@{locate(source).parent.name}"
 
 
-def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...], str] | None:
+class Pixels(NamedTuple):
+    """How a published network reads pixels in [0, 1]: `mean` and `std` by channel, whether blue is
+    the first channel, and the JSON file that says so."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    blue_first: bool
+    file: str
+
+
+def pixels(source: str) -> Pixels | None:
     """Reads mean and standard deviation of pixels in [0, 1] from the JSON beside the weights of a
     model of the hub, or of a folder that is one's copy.
 
     Returns:
-      both, by channel, and the name of the JSON file; None where there is none that tells.
+      None where there is no JSON that tells.
 
     Raises:
       ValueError: the values are no numbers that pixels could be normalised by.
@@ -57,11 +67,12 @@ def normalisation(source: str) -> tuple[tuple[float, ...], tuple[float, ...], st
         if not path.is_file():
             continue
         try:
-            found = _mean_and_std(json.loads(path.read_bytes()))
+            described = json.loads(path.read_bytes())
+            found, blue_first = _mean_and_std(described), described.get("do_flip_channel_order")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} does not say how to normalise pixels: {error}") from None
         if found:
-            return *found, name
+            return Pixels(*found, blue_first is True, name)
     return None
 
 
@@ -69,6 +80,8 @@ def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[f
     """Those of a preprocessor of transformers or of timm's `pretrained_cfg`."""
     if described.get("do_normalize") is False:
         return (0.0,), (1.0,)
+    if "do_flip_channel_order" in described:  # the preprocessors that have no mean
+        return (0.0,) * 3, (1.0,) * 3
     timm = described.get("pretrained_cfg", {})
     mean = described.get("image_mean", timm.get("mean"))
     std = described.get("image_std", timm.get("std"))

@@ -113,15 +113,25 @@ def test_what_the_hub_has_not_is_said(hub):
 @pytest.mark.parametrize(
     ("described", "expected"),
     [
-        ({"pretrained_cfg": {"mean": [0.5], "std": [0.2]}}, ((0.5,), (0.2,), "config.json")),
-        ({"do_normalize": False}, ((0.0,), (1.0,), "config.json")),
+        ({"pretrained_cfg": {"mean": [0.5], "std": [0.2]}}, ((0.5,), (0.2,), False, "config.json")),
+        ({"do_normalize": False}, ((0.0,), (1.0,), False, "config.json")),
+        ({"do_flip_channel_order": True}, ((0.0,) * 3, (1.0,) * 3, True, "config.json")),
         ({"model_type": "resnet"}, None),
     ],
 )
-def test_normalisation(described, expected, tmp_path):
+def test_pixels(described, expected, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "config.json").write_text(json.dumps(described))
-    assert sources.normalisation(str(tmp_path)) == expected
+    assert sources.pixels(str(tmp_path)) == expected
+
+
+def test_a_stem_that_reads_blue_first():
+    tensors = {"stem": np.arange(24.0).reshape(2, 3, 2, 2), "deep": np.ones((4, 2, 1, 1))}
+    turned = init_from._red_first(tensors)
+    np.testing.assert_array_equal(turned["stem"][:, 0], tensors["stem"][:, 2])
+    assert turned["deep"] is tensors["deep"]
+    with pytest.raises(ValueError, match="0 convolutions read three channels"):
+        init_from._red_first({"deep": tensors["deep"]})
 
 
 @pytest.mark.parametrize("text", ["[]", '{"image_mean": ["a"], "image_std": [1]}', "{"])
@@ -129,4 +139,4 @@ def test_a_damaged_description_is_refused(text, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json does not say"):
-        sources.normalisation(str(tmp_path))
+        sources.pixels(str(tmp_path))
