@@ -12,11 +12,11 @@ from hsvit_jax.models.hsvit import backbone, hsvit
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.models.vit import deit, dhvt, hvt, swin, vit
-from hsvit_jax.models.vix import ccx, cvx, levix, pix, vix
+from hsvit_jax.models.vix import ccx, cvx, levix, pix, t2t, vix
 
 _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),
-    *(hvt, deit, dhvt, swin),
+    *(hvt, deit, dhvt, swin, t2t),
     *(vit, mobilevit, swiftformer, cvt, efficientformer),
     *(resnet, resnext, efficientnet, mobilenet_v2, backbone),
 )

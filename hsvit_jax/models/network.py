@@ -184,7 +184,7 @@ class Network(abc.ABC):
                 f"its parts, not all: {', '.join(self.part_names)}"
             )
         frozen = copy.copy(self)
-        frozen.frozen = frozenset(names)
+        frozen.frozen = self.frozen | frozenset(names)
         return frozen
 
     @property

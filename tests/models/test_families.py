@@ -81,6 +81,14 @@ SMALL = {
             **{"key_dim": 3, "attention_ratio": 2.0, "drop_path": 0.3, "dropout": 0.1},
         },
     ),
+    "swin": (
+        (12, 16),
+        {
+            **{"patch": 2, "widths": (4, 8), "depths": (2, 1), "heads": (1, 2)},
+            **{"windows": (2, 2), "drop_path": 0.5},
+        },
+    ),
+    "t2t": ((32, 48), {"token_dim": 4, "embed_dim": 8, "depth": 1, "heads": 2}),
     "resnet": (
         (17, 20),
         {"block": "basic", "stem_channels": 4, "channels": (4, 6), "depths": (1, 1)},
@@ -89,7 +97,7 @@ SMALL = {
     "mobilenet_v2": ((32, 32), {"dropout": 0.3}),
 }
 #: Of another one's parts; run by the longer suite.
-SLOW_MASKS = {"deit", "pix", "cvx", "levix", "mobilenet_v2"}
+SLOW_MASKS = {"deit", "pix", "cvx", "levix", "mobilenet_v2", "swin"}
 SLOW_DEVICES = set(SMALL) - {"vix", "levix", "cvx", "hvt", "dhvt", "resnet"}
 
 

@@ -24,7 +24,7 @@ Size = tuple[int, int]
 
 _BASE = {"widths": (128, 256, 512, 1024), "heads": (4, 8, 16, 32)}
 
-#: Named networks of the paper's table 1, as they differ from `DEFAULTS`; authors' rates of depth.
+#: Named networks of the paper's section 3.3, as they differ from Swin-T, with the authors' rates.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "t": {},
     "s": {"depths": (2, 2, 18, 2), "drop_path": 0.3},

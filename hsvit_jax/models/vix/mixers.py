@@ -7,7 +7,7 @@ ViX authors' code differs from the papers that the mixers are named for, this fo
 N heads, E width of a head, S keys, R random features, P projected positions, M landmarks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -121,10 +121,7 @@ class Performer(nnx.Module):
         The shift, for stability, cancels but for the 1e-4: so it has a gradient, as in the authors'
         code.
         """
-        wide = _wide(x_BNTE)
-        scale = x_BNTE.shape[-1] ** -0.25
-        u = (wide * scale) @ self.features[...].astype(wide.dtype).T
-        norm = 0.5 * scale**2 * jnp.square(wide).sum(-1, keepdims=True)
+        u, norm = feature_exponents(x_BNTE, self.features[...], x_BNTE.shape[-1] ** -0.25)
         return jnp.exp(u - norm - shift(u)) + 1e-4
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
@@ -146,12 +143,27 @@ class Performer(nnx.Module):
         return (_wide(o_BNTE) / norm).astype(v.dtype)
 
 
+def feature_exponents(x: Array, features_RE: Array, scale: float = 1.0) -> tuple[Array, Array]:
+    """x·w of each random feature w and |x|²/2, for x times `scale`: (…, R) and (…, 1).
+
+    exp(x·w − |x|²/2) are the features whose products estimate the softmax kernel.
+    """
+    wide = _wide(x)
+    u = (wide * scale) @ features_RE.astype(wide.dtype).T
+    return u, 0.5 * scale**2 * jnp.square(wide).sum(-1, keepdims=True)
+
+
+def orthogonal_rows(keys: Iterable[Array], rows: int, width: int) -> Array:
+    """Random (rows, width) of length 1, orthogonal in blocks of `width`, each with a key."""
+    squares = [jnp.linalg.qr(jax.random.normal(k, (width, width)))[0].T for k in keys]
+    return jnp.concatenate(squares)[:rows]
+
+
 def orthogonal_features(key: Array, rows: int, width: int) -> Array:
     """Random (rows, width): orthogonal in blocks of `width`, with the norms of Gaussian rows."""
     length_key, *keys = jax.random.split(key, -(-rows // width) + 1)
-    squares = [jnp.linalg.qr(jax.random.normal(k, (width, width)))[0].T for k in keys]
     lengths = jnp.linalg.norm(jax.random.normal(length_key, (rows, width)), axis=1, keepdims=True)
-    return jnp.concatenate(squares)[:rows] * lengths
+    return orthogonal_rows(keys, rows, width) * lengths
 
 
 class Linformer(nnx.Module):

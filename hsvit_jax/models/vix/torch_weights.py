@@ -1,4 +1,4 @@
-"""State dicts of ViX, LeViX, CCX, CvX and PiX: sizes read from shapes, and the tensors' names.
+"""State dicts of ViX, LeViX, CCX, CvX, PiX, T2T-ViT: sizes by shapes, tensors' names.
 
 ViX's MLP-Mixers are plain sequences, whose keys are numbers; the others have named parts.
 """
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hsvit_jax.models.vix.ccx import CCXConfig
     from hsvit_jax.models.vix.cvx import CvXConfig
     from hsvit_jax.models.vix.pix import PiXConfig
+    from hsvit_jax.models.vix.t2t import T2TConfig
     from hsvit_jax.models.vix.vix import ViXConfig
 
 Sections = tuple[dict[str, Any], dict[str, Any]]
@@ -550,3 +551,68 @@ def _pix(c: "PiXConfig", keys: Collection[str]) -> Table:
 
 
 PIX = TorchWeights(("mlp_head.1.weight",), _pix_settings, _pix)
+
+# --- T2T-ViT -------------------------------------------------------------------------------------
+
+_T2T, _T2T_PROJECT = "tokens_to_token.attention{}", "tokens_to_token.project.weight"
+
+
+def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sizes follow from shapes, but for the heads and what rounding hides."""
+    performer = f"{_T2T.format(1)}.w" in tensors
+    first = "kqv" if performer else "attn.qkv"
+    dim = shape(tensors, _T2T_PROJECT, 2)[0]
+    inner, pixels = shape(tensors, f"{_T2T.format(1)}.{first}.weight", 2)
+    usual = family.defaults
+    model = {
+        "token_layer": "performer" if performer else "softmax",
+        "token_dim": inner // 3,
+        "token_dropout": usual["token_dropout"] if performer else 0.0,
+        "embed_dim": dim,
+        "depth": count(tensors, "blocks.{}.norm1.weight".format),
+        "heads": argument(given, "num_heads") or max(dim // 64, 1),
+        "mlp_ratio": field(
+            given, "mlp_ratio", shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0] / dim
+        ),
+        "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
+        "qk_scale": field(given, "qk_scale", 0.0),
+        "drop_path": field(given, "drop_path_rate", usual["drop_path"]),
+    }
+    side = 16 * math.isqrt(shape(tensors, "pos_embed", 3)[1] - 1)
+    images = tensors["input"].shape[2:] if "input" in tensors else given.get("img_size", side)
+    data = {
+        "image_size": pair(images),
+        "channels": pixels // 49,
+        "num_classes": shape(tensors, "head.weight", 2)[0],
+    }
+    return model, data
+
+
+def _t2t(c: "T2TConfig", keys: Collection[str]) -> Table:
+    block, theirs = "encoder/blocks/{i}", "blocks.{i}"
+    table = {
+        "constants/position": "pos_embed [1,:,:]",
+        "embedding/cls": "cls_token [1,1,:]",
+        "embedding/project": _T2T_PROJECT.removesuffix(".weight"),
+        f"{block}/norm1": f"{theirs}.norm1",
+        f"{block}/norm2": f"{theirs}.norm2",
+        f"{block}/mixer/qkv": f"{theirs}.attn.qkv",
+        f"{block}/mixer/out": f"{theirs}.attn.proj",
+        f"{block}/feed_forward/up": f"{theirs}.mlp.fc1",
+        f"{block}/feed_forward/down": f"{theirs}.mlp.fc2",
+        "head/norm": "norm",
+        "head/linear": "head",
+    }
+    performer = c.token_layer == "performer"
+    names = ("kqv", "proj", "mlp.0", "mlp.2")
+    names = names if performer else ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    for i in range(2):
+        ours, theirs = f"embedding/layers/{i}", _T2T.format(i + 1)
+        table |= {f"{ours}/norm{n}": f"{theirs}.norm{n}" for n in (1, 2)}
+        parts = ("qkv", "out", "feed_forward/up", "feed_forward/down")
+        table |= {f"{ours}/{a}": f"{theirs}.{b}" for a, b in zip(parts, names, strict=True)}
+        table[f"constants/features/{i}"] = f"{theirs}.w"
+    return table
+
+
+T2T = TorchWeights((_T2T_PROJECT,), _t2t_settings, _t2t)

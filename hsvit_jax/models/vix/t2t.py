@@ -1,0 +1,266 @@
+"""T2T-ViT: overlapping patches that attend to each other before they are joined; a ViT behind them.
+
+Source: Yuan et al., "Tokens-to-Token ViT", sections 3.1 and 3.2; the authors' code where the two
+differ (the skip of a token layer, the scale of its scores, dropout in the Performer).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.family import (
+    Family,
+    check_choices,
+    check_heads,
+    check_rates,
+    check_sizes,
+    defaults_of,
+)
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network
+from hsvit_jax.models.vix import mixers, torch_weights
+from hsvit_jax.ops import remat
+from hsvit_jax.ops.attention import attention
+
+Array = jax.Array
+
+#: (size, stride, padding) of each soft split: the overlapping windows that are joined to tokens.
+_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
+_STRIDES = tuple(stride for _, stride, _ in _SPLITS)
+
+#: Named networks of the paper's tables 1 and 2, as they differ from T2T-ViT-14.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "7": {"embed_dim": 256, "depth": 7, "heads": 4, "mlp_ratio": 2.0},
+    "14": {},
+    "19": {"embed_dim": 448, "depth": 19, "heads": 7},
+    "24": {"embed_dim": 512, "depth": 24, "heads": 8},
+    "t-14": {"token_layer": "softmax", "token_dropout": 0.0},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class T2TConfig:
+    """Sizes of a T2T-ViT.
+
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        token_layer: attention of the layers between the soft splits, 'performer' or 'softmax'.
+        token_dim: width of their tokens.
+        token_dropout: rate, of their attention's and feed-forward's output.
+        qk_scale: factor of the blocks' scores; 0 for (embed_dim/heads)^-0.5. The authors' published
+            weights were trained with embed_dim^-0.5.
+        drop_path: rate of the last block; linear from 0 at the first.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    token_layer: str = "performer"
+    token_dim: int = 64
+    token_dropout: float = 0.1
+    embed_dim: int = 384
+    depth: int = 14
+    heads: int = 6
+    mlp_ratio: float = 3.0
+    qkv_bias: bool = False
+    qk_scale: float = 0.0
+    drop_path: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(self, self.token_dim // 2, self.depth, int(self.embed_dim * self.mlp_ratio))
+        check_choices(self, token_layer=("performer", "softmax"))
+        check_heads(self.embed_dim, self.heads)
+        check_rates(self, "token_dropout", "drop_path")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the first block, CLS included."""
+        return 1 + prod(conv_layers.map_size(self.image_size, _STRIDES))
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of what each soft split joins."""
+        channels = (self.image_channels, self.token_dim, self.token_dim)
+        return tuple(c * size**2 for c, (size, *_) in zip(channels, _SPLITS, strict=True))
+
+
+def soft_split(x_BHWC: Array, size: int, stride: int, padding: int) -> Array:
+    """Overlapping windows as tokens (B, T, C·size²), row by row; a token's channels outermost."""
+    around = (padding, padding)
+    x = jnp.pad(x_BHWC, ((0, 0), around, around, (0, 0)))
+    rows, columns = ((n - size) // stride + 1 for n in x.shape[1:3])
+    shifted = [
+        x[:, i : i + stride * rows : stride, j : j + stride * columns : stride][:, :rows, :columns]
+        for i in range(size)
+        for j in range(size)
+    ]
+    return jnp.stack(shifted, -1).reshape(len(x), rows * columns, -1)
+
+
+class TokenLayer(nnx.Module):
+    """v + attention(LN(x)), then x + feed_forward(LN(x)), of one head narrower than x."""
+
+    def __init__(self, c: T2TConfig, width: int, key: Array) -> None:
+        qkv_key, out_key, feed_key = jax.random.split(key, 3)
+        dim, linear = c.token_dim, partial(layers.Linear, init="normal")
+        self.performer, self.rate = c.token_layer == "performer", c.token_dropout
+        # The reference's order: keys, queries, values in a Performer, else queries first.
+        self.qkv = linear(width, 3 * dim, qkv_key, bias=self.performer)
+        self.out = linear(dim, dim, out_key)
+        self.norm1, self.norm2 = layers.LayerNorm(width), layers.LayerNorm(dim)
+        self.feed_forward = layers.FeedForward(
+            dim, dim, feed_key, dropout=c.token_dropout, inner_dropout=False, init="normal"
+        )
+
+    def __call__(
+        self, x_BTD: Array, features_RE: Array | None, context: ForwardContext, stream: int
+    ) -> Array:
+        """(B, T, D) → (B, T, E)."""
+        first, second, v_BTE = jnp.split(self.qkv(self.norm1(x_BTD)), 3, axis=-1)
+        if self.performer:
+            y_BTE = remat.recomputed(
+                lambda k, q, v: _performer(q, k, v, features_RE), first, second, v_BTE
+            )
+        else:  # the scale of the wider tokens
+            first = first * (v_BTE.shape[-1] / x_BTD.shape[-1]) ** 0.5
+            heads = (part[None, :, None] for part in (first, second, v_BTE))
+            y_BTE = attention(0.0, *heads, ())[0, :, 0]
+        y_BTE = v_BTE + layers.dropout(self.out(y_BTE), self.rate, context, stream)
+        return y_BTE + self.feed_forward(self.norm2(y_BTE), context, stream + 1)
+
+
+def _performer(q_BTE: Array, k_BTE: Array, v_BTE: Array, features_RE: Array) -> Array:
+    """Attention by positive random features, without a shift for stability, (B, T, E)."""
+    q_BTR, k_BTR = (
+        jnp.exp(u - norm) * len(features_RE) ** -0.5
+        for u, norm in (mixers.feature_exponents(x, features_RE) for x in (q_BTE, k_BTE))
+    )
+    values_BRE = jnp.einsum("btr,bte->bre", k_BTR, v_BTE.astype(k_BTR.dtype))
+    norm_BT1 = jnp.einsum("btr,br->bt", q_BTR, k_BTR.sum(1))[..., None]
+    return (jnp.einsum("btr,bre->bte", q_BTR, values_BRE) / (norm_BT1 + 1e-8)).astype(v_BTE.dtype)
+
+
+class Embedding(nnx.Module):
+    """Soft splits with token layers between them, a linear map, and the CLS token."""
+
+    def __init__(self, c: T2TConfig, key: Array) -> None:
+        *keys, project_key, cls_key = jax.random.split(key, len(_SPLITS) + 1)
+        self.image_size = c.image_size
+        self.layers = nnx.List(
+            TokenLayer(c, width, k) for width, k in zip(c.widths, keys, strict=False)
+        )
+        self.project = layers.Linear(c.widths[-1], c.embed_dim, project_key, init="normal")
+        self.cls = nnx.Param(0.02 * jax.random.normal(cls_key, (c.embed_dim,)))
+
+    def __call__(self, x_BHWC: Array, features: list[Array], context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, T, D), CLS first."""
+        for i, layer in enumerate(self.layers):
+            grid = conv_layers.map_size(self.image_size, _STRIDES[: i + 1])
+            stream = layers.EMBEDDING + i * layers.STREAMS_PER_BLOCK
+            x_BTD = soft_split(x_BHWC, *_SPLITS[i])
+            x_BTD = layer(x_BTD, features[i] if features else None, context, stream)
+            x_BHWC = x_BTD.reshape(len(x_BTD), *grid, -1)
+        x_BTD = self.project(soft_split(x_BHWC, *_SPLITS[-1]))
+        return layers.prepend(self.cls[...], x_BTD)
+
+
+class Constants(nnx.Module):
+    """Parameters that are never trained: the token layers' random features, and the positions."""
+
+    def __init__(self, c: T2TConfig, key: Array) -> None:
+        shape = (c.token_dim // 2, c.token_dim)
+        keys = jax.random.split(key, 2) if c.token_layer == "performer" else ()
+        self.features = nnx.List(
+            nnx.Param(mixers.orthogonal_rows([k], *shape) * shape[0] ** 0.5) for k in keys
+        )
+        self.position = nnx.Param(sinusoids(c.tokens, c.embed_dim))
+
+    def __call__(self) -> tuple[list[Array], Array]:
+        """The features of each token layer, none for softmax, and the positions (T, D)."""
+        return lax.stop_gradient(([f[...] for f in self.features], self.position[...]))
+
+
+def sinusoids(tokens: int, dim: int) -> Array:
+    """Sines and cosines of the angles p/10000^(2⌊j/2⌋/D), even and odd j, (T, D)."""
+    rates = 10000.0 ** (-2 * (np.arange(dim) // 2) / dim)
+    angles = np.arange(tokens)[:, None] * rates[None]
+    return jnp.asarray(np.where(np.arange(dim) % 2, np.cos(angles), np.sin(angles)), jnp.float32)
+
+
+class Attention(layers.MultiHeadAttention):
+    """Softmax attention whose scores have a factor of their own."""
+
+    def __init__(self, c: T2TConfig, key: Array) -> None:
+        super().__init__(c.embed_dim, c.heads, key, bias=c.qkv_bias, init="normal")
+        self.factor = c.qk_scale * (c.embed_dim // c.heads) ** 0.5 or 1.0
+
+    def project(self, x_BTD: Array) -> tuple[Array, Array, Array]:
+        q, k, v = super().project(x_BTD)
+        return q * self.factor, k, v
+
+
+class Encoder(nnx.Module):
+    """The blocks."""
+
+    def __init__(self, c: T2TConfig, key: Array) -> None:
+        self.blocks, hidden = nnx.List(), int(c.embed_dim * c.mlp_ratio)
+        rates = layers.drop_path_rates(c.drop_path, c.depth)
+        for rate, block_key in zip(rates, jax.random.split(key, c.depth), strict=True):
+            mix_key, feed_key = jax.random.split(block_key)
+            feed_forward = layers.FeedForward(c.embed_dim, hidden, feed_key, init="normal")
+            self.blocks.append(
+                layers.Block(c.embed_dim, Attention(c, mix_key), feed_forward, drop_path=rate)
+            )
+
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, context, i)
+        return x_BTD
+
+
+class T2T(Network):
+    """Parameters: {'embedding', 'constants', 'encoder', 'head'}."""
+
+    frozen = frozenset({"constants"})
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c, (embedding_key, *keys) = self.config, jax.random.split(key, 4)
+        return {
+            "embedding": Embedding(c, embedding_key),
+            "constants": Constants(c, keys[0]),
+            "encoder": Encoder(c, keys[1]),
+            "head": layers.TokenHead(c.embed_dim, c.num_classes, keys[2], init="normal"),
+        }
+
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
+        features, position_TD = bound["constants"]()
+        x_BTD = bound["embedding"](images_BHWC, features, context)
+        return bound["head"](bound["encoder"](layers.add_positions(x_BTD, position_TD), context))
+
+
+FAMILY = Family(
+    name="t2t",
+    defaults=defaults_of(T2TConfig),
+    variants=VARIANTS,
+    default_variant="14",
+    config=T2TConfig,
+    network=T2T,
+    native_size=224,
+    paper_recipe="dhvt",
+    tiny=lambda settings: {
+        **{"token_dim": 8, "embed_dim": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0}
+    },
+    torch_weights=torch_weights.T2T,
+)

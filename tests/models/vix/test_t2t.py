@@ -1,0 +1,63 @@
+"""T2T-ViT in its authors' names: a golden and the way back, softmax tokens, constants."""
+
+import math
+
+import jax
+import numpy as np
+from support import convnet_files, hf_files
+
+from hsvit_jax import models
+from hsvit_jax.models.network import ForwardContext
+from hsvit_jax.models.vix import t2t
+
+SMALL = {"token_dim": 4, "embed_dim": 8, "depth": 1, "heads": 2}
+
+
+def test_a_golden(golden_dir):
+    path = golden_dir / "t2t-performer.npz"
+    convnet_files.logits_agree(path)
+    convnet_files.training_step_agrees(path, frozenset({"constants"}))
+    tensors, network, params, stats, family, description = convnet_files.read(path)
+    for key, tensor in family.torch_weights.dump(params, stats, network).items():
+        np.testing.assert_array_equal(tensor, tensors[key])
+    shown, _ = models.torch_settings(family, tensors, {"num_heads": 3})
+    told, _ = models.torch_settings(family, tensors, description["constructor"])
+    assert shown == told
+    # The positions of the file are those that a fresh network has.
+    np.testing.assert_allclose(tensors["pos_embed"][0], t2t.sinusoids(17, 24), atol=1e-7)
+
+
+def test_softmax_between_soft_splits():
+    """The scale is the joined tokens', the skip is the values."""
+    c = hf_files.network("t2t", "t-14", **SMALL).config
+    with jax.enable_x64(True):
+        layer = t2t.TokenLayer(c, 36, jax.random.key(0))
+        x = np.random.default_rng(0).normal(size=(1, 5, 36))
+        run = jax.jit(lambda x: layer(x, None, ForwardContext(False, None, np.arange(1)), 0))
+        ours = run(x)
+        linears = (layer.qkv, layer.out, layer.feed_forward.up, layer.feed_forward.down)
+        qkv, out, up, down = (np.asarray(linear.kernel[...]) for linear in linears)
+
+    def norm(x):
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+    q, k, v = np.split(norm(x[0]) @ qkv, 3, axis=1)
+    weights = np.exp(q @ k.T / 36**0.5)
+    y = v + weights / weights.sum(1, keepdims=True) @ v @ out
+    hidden = norm(y) @ up
+    gelu = hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / 2**0.5))
+    np.testing.assert_allclose(ours[0], y + gelu @ down, atol=1e-12)
+
+
+def test_soft_splits_overlap():
+    """Of the window of a pixel: channels outermost, then its rows and columns."""
+    image = np.arange(2 * 8 * 8).reshape(1, 8, 8, 2).astype(np.float32)
+    tokens = t2t.soft_split(image, 3, 2, 1).reshape(4, 4, 2, 3, 3)
+    assert tokens[1, 2, 1].tolist() == image[0, 1:4, 3:6, 1].tolist()
+    assert not tokens[0, :, :, 0].any()  # the padding
+
+
+def test_constants_stay_and_scores_have_a_scale():
+    network = hf_files.network("t2t", qk_scale=8**-0.5, **SMALL)
+    assert network.with_frozen(["head"]).frozen == {"head", "constants"}
+    assert t2t.Attention(network.config, jax.random.key(0)).factor == 8**-0.5 * 4**0.5
