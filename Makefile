@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-web lint docs clean
+.PHONY: quickstart test test-slow test-web test-ray lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits --workdir=runs/quickstart
@@ -11,13 +11,16 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web and not ray"
 
 test-slow: $(VENV)/.installed-test
 	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -m slow
 
 test-web: $(VENV)/.installed-web
 	$(BIN)/python -m pytest -m web
+
+test-ray: $(VENV)/.installed-ray
+	$(BIN)/python -m pytest -m ray
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format .
@@ -39,6 +42,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 $(VENV)/.installed-web: $(VENV)/.installed-test
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[web]'
+	touch $@
+
+$(VENV)/.installed-ray: $(VENV)/.installed-web
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -42,7 +42,7 @@ def network(stored_weights):
 
 
 def client_of(network, *, batch=4, limits=None, **more):
-    batcher = batching.Batcher(network, network, batch, wait=0.001)
+    batcher = batching.Batcher(network, network, batching.sizes_up_to(batch), wait=0.001)
     served = app.Server(batcher, limits or app.Limits(), **more)
     return TestClient(served.app, raise_server_exceptions=False)
 

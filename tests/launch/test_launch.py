@@ -17,6 +17,9 @@ import pytest
 import yaml
 from support.launch_programs import CODES, LAUNCH, program, run, words_of
 
+from hsvit_jax import cli
+from hsvit_jax.commands import COMMANDS
+
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
 
 
@@ -135,6 +138,37 @@ def fate(jobset: dict, code: int) -> str:
 )
 def test_jobset_restarts_what_another_start_helps(jobset, code, action):
     assert fate(jobset, code) == action
+
+
+# --- serve_ray.yaml ---
+
+
+def test_ray_job_has_the_fields_of_its_schema():
+    """KubeRay's v1 API; each part has a worker that has room for no other."""
+    text = (LAUNCH / "serve_ray.yaml").read_text()
+    job, service = yaml.safe_load_all(text)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    assert set(spec) == {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "rayClusterSpec"}
+    cluster = spec["rayClusterSpec"]
+    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert set(head) == {"rayStartParams", "template"}
+    counts = {"replicas", "minReplicas", "maxReplicas"}
+    assert set(workers) == {"groupName", "rayStartParams", "template", *counts}
+    for group in (head, workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    program, command, *words = spec["entrypoint"].split()
+    given = dict(word.split("=", 1) for word in words if word.startswith("--"))
+    assert program == "hsvit" and set(given) <= {
+        f"--{name}" for name in cli.make_flags(COMMANDS[command].flags)
+    }
+    assert {workers[key] for key in counts} == {int(given["--parts"])}
+    assert workers["rayStartParams"]["num-cpus"] == given["--part_cpus"]
+    labels = head["template"]["metadata"]["labels"]
+    (container,) = head["template"]["spec"]["containers"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert [port["containerPort"] for port in container["ports"]] == [int(given["--port"])]
 
 
 # --- sky.yaml ---

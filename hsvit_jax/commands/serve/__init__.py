@@ -21,10 +21,14 @@ def run(request: Request) -> None:
     try:
         import uvicorn
 
-        from hsvit_jax.commands.serve import app, batching, votes
+        from hsvit_jax.commands.serve import app, batching, ray_parts, votes
+
+        if request.flags.parts:
+            import ray.serve  # noqa: F401
     except ImportError as error:
+        extra = "ray" if error.name == "ray" else "serve"
         raise ValueError(
-            f"hsvit serve needs {error.name}: pip install 'hsvit_jax[serve]'"
+            f"hsvit serve needs {error.name}: pip install 'hsvit_jax[{extra}]'"
         ) from error
     values = request.flags
     if len(request.words) != 1:
@@ -43,10 +47,17 @@ def run(request: Request) -> None:
         queue=values.queue,
         seconds=values.timeout,
     )
-    with bound(values.host, values.port) as listener:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(bound(values.host, values.port))
         trained = classifier.load(request.words[0], which_of(request), devices=jax.devices()[:1])
-        network = votes.Network(trained)
-        batcher = batching.Batcher(network, network, values.batch, values.wait / 1000)
+        voters = network = votes.Network(trained)
+        sizes = batching.sizes_up_to(values.batch)
+        if values.parts:
+            resources = {"num_cpus": values.part_cpus, "num_gpus": values.part_gpus}
+            parts = ray_parts.RayParts(trained, values.parts, values.deadline, sizes, resources)
+            # Before signals are handled below: Ray's own handlers abort the process.
+            voters = stack.enter_context(parts)
+        batcher = batching.Batcher(voters, network, sizes, values.wait / 1000)
         hosts = None if values.token else [*_LOOPBACK, "[::1]"]
         served = app.Server(batcher, limits, values.token, hosts)
         host, port = listener.getsockname()[:2]

@@ -93,6 +93,12 @@ class Server:
         self._votes = prometheus.Gauge(
             "hsvit_votes", "Groups that voted on the last image.", registry=self._metrics
         )
+        self._parts = prometheus.Gauge(
+            "hsvit_part_answered",
+            "Whether a part answered the last batch.",
+            ["part"],
+            registry=self._metrics,
+        )
         waiting = prometheus.Gauge(
             "hsvit_queue_images", "Images that wait.", registry=self._metrics
         )
@@ -236,6 +242,9 @@ class Server:
         answers = await self.batcher.answer(images, lost)
         self._images.inc(len(answers))
         self._votes.set(answers[-1].voted)
+        taken_P = answers[-1].ballot.milliseconds_P
+        for part, taken in zip(self.batcher.voters.parts, taken_P, strict=True):
+            self._parts.labels(part.name).set(taken is not None)
         return names, images, answers
 
     def _prediction(self, name: str, answer: Answer) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -44,14 +45,12 @@ class Batcher:
     Args:
       voters: the parts.
       network: computes what they elect.
-      largest: images of a batch.
+      sizes: of batches, see `sizes_up_to`.
       wait: seconds that the first image of a batch waits for others.
     """
 
-    def __init__(self, voters: Voters, network: Network, largest: int, wait: float) -> None:
-        self.voters, self.network, self.wait = voters, network, wait
-        fours = range((largest - 1).bit_length())
-        self.sizes = [*(1 << i for i in fours if i % 2 == 0), largest]
+    def __init__(self, voters: Voters, network: Network, sizes: Sequence[int], wait: float) -> None:
+        self.voters, self.network, self.sizes, self.wait = voters, network, sizes, wait
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._arrived = asyncio.Event()
 
@@ -143,6 +142,11 @@ class Batcher:
         one_VP1D = answer.ballot.cls_VPBD[:, :, answer.index : answer.index + 1]
         cls_VPPD = np.repeat(one_VP1D, len(parts), 2)
         return self.network.elect(parts, cls_VPPD, np.eye(len(parts)))
+
+
+def sizes_up_to(largest: int) -> list[int]:
+    """Powers of four below `largest`, and `largest`: few programs to compile."""
+    return [*(1 << i for i in range(0, (largest - 1).bit_length(), 2)), largest]
 
 
 def part_of(parts: tuple[Part, ...], text: str) -> frozenset[int]:

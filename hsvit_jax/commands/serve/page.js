@@ -38,10 +38,13 @@ async function explain() {
 }
 
 async function show({ top, votes, parts, maps }) {
-  at("votes").textContent = `${top[0].label}, by ${votes.voted} of ${votes.of} votes`;
+  const times = new Set(parts.map(({ milliseconds }) => milliseconds));
+  const [shared] = times.size === 1 ? times : [null]; // one program computes all parts
+  const after = shared ? ` in ${shared.toFixed(0)} ms` : "";
+  at("votes").textContent = `${top[0].label}, by ${votes.voted} of ${votes.of} votes${after}`;
   at("classes").replaceChildren(
     ...top.map(({ label, probability }) =>
-      make("li", {}, make("span", { textContent: label }), bar(probability, label), percent(probability)),
+      make("li", {}, make("span", { textContent: label }), bar(probability, label), make("span", { textContent: percent(probability) })),
     ),
   );
   [...at("parts").children].forEach((row, number) => {
@@ -51,7 +54,7 @@ async function show({ top, votes, parts, maps }) {
     row.querySelector("progress").value = gone ? 0 : top.probability;
     row.lastElementChild.textContent = gone
       ? "no answer"
-      : `${top.label} ${percent(top.probability)}, ${milliseconds.toFixed(0)} ms`;
+      : `${top.label}, ${percent(top.probability)}${shared ? "" : `, ${milliseconds.toFixed(0)} ms`}`;
   });
   at("maps-section").hidden = !maps.length;
   const picture = await createImageBitmap(image);
@@ -82,10 +85,9 @@ function heat(picture, rows) {
 
 function choose(blob) {
   image = blob;
-  const old = at("drop").dataset.url;
-  if (old) URL.revokeObjectURL(old);
-  at("drop").dataset.url = URL.createObjectURL(blob);
-  at("drop").style.backgroundImage = `url(${at("drop").dataset.url})`;
+  URL.revokeObjectURL(at("preview").src);
+  at("preview").src = URL.createObjectURL(blob);
+  at("preview").hidden = false;
   explain();
 }
 
@@ -135,7 +137,10 @@ board.addEventListener("keydown", (event) => {
   else place = to;
 });
 at("clear").addEventListener("click", clear);
-at("token").addEventListener("change", explain);
+at("secret").addEventListener("submit", (event) => {
+  event.preventDefault();
+  explain();
+});
 clear();
 
 function switchOf({ name, groups }, number) {

@@ -1,0 +1,145 @@
+"""A network's parts as Ray Serve deployments, on this machine or on the nodes of a cluster."""
+
+import asyncio
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.classifier import Classifier
+from hsvit_jax.commands.serve.votes import Ballot, Part
+from hsvit_jax.train import evaluate
+
+# A replica that does not answer three checks in a row, 2 s apart and of 5 s each, is replaced.
+_LIFE = {
+    "health_check_period_s": 2,
+    "health_check_timeout_s": 5,
+    "graceful_shutdown_timeout_s": 1,
+}
+
+
+class Replica:
+    """A part on its node: the groups that it holds, compiled for every size of a batch.
+
+    Args:
+      part: of `Classifier.cut`; it travels to the node, which needs no file of the run.
+      shape: of an image.
+      sizes: of batches.
+      tta: views of an image, see `evaluate.tta_views`.
+    """
+
+    def __init__(self, part: Any, shape: tuple[int, ...], sizes: Sequence[int], tta: str) -> None:
+        def total(images_BHWC: jax.Array) -> jax.Array:
+            views = evaluate.tta_views(images_BHWC, tta)
+            return jnp.stack([part(view_BHWC)[0] for view_BHWC in views])
+
+        self._total = jax.jit(total, compiler_options=mesh_lib.compiler_options())
+        for size in sizes:
+            self(np.zeros((size, *shape), np.uint8))
+
+    def __call__(self, images_BHWC: np.ndarray) -> np.ndarray:
+        """Uint8 images → the part's weighted sums of CLS tokens (V, B, D)."""
+        return np.asarray(self._total(images_BHWC))
+
+
+class RayParts:
+    """Voters whose parts are deployments, in a context; one that died is started again by Ray.
+
+    A batch waits for all parts, but no longer than the deadline. A part whose last answer is still
+    out is not asked again before it has come; where all are late, the next batch waits for one.
+
+    Args:
+      classifier: the network.
+      count: of parts, each of equally many groups.
+      deadline: seconds.
+      sizes: of batches.
+      resources: of a part's replica, options of a Ray actor.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        count: int,
+        deadline: float,
+        sizes: Sequence[int],
+        resources: dict[str, float],
+    ) -> None:
+        cuts, _ = classifier.cut(count)
+        total = sum(cut.weight for cut in cuts)
+        self.parts = tuple(
+            Part(f"groups {cut.groups[0]}-{cut.groups[-1]}", len(cut.groups), cut.weight / total)
+            for cut in cuts
+        )
+        self._scale, self._deadline = total, deadline
+        shape = (*classifier.image_size, classifier.channels)
+        tta = classifier.config.eval.get("tta", "none")
+        self._replicas = [(cut, shape, sizes, tta) for cut in cuts]
+        self._resources = resources
+        self._handles: list[Any] = []
+        self._asked: dict[int, asyncio.Future] = {}
+
+    def __enter__(self) -> Self:
+        """Starts the deployments, in the cluster that there is or on this machine."""
+        import ray
+        from ray import serve
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of forks, which only execute
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        deployment = serve.deployment(
+            Replica, max_ongoing_requests=2, ray_actor_options=self._resources, **_LIFE
+        )
+        targets = [
+            serve.RunTarget(deployment.bind(*arguments), name=f"hsvit-{k}", route_prefix=None)
+            for k, arguments in enumerate(self._replicas)
+        ]
+        self._handles = serve.run_many(targets)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+        from ray import serve
+
+        for k in range(len(self._handles)):
+            serve.delete(f"hsvit-{k}")
+        ray.shutdown()
+
+    async def vote(self, images_BHWC: np.ndarray) -> Ballot:
+        """See `Voters`."""
+        asked = {}
+        if len(self._asked) == len(self._handles):
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait(self._asked.values(), timeout=self._deadline, return_when=first)
+        for k, handle in enumerate(self._handles):
+            if k not in self._asked:
+                asked[k] = self._asked[k] = asyncio.ensure_future(self._ask(handle, images_BHWC))
+                asked[k].add_done_callback(lambda _, k=k: self._asked.pop(k))
+        if asked:
+            await asyncio.wait(asked.values(), timeout=self._deadline)
+        answers = {k: f.result() for k, f in asked.items() if f.done() and f.result() is not None}
+        shape = next((total.shape for total, _ in answers.values()), (1, len(images_BHWC), 1))
+        cls_VPBD = np.zeros((shape[0], len(self.parts), *shape[1:]), np.float32)
+        for k, (total_VBD, _) in answers.items():
+            cls_VPBD[:, k] = total_VBD / self._scale
+        taken_P = tuple(answers[k][1] if k in answers else None for k in range(len(self.parts)))
+        return Ballot(cls_VPBD, taken_P)
+
+    async def _ask(self, handle: Any, images_BHWC: np.ndarray) -> tuple[np.ndarray, float] | None:
+        """A part's answer and its milliseconds; None of one that died."""
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
+
+        started = time.perf_counter()
+        try:
+            total_VBD = await handle.remote(images_BHWC)
+        except (RayError, RayServeException) as error:
+            logging.getLogger(__name__).warning("a part failed: %s", type(error).__name__)
+            return None
+        return total_VBD, 1000 * (time.perf_counter() - started)

@@ -1,0 +1,98 @@
+"""The page of `hsvit serve` in a browser: upload, draw, take parts away."""
+
+import io
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hsvit_jax import data
+
+pytestmark = pytest.mark.web
+
+
+@pytest.fixture(scope="module")
+def address():
+    command = [sys.executable, "-m", "hsvit_jax", "serve", "zoo:c2a2-digits", "--port=0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        found = next(filter(None, (re.search(r"http://\S+", line) for line in process.stderr)))
+        yield found[0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def seven():
+    """A seven that is not square, as the bytes of a PNG."""
+    split = data.load("digits").test
+    image = np.pad(split.images[list(split.labels).index(7), ..., 0], ((0, 0), (9, 9)))
+    out = io.BytesIO()
+    Image.fromarray(image).resize((400, 256)).save(out, "png")
+    return {"name": "seven.png", "mimeType": "image/png", "buffer": out.getvalue()}
+
+
+@pytest.fixture(params=[(390, "light"), (1400, "dark")], ids=str)
+def page(request, browser, address):
+    width, scheme = request.param
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.told, page.asked = [], []
+    page.on("console", lambda message: page.told.append(message.text))
+    page.on("pageerror", lambda error: page.told.append(str(error)))
+    page.on("request", lambda asked: page.asked.append(asked.url))
+    page.goto(address)
+    page.locator("#parts li").nth(15).wait_for()
+    yield page
+    page.close()
+    own = (address, f"blob:{address}", "data:")
+    assert page.told == [] and not [url for url in page.asked if not url.startswith(own)]
+
+
+def votes(page, text):
+    """Waits for the line of the answer."""
+    page.locator("#votes", has_text=re.compile(text)).wait_for()
+
+
+def test_an_uploaded_image(page, seven):
+    page.set_input_files("#file", seven)
+    votes(page, r"^7, by 16 of 16 votes in \d+ ms$")
+    bars = page.locator("#classes progress").evaluate_all("all => all.map(one => one.value)")
+    assert len(bars) == 5 and bars == sorted(bars, reverse=True) and bars[0] > 0.5
+    assert page.locator("#maps figure").count() == 17
+    for group in (0, 3, 9):
+        page.locator("#parts input").nth(group).click()
+    votes(page, r"by 13 of 16 votes in \d+ ms$")
+    assert page.locator("#parts li.off").count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    sizes = "[...document.querySelectorAll('p, li, figcaption, label')]"
+    sizes += ".map(one => parseFloat(getComputedStyle(one).fontSize))"
+    assert min(page.evaluate(sizes)) >= 12
+
+
+def test_a_drawn_digit(page):
+    box = page.locator("#draw").bounding_box()
+    page.mouse.move(box["x"] + 112, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 112, box["y"] + 194, steps=8)
+    page.mouse.up()
+    votes(page, r"^1, by 16 of 16 votes in \d+ ms$")
+
+
+def test_the_keyboard_is_enough(page):
+    page.locator("#draw").focus()
+    for key in ["ArrowUp"] * 10 + ["Shift+ArrowDown"] * 20:
+        page.keyboard.press(key)
+    votes(page, r"^1, by 16 of 16 votes in \d+ ms$")
+    page.locator("#parts input").first.focus()
+    page.keyboard.press("Space")
+    votes(page, r"by 15 of 16 votes in \d+ ms$")
+
+
+def test_a_file_that_is_no_image(page):
+    page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"no"})
+    page.locator("#status", has_text="not an image").wait_for()
+    # The browser itself reports the refusal; nothing else.
+    assert [page.told.pop()] and page.told == []
