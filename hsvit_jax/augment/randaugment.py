@@ -82,9 +82,7 @@ def _base(pixels_BHWC: jax.Array, base_B: jax.Array) -> jax.Array:
     mean_B111 = (2 * total_B111 + count) // (2 * count)  # rounded half up
     base_B111 = base_B[:, None, None, None]
     flat_BHW1 = jnp.where(
-        base_B111 == BASE_GREY,
-        grey_BHW1,
-        jnp.where(base_B111 == BASE_MEAN, mean_B111, 0),
+        base_B111 == BASE_GREY, grey_BHW1, jnp.where(base_B111 == BASE_MEAN, mean_B111, 0)
     )
     return jnp.where(base_B111 == BASE_SMOOTH, _smooth(pixels_BHWC), flat_BHW1)
 
@@ -115,9 +113,7 @@ def _table(pixels_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Ar
     static_BCV = jnp.broadcast_to(static_BV[:, None], (batch, channels, TABLE_SIZE))
     lut_B11 = jnp.asarray(tables.lut_R)[row_B][:, None, None]
     lut_BCV = jnp.where(
-        lut_B11 == LUT_EQUALIZE,
-        _equalize_lut(pixels_BHWC),
-        _autocontrast_lut(pixels_BHWC),
+        lut_B11 == LUT_EQUALIZE, _equalize_lut(pixels_BHWC), _autocontrast_lut(pixels_BHWC)
     )
     before, after = TABLE_ZERO, TABLE_SIZE - TABLE_ZERO - 256
     dynamic_BCV = jnp.pad(lut_BCV, ((0, 0), (0, 0), (before, after))).astype(jnp.float32)

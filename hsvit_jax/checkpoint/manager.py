@@ -103,13 +103,7 @@ class Checkpoints:
             disk.probe(self.directory)
 
     def save(
-        self,
-        step: int,
-        state: dict,
-        meta: dict,
-        *,
-        metric: float | None = None,
-        wait: bool = False,
+        self, step: int, state: dict, meta: dict, *, metric: float | None = None, wait: bool = False
     ) -> None:
         """Writes `state` as `step`; returns once it is copied from the devices, unless `wait`.
 

@@ -14,11 +14,7 @@ from hsvit_jax.runtime import cluster, coordination
 
 
 def fit(
-    config: ml_collections.ConfigDict,
-    workdir: str | Path,
-    *,
-    report: bool = True,
-    **options: Any,
+    config: ml_collections.ConfigDict, workdir: str | Path, *, report: bool = True, **options: Any
 ) -> train.Result:
     """Trains as `hsvit_jax.train.train` does, and writes the run's report.
 

@@ -40,10 +40,7 @@ FORMS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
     ),
     "cifar100": (
         ("cifar-100-python", _CIFAR100_MD5),
-        (
-            "cifar-100-binary",
-            dict.fromkeys(("train.bin", "test.bin", "fine_label_names.txt"), ""),
-        ),
+        ("cifar-100-binary", dict.fromkeys(("train.bin", "test.bin", "fine_label_names.txt"), "")),
         (".", {"cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85"}),
     ),
     "fashion_mnist": (

@@ -114,12 +114,7 @@ class Family:
     def settings(self, variant: str = "") -> dict[str, Any]:
         """The whole `model` section of a variant but for `dtype`; of the default one if empty."""
         variant = variant or self.default_variant
-        return {
-            "family": self.name,
-            "variant": variant,
-            **self.defaults,
-            **self.variants[variant],
-        }
+        return {"family": self.name, "variant": variant, **self.defaults, **self.variants[variant]}
 
     def variant_of(self, settings: Settings, image_size: ImageSize) -> str:
         """The variant with these settings for such images, 'custom' where there is none."""

@@ -18,11 +18,7 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 def depthwise_conv2d_xla(
-    x_BHWC: Array,
-    kernel_HW1C: Array,
-    stride: int = 1,
-    pads: Pads | None = None,
-    dilation: int = 1,
+    x_BHWC: Array, kernel_HW1C: Array, stride: int = 1, pads: Pads | None = None, dilation: int = 1
 ) -> Array:
     """`depthwise_conv2d` as XLA's grouped convolution: the reference, and what accelerators run."""
     pad = kernel_HW1C.shape[0] // 2
@@ -38,11 +34,7 @@ def depthwise_conv2d_xla(
 
 
 def depthwise_conv2d(
-    x_BHWC: Array,
-    kernel_HW1C: Array,
-    stride: int = 1,
-    pads: Pads | None = None,
-    dilation: int = 1,
+    x_BHWC: Array, kernel_HW1C: Array, stride: int = 1, pads: Pads | None = None, dilation: int = 1
 ) -> Array:
     """Depthwise convolution with square kernels, no bias.
 

@@ -184,11 +184,7 @@ class Progress:
             form = form.replace("bar", "bar:6")  # a notebook's is a widget
         if sys.stderr.isatty() or auto.notebook_tqdm is not std.tqdm:
             self._bar = auto.tqdm(
-                total=total,
-                initial=start,
-                file=sys.stderr,
-                bar_format=form,
-                **size,
+                total=total, initial=start, file=sys.stderr, bar_format=form, **size
             )
 
     def phase(self, text: str, *, compiling: bool) -> None:

@@ -41,12 +41,7 @@ _SIZES = {
 
 
 def refit(
-    params: dict,
-    stats: dict,
-    old: Network,
-    new: Network,
-    how: Mapping[str, str],
-    key: Array,
+    params: dict, stats: dict, old: Network, new: Network, how: Mapping[str, str], key: Array
 ) -> Refitted:
     """Adapts the weights of `old` to `new`, a network of the same architecture.
 

@@ -60,11 +60,7 @@ class Findings:
     augmented: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]
 
 
-def find(
-    classifier: Classifier,
-    dataset: data.Dataset,
-    split: str,
-) -> Findings:
+def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
     """Evaluates at most 10,000 images of a split, evenly chosen, and explains the hardest.
 
     Args:
@@ -119,10 +115,7 @@ def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
 
 
 def _occlusion(
-    classifier: Classifier,
-    images_NHWC: np.ndarray,
-    p_NK: np.ndarray,
-    batch: int,
+    classifier: Classifier, images_NHWC: np.ndarray, p_NK: np.ndarray, batch: int
 ) -> np.ndarray:
     """The fall of the predicted class's probability for each covered part, (N, R, R).
 

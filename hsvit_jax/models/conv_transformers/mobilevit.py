@@ -34,11 +34,7 @@ RESIDUALS = ((1, 1), (3, 2))
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "s": {},
     "xs": {"channels": (16, 32, 48, 64, 80, 96, 384), "widths": (96, 120, 144)},
-    "xxs": {
-        "channels": (16, 16, 24, 48, 64, 80, 320),
-        "widths": (64, 80, 96),
-        "expand_ratio": 2.0,
-    },
+    "xxs": {"channels": (16, 16, 24, 48, 64, 80, 320), "widths": (64, 80, 96), "expand_ratio": 2.0},
 }
 
 

@@ -175,10 +175,7 @@ class AttentionBlock(nnx.Module):
         self.attention = AdditiveAttention(width, c.queries, attention_key)
         self.norm = layers.BatchNorm(width, eps=c.eps)
         self.feed_forward = layers.FeedForward(
-            *(width, hidden, feed_key),
-            dropout=c.dropout,
-            activation=c.activation,
-            init="normal",
+            *(width, hidden, feed_key), dropout=c.dropout, activation=c.activation, init="normal"
         )
         self.scales = layers.LayerScales(width, c.layer_scale)
 

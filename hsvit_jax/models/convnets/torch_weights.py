@@ -219,11 +219,7 @@ def _mobilenet_v2(c: "MobileNetV2Config", prefix: str) -> Table:
 EXTRACTORS: Mapping[str, tuple[Callable[..., dict], Callable[..., Table], str]] = {
     "resnet": (_resnet_sizes, _resnet, "embedder.embedder.convolution.weight"),
     "efficientnet": (_efficientnet_sizes, _efficientnet, "embeddings.convolution.weight"),
-    "mobilenet_v2": (
-        _mobilenet_v2_sizes,
-        _mobilenet_v2,
-        "conv_stem.first_conv.convolution.weight",
-    ),
+    "mobilenet_v2": (_mobilenet_v2_sizes, _mobilenet_v2, "conv_stem.first_conv.convolution.weight"),
 }
 
 

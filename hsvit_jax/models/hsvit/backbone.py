@@ -232,10 +232,7 @@ def _config(
             f"agree with the keys of model.backbone_settings in {', '.join(other)}"
         )
     backbone_config = family.sizes(
-        backbone_settings,
-        image_size=image_size,
-        channels=image_channels,
-        num_classes=num_classes,
+        backbone_settings, image_size=image_size, channels=image_channels, num_classes=num_classes
     )
     return BackboneHSViTConfig(backbone_config, **settings)
 

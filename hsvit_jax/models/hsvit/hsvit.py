@@ -44,14 +44,7 @@ from hsvit_jax.models.network import UNSHARDED, BoundModules, ForwardContext, Gr
 from hsvit_jax.ops import normalise
 from hsvit_jax.ops.dropout import dropout_scale
 
-__all__ = [
-    "FAMILY",
-    "VARIANTS",
-    "HSViT",
-    "HSViTConfig",
-    "TowerHSViT",
-    "default_strides",
-]
+__all__ = ["FAMILY", "VARIANTS", "HSViT", "HSViTConfig", "TowerHSViT", "default_strides"]
 
 Array = jax.Array
 

@@ -260,11 +260,6 @@ FAMILY = Family(
     aliases=("timm swin",),
     native_size=224,
     paper_recipe="dhvt",
-    tiny=lambda settings: {
-        "widths": (8, 16),
-        "depths": (1, 2),
-        "heads": (2, 4),
-        "windows": (4, 3),
-    },
+    tiny=lambda settings: {"widths": (8, 16), "depths": (1, 2), "heads": (2, 4), "windows": (4, 3)},
     torch_weights=torch_weights.SWIN,
 )

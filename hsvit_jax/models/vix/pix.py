@@ -23,11 +23,7 @@ from hsvit_jax.models.vix import mixer_config, torch_weights, vix
 
 Array = jax.Array
 
-_MIXERS = {
-    "pit": {"mixer": "softmax"},
-    "pip": {"mixer": "performer"},
-    "pin": {"mixer": "nystrom"},
-}
+_MIXERS = {"pit": {"mixer": "softmax"}, "pip": {"mixer": "performer"}, "pin": {"mixer": "nystrom"}}
 
 #: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
 DEFAULTS: Mapping[str, Any] = {
