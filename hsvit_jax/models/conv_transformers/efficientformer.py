@@ -20,12 +20,12 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, check_odd, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.conv_transformers.stages import StagedConfig
+from hsvit_jax.models.family import Family, check_odd, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.attention import biased_attention, biased_weights
 
 Array = jax.Array
@@ -38,16 +38,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class EfficientFormerConfig:
-    """Sizes of an EfficientFormer, one depth and width per stage.
+class EfficientFormerConfig(StagedConfig):
+    """Sizes of an EfficientFormer.
 
     Attributes:
         attention_blocks: of the last stage; all other blocks pool.
         key_dim: width of a head's queries and keys.
         attention_ratio: width of a head's values over key_dim.
-        downsamples: whether a convolution follows a stage; where the width changes one always does.
-        down_kernel: of that convolution, as for its stride and padding.
-        drop_path: rate of the last block; linear from 0 at the first.
         eps: LayerNorm's.
         norm_eps: BatchNorm's.
 
@@ -55,77 +52,35 @@ class EfficientFormerConfig:
         ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     depths: tuple[int, ...] = (3, 2, 6, 4)
     widths: tuple[int, ...] = (48, 96, 224, 448)
     attention_blocks: int = 1
     heads: int = 8
     key_dim: int = 32
     attention_ratio: float = 4.0
-    mlp_ratio: float = 4.0
-    downsamples: tuple[bool, ...] = (True, True, True)
-    down_kernel: int = 3
-    down_stride: int = 2
-    down_padding: int = 1
     pool_window: int = 3
-    activation: str = "gelu"
-    layer_scale: float = 1e-5  # what it starts from, 0 for none
-    dropout: float = 0.0
-    drop_path: float = 0.0
     eps: float = 1e-12
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        stages = len(self.depths)
-        if not stages or len(self.widths) != stages or len(self.downsamples) < stages - 1:
-            raise ValueError(
-                f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
-                f"downsamples={self.downsamples} one less"
-            )
-        sizes = (self.widths[0] // 2, *map(self.hidden, range(stages)), *self.depths[:-1])
-        sizes += (self.down_kernel, self.down_stride, self.down_padding + 1)
-        check_sizes(self, *sizes, self.heads, self.key_dim, self.value_dim)
+        super().__post_init__()
+        check_sizes(self, *self.depths[:-1], self.heads, self.key_dim, self.value_dim)
         if not 0 <= self.attention_blocks <= self.depths[-1]:
             raise ValueError(
                 f"attention_blocks={self.attention_blocks} must be from 0 to the last stage's "
                 f"depth, {self.depths[-1]}"
             )
         check_odd(self, "pool_window")
-        check_rates(self, "drop_path", "dropout")
-        by_name(self.activation)
-        self.maps()  # raises for too small an image
 
     @property
     def value_dim(self) -> int:
         """Width of a head's values."""
         return int(round(self.attention_ratio * self.key_dim, 6))
 
-    def hidden(self, stage: int) -> int:
-        """Width inside a block of this stage."""
-        return int(round(self.widths[stage] * self.mlp_ratio, 6))
-
     def attends(self, stage: int, block: int) -> bool:
         """Whether a block of a stage is an attention block."""
         last = len(self.depths) - 1
         return stage == last and block >= self.depths[last] - self.attention_blocks
-
-    def follows(self, stage: int) -> bool:
-        """Whether a convolution follows this stage."""
-        if stage == len(self.depths) - 1:
-            return False
-        return self.downsamples[stage] or self.widths[stage] != self.widths[stage + 1]
-
-    def maps(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns: of the stem's first convolution, then of every stage."""
-        first = size_out(self.image_size, 3, 2)
-        size, maps = size_out(first, 3, 2), [first]
-        for stage in range(len(self.depths)):
-            maps.append(size)
-            if self.follows(stage):
-                size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
-        return tuple(maps)
 
 
 #: The `model` section of EfficientFormer-L1, which variants change.
@@ -237,7 +192,7 @@ class Stage(nnx.Module):
                 self.attention_blocks.append(AttentionBlock(c, rates[i], block_key))
             else:
                 self.pool_blocks.append(PoolBlock(c, number, rates[i], block_key))
-        self.down = _down(c, number, down_key) if c.follows(number) else None
+        self.down = c.down(number, c.norm_eps, down_key)
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', C')."""
@@ -251,18 +206,6 @@ class Stage(nnx.Module):
             stream += layers.STREAMS_PER_BLOCK
         x_BHWC = x_BTD.reshape(x_BHWC.shape)
         return x_BHWC if self.down is None else self.down(x_BHWC, context)
-
-
-def _down(c: EfficientFormerConfig, stage: int, key: Array) -> ConvNorm:
-    """The convolution from a stage to the next."""
-    return ConvNorm(
-        *(c.widths[stage], c.widths[stage + 1], c.down_kernel, key),
-        stride=c.down_stride,
-        padding=c.down_padding,
-        bias=True,
-        eps=c.norm_eps,
-        init="normal",
-    )
 
 
 class EfficientFormer(Network):

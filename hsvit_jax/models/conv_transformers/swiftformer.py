@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
+from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
@@ -39,15 +39,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SwiftFormerConfig:
-    """Sizes of a SwiftFormer, one depth and width per stage.
+class SwiftFormerConfig(StagedConfig):
+    """Sizes of a SwiftFormer.
 
     Attributes:
-        downsamples: whether a convolution follows a stage; where the width changes one always does.
-        down_kernel: of that convolution, as for its stride and padding.
         activation: of the feed-forward.
-        drop_path: rate of the last attention block; linear from 0 at the first.
-        dropout: rate in the feed-forward.
         conv_drop_path: rate of all convolutional blocks.
         eps: BatchNorm's.
 
@@ -55,57 +51,17 @@ class SwiftFormerConfig:
         ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     depths: tuple[int, ...] = (3, 3, 6, 4)
     widths: tuple[int, ...] = (48, 56, 112, 220)
-    mlp_ratio: float = 4.0
-    downsamples: tuple[bool, ...] = (True, True, True)
-    down_kernel: int = 3
-    down_stride: int = 2
-    down_padding: int = 1
-    activation: str = "gelu"
-    layer_scale: float = 1e-5  # what it starts from, 0 for none
     queries: str = "equal"
-    drop_path: float = 0.0
-    dropout: float = 0.0
     conv_drop_path: float = 0.0
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        stages = len(self.depths)
-        if not stages or len(self.widths) != stages or len(self.downsamples) < stages - 1:
-            raise ValueError(
-                f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
-                f"downsamples={self.downsamples} one less"
-            )
-        sizes = (*self.depths, self.widths[0] // 2, *map(self.hidden, range(stages)))
-        check_sizes(self, *sizes, self.down_kernel, self.down_stride, self.down_padding + 1)
-        check_rates(self, "drop_path", "dropout", "conv_drop_path")
+        super().__post_init__()
+        check_sizes(self, *self.depths)
+        check_rates(self, "conv_drop_path")
         check_choices(self, queries=("equal", "weighted"))
-        by_name(self.activation)
-        self.maps()  # raises for too small an image
-
-    def hidden(self, stage: int) -> int:
-        """Width inside a block of this stage."""
-        return int(round(self.widths[stage] * self.mlp_ratio, 6))
-
-    def follows(self, stage: int) -> bool:
-        """Whether a convolution follows this stage."""
-        if stage == len(self.depths) - 1:
-            return False
-        return self.downsamples[stage] or self.widths[stage] != self.widths[stage + 1]
-
-    def maps(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns: of the stem's first convolution, then of every stage."""
-        first = size_out(self.image_size, 3, 2)
-        size, maps = size_out(first, 3, 2), [first]
-        for stage in range(len(self.depths)):
-            maps.append(size)
-            if self.follows(stage):
-                size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
-        return tuple(maps)
 
 
 #: The `model` section of SwiftFormer-XS, which variants change.
@@ -201,25 +157,13 @@ class Stage(nnx.Module):
         sizes = (width, c.hidden(number))
         self.blocks = nnx.List(ConvBlock(c, *sizes, c.conv_drop_path, k) for k in keys[:-1])
         self.blocks.append(AttentionBlock(c, *sizes, last_rate, keys[-1]))
-        self.down = _down(c, number, down_key) if c.follows(number) else None
+        self.down = c.down(number, c.eps, down_key)
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', C')."""
         for i, block in enumerate(self.blocks):
             x_BHWC = block(x_BHWC, context, (self.first + i) * layers.STREAMS_PER_BLOCK)
         return x_BHWC if self.down is None else self.down(x_BHWC, context)
-
-
-def _down(c: SwiftFormerConfig, stage: int, key: Array) -> ConvNorm:
-    """The convolution from a stage to the next."""
-    return ConvNorm(
-        *(c.widths[stage], c.widths[stage + 1], c.down_kernel, key),
-        stride=c.down_stride,
-        padding=c.down_padding,
-        bias=True,
-        eps=c.eps,
-        init="normal",
-    )
 
 
 class SwiftFormer(Network):

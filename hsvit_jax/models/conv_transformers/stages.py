@@ -1,0 +1,86 @@
+"""What EfficientFormer and SwiftFormer share: stages, each of a width, and convolutions between."""
+
+import dataclasses
+
+import jax
+
+from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.family import check_rates, check_sizes
+from hsvit_jax.ops.activations import activation as by_name
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedConfig:
+    """Sizes of stages behind a `conv_layers.NormedStem`, one depth and width per stage.
+
+    Attributes:
+        downsamples: whether a convolution follows a stage; where the width changes one always does.
+        down_kernel: of that convolution, as for its stride and padding.
+        layer_scale: what it starts from, 0 for none.
+        dropout: rate in the feed-forward.
+        drop_path: rate of the last block; linear from 0 at the first.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    mlp_ratio: float = 4.0
+    downsamples: tuple[bool, ...] = (True, True, True)
+    down_kernel: int = 3
+    down_stride: int = 2
+    down_padding: int = 1
+    activation: str = "gelu"
+    layer_scale: float = 1e-5
+    dropout: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        stages = len(self.depths)
+        if not stages or len(self.widths) != stages or len(self.downsamples) < stages - 1:
+            raise ValueError(
+                f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
+                f"downsamples={self.downsamples} one less"
+            )
+        sizes = (self.widths[0] // 2, *map(self.hidden, range(stages)))
+        check_sizes(self, *sizes, self.down_kernel, self.down_stride, self.down_padding + 1)
+        check_rates(self, "drop_path", "dropout")
+        by_name(self.activation)
+        self.maps()  # raises for too small an image
+
+    def hidden(self, stage: int) -> int:
+        """Width inside a block of this stage."""
+        return int(round(self.widths[stage] * self.mlp_ratio, 6))
+
+    def follows(self, stage: int) -> bool:
+        """Whether a convolution follows this stage."""
+        if stage == len(self.depths) - 1:
+            return False
+        return self.downsamples[stage] or self.widths[stage] != self.widths[stage + 1]
+
+    def maps(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns: of the stem's first convolution, then of every stage."""
+        first = size_out(self.image_size, 3, 2)
+        size, maps = size_out(first, 3, 2), [first]
+        for stage in range(len(self.depths)):
+            maps.append(size)
+            if self.follows(stage):
+                size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
+        return tuple(maps)
+
+    def down(self, stage: int, eps: float, key: jax.Array) -> ConvNorm | None:
+        """The convolution from a stage to the next, if any."""
+        if not self.follows(stage):
+            return None
+        return ConvNorm(
+            *(self.widths[stage], self.widths[stage + 1], self.down_kernel, key),
+            stride=self.down_stride,
+            padding=self.down_padding,
+            bias=True,
+            eps=eps,
+            init="normal",
+        )
