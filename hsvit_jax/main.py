@@ -2,7 +2,7 @@
 
 import sys
 
-from hsvit_jax.runtime import program
+from hsvit_jax.runtime import cpu, signals
 
 
 def main(argv: list[str] | None = None, command: str = "") -> int:
@@ -12,7 +12,10 @@ def main(argv: list[str] | None = None, command: str = "") -> int:
       argv: the program's name and all words; None for those of this process, which is then set up.
       command: of `hsvit_jax.commands.COMMANDS`, where the words do not begin with one.
     """
-    program.prepare(argv is None)  # before anything else is imported
+    if argv is None:
+        signals.prepare_process()  # first: Ctrl-C may come during the imports
+        cpu.use_huge_pages()
+    cpu.prepare()  # before jax is imported
     from hsvit_jax import cli, commands
 
     return cli.run(argv, commands.COMMANDS, commands.ABOUT, command)

@@ -107,6 +107,13 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise
 
 
+def figure(width: float, height: float, *, dpi: int = 120) -> Any:
+    """An empty Matplotlib figure, in inches, that lays out its panels."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does."""
     image = io.BytesIO()
@@ -159,16 +166,14 @@ def write(
     Returns:
       the paths of the CSV and the PNG.
     """
-    from matplotlib.figure import Figure
-
     folder.mkdir(parents=True, exist_ok=True)
     table, plot = folder / f"{name}.csv", folder / f"{name}.png"
     head = [field.name for field in dataclasses.fields(rows[0])]
     save_csv(table, [head, *map(dataclasses.astuple, rows)])
-    figure = Figure(figsize=inches, dpi=110, layout="constrained")
-    draw(figure)
-    figure.axes[0].legend()
-    save_figure(figure, plot)
+    drawn = figure(*inches, dpi=110)
+    draw(drawn)
+    drawn.axes[0].legend()
+    save_figure(drawn, plot)
     return table, plot
 
 

@@ -328,12 +328,9 @@ def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
 def _draw(rows: Sequence[Row], path: Path) -> None:
     """Accuracy against each of the three costs, one colour and letter for each system."""
     from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    figure = Figure(figsize=(13, 4.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = report.figure(13, 4.6)
     costs = (
         ("parameters", "parameters"),
         ("flops", "FLOPs of one image forward"),

@@ -183,11 +183,7 @@ def write(points: list[Point], path: Path, title: str) -> Path:
         for point in points
     ]
     report.save_csv(table, [head, *rows])
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = report.figure(6.4, 4.2)
     axes = figure.subplots()
     lost = [p.lost_groups for p in points]
     mean, std = (np.array([getattr(p, k) for p in points]) for k in ("mean", "std"))

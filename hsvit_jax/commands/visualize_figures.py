@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hsvit_jax import report
 from hsvit_jax.views import Groups, Sequences, Views
 
 _MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # the most that are drawn side by side
@@ -42,11 +43,7 @@ def figures(
 
 def _figure(width: float, height: float, title: str) -> Any:
     """An empty figure in inches; a `$` in its title is only a dollar sign."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = report.figure(width, height, dpi=110)
     figure.suptitle(title, parse_math=False)
     return figure
 

@@ -19,9 +19,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     Args:
         path: the PNG; its folder is made.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 7), dpi=110, layout="constrained")
+    figure = report.figure(14, 7, dpi=110)
     (efficiency, aggregate, idle), schedules = figure.subplots(2, 3, height_ratios=(3, 1))
     _efficiency(efficiency, result["rows"])
     _aggregate(aggregate, result["aggregate"])

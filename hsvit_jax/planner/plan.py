@@ -36,7 +36,7 @@ def run(
     latency: float = 5e-6,
     verify: bool = False,
     json: bool = False,
-    out: Path | None = None,
+    out: str | Path | None = None,
 ) -> str:
     """Formats the plan of a resolved configuration for 1, 2, 4, … `devices`.
 
@@ -62,7 +62,7 @@ def run(
     )
     if verify:
         result["verify"] = verification(config, devices=devices, group=group)
-    if out is not None:
+    if out:
         figure.draw(result, Path(out))
         result["figure"] = str(out)
     return json_lib.dumps(result, indent=2) if json else report.render(result)

@@ -255,9 +255,7 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
     lines = read_metrics(workdir / "metrics.jsonl")
     if not lines:
         return None
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    figure = report.figure(10, 4)
     loss_axes, accuracy_axes = figure.subplots(1, 2)
     series: dict[str, list[dict[str, Any]]] = {}
     for line in lines:

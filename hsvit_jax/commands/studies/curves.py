@@ -20,9 +20,7 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     Raises:
       ValueError: `path` is no regular file.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4.6), dpi=120, layout="constrained")
+    figure = report.figure(12, 4.6)
     accuracy_axes, loss_axes = figure.subplots(1, 2)
     for name, lines in runs.items():
         for axes, split, key in ((accuracy_axes, "val", "accuracy"), (loss_axes, None, "loss")):

@@ -101,11 +101,7 @@ def _draw(points: Sequence[Point], labels: Labels, path: Path) -> None:
 
     An interval holds the seeds' standard error and, where it is wider, the test images' chance.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.8), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = report.figure(7.5, 4.8)
     panel = figure.add_subplot()
     columns = list(dict.fromkeys(p.x for p in points))
     try:

@@ -67,11 +67,7 @@ def search(config: ml_collections.ConfigDict, steps: int) -> Search:
 
 def draw(found: Search, path: Path) -> None:
     """Draws loss against rate, and marks the steepest fall."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = report.figure(6.4, 4.0)
     axes = figure.subplots()
     axes.plot(found.rates_S, found.losses_S)
     axes.axvline(found.steepest, color="grey", linestyle="--")
