@@ -16,14 +16,13 @@ The recipe `paper`: 300 epochs, AdamW 1e-3, batch 512, 5 epochs of warm-up (the 
 CIFAR, and table 5), decay 0.05; for ImageNet 5e-4 and 10 epochs of warm-up (supplement, section
 4.1; the script has batch 256); augmentation and schedule of DeiT: crops of the image padded by 4
 pixels up to 32 px, as the authors', and random resized ones of 8 to 100 % of the area for larger
-images, flips, RandAugment (2 ops, magnitude 9), MixUp 0.8 or CutMix 1.0 on every batch, erasing
-0.25, label smoothing 0.1, cosine. Not as there: no repeated augmentation (there an epoch shows a
-third of the images three times each); every RandAugment op is applied, at its magnitude (there half
-of them, at a magnitude with noise of 0.5); erased boxes are the mean (there noise); a resized crop
-is bilinear, from the image as it was resized (there bicubic, from the file's pixels); decay is on
-kernels only (there head tokens' embeddings and affine maps decay too); and the cosine begins after
-the warm-up and ends at 0 (there at epoch 0, ending at 1e-5). The script for DomainNet warms up 20
-epochs at batch 256: set optim.warmup_epochs and train.batch.
+images, flips, RandAugment as timm's m9-mstd0.5-inc1, erasing 0.25 with noise, MixUp 0.8 or CutMix
+1.0 on every batch, label smoothing 0.1, repeated augmentation (an epoch shows a third of the images
+three times each), cosine. Not as there: a resized crop is bilinear, from the image as it was
+resized (there bicubic, from the file's pixels); RandAugment moves pixels to the nearest (there
+bicubic); decay is on kernels only (there head tokens' embeddings and affine maps decay too); and
+the cosine begins after the warm-up and ends at 0 (there at epoch 0, ending at 1e-5). The
+script for DomainNet warms up 20 epochs at batch 256: set optim.warmup_epochs and train.batch.
 
     python -m hsvit_jax.main --config=configs/dhvt.py:t,patch4,cifar100,paper
     python -m hsvit_jax.main --config=configs/dhvt.py:digits

@@ -19,12 +19,12 @@ CIFAR-100: not measured yet.
 The recipe `paper` (section 5), for CIFAR-100 and every data set but ImageNet: images resized to 224
 px, 300 epochs, AdamW 1.25e-4, decay 0.025 on kernels, batch 128; for ImageNet batch 1024 and 1e-3
 (0.0005 by 1024/512); augmentation and schedule of DeiT: random resized crops of 8 to 100 % of the
-area, flips, RandAugment (2 ops, magnitude 9), MixUp 0.8 or CutMix 1.0 on every batch, erasing 0.25,
-label smoothing 0.1, 5 epochs of warm-up, cosine. Not as there: no repeated augmentation (there an
-epoch shows a third of the images three times each); every RandAugment op is applied, at its
-magnitude (there half of them, at a magnitude with noise of 0.5); erased boxes are the mean (there
-noise); a crop is bilinear, from the image as it was resized (there bicubic, from the file's
-pixels); and the cosine begins after the warm-up and ends at 0 (there at epoch 0, ending at 1e-5).
+area, flips, RandAugment as timm's m9-mstd0.5-inc1, erasing 0.25 with noise, MixUp 0.8 or CutMix 1.0
+on every batch, label smoothing 0.1, repeated augmentation (an epoch shows a third of the images
+three times each), 5 epochs of warm-up, cosine. Not as there: a crop is bilinear, from the image as
+it was resized (there bicubic, from the file's pixels); RandAugment moves pixels to the nearest
+(there bicubic); and the cosine begins after the warm-up and ends at 0 (there at epoch 0, ending at
+1e-5).
 
 The patch is 16 from 112 px on, else the largest that leaves 7×7 tokens: 4 at 28 and 32 px, 8 at 64.
 

@@ -31,6 +31,7 @@ _CROP_Y, _CROP_X, _FLIP, _ERASE, _ERASE_Y, _ERASE_X = range(6)
 _ERASE_AREA = slice(6, 6 + ERASING_TRIES)
 _ERASE_RATIO = slice(6 + ERASING_TRIES, 6 + 2 * ERASING_TRIES)
 _OPS_START = 6 + 2 * ERASING_TRIES
+_NOISE_STREAM = 2  # apart from the words, and from those of resized crops
 _WORDS_PER_OP = 3  # op, magnitude bin, sign
 
 
@@ -41,7 +42,8 @@ class Augment:
     The range of each one is checked where configurations are read, by `config.keys`.
 
     Sources: RandAugment arXiv 1909.13719, TrivialAugment arXiv 2103.10158, random erasing
-    arXiv 1708.04896, resized crops arXiv 1409.4842, section 6; the ranges are torchvision's.
+    arXiv 1708.04896, resized crops arXiv 1409.4842, section 6; the ranges are torchvision's, or
+    for RandAugment timm's.
 
     Attributes:
       mean, std: per channel, of pixel values scaled to [0, 1].
@@ -52,9 +54,13 @@ class Augment:
         of the images that arrive, which have their final size already.
       flip: mirror left-right with probability 1/2.
       rand_augment_ops: ops drawn per image, evenly and with replacement (usually 2); 0 = off.
-      rand_augment_magnitude: their strength, a bin from 0 to 30.
+      rand_augment_magnitude: their strength, a bin from 0 to 30; timm's level, from 0 to 10.
+      rand_augment_kind: 'torchvision', or 'timm' for its m9-mstd0.5-inc1: other ops and ranges,
+        each op applied with probability 1/2, at a level with noise of 0.5, pixels from outside
+        the image the mean.
       trivial_augment: one op of random strength from the wide ranges, instead of RandAugment.
       erasing: probability of erasing a box (2–33 % of the area, aspect ratio 0.3–3.3) to the mean.
+      erasing_noise: fill that box with normal noise, of each pixel its own, rather than the mean.
       mixup, cutmix: α of the Beta distribution; 0 = off. With both on, each batch draws one.
       mix_probability: share of the batches that are mixed at all.
       label_smoothing: share of a target that is spread evenly over all classes.
@@ -71,8 +77,10 @@ class Augment:
     flip: bool = False
     rand_augment_ops: int = 0
     rand_augment_magnitude: int = 9
+    rand_augment_kind: str = "torchvision"
     trivial_augment: bool = False
     erasing: float = 0.0
+    erasing_noise: bool = False
     mixup: float = 0.0
     cutmix: float = 0.0
     mix_probability: float = 1.0
@@ -97,6 +105,13 @@ class Augment:
             raise ValueError(
                 f"trivial_augment replaces RandAugment, but rand_augment_ops is "
                 f"{self.rand_augment_ops}: set it to 0, or trivial_augment to False"
+            )
+
+        most = op_tables.TIMM_MOST
+        if self.rand_augment_kind == "timm" and self.rand_augment_magnitude > most:
+            raise ValueError(
+                f"rand_augment_magnitude is {self.rand_augment_magnitude}, and the levels of "
+                f"rand_augment_kind='timm' end at {most}: lower it, or set 'torchvision'"
             )
 
     def active(self) -> dict[str, object]:
@@ -148,7 +163,8 @@ def train_batch(
     images_BHWC = normalise(images_BHWC, settings.mean, settings.std)
     if settings.erasing:
         erased_BHW = _erased(settings.erasing, bits_BS, *images_BHWC.shape[1:3])
-        images_BHWC = jnp.where(erased_BHW[..., None], 0.0, images_BHWC)
+        fill = _noise(key, indices_B, images_BHWC.shape[1:]) if settings.erasing_noise else 0.0
+        images_BHWC = jnp.where(erased_BHW[..., None], fill, images_BHWC)
     targets_BK = one_hot_targets(labels_B, settings.num_classes, settings.label_smoothing)
     if (settings.mixup or settings.cutmix) and settings.mix_probability:
         images_BHWC, targets_BK = mix(
@@ -240,15 +256,22 @@ def _random_ops(
     settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array, op_count: int
 ) -> jax.Array:
     _, height, width, _ = images_BHWC.shape
-    wide = settings.trivial_augment
-    bins = tuple(range(op_tables.NUM_BINS)) if wide else (settings.rand_augment_magnitude,)
-    tables = op_tables.make(height, width, wide, bins)
+    wide, level = settings.trivial_augment, settings.rand_augment_magnitude
+    halved = not wide and settings.rand_augment_kind == "timm"
+    if halved:
+        mean = tuple(round(255 * value) for value in settings.mean)
+        tables = op_tables.make_timm(height, width, level, mean)
+    else:
+        bins = tuple(range(op_tables.NUM_BINS)) if wide else (level,)
+        tables = op_tables.make(height, width, wide, bins)
+    last = tables.num_ops - 1  # timm's Identity, which half of the numbers stand for
+    numbers = 2 * last if halved else last + 1
     for i in range(op_count):
         words = range(_WORDS_PER_OP * i, _WORDS_PER_OP * (i + 1))
         op_bits_B, bin_bits_B, sign_bits_B = (bits_BS[:, word] for word in words)
         row_B = tables.row(
-            whole_number(op_bits_B, len(op_tables.OPS)),
-            whole_number(bin_bits_B, len(bins)),
+            jnp.minimum(whole_number(op_bits_B, numbers), last),
+            whole_number(bin_bits_B, tables.num_bins),
             (sign_bits_B >> 31).astype(jnp.int32),
         )
         images_BHWC = randaugment.apply_rows(images_BHWC, row_B, tables)
@@ -269,6 +292,14 @@ def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> 
     in_rows_BH = (y_1H >= top_B[:, None]) & (y_1H < (top_B + rows_B)[:, None])
     in_columns_BW = (x_1W >= left_B[:, None]) & (x_1W < (left_B + columns_B)[:, None])
     return applied_B[:, None, None] & in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
+
+
+def _noise(key: jax.Array, indices_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Normal noise for each example, from (key, its index) alone: float32 (B, *shape)."""
+    key = jax.random.fold_in(key, _NOISE_STREAM)
+    return jax.vmap(lambda index: jax.random.normal(jax.random.fold_in(key, index), shape))(
+        indices_B
+    )
 
 
 def _check_images(images_BHWC: jax.Array):

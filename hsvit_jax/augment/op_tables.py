@@ -8,6 +8,8 @@ Pillow's to the last bit, on every backend, whether or not the compiler fuses mu
 import dataclasses
 import functools
 import math
+import statistics
+from collections.abc import Mapping
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -28,8 +30,30 @@ OPS = (
     "AutoContrast",
     "Equalize",
 )
-SIGNED_OPS = frozenset(OPS[1:10])
+#: timm's RandAugment with increasing ranges; Identity is what is left where no op is applied.
+TIMM_OPS = (
+    "AutoContrast",
+    "Equalize",
+    "Invert",
+    "Rotate",
+    "Posterize",
+    "Solarize",
+    "SolarizeAdd",
+    "Color",
+    "Contrast",
+    "Brightness",
+    "Sharpness",
+    "ShearX",
+    "ShearY",
+    "TranslateXRel",
+    "TranslateYRel",
+    "Identity",
+)
+SIGNED_OPS = frozenset((*OPS[1:10], "TranslateXRel", "TranslateYRel"))
 NUM_BINS = 31
+TIMM_BINS = 64
+TIMM_MOST = 10
+TIMM_NOISE = 0.5
 
 # What an enhancement blends the image with. Look-up ops blend with black: base 0.
 BASE_ZERO, BASE_GREY, BASE_MEAN, BASE_SMOOTH = range(4)
@@ -54,7 +78,9 @@ class OpTables:
       lut_R: int32, one of LUT_*.
       table_R: int32, the row of `products_TV` that the op looks up.
       products_TV: float32 (T, 512); output = clip(trunc(base + products[pixel - base + 255])).
-      bins: the magnitude bins the rows stand for.
+      num_bins: magnitudes of each op.
+      num_ops: ops.
+      fill: values of pixels from outside the image, one for each channel or for all.
     """
 
     affine_R6: np.ndarray
@@ -62,11 +88,13 @@ class OpTables:
     lut_R: np.ndarray
     table_R: np.ndarray
     products_TV: np.ndarray
-    bins: tuple[int, ...]
+    num_bins: int
+    num_ops: int
+    fill: tuple[int, ...]
 
     def row(self, op: ArrayLike, bin_position: ArrayLike, negative: ArrayLike) -> ArrayLike:
-        """Row number of op `OPS[op]` at `bins[bin_position]`, negative (1) or not (0); integers."""
-        return (op * len(self.bins) + bin_position) * 2 + negative
+        """Row number of an op at a magnitude bin, negative (1) or not (0); integers."""
+        return (op * self.num_bins + bin_position) * 2 + negative
 
 
 def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
@@ -97,6 +125,20 @@ def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
     return _float32_bins(*ends)
 
 
+def timm_magnitudes(op: str, level_M: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Computes timm's magnitudes of one of TIMM_OPS at levels from 0 to 10: float64 (M,)."""
+    share_M = level_M / TIMM_MOST
+    if op in ("Posterize", "Solarize"):
+        steps = 4 if op == "Posterize" else 256
+        return steps - np.floor(share_M * steps)
+    if op == "SolarizeAdd":
+        return np.floor(share_M * 110)
+    if op in ("TranslateXRel", "TranslateYRel"):
+        return share_M * 0.45 * (width if op == "TranslateXRel" else height)
+    largest = {"Rotate": 30.0, "ShearX": 0.3, "ShearY": 0.3}
+    return share_M * largest.get(op, 0.9 if op in SIGNED_OPS else 0.0)
+
+
 def _float32_bins(start: float, end: float) -> np.ndarray:
     """Spaces bins as torch.linspace: a float32 step from the nearer end, each sum rounded once.
 
@@ -114,13 +156,38 @@ def _float32_bins(start: float, end: float) -> np.ndarray:
 @functools.lru_cache(maxsize=32)
 def make(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables:
     """Makes the rows for images of one size and the given magnitude bins (a few kB to 300 kB)."""
+    used = {op: magnitudes(op, height, width, wide)[list(bins)] for op in OPS}
+    return _tables(used, height, width, (0,))
+
+
+@functools.lru_cache(maxsize=32)
+def make_timm(height: int, width: int, level: float, fill: tuple[int, ...]) -> OpTables:
+    """Makes the rows of timm's RandAugment.
+
+    Args:
+      height: of the images, in pixels.
+      width: of the images, in pixels.
+      level: from 0 to 10; the bins are the middles of equally likely parts of the normal
+        distribution about it, with a standard deviation of 0.5, cut off at 0 and 10.
+      fill: values of pixels from outside the image, one for each channel.
+    """
+    noise = statistics.NormalDist(level, TIMM_NOISE)
+    level_M = [noise.inv_cdf((i + 0.5) / TIMM_BINS) for i in range(TIMM_BINS)]
+    level_M = np.clip(level_M, 0.0, TIMM_MOST)
+    used = {op: timm_magnitudes(op, level_M, height, width) for op in TIMM_OPS}
+    return _tables(used, height, width, fill)
+
+
+def _tables(
+    magnitudes: Mapping[str, np.ndarray], height: int, width: int, fill: tuple[int, ...]
+) -> OpTables:
+    """Makes the rows of ops, each at its magnitudes (M,) and at their opposites."""
     affine, base, lut, table = [], [], [], []
     products: dict[bytes, int] = {}
-    for op in OPS:
-        magnitude_M = magnitudes(op, height, width, wide)
-        for bin_ in bins:
+    for op, magnitude_M in magnitudes.items():
+        for unsigned in magnitude_M:
             for sign in (1.0, -1.0):
-                magnitude = float(magnitude_M[bin_]) * (sign if op in SIGNED_OPS else 1.0)
+                magnitude = float(unsigned) * (sign if op in SIGNED_OPS else 1.0)
                 affine.append(_fixed_point(_inverse_affine(op, magnitude, height, width)))
                 base.append(_BASES.get(op, BASE_ZERO))
                 lut.append(_IMAGE_LUTS.get(op, LUT_STATIC))
@@ -132,12 +199,17 @@ def make(height: int, width: int, wide: bool, bins: tuple[int, ...]) -> OpTables
         lut_R=np.asarray(lut, np.int32),
         table_R=np.asarray(table, np.int32),
         products_TV=np.stack([np.frombuffer(raw, np.float32) for raw in products]),
-        bins=bins,
+        num_bins=len(magnitude_M),
+        num_ops=len(magnitudes),
+        fill=fill,
     )
 
 
 def _inverse_affine(op: str, magnitude: float, height: int, width: int) -> tuple[float, ...]:
-    """Output → input map of pixel coordinates, with torchvision's centres and Pillow's rounding."""
+    """Output → input map of pixel coordinates, with torchvision's centres and Pillow's rounding.
+
+    Torchvision moves an image by whole pixels, timm by parts of them, the other way.
+    """
     if op == "ShearX":  # about the top left corner
         return (1.0, magnitude, 0.0, 0.0, 1.0, 0.0)
     if op == "ShearY":
@@ -146,6 +218,10 @@ def _inverse_affine(op: str, magnitude: float, height: int, width: int) -> tuple
         return (1.0, 0.0, -float(int(magnitude)), 0.0, 1.0, 0.0)
     if op == "TranslateY":
         return (1.0, 0.0, 0.0, 0.0, 1.0, -float(int(magnitude)))
+    if op == "TranslateXRel":
+        return (1.0, 0.0, magnitude, 0.0, 1.0, 0.0)
+    if op == "TranslateYRel":
+        return (1.0, 0.0, 0.0, 0.0, 1.0, magnitude)
     if op == "Rotate":  # counter-clockwise in degrees, about the centre of the image
         angle = -math.radians(magnitude % 360.0)
         cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
@@ -171,6 +247,11 @@ def _products(op: str, magnitude: float) -> np.ndarray:
         return (difference_V.astype(np.int32) & kept_bits).astype(np.float32)
     if op == "Solarize":
         return np.where(difference_V < magnitude, difference_V, 255.0 - difference_V)
+    if op == "SolarizeAdd":
+        brighter_V = np.minimum(difference_V + np.float32(magnitude), 255.0)
+        return np.where(difference_V < 128, brighter_V, difference_V)
+    if op == "Invert":
+        return 255.0 - difference_V
     return difference_V
 
 

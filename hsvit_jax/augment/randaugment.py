@@ -1,4 +1,4 @@
-"""RandAugment's fourteen ops on batches of uint8 images, equal to Pillow's to the last bit.
+"""RandAugment's ops on batches of uint8 images, equal to Pillow's to the last bit.
 
 One op is one row of `op_tables.OpTables`. Applying a row takes one gather for its geometry and one
 for its colours, whatever the op is, so a batch of different ops costs no more than a batch of one.
@@ -30,24 +30,32 @@ def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> ja
       tables: made for images of this size.
 
     Returns:
-      uint8 (B, H, W, C); pixels that come from outside the image are black.
+      uint8 (B, H, W, C); pixels that come from outside the image are `tables.fill`.
     """
-    moved_BHWC = _affine_nearest(images_BHWC, jnp.asarray(tables.affine_R6)[row_B])
+    affine_B6 = jnp.asarray(tables.affine_R6)[row_B]
+    moved_BHWC = _affine_nearest(images_BHWC, affine_B6, tables.fill)
     return _recolour(moved_BHWC, row_B, tables)
 
 
-def _affine_nearest(images_BHWC: jax.Array, affine_B6: jax.Array) -> jax.Array:
+def _affine_nearest(
+    images_BHWC: jax.Array, affine_B6: jax.Array, fill: tuple[int, ...]
+) -> jax.Array:
     _, height, width, _ = images_BHWC.shape
     y_1H1 = jnp.arange(height, dtype=jnp.int32)[None, :, None]
     x_11W = jnp.arange(width, dtype=jnp.int32)[None, None, :]
     a, b, c, d, e, f = (affine_B6[:, i, None, None] for i in range(6))
     column_BHW = (a * x_11W + b * y_1H1 + c) >> 16
     row_BHW = (d * x_11W + e * y_1H1 + f) >> 16
-    return gather_pixels(images_BHWC, row_BHW, column_BHW)
+    return gather_pixels(images_BHWC, row_BHW, column_BHW, fill)
 
 
-def gather_pixels(images_BHWC: jax.Array, row_BHW: jax.Array, column_BHW: jax.Array) -> jax.Array:
-    """Gathers pixel (row, column) of each image, int32 places; black where it lies outside."""
+def gather_pixels(
+    images_BHWC: jax.Array,
+    row_BHW: jax.Array,
+    column_BHW: jax.Array,
+    fill: tuple[int, ...] = (0,),
+) -> jax.Array:
+    """Gathers pixel (row, column) of each image, int32 places; `fill` where it lies outside."""
     batch, height, width, channels = images_BHWC.shape
     inside_BHW = (row_BHW >= 0) & (row_BHW < height) & (column_BHW >= 0) & (column_BHW < width)
     flat_BHW = jnp.where(inside_BHW, row_BHW * width + column_BHW, 0)
@@ -55,7 +63,7 @@ def gather_pixels(images_BHWC: jax.Array, row_BHW: jax.Array, column_BHW: jax.Ar
     gathered_BHWC = jax.vmap(lambda pixels, place: pixels.at[place].get(mode="promise_in_bounds"))(
         pixels_BPC, flat_BHW
     )
-    return jnp.where(inside_BHW[..., None], gathered_BHWC, jnp.zeros((), images_BHWC.dtype))
+    return jnp.where(inside_BHW[..., None], gathered_BHWC, jnp.asarray(fill, images_BHWC.dtype))
 
 
 def _recolour(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:

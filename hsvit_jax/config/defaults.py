@@ -52,6 +52,7 @@ STRONG: Mapping[str, Any] = {
         "val_fraction": 0.1,
         "fraction": 1.0,
         "balance": "none",  # or 'weights', 'sample'
+        "repeats": 1,
         "on_bad_image": "error",  # or 'skip', with a warning
     },
     "augment": {
@@ -59,9 +60,11 @@ STRONG: Mapping[str, Any] = {
         "flip": True,
         "rand_augment_ops": 2,
         "rand_augment_magnitude": 9,
+        "rand_augment_kind": "torchvision",  # or 'timm'
         "trivial_augment": False,
         "random_resized_crop": (),  # or the least and largest share of the area, 0.08,1
         "erasing": 0.25,
+        "erasing_noise": False,
         "mixup": 0.8,
         "cutmix": 1.0,
         "mix_probability": 0.5,

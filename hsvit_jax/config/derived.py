@@ -89,6 +89,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "init.cache holds features of the images as they are, none of the others that "
             f"eval.tta={config.eval.tta!r} needs: set eval.tta='none' or init.cache=''"
         )
+    if config.data.repeats > 1 and config.data.balance == "sample":
+        raise ValueError(
+            f"data.repeats={config.data.repeats} and data.balance='sample' both say which images "
+            "an epoch shows: set data.repeats=1 or another data.balance"
+        )
     model = config.model
     if config.init.whiten and (model.family != "hsvit" or model.ablation == "attention_only"):
         raise ValueError(

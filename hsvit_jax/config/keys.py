@@ -195,6 +195,9 @@ KEYS: Mapping[str, Key] = {
         "for uneven classes: weights in the loss, or equally many draws of each class",
         *("none", "weights", "sample"),
     ),
+    "data.repeats": _whole(
+        "repeated augmentation: how often an epoch shows an image, of 1/n of the images", 1, 64
+    ),
     "data.on_bad_image": _choice("reaction to an unreadable image", "error", "skip"),
     "augment.crop_padding": _whole("padding in pixels before a random crop", 0, 4096),
     "augment.random_resized_crop": _each(
@@ -203,8 +206,13 @@ KEYS: Mapping[str, Key] = {
     "augment.flip": _flag("random horizontal flips"),
     "augment.rand_augment_ops": _whole("RandAugment operations per image; 0: none", 0, 64),
     "augment.rand_augment_magnitude": _whole("RandAugment magnitude", 0, 30),
+    "augment.rand_augment_kind": _choice(
+        "ops and ranges of RandAugment; timm: as its m9-mstd0.5-inc1",
+        *("torchvision", "timm"),
+    ),
     "augment.trivial_augment": _flag("TrivialAugment in place of RandAugment"),
     "augment.erasing": _number("probability of random erasing", 0.0, 1.0),
+    "augment.erasing_noise": _flag("erased boxes are filled with noise, not the mean"),
     "augment.mixup": _number("alpha of MixUp; 0: none", 0.0, 1000.0),
     "augment.cutmix": _number("alpha of CutMix; 0: none", 0.0, 1000.0),
     "augment.mix_probability": _number("probability that a batch is mixed", 0.0, 1.0),

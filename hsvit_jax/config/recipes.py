@@ -39,8 +39,10 @@ _VIX: Mapping[str, Any] = {
     "augment.flip": False,
     "augment.rand_augment_ops": 0,
     "augment.rand_augment_magnitude": 9,
+    "augment.rand_augment_kind": "torchvision",
     "augment.trivial_augment": False,
     "augment.erasing": 0.0,
+    "augment.erasing_noise": False,
     "augment.mixup": 0.0,
     "augment.cutmix": 0.0,
     "augment.mix_probability": 0.0,
@@ -49,6 +51,7 @@ _VIX: Mapping[str, Any] = {
 
 #: DeiT's augmentation and schedule, which both HVT and DHVT take over.
 _DEIT: Mapping[str, Any] = {
+    "data.repeats": 3,
     "train.epochs": 300.0,
     "train.ema_decay": 0.0,
     "optim.decay_all": False,
@@ -59,8 +62,10 @@ _DEIT: Mapping[str, Any] = {
     "augment.random_resized_crop": (0.08, 1.0),
     "augment.rand_augment_ops": 2,
     "augment.rand_augment_magnitude": 9,
+    "augment.rand_augment_kind": "timm",
     "augment.trivial_augment": False,
     "augment.erasing": 0.25,
+    "augment.erasing_noise": True,
     "augment.mixup": 0.8,
     "augment.cutmix": 1.0,
     "augment.mix_probability": 1.0,
@@ -115,8 +120,10 @@ _HSVIT: Mapping[str, Any] = {
     "augment.flip": False,
     "augment.rand_augment_ops": 2,
     "augment.rand_augment_magnitude": 9,
+    "augment.rand_augment_kind": "torchvision",
     "augment.trivial_augment": False,
     "augment.erasing": 0.0,
+    "augment.erasing_noise": False,
     "augment.mixup": 1.0,  # the paper names no alpha: torchvision's default
     "augment.cutmix": 1.0,
     "augment.mix_probability": 1.0,

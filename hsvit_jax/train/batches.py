@@ -21,13 +21,19 @@ def source(run: Run, first: int) -> Iterator[Batch]:
     return (resident if run.dataset.resident else streamed)(run, first)
 
 
-def make_epoch_order(examples: int, seed: int) -> Callable[[int], np.ndarray]:
-    """Compiles `order(epoch)`, a permutation of the examples, int32 (N,)."""
+def make_epoch_order(examples: int, seed: int, repeats: int = 1) -> Callable[[int], np.ndarray]:
+    """Compiles `order(epoch)`, a permutation of the examples, int32 (N,).
+
+    With `repeats` it is the permutation's beginning, each example as often, one after another: its
+    index, then plus N for each time that it was there before, as its augmentation is another then.
+    """
     key = run_key(seed, ORDER)
 
     @jax.jit
     def order(epoch: jax.Array) -> jax.Array:
-        return jax.random.permutation(jax.random.fold_in(key, epoch), examples).astype(jnp.int32)
+        drawn_N = jax.random.permutation(jax.random.fold_in(key, epoch), examples)
+        place_N, turn_N = jnp.divmod(jnp.arange(examples), repeats)
+        return (drawn_N[place_N] + examples * turn_N).astype(jnp.int32)
 
     return lambda epoch: np.asarray(order(jnp.int32(epoch)))
 
@@ -58,25 +64,29 @@ def make_balanced_order(labels_N: np.ndarray, seed: int) -> Callable[[int], np.n
 def example_ids(run: Run, first: int) -> Iterator[np.ndarray]:
     """Yields the draws of each batch from step number `first` on, int32 (B,), without end.
 
-    A draw is an example, or with data.balance='sample' one of `make_balanced_order`.
+    A draw is an example, or with data.balance='sample' or data.repeats one of the orders above.
     """
     size, seed, split = run.config.train.batch, run.config.seed, run.dataset.train
+    repeats = run.config.data.repeats
     if run.config.data.balance == "sample":
         order_of = make_balanced_order(split.labels, seed)
     else:
-        order_of = make_epoch_order(len(split), seed)
+        order_of = make_epoch_order(len(split), seed, repeats)
     epoch, start = divmod(first, run.steps_per_epoch)
     while True:
         order = order_of(epoch)
         for number in range(start, run.steps_per_epoch):
-            yield order[number * size : (number + 1) * size]
+            ids_B = order[number * size : (number + 1) * size]
+            # An image lies apart from itself in a batch, as MixUp and CutMix mix neighbours.
+            yield np.concatenate([ids_B[turn::repeats] for turn in range(repeats)])
         epoch, start = epoch + 1, 0
 
 
 def make_gather(run: Run) -> Callable[..., Batch]:
     """Jits `gather(images (N, H, W, C), labels (N,), ids (B,))`, which returns the batch of these
     draws of a training split that lies whole on every device."""
-    repeats = run.config.data.balance == "sample"
+    data = run.config.data
+    repeats = data.balance == "sample" or data.repeats > 1
 
     def gather(images: jax.Array, labels: jax.Array, ids_B: jax.Array) -> Batch:
         rows_B = ids_B % len(labels) if repeats else ids_B

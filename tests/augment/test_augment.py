@@ -22,7 +22,8 @@ MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 PLAIN = Augment(mean=MEAN, std=STD, num_classes=7)
 # Identity normalisation: float pixels can be compared with the uint8 ones.
 RAW = Augment(mean=(0.0,), std=(1 / 255,), num_classes=7)
-PER_EXAMPLE = dataclasses.replace(PLAIN, crop_padding=3, flip=True, rand_augment_ops=2, erasing=0.5)
+TIMM = dataclasses.replace(PLAIN, rand_augment_ops=2, rand_augment_kind="timm")
+PER_EXAMPLE = dataclasses.replace(TIMM, crop_padding=3, flip=True, erasing=0.5, erasing_noise=True)
 TRIVIAL = dataclasses.replace(PER_EXAMPLE, rand_augment_ops=0, trivial_augment=True)
 EVERYTHING = dataclasses.replace(TRIVIAL, mixup=0.8, cutmix=1.0, label_smoothing=0.1)
 
@@ -125,6 +126,10 @@ def test_erased_pixels_are_the_mean_and_the_other_draws_stay():
     erased, _ = run(dataclasses.replace(flip, erasing=1.0), images, labels, indices)
     changed = erased != flipped
     assert changed.any(axis=(1, 2, 3)).mean() > 0.9 and (erased[changed] == 0.0).all()
+    noisy = dataclasses.replace(flip, erasing=1.0, erasing_noise=True)
+    noise = run(noisy, images, labels, indices)[0][changed]
+    assert len(noise) > 2000 and abs(noise.mean()) < 0.1 and abs(noise.std() - 1.0) < 0.05
+    assert len(np.unique(noise)) > 0.99 * len(noise)
 
 
 def test_ops_bins_and_signs_are_drawn_evenly():
@@ -154,6 +159,18 @@ def test_rand_augment_draws_ops_and_signs_evenly_on_images():
         moved = (out == np.roll(picture, shift, axis=2)).all(axis=(1, 2, 3))
         assert abs(moved.mean() - 1 / 28) < 0.012
     assert (out == picture).all(axis=(1, 2, 3)).any()
+
+
+def test_timm_s_ops_are_applied_half_of_the_time():
+    """A flat image is changed by Invert, Posterize, Solarize and Brightness, of fifteen."""
+    count = 4000
+    images = np.full((count, 8, 8, 3), 130, np.uint8)
+    settings = dataclasses.replace(TIMM, rand_augment_ops=1, mean=(130 / 255,) * 3, std=(1,) * 3)
+    out, _ = run(settings, images, np.zeros(count, np.int32), np.arange(count, dtype=np.int32))
+    levels = np.round(out[:, 4, 4, 0] * 255 + 130)
+    changed = (levels != 130).mean()
+    assert abs(changed - 0.5 * 4 / 15) < 0.025
+    assert len(np.unique(levels)) > 20  # Brightness, of 64 strengths both ways
 
 
 def test_erasing_statistics():
@@ -260,6 +277,8 @@ def test_settings_are_hashable_and_compile_once():
 def test_settings_that_exclude_each_other_are_refused():
     with pytest.raises(ValueError, match="rand_augment_ops is 2: set it to 0"):
         dataclasses.replace(PER_EXAMPLE, trivial_augment=True)
+    with pytest.raises(ValueError, match=r"magnitude is 11, .* end at 10"):
+        dataclasses.replace(PER_EXAMPLE, rand_augment_magnitude=11)
 
 
 def test_batches_that_do_not_fit_are_refused():

@@ -1,6 +1,7 @@
 """RandAugment's ops against Pillow, pixel for pixel, as torchvision calls it on PIL images."""
 
 import math
+from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,25 @@ def pillow_op(image: Image.Image, op: str, magnitude: float) -> Image.Image:
         return ImageOps.equalize(image)
     assert op == "Identity"
     return image
+
+
+def timm_op(image: Image.Image, op: str, argument: float, fill: tuple[int, ...]) -> Image.Image:
+    """The op as timm does it on PIL images, with its argument, but NEAREST."""
+    shears = {"ShearX": (1, argument, 0, 0, 1, 0), "ShearY": (1, 0, 0, argument, 1, 0)}
+    moves = {"TranslateXRel": (1, 0, argument, 0, 1, 0), "TranslateYRel": (1, 0, 0, 0, 1, argument)}
+    how = {"resample": Image.Resampling.NEAREST, "fillcolor": fill}
+    if matrix := (shears | moves).get(op):
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, **how)
+    if op == "Rotate":
+        return image.rotate(argument, **how)
+    if op == "Invert":
+        return ImageOps.invert(image)
+    if op == "Posterize" and argument == 0:  # at level 10; newer releases of Pillow refuse it
+        return image.point(lambda _: 0)
+    if op == "SolarizeAdd":
+        table = [min(255, int(i + argument)) if i < 128 else i for i in range(256)]
+        return image.point(table * len(image.getbands()))
+    return pillow_op(image, op, argument)
 
 
 def pillow_matrix(shear_x, shear_y, shift, size, centre):
@@ -105,6 +125,39 @@ def test_every_op_bin_and_sign_equals_pillow(shape, wide):
             np.testing.assert_array_equal(
                 got_HWC, expected.reshape(got_HWC.shape), err_msg=f"{op} {magnitude}"
             )
+
+
+def test_timm_s_ops_equal_pillow():
+    """At the least, a middling and the largest level of noise about 9."""
+    height, width, fill = 11, 21, (9, 120, 250)
+    images_NHWC = sample_images(height, width, 3)
+    made = op_tables.make_timm(height, width, 9, fill)
+    quantiles = [NormalDist(9, 0.5).inv_cdf((i + 0.5) / 64) for i in (0, 40, 63)]
+    levels = np.minimum(quantiles, 10.0)
+    cases = [
+        (number, op, at, negative)
+        for number, op in enumerate(op_tables.TIMM_OPS)
+        for at in range(3)
+        for negative in ((0, 1) if op in op_tables.SIGNED_OPS else (0,))
+    ]
+    rows_R = np.array([made.row(number, (0, 40, 63)[at], neg) for number, _, at, neg in cases])
+    apply = jax.jit(lambda x, rows: randaugment.apply_rows(x, rows, made))
+    batch = np.tile(images_NHWC, (len(cases), 1, 1, 1))
+    ours = np.asarray(apply(batch, np.repeat(rows_R, len(images_NHWC)).astype(np.int32)))
+    ours = ours.reshape(len(cases), *images_NHWC.shape)
+    for (_, op, at, negative), got_NHWC in zip(cases, ours, strict=True):
+        argument = op_tables.timm_magnitudes(op, levels, height, width)[at]
+        argument = float(-argument if negative else argument)
+        for image_HWC, got_HWC in zip(images_NHWC, got_NHWC, strict=True):
+            expected = timm_op(to_pillow(image_HWC), op, argument, fill)
+            np.testing.assert_array_equal(got_HWC, np.asarray(expected), f"{op} {argument}")
+    nine = np.array([9.0])
+    at = {op: op_tables.timm_magnitudes(op, nine, 100, 200)[0] for op in op_tables.TIMM_OPS}
+    assert (at["Posterize"], at["Solarize"], at["SolarizeAdd"]) == (1, 26, 99)
+    np.testing.assert_allclose(
+        [at[op] for op in ("Rotate", "ShearX", "TranslateXRel", "TranslateYRel", "Color")],
+        [27, 0.27, 81, 40.5, 0.81],
+    )
 
 
 def test_ops_change_a_noisy_image():

@@ -28,7 +28,7 @@ def test_a_paper_s_recipe_leaves_nothing_to_another(family, data_set):
     decided |= {"train.batch", "train.epochs", "train.ema_decay"}
     decided -= {"optim.layer_decay"}  # for pretrained weights
     decided |= {"init.freeze"} if family == "hsvit_backbone" else set()
-    found = set(recipes.paper(family, data_set)) - {"data.image_size"}
+    found = set(recipes.paper(family, data_set)) - {"data.image_size", "data.repeats"}
     assert found == decided
 
 
@@ -69,6 +69,11 @@ def test_what_the_papers_say():
         augment = c.augment
         assert (augment.mixup, augment.cutmix, augment.erasing) == (0.8, 1.0, 0.25)
         assert augment.flip and augment.label_smoothing == 0.1
+        assert (augment.rand_augment_kind, augment.erasing_noise, c.data.repeats) == (
+            "timm",
+            True,
+            3,
+        )
     assert not config_lib.get_config("dhvt:digits,paper").augment.flip
 
 
@@ -91,7 +96,7 @@ def test_table_2_of_the_hsvit_paper_lowers_the_rate_where_its_note_says():
 @pytest.mark.parametrize("family", ["hvt", "dhvt"])
 def test_what_a_deit_recipe_leaves_out_is_told(family):
     text = " ".join(configs_docstring(family).split())
-    for left_out in ("repeated augmentation", "magnitude with noise of 0.5", "(there noise)"):
+    for left_out in ("(there bicubic", "ending at 1e-5"):
         assert left_out in text
     assert "colour jitter" not in text  # off beside RandAugment, there as here
 

@@ -234,6 +234,23 @@ def test_epoch_orders_are_permutations_that_differ():
     np.testing.assert_array_equal(orders[2], batches.make_epoch_order(70, 0)(1))
 
 
+def test_repeated_augmentation():
+    """A third of the images three times each, apart in a batch, each time with another number."""
+    config = small_config(data__repeats=3, **PLAIN | {"train__steps": 5})
+    run = train.prepare(config, dataset=DATASET, devices=jax.devices()[:1])
+    seen = [next(batches.source(run, number)) for number in range(2)]
+    ids = np.concatenate([ids for _, _, ids in seen])
+    assert len(np.unique(ids)) == 70 and set(np.bincount(ids % 70)) == {0, 1, 3}
+    assert (ids % 70 != np.roll(ids % 70, 1)).all()
+    np.testing.assert_array_equal(
+        np.concatenate([x for x, _, _ in seen]), DATASET.train.images[ids % 70]
+    )
+    plain = batches.make_epoch_order(70, 0)(0)
+    np.testing.assert_array_equal(np.sort(ids[ids < 70]), np.sort(plain[:24]))
+    with pytest.raises(ValueError, match="both say which images"):
+        train.prepare(small_config(data__repeats=3, data__balance="sample"), dataset=DATASET)
+
+
 def test_balanced_draws():
     """Of classes of 60, 9 and 1; every draw of an example in an epoch has a number of its own."""
     labels = np.repeat([0, 2, 5], [60, 9, 1])
