@@ -81,7 +81,7 @@ def convolve(
     usual = around == ((size // 2, size // 2),) * 2 and size % 2 and stride == 1
     if size == 1 and groups == 1 and not any(map(any, around)):
         return x_BHWC[:, ::stride, ::stride] @ kernel_HWIO[0, 0]
-    if per_group == 1 and c_out == groups:
+    if per_group == 1 and (c_out == groups or groups > 1):
         return depthwise_conv2d(x_BHWC, kernel_HWIO, stride, around, dilation)
     if usual and groups == 1 and dilation == 1:
         return conv.conv2d(x_BHWC, kernel_HWIO)

@@ -8,15 +8,20 @@ import pytest
 from hsvit_jax.ops import conv_depthwise
 
 
-@pytest.mark.parametrize("size", [1, 3, 5])
-def test_shifted_products_are_the_grouped_convolution(size):
+@pytest.mark.parametrize(
+    ("size", "stride", "times"), [(1, 1, 1), (3, 1, 1), (5, 1, 1), (7, 1, 1), (7, 2, 3)]
+)
+def test_shifted_products_are_the_grouped_convolution(size, stride, times):
     rng = np.random.default_rng(0)
-    x, weight = (rng.normal(size=(3, 5, 7, 11)).astype(np.float32) for _ in range(2))
-    kernel = rng.normal(size=(size, size, 1, 11)).astype(np.float32)
+    x = rng.normal(size=(3, 5, 7, 11)).astype(np.float32)
+    weight = rng.normal(size=(3, -(-5 // stride), -(-7 // stride), 11 * times)).astype(np.float32)
+    kernel = rng.normal(size=(size, size, 1, 11 * times)).astype(np.float32)
 
     def both(convolve):
-        run = jax.value_and_grad(lambda x, k: (convolve(x, k) * weight).sum(), argnums=(0, 1))
-        return convolve(x, kernel), run(x, kernel)[1]
+        run = jax.value_and_grad(
+            lambda x, k: (convolve(x, k, stride) * weight).sum(), argnums=(0, 1)
+        )
+        return convolve(x, kernel, stride), run(x, kernel)[1]
 
     ours = jax.tree.leaves(both(conv_depthwise.depthwise_conv2d))
     theirs = jax.tree.leaves(both(conv_depthwise.depthwise_conv2d_xla))
