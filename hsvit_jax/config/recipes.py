@@ -4,8 +4,9 @@
 
 Sources: HSViT paper, table 2, and its scripts for the batches of ViT; ViX paper, section 4, the
 authors' scripts where it is silent; HVT paper, section 5, and Touvron et al. (DeiT, ICML 2021),
-table 9, which it refers to; DHVT supplement, section 4.1, and the authors' script for CIFAR. What
-is left out of a recipe is listed in the family's file in configs/.
+table 9, which it refers to; DHVT supplement, section 4.1, and the authors' script for CIFAR;
+EfficientViT paper, section 4.1; FastViT paper, section 4.1 and appendix. What is left out of a
+recipe is listed in the family's file in configs/.
 """
 
 import math
@@ -103,6 +104,21 @@ _DHVT_IMAGENET: Mapping[str, Any] = {
     "optim.warmup_epochs": 10.0,
 }
 
+# For ImageNet. The authors' adaptive clipping of gradients is left out.
+_EFFICIENTVIT: Mapping[str, Any] = {
+    **_DEIT,
+    "train.batch": 2048,
+    "optim.learning_rate": 1e-3,
+    "optim.weight_decay": 0.025,
+    "optim.warmup_epochs": 5.0,
+}
+_FASTVIT: Mapping[str, Any] = {
+    **_EFFICIENTVIT,
+    "train.batch": 1024,
+    "train.ema_decay": 0.9995,
+    "optim.weight_decay": 0.05,
+}
+
 # HSViT's, with which its paper also trained the networks that it compares with.
 _HSVIT: Mapping[str, Any] = {
     "train.batch": 512,
@@ -157,6 +173,8 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("hsvit", "hsvit_cvt", "hsvit_convnet", "hsvit_enlarged"), _HSVIT),
     "hsvit_vit": _HSVIT_VIT,
     "hsvit_backbone": _BACKBONE,
+    "efficientvit": _EFFICIENTVIT,
+    "fastvit": _FASTVIT,
     "vix": _VIX,
     "hvt": _HVT,
     "dhvt": _DHVT,

@@ -5,7 +5,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from hsvit_jax.models.conv_transformers import cvt, efficientformer, mobilevit, swiftformer
+from hsvit_jax.models.conv_transformers import (
+    cvt,
+    efficientformer,
+    efficientvit,
+    fastvit,
+    mobilevit,
+    swiftformer,
+)
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet, resnext
 from hsvit_jax.models.family import Family, few
 from hsvit_jax.models.hsvit import backbone, hsvit
@@ -17,7 +24,7 @@ from hsvit_jax.models.vix import ccx, cvx, levix, pix, t2t, vix
 _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),
     *(hvt, deit, dhvt, swin, t2t),
-    *(vit, mobilevit, swiftformer, cvt, efficientformer),
+    *(vit, mobilevit, swiftformer, cvt, efficientformer, efficientvit, fastvit),
     *(resnet, resnext, efficientnet, mobilenet_v2, backbone),
 )
 

@@ -435,17 +435,17 @@ class TwoHeads(nnx.Module):
 
 
 class LayerScales(nnx.Module):
-    """LayerScale: a learned factor for each channel of a block's two residual branches.
+    """LayerScale: a learned factor for each channel of a block's residual branches.
 
     With initial value 0 there are no factors.
     """
 
-    def __init__(self, width: int, initial: float) -> None:
-        count = 2 if initial else 0
+    def __init__(self, width: int, initial: float, branches: int = 2) -> None:
+        count = branches if initial else 0
         self.scales = nnx.List(nnx.Param(jnp.full(width, initial)) for _ in range(count))
 
     def __call__(self, branch: int, y: Array) -> Array:
-        """(…, C) → (…, C); branch: 0 or 1."""
+        """(…, C) → (…, C); branch: its number from 0."""
         return y * over_last(self.scales[branch][...], y) if len(self.scales) else y
 
 

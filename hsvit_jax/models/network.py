@@ -8,7 +8,7 @@ part of the network on this device.
 import abc
 import copy
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from math import gcd, isqrt
 from typing import Any
 
@@ -163,6 +163,16 @@ class Network(abc.ABC):
     def feature_network(self) -> tuple[str, "Network"] | None:
         """(family, the classifier whose part 'backbone' is this network's), where there is one."""
         return None
+
+    def fused(self, params: dict, stats: dict) -> tuple["Network", dict, dict]:
+        """A network for inference that computes the same with fewer operations, and its trees.
+
+        Raises:
+            ValueError: this network has nothing to fuse.
+        """
+        raise ValueError(
+            "this network has no sums of branches to fuse; of the families FastViT has"
+        )
 
     def with_frozen(self, names: Collection[str]) -> "Network":
         """This network with these parts frozen.
@@ -346,6 +356,11 @@ class BoundModules:
             if name not in self._frozen
         }
         return {name: used.get(name, old) for name, old in self._stats.items()}
+
+
+def grid_of(maps: Iterable[tuple[int, int]], tokens: int) -> tuple[int, int, int] | None:
+    """As `Network.grid`: the first of these maps (rows, columns) with as many places."""
+    return next(((0, *size) for size in maps if size[0] * size[1] == tokens), None)
 
 
 def resized_config(config: Any, **sizes: Any) -> Any:

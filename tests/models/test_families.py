@@ -89,6 +89,22 @@ SMALL = {
         },
     ),
     "t2t": ((32, 48), {"token_dim": 4, "embed_dim": 8, "depth": 1, "heads": 2}),
+    "efficientvit": (
+        (48, 32),
+        {
+            **{"depths": (1, 1), "widths": (8, 16), "heads": (1, 2), "key_dims": (3, 4)},
+            **{"windows": (7, 7), "downsamples": (False, True), "head_dropout": 0.3},
+        },
+    ),
+    "fastvit": (
+        (24, 16),
+        {
+            **{"depths": (1, 1), "widths": (6, 96), "mlp_ratios": (2.0, 0.5)},
+            **{"mixers": ("repmixer", "attention"), "position_kernels": (0, 3)},
+            **{"downsamples": (False, True), "squeezes": (False, True), "top_ratio": 1.0},
+            **{"drop_path": 0.3, "dropout": 0.1, "head_dropout": 0.1, "layer_scale": 0.5},
+        },
+    ),
     "resnet": (
         (17, 20),
         {"block": "basic", "stem_channels": 4, "channels": (4, 6), "depths": (1, 1)},
@@ -97,7 +113,7 @@ SMALL = {
     "mobilenet_v2": ((32, 32), {"dropout": 0.3}),
 }
 #: Of another one's parts; run by the longer suite.
-SLOW_MASKS = {"deit", "pix", "cvx", "levix", "mobilenet_v2", "swin"}
+SLOW_MASKS = {"deit", "pix", "cvx", "levix", "mobilenet_v2", "swin", "efficientvit", "fastvit"}
 SLOW_DEVICES = set(SMALL) - {"vix", "levix", "cvx", "hvt", "dhvt", "resnet"}
 
 

@@ -1,1 +1,1 @@
-"""Networks that mix convolutions and attention: CvT, MobileViT, SwiftFormer, EfficientFormer."""
+"""Networks that mix convolutions and attention."""

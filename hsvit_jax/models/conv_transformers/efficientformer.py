@@ -25,7 +25,7 @@ from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family, check_odd, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
-from hsvit_jax.models.network import BoundModules, ForwardContext, Network
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.attention import biased_attention, biased_weights
 
 Array = jax.Array
@@ -230,8 +230,7 @@ class EfficientFormer(Network):
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
         """As `Network.grid`: the last map's rows and columns."""
-        rows, columns = self.config.maps()[-1]
-        return (0, rows, columns) if tokens == rows * columns else None
+        return grid_of(self.config.maps()[-1:], tokens)
 
 
 FAMILY = Family(

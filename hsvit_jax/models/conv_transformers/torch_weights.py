@@ -1,6 +1,7 @@
-"""State dicts and configurations of CvT, MobileViT, SwiftFormer and EfficientFormer.
+"""State dicts and configurations of the networks in this folder.
 
-All are those of the `transformers` library.
+Those of CvT, MobileViT, SwiftFormer and EfficientFormer are the `transformers` library's, those of
+EfficientViT and FastViT timm's.
 """
 
 from collections.abc import Collection
@@ -16,6 +17,7 @@ from hsvit_jax.models.torch_weights import (
     field,
     fields,
     only,
+    pair,
 )
 
 if TYPE_CHECKING:
@@ -319,3 +321,162 @@ EFFICIENTFORMER = TorchWeights(
     _efficientformer,
     ignored=r".*\.attention_bias_idxs$",  # numbers that follow from the map's size
 )
+
+# --- EfficientViT --------------------------------------------------------------------------------
+
+_VIT_STEM = "patch_embed.conv1.conv.weight"
+
+
+def _efficientvit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Of the arguments of timm's `EfficientVitMsra`, whose own defaults are those of M0."""
+    usual = family.settings("m0")
+    names = {"depths": "depth", "widths": "embed_dim", "heads": "num_heads", "key_dims": "key_dim"}
+    names |= {"windows": "window_size", "kernels": "kernels"}
+    model = {ours: fields(given, name, usual[ours]) for ours, name in names.items()}
+    downs = given.get("down_ops") or [["subsample" * down, 1 + down] for down in (0, 1, 1)]
+    for down in downs:
+        only({"down_ops": list(down)}, "down_ops", ("subsample", 2), ("", 1))
+    model["downsamples"] = tuple(bool(name) for name, _ in downs)
+    model["head_dropout"] = field(given, "drop_rate", 0.0)
+    only(given, "global_pool", "avg")
+    data = data_section(tensors, given, _VIT_STEM, "head.linear.weight")
+    nominal = min(pair(given.get("img_size", data["image_size"])))
+    if nominal // 16 != min(data["image_size"]) // 16:
+        raise ValueError(f"img_size={nominal} does not fit an image of {data['image_size']}")
+    return model, data
+
+
+def _conv_norms(names: dict[str, str]) -> Table:
+    """`ConvNorm`s by the path of each, in timm's names."""
+    tables = (conv_norm(ours, theirs, "conv", "bn") for ours, theirs in names.items())
+    return {path: name for table in tables for path, name in table.items()}
+
+
+def _local_mix(ours: str, local: str, feed: str) -> Table:
+    return _conv_norms(
+        {f"{ours}/local": local, f"{ours}/up": f"{feed}.pw1", f"{ours}/down": f"{feed}.pw2"}
+    )
+
+
+_VIT_DOWN = "stages.{s}.downsample"
+_VIT_BLOCK = "stages.{s}.blocks.{i}"
+_VIT_ATTENTION = f"{_VIT_BLOCK}.mixer.m.attn"
+_EFFICIENTVIT: Table = {
+    "norm": "head.bn",
+    "head": "head.linear",
+    "stage{s}/down/merge/squeeze/reduce": f"{_VIT_DOWN}.patchmerge.se.fc1 [:,:,1,1]",
+    "stage{s}/down/merge/squeeze/expand": f"{_VIT_DOWN}.patchmerge.se.fc2 [:,:,1,1]",
+    "stage{s}/blocks/{i}/attention/offset_bias": f"{_VIT_ATTENTION}.attention_biases",
+    **_local_mix("stage{s}/down/before", f"{_VIT_DOWN}.res1.0.m", f"{_VIT_DOWN}.res1.1.m"),
+    **_local_mix("stage{s}/down/after", f"{_VIT_DOWN}.res2.0.m", f"{_VIT_DOWN}.res2.1.m"),
+    **_local_mix("stage{s}/blocks/{i}/before", f"{_VIT_BLOCK}.dw0.m", f"{_VIT_BLOCK}.ffn0.m"),
+    **_local_mix("stage{s}/blocks/{i}/after", f"{_VIT_BLOCK}.dw1.m", f"{_VIT_BLOCK}.ffn1.m"),
+    **_conv_norms(
+        {
+            **{f"stem/convs/{i}": f"patch_embed.conv{i + 1}" for i in range(4)},
+            "stage{s}/down/merge/expand": f"{_VIT_DOWN}.patchmerge.conv1",
+            "stage{s}/down/merge/local": f"{_VIT_DOWN}.patchmerge.conv2",
+            "stage{s}/down/merge/project": f"{_VIT_DOWN}.patchmerge.conv3",
+            "stage{s}/blocks/{i}/attention/qkv/{n}": f"{_VIT_ATTENTION}.qkvs.{{n}}",
+            "stage{s}/blocks/{i}/attention/local/{n}": f"{_VIT_ATTENTION}.dws.{{n}}",
+            "stage{s}/blocks/{i}/attention/out": f"{_VIT_ATTENTION}.proj.1",
+        }
+    ),
+}
+EFFICIENTVIT = TorchWeights(
+    (_VIT_STEM,),
+    _efficientvit_settings,
+    _EFFICIENTVIT,
+    ignored=r".*\.attention_bias_idxs$",  # numbers that follow from the window's size
+)
+
+# --- FastViT -------------------------------------------------------------------------------------
+
+_FAST_STEM, _FAST_FUSED = "stem.0.conv_kxk.0.conv.weight", "stem.0.reparam_conv.weight"
+
+
+def _fastvit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Of the arguments of timm's `FastVit`, whose own defaults are S12's."""
+    usual = family.settings("s12")
+    depths = fields(given, "layers", usual["depths"])
+    names = {"widths": "embed_dims", "mlp_ratios": "mlp_ratios", "mixers": "token_mixers"}
+    names |= {"downsamples": "downsamples", "squeezes": "se_downsamples"}
+    model = {
+        "depths": depths,
+        # The reference reads as many entries as there are stages.
+        **{ours: fields(given, name, usual[ours])[: len(depths)] for ours, name in names.items()},
+        "kernel": field(given, "repmixer_kernel_size", 3),
+        "down_kernel": field(given, "down_patch_size", 7),
+        "down_stride": field(given, "down_stride", 2),
+        "down_activation": "gelu" if field(given, "lkc_use_act", False) else "none",
+        "top_ratio": field(given, "cls_ratio", 2.0),
+        "layer_scale": 0.0,
+        "dropout": field(given, "proj_drop_rate", 0.0),
+        "head_dropout": field(given, "drop_rate", 0.0),
+        "drop_path": field(given, "drop_path_rate", 0.0),
+        "fused": _FAST_FUSED in tensors,
+    }
+    kernels = (given.get("pos_embs") or (None,) * len(depths))[: len(depths)]
+    kernels = [0 if kernel is None else kernel for kernel in kernels]
+    model["position_kernels"] = fields({"pos_embs": kernels}, "pos_embs", (7,))
+    if given.get("layer_scale_init_value", 1e-5) is not None:
+        model["layer_scale"] = field(given, "layer_scale_init_value", 1e-5)
+    only(given, "stem_use_scale_branch", True)
+    only(given, "global_pool", "avg")
+    first = _FAST_FUSED if model["fused"] else _FAST_STEM
+    return model, data_section(tensors, given, first, "head.fc.weight")
+
+
+def _fast_branches(ours: str, theirs: str) -> Table:
+    return {
+        **_conv_norms(
+            {f"{ours}/convs/0": f"{theirs}.conv_kxk.0", f"{ours}/convs/1": f"{theirs}.conv_scale"}
+        ),
+        f"{ours}/identity": f"{theirs}.identity",
+        f"{ours}/fused": f"{theirs}.reparam_conv",
+    }
+
+
+def _fast_unit(ours: str, theirs: str) -> Table:
+    return {**_fast_branches(f"{ours}/sum", theirs), **_fast_squeeze(ours, theirs)}
+
+
+def _fast_squeeze(ours: str, theirs: str) -> Table:
+    return {
+        f"{ours}/squeeze/reduce": f"{theirs}.se.fc1 [:,:,1,1]",
+        f"{ours}/squeeze/expand": f"{theirs}.se.fc2 [:,:,1,1]",
+    }
+
+
+_FAST_STAGE, _FAST_LARGE = "stages.{s}", "stages.{s}.downsample.proj.0"
+_FAST_BLOCK, _FAST_OURS = "stages.{s}.blocks.{i}", "stage{s}/blocks/{i}"
+_FASTVIT: Table = {
+    **_fast_unit("stem/units/{i}", "stem.{i}"),
+    **_fast_unit("stage{s}/down/unit", "stages.{s}.downsample.proj.1"),
+    **_fast_unit("top", "final_conv"),
+    **_fast_squeeze("stage{s}/down/large", _FAST_LARGE),
+    **_conv_norms(
+        {
+            "stage{s}/down/large/sum/convs/0": f"{_FAST_LARGE}.large_conv",
+            "stage{s}/down/large/sum/convs/1": f"{_FAST_LARGE}.small_conv",
+            f"{_FAST_OURS}/feed_forward/local": f"{_FAST_BLOCK}.mlp.conv",
+        }
+    ),
+    "stage{s}/down/large/sum/fused": f"{_FAST_LARGE}.reparam_conv",
+    "stage{s}/positions/conv": f"{_FAST_STAGE}.pos_emb.pos_enc",
+    "stage{s}/positions/fused": f"{_FAST_STAGE}.pos_emb.reparam_conv",
+    **_fast_branches(f"{_FAST_OURS}/mixer", f"{_FAST_BLOCK}.token_mixer.mixer"),
+    f"{_FAST_OURS}/mixer/fused": f"{_FAST_BLOCK}.token_mixer.reparam_conv",
+    f"{_FAST_OURS}/mixer/norm": f"{_FAST_BLOCK}.token_mixer.norm.identity",
+    f"{_FAST_OURS}/mixer/scale/scales/0": f"{_FAST_BLOCK}.token_mixer.layer_scale.gamma [:,1,1]",
+    f"{_FAST_OURS}/mixer/qkv": f"{_FAST_BLOCK}.token_mixer.qkv",
+    f"{_FAST_OURS}/mixer/out": f"{_FAST_BLOCK}.token_mixer.proj",
+    f"{_FAST_OURS}/norm": f"{_FAST_BLOCK}.norm",
+    f"{_FAST_OURS}/feed_forward/feed/up": f"{_FAST_BLOCK}.mlp.fc1 [:,:,1,1]",
+    f"{_FAST_OURS}/feed_forward/feed/down": f"{_FAST_BLOCK}.mlp.fc2 [:,:,1,1]",
+    f"{_FAST_OURS}/scale/scales/0": f"{_FAST_BLOCK}.layer_scale.gamma [:,1,1]",
+    f"{_FAST_OURS}/scales/scales/0": f"{_FAST_BLOCK}.layer_scale_1.gamma [:,1,1]",
+    f"{_FAST_OURS}/scales/scales/1": f"{_FAST_BLOCK}.layer_scale_2.gamma [:,1,1]",
+    "head": "head.fc",
+}
+FASTVIT = TorchWeights((_FAST_STEM, _FAST_FUSED), _fastvit_settings, _FASTVIT)

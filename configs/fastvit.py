@@ -1,0 +1,31 @@
+"""FastViT: sums of convolutions, fused for inference; in the comparison of HSViT's table 3.
+
+Variants: t8, t12, s12, sa12, sa24 (the default), sa36, ma36. Exact parameters at 64 px and 200
+classes, and at 256 px and 1000 classes, of the form that is trained:
+
+    t8                  3,411,032    4,026,232
+    sa12               10,760,968   11,580,968
+    sa24               20,734,216   21,554,216
+    sa36               30,707,464   31,527,464
+
+Fused for inference (`--config.model.fused=True`, `hsvit_jax.load(RUN).fused()`) SA24 has 21,501,288
+and SA36 31,457,256 at 256 px. The FastViT paper, and HSViT's table 3 after it, print 20.6 M and
+30.4 M, which no form of the published code has; its 3.8 G and 5.6 G are the multiply-adds of ours.
+Our accuracy: not measured yet.
+
+The recipe `paper` is the FastViT paper's for ImageNet, at 256 px for every data set; its repeated
+augmentation, magnitude with noise of 0.5 and the distillation from a RegNet are left out.
+
+    python -m hsvit_jax.main --config=configs/fastvit.py:sa24,imagenet,paper
+    python -m hsvit_jax.main --config=configs/fastvit.py:t8,cifar10
+    python -m hsvit_jax.main --config=configs/fastvit.py:sa36,folder=my_images
+"""
+
+import ml_collections
+
+from hsvit_jax.config import variants as _variants
+
+
+def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
+    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
+    return _variants.get_config("fastvit", argument)

@@ -1,0 +1,536 @@
+"""FastViT: sums of convolutions in training, each one convolution in inference; attention last.
+
+Stem of three units; in the first stages a depthwise mixer and a convolutional feed-forward, in the
+last attention behind a positional convolution. A unit adds the outputs of a convolution, of a 1×1
+convolution and of the identity, each behind BatchNorm: such a sum is linear in evaluation, and
+`FastViT.fused` folds it into one convolution. Between stages the sum of a 7×7 and a 3×3 convolution
+halves the map; a depthwise unit with squeeze-and-excitation stands before the classifier.
+
+Source: Vasu et al. 2023, FastViT, section 3 and table 1, as in the authors' code and timm.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
+from hsvit_jax.models.conv_transformers import torch_weights
+from hsvit_jax.models.family import Family, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.layers import BatchNorm
+from hsvit_jax.models.network import (
+    BoundModules,
+    ForwardContext,
+    Network,
+    grid_of,
+    plain,
+    without_empty,
+)
+from hsvit_jax.ops.activations import activation as by_name
+
+Array = jax.Array
+
+HEAD_DIM = 32  # width of a head in every published network
+
+_WITHOUT_ATTENTION = {"mixers": ("repmixer",) * 4, "position_kernels": (0,) * 4}
+_RATIO_3 = {"mlp_ratios": (3.0,) * 4}
+_DEPTHS_12, _DEPTHS_36 = {"depths": (2, 2, 6, 2)}, {"depths": (6, 6, 18, 6)}
+
+#: Named variants, as they differ from `DEFAULTS`.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "t8": {
+        **{"depths": (2, 2, 4, 2), "widths": (48, 96, 192, 384)},
+        **_RATIO_3,
+        **_WITHOUT_ATTENTION,
+    },
+    "t12": {**_DEPTHS_12, **_RATIO_3, **_WITHOUT_ATTENTION},
+    "s12": {**_DEPTHS_12, **_WITHOUT_ATTENTION},
+    "sa12": _DEPTHS_12,
+    "sa24": {},
+    "sa36": {**_DEPTHS_36, "drop_path": 0.2},
+    "ma36": {**_DEPTHS_36, "widths": (76, 152, 304, 608), "drop_path": 0.2},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FastViTConfig:
+    """Sizes of a FastViT, one depth, width, mixer, … per stage.
+
+    Attributes:
+        mixers: 'repmixer' or 'attention', with heads of 32 channels.
+        position_kernels: of the positional convolution before a stage's blocks, 0 for none.
+        kernel: of the depthwise mixers.
+        downsamples: whether a stage begins with a downsampling; where the width changes one always
+            does.
+        squeezes: whether that has squeeze-and-excitation.
+        down_kernel: of its first convolution, as for stride and activation.
+        top_ratio: channels before the classifier over the last width.
+        drop_path: rate of the last block; linear from 0 at the first.
+        fused: one convolution in the place of each sum of branches, for inference.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+    depths: tuple[int, ...] = (4, 4, 12, 4)
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    mlp_ratios: tuple[float, ...] = (4.0, 4.0, 4.0, 4.0)
+    mixers: tuple[str, ...] = ("repmixer", "repmixer", "repmixer", "attention")
+    position_kernels: tuple[int, ...] = (0, 0, 0, 7)
+    kernel: int = 3
+    downsamples: tuple[bool, ...] = (False, True, True, True)
+    squeezes: tuple[bool, ...] = (False, False, False, False)
+    down_kernel: int = 7
+    down_stride: int = 2
+    down_activation: str = "none"
+    top_ratio: float = 2.0
+    layer_scale: float = 1e-5
+    dropout: float = 0.0
+    head_dropout: float = 0.0
+    drop_path: float = 0.1
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        by_stage = (self.widths, self.mlp_ratios, self.mixers, self.position_kernels)
+        by_stage += (self.downsamples, self.squeezes)
+        if not self.depths or any(len(v) != len(self.depths) for v in by_stage):
+            raise ValueError(
+                f"depths={self.depths} needs one entry per stage, and as many are needed in widths,"
+                " mlp_ratios, mixers, position_kernels, downsamples and squeezes; got "
+                f"{list(map(len, by_stage))}"
+            )
+        check_sizes(self, *self.depths, *self.widths, self.down_stride)
+        check_sizes(self, *map(self.hidden, range(len(self.depths))))
+        kernels = (self.kernel, self.down_kernel, *filter(None, self.position_kernels))
+        if min(kernels) < 1 or any(size % 2 == 0 for size in kernels) or self.down_kernel < 3:
+            raise ValueError(f"kernels must be odd, down_kernel from 3 on; got {kernels}")
+        pairs = zip(self.widths, (*self.widths[1:], self.top), strict=True)
+        for width, following in pairs:
+            if following % width or not following:
+                raise ValueError(f"a width of {following} must be a multiple of {width} before it")
+        for width, mixer in zip(self.widths, self.mixers, strict=True):
+            if mixer not in ("repmixer", "attention"):
+                raise ValueError(f"mixers are 'repmixer' or 'attention'; got {mixer!r}")
+            if mixer == "attention" and width % HEAD_DIM:
+                raise ValueError(f"attention needs a width divisible by {HEAD_DIM}; got {width}")
+        check_rates(self, "dropout", "head_dropout", "drop_path")
+        by_name(self.down_activation)
+        self.maps()  # raises for too small an image
+
+    @property
+    def top(self) -> int:
+        """Channels before the classifier."""
+        return int(round(self.widths[-1] * self.top_ratio, 6))
+
+    def hidden(self, stage: int) -> int:
+        """Width inside the feed-forward of this stage."""
+        return int(round(self.widths[stage] * self.mlp_ratios[stage], 6))
+
+    def width_before(self, stage: int) -> int:
+        """Channels that a stage gets."""
+        return self.widths[max(stage - 1, 0)]
+
+    def starts_down(self, stage: int) -> bool:
+        """Whether a stage begins with a downsampling."""
+        return self.downsamples[stage] or self.width_before(stage) != self.widths[stage]
+
+    def maps(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the map of every stage."""
+        size, sizes = conv_layers.map_size(self.image_size, (2, 2)), []
+        for stage in range(len(self.depths)):
+            if self.starts_down(stage):
+                size = size_out(size, self.down_kernel, self.down_stride)
+            sizes.append(size)
+        return tuple(sizes)
+
+
+#: The `model` section of FastViT-SA24, which variants change.
+DEFAULTS = defaults_of(FastViTConfig)
+
+
+# --- Sums of branches ----------------------------------------------------------------------------
+
+
+class Foldable(nnx.Module):
+    """Linear branches that are added; or fused, one convolution that equals them in evaluation."""
+
+    fused: Conv | None = None
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        return self.branches(x_BHWC, context) if self.fused is None else self.fused(x_BHWC)
+
+    @abc.abstractmethod
+    def branches(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        """The sum of the branches."""
+
+    @abc.abstractmethod
+    def folded(self) -> tuple[Array, Array]:
+        """Kernel (k, k, C/groups, C') and bias (C',) of the one convolution."""
+
+
+def _identity(size: int, groups: int, width: int) -> Array:
+    """The kernel (size, size, C/groups, C) of the identity."""
+    channel, centre = np.arange(width), size // 2
+    kernel = np.zeros((size, size, width // groups, width))
+    kernel[centre, centre, channel % (width // groups), channel] = 1
+    return kernel
+
+
+class Branches(Foldable):
+    """Convolutions of several sizes, each with BatchNorm, and perhaps BatchNorm alone."""
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        sizes: tuple[int, ...],
+        key: Array,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        identity: bool = False,
+        fused: bool = False,
+    ) -> None:
+        self.size, self.groups, shared = max(sizes), groups, {"stride": stride, "groups": groups}
+        if fused:
+            self.fused = Conv(c_in, c_out, self.size, key, **shared)
+            return
+        keys = jax.random.split(key, len(sizes))
+        self.convs = nnx.List(
+            ConvNorm(c_in, c_out, size, k, **shared) for size, k in zip(sizes, keys, strict=True)
+        )
+        self.identity = BatchNorm(c_out) if identity else None
+
+    def branches(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        total = sum(layer(x_BHWC, context) for layer in self.convs)
+        if self.identity is None:
+            return total
+        return total + self.identity(x_BHWC, train=context.train, batch_axes=context.batch_axes)
+
+    def folded(self) -> tuple[Array, Array]:
+        parts = [(layer.conv.kernel[...], layer.norm) for layer in self.convs]
+        if self.identity is not None:
+            width = parts[0][0].shape[3]
+            parts.append((_identity(self.size, self.groups, width), self.identity))
+        kernel, bias = 0, 0
+        for own, norm in parts:
+            factor, shift = norm.affine(own, train=False)
+            around = ((self.size - len(own)) // 2,) * 2
+            own = own * layers.over_last(factor, own)
+            kernel = kernel + jnp.pad(own, (around, around, (0, 0), (0, 0)))
+            bias = bias + shift
+        return kernel, bias
+
+
+class RepMixer(Branches):
+    """x + s·(M(x) − BatchNorm(x)), with M the sum of a depthwise unit's branches."""
+
+    def __init__(self, c: FastViTConfig, width: int, key: Array) -> None:
+        shared = {"groups": width, "identity": True, "fused": c.fused}
+        super().__init__(width, width, _with_scale(c.kernel), key, **shared)
+        if not c.fused:
+            self.norm = BatchNorm(width)
+            self.scale = layers.LayerScales(width, c.layer_scale, 1)
+
+    def branches(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        y_BHWC = self.norm(x_BHWC, train=context.train, batch_axes=context.batch_axes)
+        return x_BHWC + self.scale(0, super().branches(x_BHWC, context) - y_BHWC)
+
+    def folded(self) -> tuple[Array, Array]:
+        kernel, bias = super().folded()
+        one = _identity(self.size, self.groups, len(bias))
+        factor, shift = self.norm.affine(kernel, train=False)
+        kernel = self.scale(0, kernel - one * layers.over_last(factor, one))
+        return one + kernel, self.scale(0, bias - shift)
+
+
+class Positions(Foldable):
+    """x + depthwise convolution(x), which tells places apart."""
+
+    def __init__(self, width: int, size: int, key: Array, fused: bool) -> None:
+        conv = Conv(width, width, size, key, groups=width)
+        if fused:
+            self.fused = conv
+        else:
+            self.conv = conv
+
+    def branches(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        return x_BHWC + self.conv(x_BHWC)
+
+    def folded(self) -> tuple[Array, Array]:
+        kernel = self.conv.kernel[...]
+        return kernel + _identity(len(kernel), kernel.shape[3], kernel.shape[3]), self.conv.bias[
+            ...
+        ]
+
+
+def _with_scale(size: int) -> tuple[int, ...]:
+    """Sizes of a unit's convolutions: its own, and 1 beside a larger one."""
+    return (size, 1) if size > 1 else (size,)
+
+
+class Unit(nnx.Module):
+    """`Branches`, squeeze-and-excitation to `squeeze` channels (0 for none), activation."""
+
+    def __init__(
+        self, branches: Branches, width: int, key: Array, *, squeeze: int = 0, activation: str
+    ) -> None:
+        self.sum, self.activate = branches, by_name(activation)
+        self.squeeze = (
+            conv_layers.SqueezeExcite(width, squeeze, "relu", key, init="torch")
+            if squeeze
+            else None
+        )
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        y_BHWC = self.sum(x_BHWC, context)
+        return self.activate(y_BHWC if self.squeeze is None else self.squeeze(y_BHWC))
+
+
+def _unit(
+    c: FastViTConfig,
+    c_in: int,
+    c_out: int,
+    size: int,
+    key: Array,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    squeeze: int = 0,
+) -> Unit:
+    """MobileOne's unit: a convolution, a 1×1 one and, where the shape stays, the identity; GELU."""
+    branch_key, squeeze_key = jax.random.split(key)
+    branches = Branches(
+        *(c_in, c_out, _with_scale(size), branch_key),
+        stride=stride,
+        groups=groups,
+        identity=c_in == c_out and stride == 1,
+        fused=c.fused,
+    )
+    return Unit(branches, c_out, squeeze_key, squeeze=squeeze, activation="gelu")
+
+
+# --- Blocks and stages ---------------------------------------------------------------------------
+
+
+class FeedForward(nnx.Module):
+    """Depthwise 7×7 convolution with BatchNorm, then two linear layers with GELU between."""
+
+    def __init__(self, c: FastViTConfig, stage: int, key: Array) -> None:
+        local_key, feed_key = jax.random.split(key)
+        width = c.widths[stage]
+        self.local = ConvNorm(width, width, 7, local_key, groups=width, init="normal")
+        self.feed = layers.FeedForward(
+            width, c.hidden(stage), feed_key, dropout=c.dropout, init="normal"
+        )
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+        """(B, H, W, C) → (B, H, W, C)."""
+        return self.feed(self.local(x_BHWC, context), context, stream)
+
+
+class MixerBlock(nnx.Module):
+    """`RepMixer`, then x + s·feed_forward(x)."""
+
+    def __init__(self, c: FastViTConfig, stage: int, rate: float, key: Array) -> None:
+        mixer_key, feed_key = jax.random.split(key)
+        self.rate, width = rate, c.widths[stage]
+        self.mixer = RepMixer(c, width, mixer_key)
+        self.feed_forward = FeedForward(c, stage, feed_key)
+        self.scale = layers.LayerScales(width, c.layer_scale, 1)
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+        """(B, H, W, C) → (B, H, W, C)."""
+        x_BHWC = self.mixer(x_BHWC, context)
+        y_BHWC = self.scale(0, self.feed_forward(x_BHWC, context, stream))
+        return x_BHWC + layers.drop_path(y_BHWC, self.rate, context, stream + 4)
+
+
+class AttentionBlock(nnx.Module):
+    """x + s₁·attention(BatchNorm(x)), then x + s₂·feed_forward(x)."""
+
+    def __init__(self, c: FastViTConfig, stage: int, rate: float, key: Array) -> None:
+        attention_key, feed_key = jax.random.split(key)
+        self.rate, width = rate, c.widths[stage]
+        self.norm = BatchNorm(width)
+        self.mixer = layers.MultiHeadAttention(
+            *(width, width // HEAD_DIM, attention_key),
+            bias=False,
+            dropout=c.dropout,
+            init="normal",
+        )
+        self.feed_forward = FeedForward(c, stage, feed_key)
+        self.scales = layers.LayerScales(width, c.layer_scale)
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+        """(B, H, W, C) → (B, H, W, C)."""
+        y_BHWC = self.norm(x_BHWC, train=context.train, batch_axes=context.batch_axes)
+        y_BTC = self.mixer(conv_layers.flatten(y_BHWC), context, stream)
+        y_BHWC = self.scales(0, y_BTC.reshape(x_BHWC.shape))
+        x_BHWC = x_BHWC + layers.drop_path(y_BHWC, self.rate, context, stream + 4)
+        y_BHWC = self.scales(1, self.feed_forward(x_BHWC, context, stream + 5))
+        x_BHWC = x_BHWC + layers.drop_path(y_BHWC, self.rate, context, stream + 9)
+        context.call_hook("tokens", lambda: conv_layers.flatten(x_BHWC))
+        return x_BHWC
+
+
+class Downsampling(nnx.Module):
+    """A grouped convolution of a large and one of a small kernel, added, and a 1×1 unit."""
+
+    def __init__(self, c: FastViTConfig, stage: int, key: Array) -> None:
+        large_key, squeeze_key, unit_key = jax.random.split(key, 3)
+        before, width = c.width_before(stage), c.widths[stage]
+        large = Branches(
+            *(before, width, (c.down_kernel, 3), large_key),
+            stride=c.down_stride,
+            groups=before,
+            fused=c.fused,
+        )
+        squeeze = max(8, int(width / 4 + 4) // 8 * 8) if c.squeezes[stage] else 0
+        self.large = Unit(large, width, squeeze_key, squeeze=squeeze, activation=c.down_activation)
+        self.unit = _unit(c, width, width, 1, unit_key)
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, ⌈H/2⌉, ⌈W/2⌉, C')."""
+        return self.unit(self.large(x_BHWC, context), context)
+
+
+class Stem(nnx.Module):
+    """Three units: a dense and a depthwise one of stride 2, and a 1×1 one."""
+
+    def __init__(self, c: FastViTConfig, key: Array) -> None:
+        keys, width = jax.random.split(key, 3), c.widths[0]
+        self.units = nnx.List(
+            [
+                _unit(c, c.image_channels, width, 3, keys[0], stride=2),
+                _unit(c, width, width, 3, keys[1], stride=2, groups=width),
+                _unit(c, width, width, 1, keys[2]),
+            ]
+        )
+
+    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, ⌈H/4⌉, ⌈W/4⌉, D)."""
+        for unit in self.units:
+            images_BHWC = unit(images_BHWC, context)
+        return images_BHWC
+
+
+class Stage(nnx.Module):
+    """Where the stage has them a downsampling and a positional convolution, and blocks."""
+
+    def __init__(self, c: FastViTConfig, number: int, key: Array) -> None:
+        down_key, position_key, *keys = jax.random.split(key, c.depths[number] + 2)
+        size = c.position_kernels[number]
+        self.first = sum(c.depths[:number])
+        self.down = Downsampling(c, number, down_key) if c.starts_down(number) else None
+        self.positions = Positions(c.widths[number], size, position_key, c.fused) if size else None
+        block = AttentionBlock if c.mixers[number] == "attention" else MixerBlock
+        rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first :]
+        self.blocks = nnx.List(
+            block(c, number, rate, k) for rate, k in zip(rates, keys, strict=False)
+        )
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        if self.down is not None:
+            x_BHWC = self.down(x_BHWC, context)
+        if self.positions is not None:
+            x_BHWC = self.positions(x_BHWC, context)
+        for i, block in enumerate(self.blocks):
+            x_BHWC = block(x_BHWC, context, (self.first + i) * layers.STREAMS_PER_BLOCK)
+        return x_BHWC
+
+
+class FastViT(Network):
+    """Parameters: {'stem', 'stage0', …, 'top', 'head'}."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        stem_key, top_key, head_key, *keys = jax.random.split(key, len(c.depths) + 3)
+        width, squeeze = c.widths[-1], max(1, int(c.top / 16 + 0.5))
+        return {
+            "stem": Stem(c, stem_key),
+            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            "top": _unit(c, width, c.top, 3, top_key, groups=width, squeeze=squeeze),
+            "head": layers.Linear(c.top, c.num_classes, head_key, init="normal"),
+        }
+
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
+        c = self.config
+        x_BHWC = bound["stem"](images_BHWC, context)
+        for i in range(len(c.depths)):
+            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
+        x_BC = bound["top"](x_BHWC, context).mean((1, 2))
+        x_BC = layers.dropout(x_BC, c.head_dropout, context, layers.EMBEDDING)
+        return bound["head"](x_BC)
+
+    def fused(self, params: dict, stats: dict) -> tuple["FastViT", dict, dict]:
+        """As `Network.fused`: every sum of branches as one convolution with a bias."""
+        config = dataclasses.replace(self.config, fused=True)
+        if self.config.fused:
+            return self, params, stats
+        new_params, new_stats = {}, {}
+        with jax.enable_x64(True):  # so that folding rounds once
+            wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (params, stats))
+            bound = self.bind(*wide)
+            for name in self.part_names:
+                trees = [plain(bound[name], kind) for kind in (nnx.Param, nnx.BatchStat)]
+                for path, module in nnx.iter_modules(bound[name]):
+                    if isinstance(module, Foldable):
+                        kernel, bias = module.folded()
+                        folded = {"fused": {"kernel": kernel, "bias": bias}}
+                        trees = [_replaced(trees[0], path, folded), _replaced(trees[1], path, {})]
+                new_params[name], new_stats[name] = trees
+        narrow = jax.tree.map(lambda x: np.asarray(x, np.float32), (new_params, new_stats))
+        network = type(self)(config, self.dtype)
+        return network, *map(without_empty, narrow)
+
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """As `Network.grid`: of a stage with attention."""
+        stages = zip(self.config.maps(), self.config.mixers, strict=True)
+        return grid_of((size for size, mixer in stages if mixer == "attention"), tokens)
+
+
+def _replaced(tree: dict, path: tuple[Any, ...], leaf: dict) -> dict:
+    """The tree with another subtree at a path, left out where it is empty."""
+    if not path:
+        return leaf
+    name = str(path[0])
+    below = _replaced(tree.get(name, {}), path[1:], leaf)
+    rest = {k: v for k, v in tree.items() if k != name}
+    return {**rest, name: below} if below else rest
+
+
+FAMILY = Family(
+    name="fastvit",
+    defaults=DEFAULTS,
+    variants=VARIANTS,
+    default_variant="sa24",
+    named_by=("depths", "widths", "mlp_ratios", "mixers", "position_kernels", "kernel"),
+    config=FastViTConfig,
+    network=FastViT,
+    aliases=("timm fastvit",),
+    native_size=256,
+    paper_recipe="fastvit",
+    tiny=lambda settings: {
+        "depths": (1, 1),
+        "widths": (8, 32),
+        "mlp_ratios": settings["mlp_ratios"][2:],
+        "mixers": settings["mixers"][2:],
+        "position_kernels": settings["position_kernels"][2:],
+        "downsamples": (False, True),
+        "squeezes": (False, False),
+    },
+    torch_weights=torch_weights.FASTVIT,
+)

@@ -1,0 +1,65 @@
+"""Files in timm's and the authors' names: goldens, the way back, and what is refused."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from support import convnet_files
+
+from hsvit_jax import models
+
+TRAINED = ("timm-efficientvit-train", "timm-fastvit-train")
+GOLDENS = ("timm-efficientvit-train", "timm-fastvit", "timm-fastvit-fused")
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_logits_and_the_way_back(name, golden_dir):
+    path = golden_dir / f"{name}.npz"
+    convnet_files.logits_agree(path)
+    tensors, network, params, stats, family, _ = convnet_files.read(path)
+    for key, tensor in family.torch_weights.dump(params, stats, network).items():
+        assert key.endswith("tracked") or np.array_equal(tensor, tensors[key]), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_step(name, golden_dir):
+    convnet_files.training_step_agrees(golden_dir / f"{name}.npz")
+
+
+def test_a_trained_network_is_fused_to_the_inference_form(golden_dir):
+    """To the published fused file's tensors, whose logits are those of the branches."""
+    network, params, stats = convnet_files.read(golden_dir / "timm-fastvit.npz")[1:4]
+    _, wanted, *arrays, _, _ = convnet_files.read(golden_dir / "timm-fastvit-fused.npz")
+    fused, *folded = network.fused(params, stats)
+    assert fused.config == wanted.config and fused.fused(*folded)[1] is folded[0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), folded, arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("timm-efficientvit-train", {"num_heads": [1, 3]}, r"widths\[1\]=16 must be divisible by"),
+        ("timm-efficientvit-train", {"kernels": [4, 3]}, r"kernels=\(4, 3\) must be odd"),
+        ("timm-efficientvit-train", {"kernels": [3]}, r"one for each of 2 heads"),
+        ("timm-efficientvit-train", {"down_ops": [["", 1], ["", 1]]}, r"needs downsamples\[1\]"),
+        ("timm-efficientvit-train", {"depth": [1]}, r"depths=\(1,\) needs one entry per stage"),
+        ("timm-efficientvit-train", {"img_size": 96}, r"img_size=96 does not fit an image"),
+        ("timm-fastvit", {"token_mixers": ["repmixer"]}, r"depths=.* needs one entry per stage"),
+        ("timm-fastvit", {"embed_dims": [8, 12, 16, 64]}, r"12 must be a multiple of 8 before it"),
+        ("timm-fastvit", {"token_mixers": ["repmixer", "attention"] * 2}, r"divisible by 32"),
+        ("timm-fastvit", {"repmixer_kernel_size": 4}, r"kernels must be odd"),
+        ("timm-fastvit", {"stem_use_scale_branch": False}, r"is not supported; expected True"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told(name, changes, message, golden_dir):
+    with np.load(golden_dir / f"{name}.npz") as golden:
+        tensors = {key: golden[key] for key in golden.files}
+    description = json.loads(tensors["config"].item())
+    family = models.family_of(description)
+    with pytest.raises(ValueError, match=message):
+        settings, data = models.torch_settings(
+            family, tensors, description["constructor"] | changes
+        )
+        models.build({"dtype": "float32", **settings}, **data)
