@@ -96,7 +96,7 @@ class T2TConfig:
 
 
 def soft_split(x_BHWC: Array, size: int, stride: int, padding: int) -> Array:
-    """Overlapping windows as tokens (B, T, C·size²), row by row; a token's channels outermost."""
+    """Overlapping windows as tokens (B, T, size²·C), row by row, of pixels with their channels."""
     around = (padding, padding)
     x = jnp.pad(x_BHWC, ((0, 0), around, around, (0, 0)))
     rows, columns = ((n - size) // stride + 1 for n in x.shape[1:3])
@@ -105,7 +105,7 @@ def soft_split(x_BHWC: Array, size: int, stride: int, padding: int) -> Array:
         for i in range(size)
         for j in range(size)
     ]
-    return jnp.stack(shifted, -1).reshape(len(x), rows * columns, -1)
+    return jnp.stack(shifted, 3).reshape(len(x), rows * columns, -1)
 
 
 class TokenLayer(nnx.Module):

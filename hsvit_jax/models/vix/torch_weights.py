@@ -588,12 +588,23 @@ def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     return model, data
 
 
+def _joined(name: str, size: int) -> Placed:
+    """A tensor whose last axis runs over channels and then a window's pixels; ours pixels first."""
+
+    def ours(tensor: np.ndarray, shape: Shape) -> np.ndarray:
+        apart = tensor.reshape(*tensor.shape[:-1], -1, size * size).swapaxes(-1, -2)
+        return apart.reshape(tensor.shape).T
+
+    return Placed((name,), lambda shape: shape[::-1], ours)
+
+
 def _t2t(c: "T2TConfig", keys: Collection[str]) -> Table:
     block, theirs = "encoder/blocks/{i}", "blocks.{i}"
     table = {
         "constants/position": "pos_embed [1,:,:]",
         "embedding/cls": "cls_token [1,1,:]",
         "embedding/project": _T2T_PROJECT.removesuffix(".weight"),
+        "embedding/project/kernel": _joined(_T2T_PROJECT, 3),
         f"{block}/norm1": f"{theirs}.norm1",
         f"{block}/norm2": f"{theirs}.norm2",
         f"{block}/mixer/qkv": f"{theirs}.attn.qkv",
@@ -608,7 +619,9 @@ def _t2t(c: "T2TConfig", keys: Collection[str]) -> Table:
     names = names if performer else ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     for i in range(2):
         ours, theirs = f"embedding/layers/{i}", _T2T.format(i + 1)
-        table |= {f"{ours}/norm{n}": f"{theirs}.norm{n}" for n in (1, 2)}
+        table[f"{ours}/norm1"] = _joined(f"{theirs}.norm1", (7, 3)[i])
+        table[f"{ours}/norm2"] = f"{theirs}.norm2"
+        table[f"{ours}/qkv/kernel"] = _joined(f"{theirs}.{names[0]}.weight", (7, 3)[i])
         parts = ("qkv", "out", "feed_forward/up", "feed_forward/down")
         table |= {f"{ours}/{a}": f"{theirs}.{b}" for a, b in zip(parts, names, strict=True)}
         table[f"constants/features/{i}"] = f"{theirs}.w"

@@ -50,11 +50,11 @@ def test_softmax_between_soft_splits():
 
 
 def test_soft_splits_overlap():
-    """Of the window of a pixel: channels outermost, then its rows and columns."""
+    """A token is its window's pixels, row by row, each with its channels."""
     image = np.arange(2 * 8 * 8).reshape(1, 8, 8, 2).astype(np.float32)
-    tokens = t2t.soft_split(image, 3, 2, 1).reshape(4, 4, 2, 3, 3)
-    assert tokens[1, 2, 1].tolist() == image[0, 1:4, 3:6, 1].tolist()
-    assert not tokens[0, :, :, 0].any()  # the padding
+    tokens = t2t.soft_split(image, 3, 2, 1).reshape(4, 4, 3, 3, 2)
+    assert tokens[1, 2].tolist() == image[0, 1:4, 3:6].tolist()
+    assert not tokens[0, :, 0].any()  # the padding
 
 
 def test_constants_stay_and_scores_have_a_scale():
