@@ -19,6 +19,24 @@ def few(words: Iterable[object]) -> str:
     return ", ".join(first[:5]) + (", …" if first[5:] else "")
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What every network's config has; a family adds its settings, with their defaults.
+
+    Attributes:
+        image_size: rows and columns of pixels, (H, W).
+        image_channels: of an image.
+        num_classes: logits, K.
+
+    Raises:
+        ValueError: the sizes do not fit each other.
+    """
+
+    image_size: tuple[int, int]
+    image_channels: int
+    num_classes: int
+
+
 def check_sizes(config: Any, *more: int) -> None:
     """Raises ValueError unless these, the image's sizes and the number of classes are positive."""
     if min(*config.image_size, config.image_channels, config.num_classes, *more) < 1:

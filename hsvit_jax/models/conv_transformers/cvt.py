@@ -23,7 +23,14 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import (
+    Family,
+    Sizes,
+    check_choices,
+    check_rates,
+    check_sizes,
+    defaults_of,
+)
 from hsvit_jax.models.layers import LayerNorm, Linear, split_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 
@@ -42,19 +49,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class CvTConfig:
+class CvTConfig(Sizes):
     """Sizes of a CvT; a tuple has one entry per stage.
 
     patches, strides and paddings are those of the stages' first convolutions, kernels those of the
     projections, key_* those of keys and values alone; drop_path_of: see the module.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     patches: tuple[int, ...] = (7, 3, 3)
     strides: tuple[int, ...] = (4, 2, 2)
     paddings: tuple[int, ...] = (2, 1, 1)

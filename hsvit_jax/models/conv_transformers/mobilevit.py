@@ -18,7 +18,7 @@ from flax import nnx
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, check_odd, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_odd, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -39,7 +39,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class MobileViTConfig:
+class MobileViTConfig(Sizes):
     """Sizes of a MobileViT.
 
     Attributes:
@@ -50,14 +50,8 @@ class MobileViTConfig:
         dropout: rate, of both branches' outputs.
         head_dropout: rate before the classifier.
         eps: LayerNorm's.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     channels: tuple[int, ...] = (16, 32, 64, 96, 128, 160, 640)
     widths: tuple[int, ...] = (144, 192, 240)
     heads: int = 4

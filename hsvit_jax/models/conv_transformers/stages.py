@@ -5,12 +5,12 @@ import dataclasses
 import jax
 
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
-from hsvit_jax.models.family import check_rates, check_sizes
+from hsvit_jax.models.family import Sizes, check_rates, check_sizes
 from hsvit_jax.ops.activations import activation as by_name
 
 
 @dataclasses.dataclass(frozen=True)
-class StagedConfig:
+class StagedConfig(Sizes):
     """Sizes of stages behind a `conv_layers.NormedStem`, one depth and width per stage.
 
     Attributes:
@@ -19,14 +19,8 @@ class StagedConfig:
         layer_scale: what it starts from, 0 for none.
         dropout: rate in the feed-forward.
         drop_path: rate of the last block; linear from 0 at the first.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     depths: tuple[int, ...]
     widths: tuple[int, ...]
     mlp_ratio: float = 4.0

@@ -18,7 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Pads, convolve, pads
-from hsvit_jax.models.family import check_choices, check_rates, check_sizes
+from hsvit_jax.models.family import Sizes, check_choices, check_rates, check_sizes
 from hsvit_jax.models.network import UNSHARDED, BoundModules, ForwardContext, GroupShard, Network
 from hsvit_jax.ops.activations import ACTIVATIONS
 
@@ -97,20 +97,12 @@ class ConvNorm(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvNetConfig(abc.ABC):
+class ConvNetConfig(Sizes, abc.ABC):
     """Sizes of a convolutional network; each family adds to them.
-
-    Attributes:
-        image_size: rows and columns of pixels, (H, W).
-        num_classes: of the classifier.
 
     Raises:
         ValueError: the sizes do not fit each other, or the image is too small for a stride.
     """
-
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
 
     def __post_init__(self) -> None:
         check_sizes(self)

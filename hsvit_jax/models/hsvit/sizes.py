@@ -6,6 +6,7 @@ from math import gcd, log, prod
 from typing import Any
 
 from hsvit_jax.models.family import (
+    Sizes,
     check_choices,
     check_heads,
     check_rates,
@@ -29,11 +30,10 @@ STRIDES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class HSViTConfig:
+class HSViTConfig(Sizes):
     """The sizes of an HSViT.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         conv_channels: kernels of each convolution block; the last block's are the tokens.
         conv_kernels: odd size of each block's first convolution and pool; a last 0 leaves
             convolution out.
@@ -49,14 +49,8 @@ class HSViTConfig:
         tiles: rows and columns of tiles that the image is cut into; tower k sees tile
             k mod (rows × columns), counted row by row.
         votes: 'equal', or 'learned': a weight for each group's CLS token, initially 1/groups.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     conv_channels: tuple[int, ...] = (64, 128)
     conv_kernels: tuple[int, ...] = (3, 3)
     pool_strides: tuple[int, ...] = ()

@@ -10,6 +10,7 @@ from typing import Any
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import (
+    Sizes,
     check_choices,
     check_heads,
     check_rates,
@@ -83,11 +84,10 @@ FEED_FORWARDS: Mapping[str, Operations] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class DHVTConfig:
+class DHVTConfig(Sizes):
     """Sizes of a DHVT, and its ablations.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         patch: a power of two, with a stride-2 convolution for each factor.
         head_tokens: HI-MHSA, else plain attention.
         sope: overlapping patches, else plain ones.
@@ -97,14 +97,8 @@ class DHVTConfig:
         daff_norm: 'batch', or 'layer' (over channels).
         positions: learned, added to the CLS token and the patches.
         drop_path: rate of the last block; linear from 0 at the first.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     patch: int = 4
     heads: int = 4
     embed_dim: int = 192

@@ -21,7 +21,14 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import (
+    Family,
+    Sizes,
+    check_choices,
+    check_rates,
+    check_sizes,
+    defaults_of,
+)
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import token_pruning, torch_weights
 from hsvit_jax.ops.max_pool import max_pool
@@ -46,11 +53,10 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class HVTConfig:
+class HVTConfig(Sizes):
     """Sizes of an HVT, a DeiT or a ViT.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         stage_depth: blocks of a stage; 0 for no pooling.
         pool: 'max', 'average' or 'conv'.
         pool_dims: 1, along the sequence without padding, or 2, on the grid of tokens with padding
@@ -62,14 +68,8 @@ class HVTConfig:
         dropout: rate, of the embedding and both branches' outputs.
         attention_dropout: rate, of the attention weights.
         patch_init: see `layers.init_kernel`.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     patch: int = 16
     heads: int = 6
     head_dim: int = 64

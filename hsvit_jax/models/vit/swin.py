@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import torch_weights
 from hsvit_jax.ops.attention import biased_attention
@@ -36,21 +36,14 @@ _APART = -100.0
 
 
 @dataclasses.dataclass(frozen=True)
-class SwinConfig:
+class SwinConfig(Sizes):
     """Sizes of a Swin; of each stage where there are several.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         windows: side of a window, cut to the map's where that is smaller.
         drop_path: rate of the last block; linear from 0 at the first.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: Size
-    image_channels: int
-    num_classes: int
     patch: int = 4
     widths: tuple[int, ...] = (96, 192, 384, 768)
     depths: tuple[int, ...] = (2, 2, 6, 2)

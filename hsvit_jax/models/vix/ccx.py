@@ -18,7 +18,14 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family, check_heads, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import (
+    Family,
+    Sizes,
+    check_heads,
+    check_rates,
+    check_sizes,
+    defaults_of,
+)
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -37,11 +44,10 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class CCXConfig:
+class CCXConfig(Sizes):
     """Sizes of a CCX.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         conv_channels: of the tokenizer's convolutions but the last.
         conv_kernel: odd size of the convolutions.
         pool_window: odd size of the max pools.
@@ -49,14 +55,8 @@ class CCXConfig:
         mlp_dim: hidden width of the feed-forward.
         dropout: rate in the feed-forward.
         drop_path: rate of the last block; linear from 0 at the first.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     mixing: Mixing
     conv_channels: tuple[int, ...] = (64, 64)
     conv_strides: tuple[int, ...] = ()

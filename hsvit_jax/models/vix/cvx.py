@@ -17,7 +17,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -36,20 +36,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class CvXConfig:
+class CvXConfig(Sizes):
     """Sizes of a CvX: a stage for each entry of depths and stage_strides, all of one width.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         mlp_dim: hidden width of the feed-forward.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     mixing: Mixing
     stage_strides: tuple[int, ...] = ()
     depths: tuple[int, ...] = (1, 1, 2)

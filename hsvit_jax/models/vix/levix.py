@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -37,21 +37,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LeViXConfig:
+class LeViXConfig(Sizes):
     """Sizes of a LeViX.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         stem_channels: of the stem's convolutions but the last.
         mlp_dim: hidden width of the feed-forward.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     mixing: Mixing
     stem_channels: tuple[int, ...] = (32, 64)
     stem_strides: tuple[int, ...] = ()

@@ -19,6 +19,7 @@ from jax import lax
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import (
     Family,
+    Sizes,
     check_choices,
     check_heads,
     check_rates,
@@ -47,25 +48,18 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class T2TConfig:
+class T2TConfig(Sizes):
     """Sizes of a T2T-ViT.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         token_layer: attention of the layers between the soft splits, 'performer' or 'softmax'.
         token_dim: width of their tokens.
         token_dropout: rate, of their attention's and feed-forward's output.
         qk_scale: factor of the blocks' scores; 0 for (embed_dim/heads)^-0.5. The authors' published
             weights were trained with embed_dim^-0.5.
         drop_path: rate of the last block; linear from 0 at the first.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     token_layer: str = "performer"
     token_dim: int = 64
     token_dropout: float = 0.1

@@ -15,7 +15,7 @@ import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, check_rates, check_sizes
+from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -68,24 +68,17 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ViXConfig:
+class ViXConfig(Sizes):
     """Sizes of a ViX.
 
     Attributes:
-        image_size: rows and columns of pixels, (H, W).
         patch: side of a patch, 1 after a stem.
         stem_channels: of the stem's convolutions but the last; () for patches.
         mlp_dim: hidden width of the feed-forward.
         dropout: rate in the feed-forward.
         embed_dropout: rate after the positions.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     mixing: Mixing
     patch: int = 1
     stem_channels: tuple[int, ...] = ()
