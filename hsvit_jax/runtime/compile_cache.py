@@ -7,9 +7,6 @@ import stat
 import sys
 from pathlib import Path
 
-# Flags that open a folder for inspection, without following a link.
-_FOLDER = sum(getattr(os, f"O_{name}", 0) for name in ("PATH", "DIRECTORY", "NOFOLLOW", "CLOEXEC"))
-
 
 def remember_compilations() -> None:
     """Sets the folder in which JAX keeps compiled programs, so that the next start is faster.
@@ -47,9 +44,6 @@ def _processor() -> str:
 def trusted_folder(folder: str | Path) -> str:
     """Makes a folder that only this user and root can write to or exchange.
 
-    Each folder from the root down to it is opened below the one before and checked once it is
-    open; links are followed where only this user or root can have made them.
-
     Args:
       folder: its path; what is missing of it is made with mode 0700.
 
@@ -61,44 +55,17 @@ def trusted_folder(folder: str | Path) -> str:
         sticky, as /tmp is, and not the last).
       OSError: it cannot be made.
     """
-    path = os.path.abspath(folder)
-    if os.name != "posix":
-        os.makedirs(path, exist_ok=True)
-        return path
-    names, real, links = list(filter(None, path.split("/"))), "/", 0
-    descriptor = os.open(real, _FOLDER)
-    try:
-        while True:
-            status = os.fstat(descriptor)
-            sticky = names and status.st_mode & stat.S_ISVTX
-            if not _mine(status) or (status.st_mode & 0o022 and not sticky):
-                raise ValueError(
-                    f"{real} is another user's or writable by others: take that right away (chmod "
-                    "go-w), or name another folder in JAX_COMPILATION_CACHE_DIR"
-                )
-            if not names:
-                return real
-            name = names.pop(0)
-            try:
-                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            except FileNotFoundError:
-                os.mkdir(name, 0o700, dir_fd=descriptor)
-                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            real = os.path.join(real, name)
-            if stat.S_ISLNK(status.st_mode):
-                links += 1
-                if not _mine(status) or links > 40:
-                    raise ValueError(f"{real} is a link that another user made, or one of a loop")
-                target = os.path.join(os.path.dirname(real), os.readlink(name, dir_fd=descriptor))
-                names = [*filter(None, os.path.normpath(target).split("/")), *names]
-                name = real = "/"
-            below = os.open(name, _FOLDER, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = below
-    finally:
-        os.close(descriptor)
-
-
-def _mine(status: os.stat_result) -> bool:
-    """Whether a folder or link belongs to this user or to root."""
-    return status.st_uid in (0, os.getuid())
+    real = Path(os.path.realpath(folder))
+    for place in (*reversed(real.parents), real):
+        if not place.is_dir():
+            place.mkdir(0o700)
+        status = place.stat()
+        open_to_others = status.st_mode & 0o022 and (
+            place == real or not status.st_mode & stat.S_ISVTX
+        )
+        if os.name == "posix" and (status.st_uid not in (0, os.getuid()) or open_to_others):
+            raise ValueError(
+                f"{place} is another user's or writable by others: take that right away (chmod "
+                "go-w), or name another folder in JAX_COMPILATION_CACHE_DIR"
+            )
+    return str(real)

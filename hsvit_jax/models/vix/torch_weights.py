@@ -57,6 +57,12 @@ def shape(tensors: Tensors, key: str, rank: int) -> tuple[int, ...]:
     return sizes
 
 
+def _images(tensors: Tensors) -> Shape:
+    """The shape of the images in the file, () without any."""
+    images = tensors["input"].shape if "input" in tensors else ()
+    return images if len(images) == 4 else ()
+
+
 def count(tensors: Tensors, key: Callable[[int], str]) -> int:
     """How many of key(0), key(1), … begin names of tensors, without a gap."""
     number = 0
@@ -142,8 +148,7 @@ def embedding(
     key: what the tensors' names begin with; convs: convolutions of the stem, or 0; linear_at:
     number of the linear map of patches otherwise.
     """
-    images = tensors["input"].shape if "input" in tensors else ()
-    images = images if len(images) == 4 else ()
+    images = _images(tensors)
     if convs:
         weights = [shape(tensors, f"{key}{i}.weight", 4) for i in range(convs)]
         image_size, strides = stem_sizes(given, images[2:], convs, tokens)
@@ -241,7 +246,6 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 
 
 def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes."""
     model = {"family": "vix", "variant": "custom", "dropout": field(given, "dropout", 0.0)}
     model["embed_dropout"] = field(given, "emb_dropout", 0.0)
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
@@ -301,13 +305,11 @@ _LEVIX_FIRST = "backbone.0.layers.0."
 
 
 def _levix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes."""
     convs = conv_count(tensors, "conv_embedding.")
     weights = [shape(tensors, f"conv_embedding.{i}.weight", 4) for i in range(convs or 1)]
-    images = tensors["input"].shape if "input" in tensors else ()
-    tokens = None
-    if f"{_LEVIX_FIRST}0.proj_k" in tensors:
-        tokens = shape(tensors, f"{_LEVIX_FIRST}0.proj_k", 2)[0]
+    images = _images(tensors)
+    projection = f"{_LEVIX_FIRST}0.proj_k"
+    tokens = shape(tensors, projection, 2)[0] if projection in tensors else None
     image_size, strides = stem_sizes(given, images[2:], len(weights), tokens)
     model = {
         **find(tensors, f"{_LEVIX_FIRST}0.", given),
@@ -357,14 +359,11 @@ _CCX_BLOCK = "classifier.blocks."
 
 
 def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sections `model` and `data` of a configuration.
-
-    Raises ValueError for unknown sizes, and for a constructor that asks for what no CCX of the
-    paper has: other positions than learned ones, other padding than half a window.
-    """
+    """Raises ValueError also for a constructor that asks for what no CCX of the paper has: other
+    positions than learned ones, other padding than half a window."""
     convs = count(tensors, lambda i: f"tokenizer.conv_layers.{i}.0.") or 1
     weights = [shape(tensors, f"tokenizer.conv_layers.{i}.0.weight", 4) for i in range(convs)]
-    images = tensors["input"].shape if "input" in tensors else ()
+    images = _images(tensors)
     kernel, d = weights[0][2], weights[-1][0]
     window = argument(given, "pooling_kernel_size") or 3
     for name, size in (("padding", kernel), ("pooling_padding", window)):
@@ -428,18 +427,15 @@ CCX = TorchWeights(("classifier.fc.weight",), _ccx_settings, _ccx)
 
 
 def _cvx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes.
-
-    The image's size, which no parameter tells but Linformer's, comes from the file's `input`, an
+    """The image's size, which no parameter tells but Linformer's, comes from the file's `input`, an
     option, or `fmap` (a side of the first stage's map) and `stride` in its constructor.
     """
     stages = count(tensors, lambda i: f"layers.{i}.0.")
     d, channels, *_ = shape(tensors, "layers.0.0.weight", 4)
     attention = "layers.0.2.layers.0.0.fn."
-    images = tensors["input"].shape if "input" in tensors else ()
-    tokens = None
-    if f"{attention}proj_k" in tensors:
-        tokens = shape(tensors, f"{attention}proj_k", 2)[0]
+    images = _images(tensors)
+    projection = f"{attention}proj_k"
+    tokens = shape(tensors, projection, 2)[0] if projection in tensors else None
     fmap, stride = argument(given, "fmap"), argument(given, "stride") or 1
     if fmap and "image_size" not in given:
         given = {**given, "image_size": fmap * stride}
@@ -500,7 +496,6 @@ _PIX_LINEAR = 2  # place of the patches' linear map, after unfolding and a trans
 
 
 def _pix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sections `model` and `data` of a configuration. Raises ValueError for unknown sizes."""
     key = "to_patch_embedding."
     convs, tokens = conv_count(tensors, key), token_count(tensors, "")
     sizes, image_size, channels = embedding(
