@@ -23,7 +23,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.efficientformer import offsets
-from hsvit_jax.models.family import Family, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.attention import biased_attention, biased_weights
 
@@ -51,7 +51,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class EfficientViTConfig:
+class EfficientViTConfig(Sizes):
     """Sizes of an EfficientViT, one depth, width, number of heads, … per stage.
 
     Attributes:
@@ -59,14 +59,8 @@ class EfficientViTConfig:
         windows: rows and columns of a window, cut to the map's where that is smaller.
         kernels: of the depthwise convolution of each head's queries.
         downsamples: whether a stage begins with a downsampling; it must where the width changes.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     depths: tuple[int, ...] = (1, 3, 4)
     widths: tuple[int, ...] = (192, 288, 384)
     heads: tuple[int, ...] = (3, 3, 4)

@@ -22,7 +22,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm
 from hsvit_jax.models.network import (
     BoundModules,
@@ -59,7 +59,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class FastViTConfig:
+class FastViTConfig(Sizes):
     """Sizes of a FastViT, one depth, width, mixer, … per stage.
 
     Attributes:
@@ -73,14 +73,8 @@ class FastViTConfig:
         top_ratio: channels before the classifier over the last width.
         drop_path: rate of the last block; linear from 0 at the first.
         fused: one convolution in the place of each sum of branches, for inference.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     depths: tuple[int, ...] = (4, 4, 12, 4)
     widths: tuple[int, ...] = (64, 128, 256, 512)
     mlp_ratios: tuple[float, ...] = (4.0, 4.0, 4.0, 4.0)
