@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-web test-ray lint docs clean
+.PHONY: quickstart test test-slow test-web test-ray test-onnx lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits --workdir=runs/quickstart
@@ -21,6 +21,10 @@ test-web: $(VENV)/.installed-web
 
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest -m ray
+
+test-onnx: $(VENV)-onnx/.installed
+	$(VENV)-onnx/bin/python -m pytest tests/commands/test_export_onnx.py
+	$(VENV)-onnx/bin/python -m pytest tests/examples -k export_onnx
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format .
@@ -48,9 +52,15 @@ $(VENV)/.installed-ray: $(VENV)/.installed-web
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	touch $@
 
+# jax2onnx allows an older Orbax only.
+$(VENV)-onnx/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)-onnx
+	$(VENV)-onnx/bin/pip install --quiet --disable-pip-version-check --editable '.[test,onnx]'
+	touch $@
+
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-onnx build *.egg-info

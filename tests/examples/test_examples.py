@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -17,6 +18,8 @@ from hsvit_jax import models
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = ("train.steps=2", "train.batch=16", "model.depth=1")
+
+ONNX = pytest.mark.skipif(find_spec("jax2onnx") is None, reason="run by `make test-onnx`")
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +51,7 @@ def files(tmp_path_factory):
         ),
         ("custom_loop", ("2",), r"step 0: loss \d\.\d+\ntest accuracy \d"),
         ("towers", SHORT, r"4 devices: test accuracy \d"),
+        pytest.param("export_onnx", (), r"\n1 \d+\.\d%\n0 \d", marks=ONNX),
     ],
 )
 def test_it_runs(files, name, words, said):
@@ -64,4 +68,5 @@ def test_it_runs(files, name, words, said):
 
 def test_every_example_is_tested():
     (cases,) = (mark for mark in test_it_runs.pytestmark if mark.name == "parametrize")
-    assert {case[0] for case in cases.args[1]} == {path.stem for path in EXAMPLES.glob("*.py")}
+    names = {getattr(case, "values", case)[0] for case in cases.args[1]}
+    assert names == {path.stem for path in EXAMPLES.glob("*.py")}

@@ -8,6 +8,7 @@ for each part of the network and one for the head (`models.hsvit.parts`).
 import copy
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -69,7 +70,9 @@ def whole(stored: Stored, name: str) -> list[Program]:
     model, normalise = stored.model, _normalise(stored)
 
     def answer(trees: tuple[dict, dict], images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits_BK, _ = model.apply(*trees, normalise(images_BHWC))
+        # Unused, as nothing is dropped: jax2onnx cannot reshape an arange over a free batch.
+        ids_B = images_BHWC[:, 0, 0, 0].astype(jnp.int32)
+        logits_BK, _ = model.apply(*trees, normalise(images_BHWC), example_ids_B=ids_B)
         return logits_BK, jax.nn.softmax(logits_BK)
 
     groups = tuple(range(model.config.groups)) if model.group_axis_limit else ()
@@ -138,12 +141,15 @@ def onnx(program: Program) -> bytes:
             "--format=onnx needs the package jax2onnx: install hsvit_jax[onnx], which brings an "
             "older Orbax, in an environment of its own"
         ) from None
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every unknown shape
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors; it warns of constants that a loop has no use for
     names = {"input_names": [*program.inputs], "output_names": [*program.outputs]}
     with conv.as_on_accelerators():
         try:
             shapes = program.shapes("batch")
             converted = jax2onnx.to_onnx(program.closed, shapes, **names).SerializeToString()
-            session = onnxruntime.InferenceSession(converted)
+            session = onnxruntime.InferenceSession(converted, options)
         except Exception as error:  # whatever a plug-in of it, or the runtime, is caught by
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(

@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from hsvit_jax.models import layers
@@ -355,9 +356,10 @@ class TowerHSViT(Network):
         c = self.config
         if c.tiles == (1, 1):
             return images_BHWC
+        tiles_K = np.arange(c.towers) % prod(c.tiles)
+        corners_K2 = np.stack(np.divmod(tiles_K, c.tiles[1]), 1) * np.array(c.tile_size)
         zero = jnp.int32(0)  # indices of one dtype, in double precision too
-        row, column = jnp.divmod(zero + tower % prod(c.tiles), c.tiles[1])
-        corner = (zero, row * c.tile_size[0], column * c.tile_size[1], zero)
+        corner = (zero, *jnp.asarray(corners_K2, jnp.int32)[tower], zero)
         size = (images_BHWC.shape[0], *c.tile_size, images_BHWC.shape[3])
         return jax.lax.dynamic_slice(images_BHWC, corner, size)
 
