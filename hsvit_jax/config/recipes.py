@@ -5,8 +5,8 @@
 Sources: HSViT paper, table 2, and its scripts for the batches of ViT; ViX paper, section 4, the
 authors' scripts where it is silent; HVT paper, section 5, and Touvron et al. (DeiT, ICML 2021),
 table 9, which it refers to; DHVT supplement, section 4.1, and the authors' script for CIFAR;
-EfficientViT paper, section 4.1; FastViT paper, section 4.1 and appendix. What is left out of a
-recipe is listed in the family's file in configs/.
+EfficientViT paper, section 4.1; FastViT paper, section 4.1 and appendix; SMT's scripts. What is
+left out of a recipe is listed in the family's file in configs/.
 """
 
 import math
@@ -118,6 +118,12 @@ _FASTVIT: Mapping[str, Any] = {
     "train.ema_decay": 0.9995,
     "optim.weight_decay": 0.05,
 }
+_SMT: Mapping[str, Any] = {
+    **_EFFICIENTVIT,
+    "train.batch": 1024,
+    "optim.weight_decay": 0.05,
+    "optim.clip_norm": 5.0,
+}
 
 # HSViT's, with which its paper also trained the networks that it compares with.
 _HSVIT: Mapping[str, Any] = {
@@ -175,6 +181,7 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
     "hsvit_backbone": _BACKBONE,
     "efficientvit": _EFFICIENTVIT,
     "fastvit": _FASTVIT,
+    "smt": _SMT,
     "vix": _VIX,
     "hvt": _HVT,
     "dhvt": _DHVT,

@@ -11,6 +11,7 @@ from hsvit_jax.models.conv_transformers import (
     efficientvit,
     fastvit,
     mobilevit,
+    smt,
     swiftformer,
 )
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet, resnext
@@ -24,7 +25,7 @@ from hsvit_jax.models.vix import ccx, cvx, levix, pix, t2t, vix
 _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),
     *(hvt, deit, dhvt, swin, t2t),
-    *(vit, mobilevit, swiftformer, cvt, efficientformer, efficientvit, fastvit),
+    *(vit, mobilevit, swiftformer, cvt, efficientformer, efficientvit, fastvit, smt),
     *(resnet, resnext, efficientnet, mobilenet_v2, backbone),
 )
 

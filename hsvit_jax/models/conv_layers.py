@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
@@ -79,8 +80,13 @@ def convolve(
     size, _, per_group, c_out = kernel_HWIO.shape
     groups = x_BHWC.shape[3] // per_group
     usual = around == ((size // 2, size // 2),) * 2 and size % 2 and stride == 1
-    if size == 1 and groups == 1 and not any(map(any, around)):
-        return x_BHWC[:, ::stride, ::stride] @ kernel_HWIO[0, 0]
+    if size == 1 and not any(map(any, around)) and (groups == 1 or per_group > 1):
+        x_BHWC = x_BHWC[:, ::stride, ::stride]
+        if groups == 1:
+            return x_BHWC @ kernel_HWIO[0, 0]
+        x = x_BHWC.reshape(*x_BHWC.shape[:3], groups, per_group)
+        kernel = kernel_HWIO.reshape(per_group, groups, c_out // groups)
+        return jnp.einsum("bhwgi,igo->bhwgo", x, kernel).reshape(*x.shape[:3], c_out)
     if per_group == 1 and (c_out == groups or groups > 1):
         return depthwise_conv2d(x_BHWC, kernel_HWIO, stride, around, dilation)
     if usual and groups == 1 and dilation == 1:

@@ -272,6 +272,23 @@ def merge_heads(x_BNTE: Array) -> Array:
     return x_BNTE.swapaxes(1, 2).reshape(batch, tokens, heads * width)
 
 
+def attend(
+    q_BNTE: Array,
+    k_BNSE: Array,
+    v_BNSE: Array,
+    rate: float,
+    context: ForwardContext,
+    stream: int,
+) -> Array:
+    """Softmax attention with dropout of its weights: each head's weighted values, (B, N, T, E)."""
+    context.call_hook("attention", lambda: attention_weights(q_BNTE[None], k_BNSE[None])[0])
+    rate = rate if context.key_words is not None else 0.0
+    counters = ()
+    if rate:
+        counters = (*context.key_words, stream, context.example_ids_B.reshape(1, -1, 1, 1, 1))
+    return attention(rate, q_BNTE[None], k_BNSE[None], v_BNSE[None], counters)[0]
+
+
 class MultiHeadAttention(nnx.Module):
     """Multi-head softmax attention; queries, keys and values are thirds of one linear map.
 
@@ -313,12 +330,7 @@ class MultiHeadAttention(nnx.Module):
         self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, context: ForwardContext, stream: int
     ) -> Array:
         """Each head's weighted values, (B, N, T, E)."""
-        context.call_hook("attention", lambda: attention_weights(q_BNTE[None], k_BNSE[None])[0])
-        rate = self.attention_rate if context.key_words is not None else 0.0
-        counters = ()
-        if rate:
-            counters = (*context.key_words, stream, context.example_ids_B.reshape(1, -1, 1, 1, 1))
-        return attention(rate, q_BNTE[None], k_BNSE[None], v_BNSE[None], counters)[0]
+        return attend(q_BNTE, k_BNSE, v_BNSE, self.attention_rate, context, stream)
 
     def output(self, o_BNTE: Array, context: ForwardContext, stream: int) -> Array:
         """The output projection of the concatenated heads: (B, T, D)."""

@@ -105,6 +105,14 @@ SMALL = {
             **{"drop_path": 0.3, "dropout": 0.1, "head_dropout": 0.1, "layer_scale": 0.5},
         },
     ),
+    "smt": (
+        (16, 24),
+        {
+            **{"depths": (1, 1), "widths": (6, 8), "modulated": (True, False), "heads": (0, 2)},
+            **{"modulation_heads": (2, 0), "mlp_ratios": (2.0, 2.0), "layer_scale": 0.5},
+            **{"drop_path": 0.3, "dropout": 0.1, "attention_dropout": 0.2},
+        },
+    ),
     "resnet": (
         (17, 20),
         {"block": "basic", "stem_channels": 4, "channels": (4, 6), "depths": (1, 1)},
@@ -113,7 +121,8 @@ SMALL = {
     "mobilenet_v2": ((32, 32), {"dropout": 0.3}),
 }
 #: Of another one's parts; run by the longer suite.
-SLOW_MASKS = {"deit", "pix", "cvx", "levix", "mobilenet_v2", "swin", "efficientvit", "fastvit"}
+SLOW_MASKS = {"deit", "pix", "cvx", "levix", "mobilenet_v2", "swin"}
+SLOW_MASKS |= {"efficientvit", "fastvit", "smt"}
 SLOW_DEVICES = set(SMALL) - {"vix", "levix", "cvx", "hvt", "dhvt", "resnet"}
 
 

@@ -1,7 +1,7 @@
 """State dicts and configurations of the networks in this folder.
 
 Those of CvT, MobileViT, SwiftFormer and EfficientFormer are the `transformers` library's, those of
-EfficientViT and FastViT timm's.
+EfficientViT and FastViT timm's, those of SMT its authors'.
 """
 
 from collections.abc import Collection
@@ -22,6 +22,7 @@ from hsvit_jax.models.torch_weights import (
 
 if TYPE_CHECKING:
     from hsvit_jax.models.conv_transformers.efficientformer import EfficientFormerConfig
+    from hsvit_jax.models.conv_transformers.smt import SMTConfig
     from hsvit_jax.models.conv_transformers.swiftformer import SwiftFormerConfig
     from hsvit_jax.models.family import Family
 
@@ -480,3 +481,71 @@ _FASTVIT: Table = {
     "head": "head.fc",
 }
 FASTVIT = TorchWeights((_FAST_STEM, _FAST_FUSED), _fastvit_settings, _FASTVIT)
+
+# --- SMT -----------------------------------------------------------------------------------------
+
+_SMT_STEM = "patch_embed1.conv.0.weight"
+
+
+def _smt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Of the arguments of the authors' `SMT`, whose own defaults are those of none of its variants.
+
+    Heads of a kind that a stage has not are written -1 there.
+    """
+    usual = family.settings("t") | {"mlp_ratios": (8.0, 6.0, 4.0, 2.0)}
+    names = {"depths": "depths", "widths": "embed_dims", "mlp_ratios": "mlp_ratios"}
+    names |= {"modulation_heads": "ca_num_heads", "heads": "sa_num_heads"}
+    stages = field(given, "num_stages", 4)
+    model = {ours: fields(given, name, usual[ours])[:stages] for ours, name in names.items()}
+    for name in ("modulation_heads", "heads"):
+        model[name] = tuple(max(heads, 0) for heads in model[name])
+    kinds = fields(given, "ca_attentions", (1, 1, 1, 0))[:stages]
+    model |= {
+        "modulated": tuple(kind == 1 for kind in kinds),
+        "expand_ratio": field(given, "expand_ratio", 2),
+        "qkv_bias": field(given, "qkv_bias", False),
+        "stem_kernel": field(given, "head_conv", 3),
+        "layer_scale": 0.0,
+        "dropout": field(given, "drop_rate", 0.0),
+        "attention_dropout": field(given, "attn_drop_rate", 0.0),
+        "drop_path": field(given, "drop_path_rate", 0.0),
+    }
+    if field(given, "use_layerscale", False):
+        model["layer_scale"] = field(given, "layerscale_value", 1e-4)
+    only(given, "qk_scale", None)
+    return model, data_section(tensors, given, _SMT_STEM, "head.weight")
+
+
+def _smt(c: "SMTConfig", keys: Collection[str]) -> Table:
+    table: dict[str, str] = {"head": "head"}
+    for stage in range(len(c.depths)):
+        ours, embed = f"stage{stage}", f"patch_embed{stage + 1}"
+        block, theirs = f"{ours}/blocks/{{i}}", f"block{stage + 1}.{{i}}"
+        if stage:
+            table[f"{ours}/embed/conv"] = f"{embed}.proj"
+        else:
+            table |= conv_norm(f"{ours}/embed/first", f"{embed}.conv", "0", "1")
+            table[f"{ours}/embed/second"] = f"{embed}.conv.3"
+        table |= {
+            f"{ours}/embed/norm": f"{embed}.norm",
+            f"{ours}/norm": f"norm{stage + 1}",
+            f"{block}/norm1": f"{theirs}.norm1",
+            f"{block}/norm2": f"{theirs}.norm2",
+            **conv_norm(f"{block}/mixer/mix", f"{theirs}.attn", "proj0", "bn"),
+            f"{block}/mixer/back": f"{theirs}.attn.proj1",
+            f"{block}/mixer/local": f"{theirs}.attn.local_conv",
+            f"{block}/mixer/out": f"{theirs}.attn.proj",
+            f"{block}/feed_forward/up": f"{theirs}.mlp.fc1",
+            f"{block}/feed_forward/local": f"{theirs}.mlp.dwconv.dwconv",
+            f"{block}/feed_forward/down": f"{theirs}.mlp.fc2",
+        }
+        table |= {
+            f"{block}/mixer/{name}": f"{theirs}.attn.{name}" for name in ("v", "s", "q", "kv")
+        }
+        table |= {f"{block}/scales/scales/{n}": f"{theirs}.gamma_{n + 1}" for n in (0, 1)}
+        for head in range(c.modulation_heads[stage]):
+            table[f"{block}/mixer/local/{head}"] = f"{theirs}.attn.local_conv_{head + 1}"
+    return table
+
+
+SMT = TorchWeights((_SMT_STEM,), _smt_settings, _smt)

@@ -9,8 +9,8 @@ from support import convnet_files
 
 from hsvit_jax import models
 
-TRAINED = ("timm-efficientvit-train", "timm-fastvit-train")
-GOLDENS = ("timm-efficientvit-train", "timm-fastvit", "timm-fastvit-fused")
+TRAINED = ("timm-efficientvit-train", "timm-fastvit-train", "smt-train")
+GOLDENS = ("timm-efficientvit-train", "timm-fastvit", "timm-fastvit-fused", "smt-train")
 
 
 @pytest.mark.parametrize("name", GOLDENS)
@@ -50,6 +50,9 @@ def test_a_trained_network_is_fused_to_the_inference_form(golden_dir):
         ("timm-fastvit", {"embed_dims": [8, 12, 16, 64]}, r"12 must be a multiple of 8 before it"),
         ("timm-fastvit", {"token_mixers": ["repmixer", "attention"] * 2}, r"divisible by 32"),
         ("timm-fastvit", {"repmixer_kernel_size": 4}, r"kernels must be odd"),
+        ("smt-train", {"depths": [1, 1, 2]}, r"depths=.* needs one entry per stage"),
+        ("smt-train", {"ca_num_heads": [3, 2, 4, -1]}, r"modulation_heads\[0\]=3 must be positive"),
+        ("smt-train", {"sa_num_heads": [-1, -1, -1, 4]}, r"\bheads\[2\]=0 must be positive"),
         ("timm-fastvit", {"stem_use_scale_branch": False}, r"is not supported; expected True"),
     ],
 )
