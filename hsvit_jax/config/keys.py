@@ -358,7 +358,7 @@ MODEL_KEYS: Mapping[str, Key] = {
     "attention_dropouts": _each(_rate("dropout rate of attention weights, by stage")),
     "embed_dropout": _rate("dropout rate of the embedded tokens"),
     "head_dropout": _rate("dropout rate before the classifier"),
-    "drop_path": _rate("stochastic depth rate, growing with depth"),
+    "drop_path": _rate("stochastic depth rate of the last block, linear from 0 at the first"),
     "drop_paths": _each(_rate("stochastic depth rate of each stage")),
     "drop_path_of": _choice(
         "unit of stochastic depth: each token or the whole branch", "tokens", "branch"

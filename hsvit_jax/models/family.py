@@ -21,7 +21,8 @@ def few(words: Iterable[object]) -> str:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What every network's config has; a family adds its settings, with their defaults.
+    """What every network's config has; a family adds its settings, with their defaults, which have
+    their meaning in `config.keys.MODEL_KEYS`.
 
     Attributes:
         image_size: rows and columns of pixels, (H, W).

@@ -296,7 +296,6 @@ class MultiHeadAttention(nnx.Module):
         dim_head: E; dim/heads when left out.
         bias: of queries, keys and values.
         output_bias: of the output projection.
-        attention_dropout: rate, of the attention weights.
         init: see `init_kernel`.
     """
 

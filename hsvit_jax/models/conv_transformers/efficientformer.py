@@ -43,8 +43,6 @@ class EfficientFormerConfig(StagedConfig):
 
     Attributes:
         attention_blocks: of the last stage; all other blocks pool.
-        key_dim: width of a head's queries and keys.
-        attention_ratio: width of a head's values over key_dim.
         eps: LayerNorm's.
         norm_eps: BatchNorm's.
 

@@ -55,7 +55,6 @@ class EfficientViTConfig(Sizes):
     """Sizes of an EfficientViT, one depth, width, number of heads, … per stage.
 
     Attributes:
-        key_dims: width of a head's queries and keys.
         windows: rows and columns of a window, cut to the map's where that is smaller.
         kernels: of the depthwise convolution of each head's queries.
         downsamples: whether a stage begins with a downsampling; it must where the width changes.

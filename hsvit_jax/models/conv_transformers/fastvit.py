@@ -71,7 +71,6 @@ class FastViTConfig(Sizes):
         squeezes: whether that has squeeze-and-excitation.
         down_kernel: of its first convolution, as for stride and activation.
         top_ratio: channels before the classifier over the last width.
-        drop_path: rate of the last block; linear from 0 at the first.
         fused: one convolution in the place of each sum of branches, for inference.
     """
 

@@ -48,7 +48,6 @@ class MobileViTConfig(Sizes):
         output_stride: 32, or 16 or 8 with dilation in place of the last stride or two.
         kernel: of the convolutions around a transformer.
         dropout: rate, of both branches' outputs.
-        head_dropout: rate before the classifier.
         eps: LayerNorm's.
     """
 

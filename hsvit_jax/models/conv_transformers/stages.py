@@ -17,8 +17,6 @@ class StagedConfig(Sizes):
         downsamples: whether a convolution follows a stage; where the width changes one always does.
         down_kernel: of that convolution, as for its stride and padding.
         layer_scale: what it starts from, 0 for none.
-        dropout: rate in the feed-forward.
-        drop_path: rate of the last block; linear from 0 at the first.
     """
 
     depths: tuple[int, ...]

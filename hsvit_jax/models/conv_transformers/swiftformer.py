@@ -43,8 +43,6 @@ class SwiftFormerConfig(StagedConfig):
     """Sizes of a SwiftFormer.
 
     Attributes:
-        activation: of the feed-forward.
-        conv_drop_path: rate of all convolutional blocks.
         eps: BatchNorm's.
 
     Raises:

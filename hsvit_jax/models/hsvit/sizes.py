@@ -39,7 +39,6 @@ class HSViTConfig(Sizes):
             convolution out.
         pool_strides: of each block's pool; 1 for none.
         groups: attention groups, G; 0 leaves attention out.
-        heads: of each group's attention, N.
         dropout: rate, of tokens and attention weights.
         trunk: 'replicated', or 'sharded': its kernels are spread over devices.
         towers: submodules that share nothing but the head; each has 1/towers of every block's

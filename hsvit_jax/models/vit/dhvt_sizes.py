@@ -91,12 +91,7 @@ class DHVTConfig(Sizes):
         patch: a power of two, with a stride-2 convolution for each factor.
         head_tokens: HI-MHSA, else plain attention.
         sope: overlapping patches, else plain ones.
-        affine: SOPE's two affine maps.
-        feed_forward: a name in `FEED_FORWARDS`.
-        sope_norm: 'batch', or 'layer' (over channels).
-        daff_norm: 'batch', or 'layer' (over channels).
         positions: learned, added to the CLS token and the patches.
-        drop_path: rate of the last block; linear from 0 at the first.
     """
 
     patch: int = 4

@@ -58,16 +58,10 @@ class HVTConfig(Sizes):
 
     Attributes:
         stage_depth: blocks of a stage; 0 for no pooling.
-        pool: 'max', 'average' or 'conv'.
         pool_dims: 1, along the sequence without padding, or 2, on the grid of tokens with padding
             pool_window//2.
-        cls: classify a CLS token rather than the tokens' mean.
-        drop_path: rate of the last block; linear from 0 at the first.
         retained: tokens after each block's attention, CLS included (`token_pruning`); () for all.
-        activation: of the feed-forward.
         dropout: rate, of the embedding and both branches' outputs.
-        attention_dropout: rate, of the attention weights.
-        patch_init: see `layers.init_kernel`.
     """
 
     patch: int = 16

@@ -41,7 +41,6 @@ class SwinConfig(Sizes):
 
     Attributes:
         windows: side of a window, cut to the map's where that is smaller.
-        drop_path: rate of the last block; linear from 0 at the first.
     """
 
     patch: int = 4

@@ -45,17 +45,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class CCXConfig(Sizes):
-    """Sizes of a CCX.
-
-    Attributes:
-        conv_channels: of the tokenizer's convolutions but the last.
-        conv_kernel: odd size of the convolutions.
-        pool_window: odd size of the max pools.
-        pool_stride: of every max pool.
-        mlp_dim: hidden width of the feed-forward.
-        dropout: rate in the feed-forward.
-        drop_path: rate of the last block; linear from 0 at the first.
-    """
+    """Sizes of a CCX."""
 
     mixing: Mixing
     conv_channels: tuple[int, ...] = (64, 64)

@@ -37,11 +37,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class CvXConfig(Sizes):
-    """Sizes of a CvX: a stage for each entry of depths and stage_strides, all of one width.
-
-    Attributes:
-        mlp_dim: hidden width of the feed-forward.
-    """
+    """Sizes of a CvX: a stage for each entry of depths and stage_strides, all of one width."""
 
     mixing: Mixing
     stage_strides: tuple[int, ...] = ()

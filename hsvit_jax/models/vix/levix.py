@@ -38,12 +38,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class LeViXConfig(Sizes):
-    """Sizes of a LeViX.
-
-    Attributes:
-        stem_channels: of the stem's convolutions but the last.
-        mlp_dim: hidden width of the feed-forward.
-    """
+    """Sizes of a LeViX."""
 
     mixing: Mixing
     stem_channels: tuple[int, ...] = (32, 64)

@@ -20,18 +20,12 @@ class Mixing:
 
     Attributes:
         dropout: rate, of the output; linformer's of the weights.
-        attention_dropout: rate, of softmax's weights.
-        rope: rotary positions of queries and keys.
-        projections: linformer's positions of projected keys and values.
         one_kv_head: linformer's keys and values have one head for all heads of queries.
-        landmarks: nystrom's.
         residual_kernel: odd length of nystrom's convolution of the values.
         features: performer's random features; 0 for ⌊E·ln E⌋.
-        expansion: of mlp_mixer's hidden layer.
         batch_coupling: performer and nystrom take their maxima for stability over the batch, as the
             authors' code does, so that an example's output depends on the others; else over each
             example.
-        init: see `layers.init_kernel`.
 
     Raises:
         ValueError: the settings do not fit each other.

@@ -57,7 +57,6 @@ class T2TConfig(Sizes):
         token_dropout: rate, of their attention's and feed-forward's output.
         qk_scale: factor of the blocks' scores; 0 for (embed_dim/heads)^-0.5. The authors' published
             weights were trained with embed_dim^-0.5.
-        drop_path: rate of the last block; linear from 0 at the first.
     """
 
     token_layer: str = "performer"

@@ -74,9 +74,6 @@ class ViXConfig(Sizes):
     Attributes:
         patch: side of a patch, 1 after a stem.
         stem_channels: of the stem's convolutions but the last; () for patches.
-        mlp_dim: hidden width of the feed-forward.
-        dropout: rate in the feed-forward.
-        embed_dropout: rate after the positions.
     """
 
     mixing: Mixing
