@@ -261,7 +261,6 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], b
 
 
 def _list(program: str, commands: Mapping[str, Command], about: str) -> str:
-    """The usage, every command with its sentence, and what holds for several."""
     width = max(map(len, commands))
     lines = [f"  {name:<{width}}  {command.purpose}" for name, command in commands.items()]
     usage = f"usage: {program} COMMAND [--FLAG=VALUE ...] [--config.KEY=VALUE ...]"

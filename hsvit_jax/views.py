@@ -116,7 +116,6 @@ def views_of(model: Any, arrays: dict[str, list[np.ndarray]], example: int) -> V
 
 
 def _groups(arrays: dict[str, list[np.ndarray]]) -> Groups:
-    """Feature maps by group; the maps of towers are concatenated."""
     maps_CHW = np.concatenate([m.transpose(2, 0, 1) for m in arrays["maps"]])
     attention = arrays.get("group attention")
     if attention is None:  # no attention: one group, equal shares

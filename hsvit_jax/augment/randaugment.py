@@ -115,7 +115,6 @@ def _smooth(pixels_BHWC: jax.Array) -> jax.Array:
 
 
 def _table(pixels_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> jax.Array:
-    """The table of each image and channel: float32 (B, C, 512)."""
     batch, _, _, channels = pixels_BHWC.shape
     static_BV = jnp.asarray(tables.products_TV)[jnp.asarray(tables.table_R)[row_B]]
     static_BCV = jnp.broadcast_to(static_BV[:, None], (batch, channels, TABLE_SIZE))

@@ -64,7 +64,6 @@ def measure(
 
 
 def _random_ids(examples: int, batch: int) -> Iterator[np.ndarray]:
-    """Yields random examples of a batch, int (B,), without end."""
     rng = np.random.default_rng(0)
     while True:
         yield rng.integers(examples, size=batch)

@@ -64,7 +64,6 @@ def _compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
 
 
 def _augmentation(run: Any, augmented: bool) -> augment.Augment:
-    """The run's augmentation, or normalisation alone."""
     full = step.augment_settings(run.config)
     return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
 

@@ -38,7 +38,6 @@ def run(request: cli.Request) -> None:
 
 
 def _record(request: cli.Request, modes: list[str]) -> dict:
-    """The fields of the JSON line."""
     values, config = request.flags, request.config
     if modes == ["vs"]:  # an empty --vs after the first one makes the command an ordinary run
         ours = [sys.executable, "-m", "hsvit_jax", request.name, *request.argv, "--vs="]

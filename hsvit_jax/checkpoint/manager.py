@@ -262,11 +262,9 @@ class Checkpoints:
         )
 
     def _numbered(self) -> list[int]:
-        """Numbers of the step directories, damaged or not, oldest first."""
         return sorted(int(p.name) for p in disk.entries(self.directory) if disk.is_step(p))
 
     def _records(self) -> dict[int, Record]:
-        """Records of the steps with valid metadata."""
         self.wait()
         records = {}
         for step in self._numbered():
@@ -333,7 +331,6 @@ class Checkpoints:
         )
 
     def _order(self, which: Which, numbered: list[int]) -> list[int]:
-        """The steps to try for `which`, in order."""
         ranked = _ranked({step: record.metric for step, record in self._records().items()})
         newest = numbered[::-1]
         if which == "latest":

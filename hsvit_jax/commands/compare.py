@@ -326,7 +326,6 @@ def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:
-    """Accuracy against each of the three costs, one colour and letter for each system."""
     from matplotlib import colormaps
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 

@@ -125,7 +125,6 @@ def convert_file(
 def _configuration(
     model: dict, shapes: dict, mean: Sequence[float], std: Sequence[float], data: str
 ) -> Any:
-    """Fills this network's sizes into the default configuration."""
     config = configs.base(data, model)
     channels = shapes["channels"]
     for name, values in (("mean", mean), ("std", std)):

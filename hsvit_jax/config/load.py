@@ -51,7 +51,6 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
 
 
 def _from_name(name: str, argument: str | None) -> ml_collections.ConfigDict:
-    """The same as from the file of that name in configs/."""
     name = variants.OF_FILE.get(name, name)
     if name in variants.SIBLINGS:
         return variants.get_config(name, argument)

@@ -153,7 +153,6 @@ def load_named(name: str, request: Request) -> Source:
 
 
 def _load_digits(request: Request) -> Source:
-    """Loads the embedded digits, upsampled bilinearly from 8×8."""
     from importlib.resources import files
 
     packed = (files("hsvit_jax.data") / "digits.npz").read_bytes()
@@ -188,7 +187,6 @@ def _load_imagenet(request: Request) -> Source:
 
 
 def _load_published(name: str, request: Request) -> Source:
-    """Loads a set that is published as an archive of arrays or of image files."""
     entry = REGISTRY[name]
     found = None if _has_archive(name, request.data_dir) else unpacked.find(name, request.data_dir)
     checksums = [remote.checksum for remote in entry.files]
@@ -240,7 +238,6 @@ def _load_published(name: str, request: Request) -> Source:
 
 
 def _has_archive(name: str, data_dir: Path) -> bool:
-    """Whether the data folder has the files that would be downloaded."""
     files = [file.name for file in REGISTRY[name].files]
     return all((data_dir / name / f).is_file() or (data_dir / f).is_file() for f in files)
 

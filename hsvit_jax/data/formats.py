@@ -64,7 +64,6 @@ def parse_cifar(paths: list[Path], label_bytes: int, names_file: str) -> Arrays:
 
 
 def _members(paths: list[Path]) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """The names of files or of an archive's members, each with what reads it."""
     if len(paths) == 1:
         yield from ((member.name, member.read) for member in members(paths[0]))
     else:

@@ -164,7 +164,6 @@ def _children(tree: Tree, prefix: str) -> set[str]:
 
 
 def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, str]:
-    """Prefixes by part, of folders named as splits."""
     names = sorted(name for name, part in splits.items() if part == VAL)
     if len(names) > 1:
         raise ValueError(f"{tree.where} holds several validation folders: {few(names)}; keep one")

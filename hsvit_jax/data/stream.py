@@ -35,7 +35,6 @@ def stream_batches(
     ahead: deque[tuple[np.ndarray, list[Future[np.ndarray]]]] = deque()
 
     def submit() -> None:
-        """Starts reading the next batch, if there is one."""
         if (indices := next(index_batches, None)) is not None:
             indices = check_indices(indices, len(split))
             ahead.append((indices, [pool.submit(read, index) for index in indices.tolist()]))

@@ -132,7 +132,6 @@ def _prepare(name: str, builder: Any) -> None:
 
 
 def _keys(name: str, builder: Any) -> tuple[str, str]:
-    """Names of the image and label features."""
     import tensorflow_datasets as tfds
 
     features = builder.info.features

@@ -256,7 +256,6 @@ class _Layer(NamedTuple):
 
 
 def _layers(c: HSViTConfig) -> list[_Layer]:
-    """The convolutions of a network's trunk."""
     layers, (rows, columns), c_in = [], c.image_size, c.image_channels
     for c_out, kernel, stride in zip(c.conv_channels, c.conv_kernels, c.pool_strides, strict=True):
         pixels = rows * columns

@@ -70,7 +70,6 @@ def _aggregate(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _idle(axes: Any, rows: list[dict[str, Any]], stages: int) -> None:
-    """Draws the paper's equations 1 to 3."""
     axes.set(xlabel="devices", ylabel="Idle Time Ratio", title="Waiting, communication aside")
     rows = [row for row in rows if row["devices"] > 1]
     if not rows:
@@ -91,12 +90,10 @@ def _idle(axes: Any, rows: list[dict[str, Any]], stages: int) -> None:
 
 
 def _note(axes: Any, text: str) -> None:
-    """Writes a text in the middle of an empty panel."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
 
 
 def _schedules() -> list[tuple[str, list[tuple[int, float, float, str, str]], float]]:
-    """(name, bars of (device, start, length, text, colour), end) of the three schedules."""
     last, micro = _DEVICES - 1, _MICRO_BATCHES
     model = [(d, float(d), 1.0, f"F{d}", _FORWARD) for d in range(_DEVICES)]
     model += [(d, float(_DEVICES + last - d), 1.0, f"B{d}", _BACKWARD) for d in range(_DEVICES)]

@@ -212,7 +212,6 @@ def _computations(text: str) -> tuple[dict[str, list[tuple[str, str, str, str]]]
 
 
 def _sizes(shape: str) -> list[int]:
-    """Sizes of a shape such as f32[2,3]."""
     return _integers(_SHAPE.search(shape)[2])
 
 
@@ -222,7 +221,6 @@ def _integers(text: str) -> list[int]:
 
 
 def _operands(rest: str, shapes: dict[str, str]) -> list[list[int]]:
-    """Sizes of an instruction's operands."""
     names = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
     return [_sizes(shapes[name]) for name in names]
 

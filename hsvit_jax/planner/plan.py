@@ -138,7 +138,6 @@ def plan(
 
 
 def _row(cost: Cost, machine: Machine) -> dict[str, Any]:
-    """A line of the plan: a cost, and the times that follow from it."""
     compute = cost.step_flops / machine.flops
     sending = sum(machine.seconds(t) for t in cost.step)
     forward = sum(machine.seconds(t) for t in cost.forward)

@@ -43,8 +43,6 @@ def render(result: dict[str, Any]) -> str:
 
 
 def _main_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The costs of each way on each number of devices, a line each."""
-
     def sent(row: dict[str, Any]) -> dict[tuple[str, str], int]:
         return costs.by_axis_and_kind(costs.Transfer(**t) for t in row["transfers"])
 
@@ -72,7 +70,6 @@ def _main_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _limits(rows: list[dict[str, Any]]) -> list[str]:
-    """The number of devices from which on links take longer than computing, for each way."""
     lines = []
     for way in dict.fromkeys(row["way"] for row in rows):
         slow = [row["devices"] for row in rows if row["way"] == way and row["limit"] == "links"]
@@ -83,7 +80,6 @@ def _limits(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
-    """The CLS tokens' sum against the computation of an image."""
     columns = {
         "devices": lambda row: f"{row['devices']:,}",
         "group": lambda row: f"{row['group']}",
@@ -102,7 +98,6 @@ def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _idle_text(rows: list[dict[str, Any]], stages: int) -> list[str]:
-    """Idle time by the paper's equations."""
     columns = {
         "K": lambda row: f"{row['devices']:,}",
         "model": lambda row: f"{row['model_parallel']:,.0f}",
@@ -120,8 +115,6 @@ def _idle_text(rows: list[dict[str, Any]], stages: int) -> list[str]:
 
 
 def _verify_text(rows: list[dict[str, Any]], batch: int) -> list[str]:
-    """Predictions against compiled programs."""
-
     def difference(row: dict[str, Any]) -> str:
         predicted, compiled = row["predicted"], row["compiled"]
         if compiled:

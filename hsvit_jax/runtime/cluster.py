@@ -64,7 +64,6 @@ def find(setting: str) -> Job | None:
 
 
 def _from_scheduler() -> Job | None:
-    """The job of several processes that a scheduler has started, if there is one."""
     for name, local_count in _SCHEDULERS.items():
         kind = next(k for k in clusters.ClusterEnv._cluster_types if k.__name__ == name)
         if name == "K8sCluster" and not _is_indexed_pod():

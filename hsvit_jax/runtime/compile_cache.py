@@ -32,7 +32,6 @@ def remember_compilations() -> None:
 
 
 def _processor() -> str:
-    """A short name of the processor, unique to its instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         features = next((x for x in lines if x.startswith(("flags", "Features"))), "")

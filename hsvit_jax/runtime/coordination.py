@@ -96,7 +96,6 @@ def from_lead(text: str) -> str:
 
 
 def _gather(text: str) -> list[str]:
-    """The texts of all processes, by their number."""
     client, place = _client(), f"hsvit/{next(_numbers)}"
     index = distributed.global_state.process_id
     client.key_value_set(f"{place}/{index}", text or " ")  # an empty value counts as none

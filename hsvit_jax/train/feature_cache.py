@@ -105,12 +105,10 @@ def attach(
 
 
 def _frozen(tree: dict, model: Any) -> dict:
-    """The frozen parts of a tree of params or stats."""
     return {name: part for name, part in tree.items() if name in model.frozen}
 
 
 def _folder(run: Run, state: dict, part: str) -> Path:
-    """The folder of features computed under exactly these conditions."""
     frozen = {kind: _frozen(state[kind], run.model) for kind in ("params", "stats")}
     leaves = jax.tree_util.tree_flatten_with_path(frozen)[0]
     sums = checksum.of([leaf for _, leaf in leaves])

@@ -120,7 +120,6 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
 
 
 def _differences(name: str, old: Any, new: Any) -> list[str]:
-    """Lines for shapes, class names or a fingerprint that changed."""
     if isinstance(old, dict):
         old, new = ({k: "×".join(map(str, v)) for k, v in x.items()} for x in (old, new))
         return checkpoint.diff(old, new)

@@ -277,7 +277,6 @@ def _open_metrics(
 
 
 def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
-    """Evaluates the best checkpoint after the last step."""
     best_step = last = int(state["step"])
     if not loop.run.model.lost:  # else the best checkpoint is of another network
         best_step, state = resume.best(loop.run, loop.checkpoints, state)
@@ -287,7 +286,6 @@ def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
 
 
 def _check_arguments(config: object, workdir: object) -> None:
-    """Refuses what is no configuration, and what is no folder's name."""
     if not isinstance(config, ml_collections.ConfigDict):
         raise ValueError(
             f"the configuration to train must be one that get_config returns; got {config!r}"
@@ -298,7 +296,6 @@ def _check_arguments(config: object, workdir: object) -> None:
 
 
 def _check_processes(run: Run, workdir: Path) -> None:
-    """Refuses processes with another configuration, data set or work folder than process 0's."""
     coordination.check_same("configuration", config_lib.to_json(run.config))
     coordination.check_same("data set", run.dataset.fingerprint)
     coordination.agree(lambda: workdir_lib.check_shared(workdir))
@@ -315,7 +312,6 @@ _BY_SIZE = ("train.epochs", "train.eval_every", "augment.mixup", "augment.cutmix
 
 
 def _opening(run: Run, first: int) -> str:
-    """The opening line: sizes of the splits, mesh, steps and where they start."""
     config = run.config
     sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
     source = config.init["from"]

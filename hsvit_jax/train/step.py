@@ -116,7 +116,6 @@ def make_train_step(
     augment_key, mix_key, dropout_key = (run_key(config.seed, u) for u in (AUGMENT, MIX, DROPOUT))
 
     def model_inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
-        """Inputs (B, …) of the network, and targets (B, K)."""
         inputs, labels_B, ids_B = batch
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             smoothing = settings.label_smoothing

@@ -104,7 +104,6 @@ def _names(leaves: Leaves) -> str:
 
 
 def _one_axis(path: Path, x: np.ndarray, shape: tuple[int, ...]) -> int:
-    """The one axis along which a leaf must change."""
     axes = [i for i, (a, b) in enumerate(zip(x.shape, shape, strict=True)) if a != b]
     if len(axes) != 1:
         raise ValueError(
@@ -192,7 +191,6 @@ def _shapes(network: Network) -> dict[Path, tuple[int, ...]]:
 
 
 def _changed(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
-    """Shapes in `new` of the leaves that have other shapes in `old`."""
     before, after = _shapes(old), _shapes(new)
     if before.keys() != after.keys():
         names = {".".join(path[1:]) for path in before.keys() ^ after.keys()}

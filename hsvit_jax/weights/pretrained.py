@@ -62,7 +62,6 @@ def load(
 
 
 def _has_marker(tensors: Tensors, family: str) -> bool:
-    """Whether there is a tensor that every complete network of the family has."""
     markers = FAMILIES[family].torch_weights.markers
     return any(key == m or key.endswith("." + m) for key in tensors for m in markers)
 
@@ -183,7 +182,6 @@ class _Reading:
 
 
 def _resized(network: Network, **sizes: Any) -> Network | None:
-    """Resizes the network; None where the sizes do not fit it."""
     try:
         return network.resized(**sizes)
     except ValueError:

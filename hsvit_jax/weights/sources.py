@@ -94,7 +94,6 @@ def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[f
 
 
 def _of_zoo(name: str) -> Path:
-    """The file of a network that comes with the package."""
     folder = Path(str(resources.files("hsvit_jax") / "zoo"))
     known = sorted(path.stem for path in folder.glob("*.safetensors"))
     if name not in known:

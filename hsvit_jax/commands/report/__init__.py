@@ -106,8 +106,6 @@ def write(
 def _facts(
     trained: Classifier, found: findings.Findings, split: str, lines: list[dict[str, Any]]
 ) -> dict[str, str]:
-    """The figures at the head of the page, by their labels."""
-
     def accuracy(value: float, examples: int, name: str) -> dict[str, str]:
         ends = "–".join(f"{end:.1%}" for end in report.interval(value, examples))
         of = f"{name} accuracy on {examples:,} images"
@@ -133,7 +131,6 @@ def _facts(
 
 
 def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
-    """The environment that the run recorded, and this report's own facts."""
     file = folder / "environment.json"
     recorded = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     return {name: str(value) for name, value in recorded.items()} | {

@@ -98,7 +98,6 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
 
 
 def _thinned(part: data.Split) -> data.Split:
-    """At most `_MOST_IMAGES` of a split, evenly chosen."""
     if len(part) <= _MOST_IMAGES:
         return part
     kept = np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64)
@@ -108,7 +107,6 @@ def _thinned(part: data.Split) -> data.Split:
 
 
 def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
-    """Logits of a split, read a batch at a time, float64 (N, K)."""
     batches = evaluate.padded_batches(part, batch, 1)
     found = [classifier.logits(images, batch)[valid] for images, _, valid in batches]
     return np.concatenate(found).astype(np.float64)

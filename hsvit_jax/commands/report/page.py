@@ -72,7 +72,6 @@ def _beside(name: str) -> str:
 
 
 def _text(value: object) -> str:
-    """Escaped text, control characters shown."""
     return html.escape(report.printable(str(value)))
 
 

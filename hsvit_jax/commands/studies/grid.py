@@ -134,7 +134,6 @@ def _draw(points: Sequence[Point], labels: Labels, path: Path) -> None:
 
 
 def _half(point: Point, mean: float) -> float:
-    """Half the 95 % interval of a mean over seeds."""
     low, high = report.wilson(mean * point.examples, point.examples)
     seeds = 1.96 * deviation(point.accuracies) / len(point.accuracies) ** 0.5
     return max(seeds, (high - low) / 2)

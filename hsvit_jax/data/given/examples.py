@@ -98,7 +98,6 @@ def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _shape(image: Any) -> tuple[tuple[int, int], int]:
-    """Size and channels, 1 or 3, of an image; 128×128 and 3 of a file."""
     if hasattr(image, "mode"):  # Pillow's
         return (image.height, image.width), 1 if image.mode in ("1", "L") else 3
     shape = getattr(image, "shape", ())

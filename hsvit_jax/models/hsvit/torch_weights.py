@@ -47,7 +47,6 @@ def _same(tensor: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _attention(c: "HSViTConfig | BackboneHSViTConfig") -> Table:
-    """Projection, groups (an encoder each, stacked here) and head."""
     block, linear = "groups/blocks/{i}", "self_attn.out_proj"
 
     def of_groups(name: str) -> list[str]:

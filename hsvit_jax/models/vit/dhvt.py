@@ -188,7 +188,6 @@ class DAFF(nnx.Module):
 
 
 def _neighbour_mean(x_BHWC: Array) -> Array:
-    """The mean of the 3×3 neighbours inside the map."""
     window, pads = (1, 3, 3, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
     total = lax.reduce_window(x_BHWC, 0.0, lax.add, window, (1,) * 4, pads)
     count = lax.reduce_window(jnp.ones_like(x_BHWC), 0.0, lax.add, window, (1,) * 4, pads)

@@ -258,7 +258,6 @@ def _dhvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
 
 
 def _dhvt_shapes(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of a DHVT inferred from the tensors' shapes."""
     inferred: dict[str, Any] = {"mlp_ratio": 4.0}
     convs = [k for k, v in shapes.items() if k.startswith("patch_embed.proj.") and len(v) == 4]
     if "patch_embed.proj.0.0.weight" in convs:

@@ -44,7 +44,6 @@ class ViT(hvt.HVT):
 
 
 def _config(*, heads: int, head_dim: int, mlp_dim: int, **settings: Any) -> hvt.HVTConfig:
-    """A ViT's sizes as those of a DeiT."""
     return hvt.HVTConfig(
         heads=heads,
         head_dim=head_dim,

@@ -236,7 +236,6 @@ class Nystrom(nnx.Module):
         return layers.dropout(self.out(layers.merge_heads(o_BNTE)), m.dropout, context, stream)
 
     def _attend(self, q: Array, k: Array, v: Array, front: int, context: ForwardContext) -> Array:
-        """Each head's output for all but the `front` tokens of padding."""
         m = self.m
         if m.rope:
             q, k = rotate(q), rotate(k)

@@ -58,7 +58,6 @@ def shape(tensors: Tensors, key: str, rank: int) -> tuple[int, ...]:
 
 
 def _images(tensors: Tensors) -> Shape:
-    """The shape of the images in the file, () without any."""
     images = tensors["input"].shape if "input" in tensors else ()
     return images if len(images) == 4 else ()
 
@@ -225,12 +224,10 @@ def _mixer(ours: str, theirs: str) -> Table:
 
 
 def _mixer_out(mixer: str) -> str:
-    """The name of a mixer's output projection after the mixer's prefix."""
     return "to_out.0" if mixer in ("softmax", "nystrom") else "to_out"
 
 
 def _block(mixer: str, ours: str, theirs: str) -> Table:
-    """A pre-norm block."""
     up, down = ("0", "3") if mixer == "mlp_mixer" else ("net.0", "net.3")
     return {
         f"{ours}/norm1": f"{theirs}0.norm",
