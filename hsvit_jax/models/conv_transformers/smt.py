@@ -19,7 +19,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.activations import gelu
@@ -43,7 +43,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SMTConfig:
+class SMTConfig(Sizes):
     """Sizes of an SMT, one depth, width, … per stage.
 
     Attributes:
@@ -53,14 +53,8 @@ class SMTConfig:
         expand_ratio: channels between the two convolutions of a modulation over the width.
         stem_kernel: of the first convolution.
         drop_path: rate of the last block; linear from 0 at the first.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
-    image_size: tuple[int, int]
-    image_channels: int
-    num_classes: int
     depths: tuple[int, ...] = (2, 2, 8, 1)
     widths: tuple[int, ...] = (64, 128, 256, 512)
     modulated: tuple[bool, ...] = (True, True, True, False)
