@@ -24,9 +24,14 @@ bicubic); decay is on kernels only (there head tokens' embeddings and affine map
 the cosine begins after the warm-up and ends at 0 (there at epoch 0, ending at 1e-5). The
 script for DomainNet warms up 20 epochs at batch 256: set optim.warmup_epochs and train.batch.
 
+The recipe `finetune` (supplement, tables 1 and 8), for weights trained on ImageNet: a fresh
+classifier, 224 px (t is then t-imagenet, s s-patch16), 100 epochs, AdamW 5e-4, decay 1e-8, batch
+256, 2 epochs of warm-up. The supplement says no more: augmentation is that of `paper`, pixels are
+normalised as ImageNet's, BatchNorm goes on averaging, no layer decays.
+
     python -m hsvit_jax.main --config=configs/dhvt.py:t,patch4,cifar100,paper
     python -m hsvit_jax.main --config=configs/dhvt.py:digits
-    python -m hsvit_jax.main --config=configs/dhvt.py:s,patch16,imagenet
+    python -m hsvit_jax.main --config=configs/dhvt.py:t,finetune,cifar100 --config.init.from=PATH
 """
 
 import ml_collections

@@ -92,7 +92,7 @@ def convert_file(
     try:
         tensors, own = record.torch_weights.unwrapped(tensors), description.get("config")
         if isinstance(own, dict):  # what export wrote under the authors' names
-            config = configs.from_json(json.dumps(own))
+            config = configs.completed(configs.from_json(json.dumps(own)))
             configs.validate(config)
         else:
             sizes, shapes = models.torch_settings(record, tensors, given)

@@ -166,6 +166,7 @@ KEYS: Mapping[str, Key] = {
         "fast",
         "paper",
         "small",
+        "finetune",
     ),
     "by_hand": _each(_text("keys set by hand, which the recipe small leaves as they are")),
     "data.name": _text("data set: a name, folder=PATH, csv=PATH, hf=NAME or tfds=NAME"),

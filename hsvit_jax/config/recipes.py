@@ -93,11 +93,7 @@ _DHVT: Mapping[str, Any] = {
     "optim.warmup_epochs": 5.0,
 }
 # Up to 32 pixels the authors crop the padded image.
-_DHVT_SMALL: Mapping[str, Any] = {
-    **_DHVT,
-    "augment.crop_padding": 4,
-    "augment.random_resized_crop": (),
-}
+_PADDED: Mapping[str, Any] = {"augment.crop_padding": 4, "augment.random_resized_crop": ()}
 _DHVT_IMAGENET: Mapping[str, Any] = {
     **_DHVT,
     "optim.learning_rate": 5e-4,
@@ -123,6 +119,18 @@ _SMT: Mapping[str, Any] = {
     "train.batch": 1024,
     "optim.weight_decay": 0.05,
     "optim.clip_norm": 5.0,
+}
+
+# DHVT supplement, sections 2.1 and 3.3 (tables 1 and 8); the augmentation is that of training.
+_FINETUNE: Mapping[str, Any] = {
+    **_DHVT,
+    "train.batch": 256,
+    "train.epochs": 100.0,
+    "optim.learning_rate": 5e-4,
+    "optim.weight_decay": 1e-8,
+    "optim.warmup_epochs": 2.0,
+    "init.classifier": "new",
+    "init.positions": "resize",
 }
 
 # HSViT's, with which its paper also trained the networks that it compares with.
@@ -190,7 +198,6 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
 _PAPER_ON: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("hvt", "imagenet"): _HVT_IMAGENET,
     ("dhvt", "imagenet"): _DHVT_IMAGENET,
-    **{("dhvt", data): _DHVT_SMALL for data in _SMALL},
     ("hsvit_vit", "tiny_imagenet"): {**_HSVIT_VIT, "train.batch": 128},
     ("hsvit_vit", "food101"): {**_HSVIT_VIT, "train.batch": 16},
 }
@@ -237,10 +244,12 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     """The values of a recipe that differ from `defaults`, by 'section.key'.
 
     Args:
-      recipe: 'strong', 'fast' or 'paper'; 'small' is 'strong' until the images are counted.
+      recipe: its name; 'small' is 'strong' until the images are counted.
     """
     if recipe == "paper":
         return paper(model["family"], data, model["variant"])
+    if recipe == "finetune":
+        return finetune(model["family"], data, model["variant"])
     fast = _FAST | {"init.whiten": model["family"] == "hsvit"} if recipe == "fast" else {}
     if fast and "dropout" in model:
         fast["model.dropout"] = 0.0
@@ -300,7 +309,28 @@ def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
         side = 64
     if side:
         recipe["data.image_size"] = (side, side)
+    elif name == "dhvt" and data in _SMALL:
+        recipe |= _PADDED
     recipe.setdefault("augment.flip", data != "digits")
+    return recipe
+
+
+def finetune(family: str, data: str, variant: str = "") -> dict[str, Any]:
+    """DHVT's fine-tuning, for every family: values by 'section.key'.
+
+    Args:
+      family: those of DHVT's paper get pixels normalised as ImageNet's, which their weights saw.
+      data: the data set.
+      variant: with its family it decides the image size, where their weights have one.
+    """
+    record = FAMILIES[family]
+    recipe: dict[str, Any] = {**_FINETUNE, "augment.flip": data != "digits"}
+    if side := record.native_sizes.get(variant, record.native_size):
+        recipe["data.image_size"] = (side, side)
+        if record.paper_recipe == "dhvt":
+            recipe |= {"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)}
+    elif data in _SMALL:
+        recipe |= _PADDED
     return recipe
 
 

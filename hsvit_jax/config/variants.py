@@ -73,15 +73,18 @@ def split(family: str, argument: str | None) -> tuple[str, str]:
                 f"unknown word {word!r} after the colon.{near} {_known(family)}; other words: "
                 f"{keys.few(common)}"
             )
-    return _variant(family, names, variant), ",".join(rest)
+    return _variant(family, names, variant, "finetune" in rest), ",".join(rest)
 
 
 def _parts(name: str) -> list[str]:
     return re.split("[-_]", name)
 
 
-def _variant(family: str, names: tuple[str, ...], words: list[str]) -> str:
-    """The one variant with just these parts; their order decides between several."""
+def _variant(family: str, names: tuple[str, ...], words: list[str], finetuned: bool) -> str:
+    """The one variant with just these parts; their order decides between several.
+
+    For fine-tuning also the one of these parts and others whose weights have an image size.
+    """
     if not words:
         return FAMILIES[family].default_variant
     parts = [part for word in words for part in _parts(word)]
@@ -91,6 +94,9 @@ def _variant(family: str, names: tuple[str, ...], words: list[str]) -> str:
         return (exact or same)[0]
     wanted = ",".join(words)
     wider = same or [name for name in names if not set(parts) - set(_parts(name))]
+    native = [name for name in wider if finetuned and name in FAMILIES[family].native_sizes]
+    if len(native) == 1:
+        return native[0]
     if wider:
         raise ValueError(
             f"{wanted} could be {keys.few(wider, ' or ')}: name one of them after {family}.py:, "

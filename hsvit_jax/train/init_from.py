@@ -35,8 +35,14 @@ def frozen_parts(freeze: str) -> frozenset[str]:
 
 
 def refuse_random(config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError where a fresh start would freeze weights that nothing has trained."""
+    """Raises ValueError where a fresh start would freeze or fine-tune weights that nothing has
+    trained."""
     freeze = config.init.freeze
+    if config.recipe == "finetune" and not config.init["from"]:
+        raise ValueError(
+            "the recipe finetune goes on from trained weights: name them with "
+            "--config.init.from=PATH, or train from random ones by the recipe paper"
+        )
     if frozen_parts(freeze) and not config.init["from"]:
         raise ValueError(
             f"init.freeze={freeze} would keep random weights as they are: name trained ones with "

@@ -9,7 +9,7 @@ import pytest
 from hsvit_jax import config as config_lib
 from hsvit_jax import data, models, train
 from hsvit_jax.config import recipes, variants
-from hsvit_jax.train import step
+from hsvit_jax.train import init_from, step
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FAMILIES = tuple(variants.SIBLINGS)
@@ -75,6 +75,24 @@ def test_what_the_papers_say():
             3,
         )
     assert not config_lib.get_config("dhvt:digits,paper").augment.flip
+    at_224 = config_lib.get_config("swin:t,cifar100,paper").augment
+    assert (at_224.random_resized_crop, at_224.crop_padding) == ((0.08, 1.0), 0)
+
+
+def test_fine_tuning_as_the_supplement_of_dhvt():
+    """Sections 2.1 and 3.3; of the networks trained on ImageNet."""
+    for words, heads in (("t", 3), ("s", 6)):
+        c = config_lib.get_config(f"dhvt:{words},finetune,cifar100")
+        assert (c.model.patch, c.model.heads, c.data.image_size) == (16, heads, (224, 224))
+        assert (c.train.batch, c.train.epochs, warmup(c, 100)) == (256, 100, 2)
+        assert (c.optim.learning_rate, c.optim.weight_decay, c.optim.name) == (5e-4, 1e-8, "adamw")
+        assert (c.init.classifier, c.augment.crop_padding, c.data.repeats) == ("new", 0, 3)
+        assert c.data.mean == data.describe("imagenet").mean
+    with pytest.raises(ValueError, match=r"t could be t-patch4"):
+        config_lib.get_config("dhvt:t,cifar100")
+    with pytest.raises(ValueError, match=r"finetune goes on from trained weights"):
+        init_from.refuse_random(c)
+    assert config_lib.get_config("dhvt:t-patch4,cifar100,finetune").augment.crop_padding == 4
 
 
 def test_table_2_of_the_hsvit_paper_lowers_the_rate_where_its_note_says():

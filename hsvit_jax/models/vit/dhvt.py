@@ -259,6 +259,7 @@ FAMILY = Family(
     default_variant="t-patch4",
     config=DHVTConfig,
     network=DHVT,
+    native_sizes={"t-imagenet": 224, "s-patch16": 224},
     paper_recipe="dhvt",
     tiny=lambda settings: {"heads": 2, "embed_dim": 16, "depth": 2},
     torch_weights=torch_weights.DHVT,
