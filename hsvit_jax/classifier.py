@@ -187,6 +187,18 @@ class Classifier:
         normalise = partial(augment.normalise, mean=mean, std=std)
         return parts.cut(self.model, params, stats, count, normalise)
 
+    def fused(self) -> "Classifier":
+        """The same network for inference: a FastViT's sums of branches as single convolutions.
+
+        Raises:
+          ValueError: the network has nothing to fuse.
+        """
+        model, params, stats = self.model.fused(*jax.device_get((self.params, self.stats)))
+        config = self.config.copy_and_resolve_references()
+        config.model.fused = True
+        placed = mesh_lib.place(self.mesh, {"params": params, "stats": stats}, model)
+        return dataclasses.replace(self, config=config, model=model, **placed)
+
     def evaluate(self, dataset: data.Dataset | data.Split) -> Any:
         """Evaluates images with labels: a data set's test split, or a split.
 

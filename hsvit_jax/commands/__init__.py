@@ -123,6 +123,7 @@ COMMANDS: Mapping[str, Command] = {
             *_RUN,
             (flags.DEFINE_enum, "format", "file", _EXPORT_FORMATS, _EXPORT_FORMAT),
             (flags.DEFINE_integer, "parts", None, "Programs of an HSViT's groups, and a head.", 1),
+            (flags.DEFINE_bool, "fused", False, "A FastViT's branches as single convolutions."),
         ),
         words="RUN OUT",
     ),

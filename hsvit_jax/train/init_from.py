@@ -216,6 +216,14 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
     )
 
 
+def fused(stored: Stored) -> Stored:
+    """The network for inference, as `Network.fused`; raises ValueError as that does."""
+    model, params, stats = stored.model.fused(stored.params, stored.stats)
+    config = stored.config.copy_and_resolve_references()
+    config.model.fused = True
+    return stored._replace(config=config, model=model, params=params, stats=stats)
+
+
 def _read_network(
     path: Path, config: ml_collections.ConfigDict, model: Any
 ) -> tuple[dict, dict, Any, bool, str]:

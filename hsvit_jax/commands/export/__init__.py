@@ -33,6 +33,7 @@ def run(request: Request) -> None:
             f"{' '.join(words) or 'neither'}"
         )
     stored = init_from.stored_network(source, which_of(request))
+    stored = init_from.fused(stored) if values.fused else stored
     about, out = describe(stored, source), Path(words[-1])
     if values.format in programs.FORMATS:
         lines = programs.write(stored, about, out, values.format, values.parts)

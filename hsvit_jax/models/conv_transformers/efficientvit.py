@@ -98,15 +98,6 @@ class EfficientViTConfig(Sizes):
             )
         check_rates(self, "head_dropout")
 
-    def maps(self) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of the map of every stage."""
-        strides = [2] * 4
-        sizes = []
-        for down in self.downsamples:
-            strides += [2] * down
-            sizes.append(conv_layers.map_size(self.image_size, strides))
-        return tuple(sizes)
-
     def window(self, stage: int) -> int:
         """Rows and columns of a stage's windows.
 
@@ -303,8 +294,9 @@ class EfficientViT(Network):
         return bound["head"](x_BC)
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """As `Network.grid`: of a stage whose map has as many places."""
-        return grid_of(self.config.maps(), tokens)
+        """As `Network.grid`: of a stage whose windows have as many places."""
+        sides = map(self.config.window, range(len(self.config.depths)))
+        return grid_of(((side, side) for side in sides), tokens)
 
 
 FAMILY = Family(
