@@ -249,6 +249,7 @@ FAMILY = Family(
     default_variant="t",
     config=SwinConfig,
     network=Swin,
+    named_by=tuple(key for key in DEFAULTS if key != "drop_path"),
     aliases=("timm swin",),
     native_size=224,
     paper_recipe="dhvt",

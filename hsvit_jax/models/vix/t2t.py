@@ -250,6 +250,7 @@ FAMILY = Family(
     default_variant="14",
     config=T2TConfig,
     network=T2T,
+    named_by=("token_layer", "embed_dim", "depth", "heads", "mlp_ratio"),
     native_size=224,
     paper_recipe="dhvt",
     tiny=lambda settings: {

@@ -1,9 +1,13 @@
 """ResNeXt's files in timm's names: a golden's logits, training step and way back."""
 
 import numpy as np
-from support import convnet_files
+from support import convnet_files, torch_files
 
 from hsvit_jax import models
+
+
+def test_shapes_tell_the_variant():
+    assert torch_files.variant_of_shapes("resnext", "50-32x4d") == "50-32x4d"
 
 
 def test_a_golden(golden_dir):

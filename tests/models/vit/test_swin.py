@@ -5,7 +5,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from support import convnet_files, hf_files
+from support import convnet_files, hf_files, torch_files
 
 from hsvit_jax import models
 from hsvit_jax.models.network import ForwardContext
@@ -59,6 +59,11 @@ def test_shifted_windows_of_a_map_that_they_do_not_divide():
             mixed = weights @ qkv[[token(*key) for key in keys], 2 * dim :]
             where = divmod(token(i, j), columns)
             np.testing.assert_allclose(ours[where], module.out(mixed), atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["t", pytest.param("b", marks=pytest.mark.slow)])
+def test_shapes_tell_the_variant(variant):
+    assert torch_files.variant_of_shapes("swin", variant) == variant
 
 
 def test_windows_are_cut_to_maps_and_images_refused():

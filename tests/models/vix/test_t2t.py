@@ -4,7 +4,8 @@ import math
 
 import jax
 import numpy as np
-from support import convnet_files, hf_files
+import pytest
+from support import convnet_files, hf_files, torch_files
 
 from hsvit_jax import models
 from hsvit_jax.models.network import ForwardContext
@@ -55,6 +56,11 @@ def test_soft_splits_overlap():
     tokens = t2t.soft_split(image, 3, 2, 1).reshape(4, 4, 3, 3, 2)
     assert tokens[1, 2].tolist() == image[0, 1:4, 3:6].tolist()
     assert not tokens[0, :, 0].any()  # the padding
+
+
+@pytest.mark.parametrize("variant", ["7", "t-14"])
+def test_shapes_tell_the_variant(variant):
+    assert torch_files.variant_of_shapes("t2t", variant) == variant
 
 
 def test_constants_stay_and_scores_have_a_scale():
