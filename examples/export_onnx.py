@@ -19,7 +19,7 @@ from hsvit_jax import main
 run = sys.argv[1] if len(sys.argv) > 1 else "zoo:c2a2-digits"
 main.main(["hsvit", "export", run, "network.onnx", "--format=onnx"])
 
-names = json.loads(Path("network.json").read_text())["class_names"]
+names = json.loads(Path("network.onnx.json").read_text())["class_names"]
 session = onnxruntime.InferenceSession("network.onnx")
 _, rows, columns, channels = session.get_inputs()[0].shape  # of a batch of any size
 images = np.zeros((2, rows, columns, channels), np.uint8)

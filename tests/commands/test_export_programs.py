@@ -49,7 +49,7 @@ def test_stablehlo_needs_jax_alone(stored_weights, images, tmp_path):
     best = probabilities.argmax(1).tolist()
     assert out.splitlines() == [str(best), str(best[:1])]
     np.testing.assert_allclose(program.call(images)[1], probabilities, atol=1e-5)
-    about = json.loads((tmp_path / "a.json").read_text())
+    about = json.loads((tmp_path / "a.stablehlo.json").read_text())
     assert about["class_names"][0] == "row 0" and about["programs"][0]["flops"] > 0
 
 

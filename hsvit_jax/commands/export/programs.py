@@ -61,7 +61,7 @@ class Program:
         return self.function(self.trees, *inputs)
 
     def flops(self) -> int:
-        """FLOPs of one image that are computed: 2 for each multiply-add."""
+        """FLOPs that are computed for one image: 2 for each multiply-add."""
         return 2 * costs.by_module(self.function, self.trees, *self.shapes(1)).total()
 
 
@@ -198,7 +198,7 @@ def write(
     if count is None:
         if out.suffix != f".{form}":
             raise ValueError(f"{out} is to be a file ending in .{form}: name it so")
-        programs, folder, sheet = whole(stored, out.stem), out.parent, out.with_suffix(".json").name
+        programs, folder, sheet = whole(stored, out.stem), out.parent, f"{out.name}.json"
     else:
         programs, folder, sheet = in_parts(stored, count), out, "parts.json"
         names = {sheet, *(f"{program.name}.{form}" for program in programs)}
@@ -211,8 +211,7 @@ def write(
             "groups": list(program.groups),
             "parameters": sum(np.size(x) for x in jax.tree.leaves(program.trees[0])),
             "bytes": len(content),
-            "flops": 2
-            * costs.by_module(program.function, program.trees, *program.shapes(1)).total(),
+            "flops": program.flops(),
         }
         for program, content in zip(programs, contents, strict=True)
     ]
