@@ -16,6 +16,8 @@ os.environ["NPROC"] = "32"
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8"
     f" --xla_backend_optimization_level={os.environ.get('TEST_OPTIMISATION', '0')}"
+    # A program's parts are compiled one after the other: the tests use every core as it is.
+    " --xla_cpu_parallel_codegen_split_count=1"
     # The quicker of two generators of code, which jax 0.11 has not. Where bits count, see
     # `bits_of_a_run`.
     + " --xla_cpu_use_fusion_emitters=false"

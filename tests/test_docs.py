@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import hsvit_jax
 from hsvit_jax import cli, get_config, main
 from hsvit_jax.commands import COMMANDS, compare
 from hsvit_jax.config import keys
@@ -33,14 +34,19 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_python_example_runs(tmp_path, monkeypatch):
+def test_the_python_examples_run(tmp_path, monkeypatch):
+    """Word for word, but for the size; the second goes on from what the first has trained."""
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
-    names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["probabilities"].shape == (4, 10)
-    assert abs(names["probabilities"].sum(1) - 1).max() < 1e-5
-    assert (tmp_path / "runs" / "from-python" / "curves.png").exists()
+    (readme,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    indented = [line[4:] for line in hsvit_jax.__doc__.splitlines() if line.startswith("    ")]
+    for example in (readme, "\n".join(indented)):
+        assert 'digits,tiny")' in example
+        small = 'digits,tiny", "train.steps=2", "model.depth=1", "mesh.data=1")'
+        names: dict = {}
+        exec(example.replace('digits,tiny")', small), names)
+        assert names["probabilities"].shape == (4, 10) and names["classifier"].step == 2
+        assert abs(names["probabilities"].sum(1) - 1).max() < 1e-5
+        assert (tmp_path / "runs" / "from-python" / "curves.png").exists()
 
 
 def test_command_lines_are_accepted(monkeypatch, capsys):

@@ -75,6 +75,7 @@ def test_ctrl_c_during_the_imports(tmp_path, module):
     assert (code, out, err) == (130, "", "stopped by Ctrl-C; there was nothing to save\n")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path):
     """SIGHUP saves as SIGTERM does, though nothing can be printed any more."""
     ours, theirs = os.openpty()

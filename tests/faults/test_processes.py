@@ -97,8 +97,7 @@ def stopped_at(ends, code):
 
 
 def test_two_processes_are_one_run(tmp_path, whole, job):
-    """SIGTERM to one of them: both save the same step and exit with 42. One process, which is this
-    one, goes on from there, and in the end it is the run that nothing happened to, bit for bit."""
+    """SIGTERM to one of them: both save the same step and exit with 42."""
     cut = tmp_path / "cut"
     ends = job(cut, GROUPS, count=2, devices=2, twist=("term", 1, 3))
     step = stopped_at(ends, 42)
@@ -107,10 +106,6 @@ def test_two_processes_are_one_run(tmp_path, whole, job):
     assert checkpoint.load_tree(cut)[0] == step
     assert metric_lines(cut) == [line for line in metric_lines(whole) if line["step"] <= step]
     assert list(losses(cut)) == list(range(1, step + 1))  # process 0 tells each step, once
-
-    here(cut, GROUPS)
-    assert metric_lines(cut) == metric_lines(whole)
-    assert digest(cut) == digest(whole)
 
 
 @pytest.mark.slow

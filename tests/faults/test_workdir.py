@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from support.processes import run_main
 
+from hsvit_jax import main
 from hsvit_jax.train import workdir
 
 RUN = ("--config=c2a2:digits,tiny", "--config.train.steps=2", "--config.model.depth=1")
@@ -43,12 +43,12 @@ def test_every_file_of_a_run_is_looked_at_before_any_is_written(tmp_path, plant,
     assert list((tmp_path / "run").iterdir()) == [path]
 
 
-def test_a_run_in_such_a_folder(tmp_path, plant):
+def test_a_run_in_such_a_folder(tmp_path, plant, capfd):
     """In one line, at once; a name that no run uses any more is left as it is."""
     plant(tmp_path / "run" / ".probe-0")
     lock = plant(tmp_path / "run" / ".lock")
-    done = run_main(*RUN, f"--workdir={tmp_path}/run", cwd=tmp_path, timeout=60)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"{lock} is a link or no regular file, and nothing is written ")
-    assert done.stderr.count("\n") == 1
+    assert main.main(["hsvit", *RUN, f"--workdir={tmp_path}/run"]) == 1
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith(f"{lock} is a link or no regular file, and nothing is written ")
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", ".probe-0"]

@@ -16,7 +16,9 @@ from hsvit_jax.planner import hlo
 from hsvit_jax.train import evaluate, step
 
 BATCH, CLASSES, EMBED = 16, 7, 12
-SHAPES = [(1, 8), (2, 4), (8, 1)]  # group × data
+SLOW = pytest.mark.slow
+#: group × data
+SHAPES = [(2, 4), pytest.param((1, 8), marks=SLOW), pytest.param((8, 1), marks=SLOW)]
 CONFIG = ml_collections.ConfigDict({"data": {"mean": (0.5,) * 3, "std": (0.25,) * 3}, "eval": {}})
 MODEL = HSViT(
     HSViTConfig(
@@ -144,7 +146,7 @@ def test_evaluation_has_one_all_reduce_over_group_and_nothing_else(shape):
     assert collectives(evaluated(*shape)[1], group) == expected
 
 
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] > 1])
+@pytest.mark.parametrize("shape", [(2, 4), pytest.param((8, 1), marks=SLOW)])
 def test_backward_adds_one_all_reduce_over_group(shape):
     """The gradient of the tokens; none over both axes at once."""
     group, data = shape

@@ -23,7 +23,7 @@ BASE = hsvit.HSViTConfig(
     conv_kernels=(3, 3),
     pool_strides=(2, 2),
     groups=8,
-    depth=2,
+    depth=1,
     embed_dim=10,
     heads=2,
     dropout=0.2,
@@ -164,15 +164,21 @@ def test_towers_are_small_networks_averaged():
             self.cls = x_GBD
             return x_GBD.sum(0)
 
-    small, seen = hsvit.HSViT(network.config.tower), []
+    def run(network):
+        @jax.jit
+        def cls_and_logits(params, stats):
+            keep = Keep()
+            logits, _ = network.apply(params, stats, images, shard=keep)
+            return keep.cls, logits
+
+        return cls_and_logits
+
+    small, seen = run(hsvit.HSViT(network.config.tower)), []
     for k in range(8):
         own = jax.tree.map(lambda x, k=k: x[k], (params["towers"], stats["towers"]))
-        keep = Keep()
-        small.apply({**own[0], "head": params["head"]}, own[1], images, shard=keep)
-        seen.append(np.asarray(keep.cls))
-    keep = Keep()
-    logits, _ = network.apply(params, stats, images, shard=keep)
-    np.testing.assert_allclose(keep.cls, np.concatenate(seen), rtol=0, atol=1e-5)
+        seen.append(small({**own[0], "head": params["head"]}, own[1])[0])
+    cls, logits = run(network)(params, stats)
+    np.testing.assert_allclose(cls, np.concatenate(seen), rtol=0, atol=1e-5)
     head = network.bind(params, {})["head"]
     mean_BD = jnp.asarray(np.concatenate(seen).mean(0))
     np.testing.assert_allclose(logits, head(mean_BD), rtol=0, atol=1e-5)
@@ -187,7 +193,7 @@ def test_ordered_aggregation_gives_the_same_bits_on_any_number_of_devices(way, b
     program holds.
     """
     network, reference = hsvit.HSViT(FEW) if way == "replicated" else NETWORKS[way], None
-    for group in (1, 2, 8):
+    for group in (1, 4):
         mesh, arguments = placed(network, group, 1)
         spread = mesh_lib.spread(network, mesh, "ordered")
         step = jax.jit(

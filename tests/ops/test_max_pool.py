@@ -11,11 +11,10 @@ from jax import lax
 from hsvit_jax.ops.max_pool import max_pool
 
 
-@pytest.mark.parametrize("rows_columns", [(11, 13), (12, 10)])
 @pytest.mark.parametrize(
     ("window", "stride"), [*itertools.product((3, 5), (1, 2, 3, 4)), (1, 2), (7, 2)]
 )
-def test_it_is_xlas_and_so_is_its_gradient(window, stride, rows_columns):
+def test_it_is_xlas_and_so_is_its_gradient(window, stride):
     pad = window // 2
 
     def plain(x):
@@ -30,7 +29,7 @@ def test_it_is_xlas_and_so_is_its_gradient(window, stride, rows_columns):
 
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        x = jnp.asarray(rng.normal(size=(2, *rows_columns, 3)))
+        x = jnp.asarray(rng.normal(size=(2, 11, 12, 3)))
         (ours, back), (theirs, plain_back) = (
             jax.vjp(f, x) for f in (lambda y: max_pool(y, window, stride), plain)
         )

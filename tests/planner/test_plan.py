@@ -57,7 +57,12 @@ def assert_estimates_activations(rows):
 
 
 @pytest.mark.parametrize(
-    ("way", "devices"), [("data", 1), *((way, n) for way in costs.WAYS for n in (2, 8))]
+    ("way", "devices"),
+    [
+        *(("data", 1), ("towers", 2), *((way, 8) for way in costs.WAYS if way != "data")),
+        *(pytest.param(way, 2, marks=pytest.mark.slow) for way in costs.WAYS if way != "towers"),
+        pytest.param("data", 8, marks=pytest.mark.slow),
+    ],
 )
 def test_an_odd_network_agrees_with_its_programs(way, devices):
     rows = plan.compare(way, costs.networks(odd())[way], devices)
@@ -69,9 +74,17 @@ def test_an_odd_network_agrees_with_its_programs(way, devices):
 
 
 @pytest.mark.parametrize(
-    "devices", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))]
+    ("way", "devices"),
+    [
+        ("sharded", 8),
+        *(
+            pytest.param(way, n, marks=pytest.mark.slow)
+            for way in costs.WAYS
+            for n in (1, 2, 4, 8)
+            if (way, n) != ("sharded", 8)
+        ),
+    ],
 )
-@pytest.mark.parametrize("way", costs.WAYS)
 def test_c2a2_agrees_with_its_programs(way, devices):
     rows = plan.compare(way, costs.networks(resolved(towers=8))[way], devices)
     assert_agrees(rows)

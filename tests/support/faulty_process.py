@@ -2,14 +2,12 @@
 
 term, int, kill, raise, hang: when process PROCESS looks at step STEP it is sent that signal, raises
 what nobody expects, or sleeps. full: no file can grow from then on, as on a full disk. clock: it is
-set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written. nan: from
-STEP on the loss is not finite, PROCESS times. late: PROCESS starts its first step STEP seconds
-after it was compiled. stream: made-up images that are read one by one, each reading noted in
-$READS-<process>. none: as it is.
+set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written. late:
+PROCESS starts its first step STEP seconds after it was compiled. stream: made-up images that are
+read one by one, each reading noted in $READS-<process>. none: as it is.
 """
 
 import dataclasses
-import functools
 import os
 import resource
 import signal
@@ -68,31 +66,6 @@ def fail_saving(kind: str, process: int, step: int) -> None:
     JsonCheckpointHandler._save_fn = faulty
 
 
-def not_finite(times: int, step: int) -> None:
-    """Parameters of NaN in the steps from `step` on, and as they were after them."""
-    import jax
-    import jax.numpy as jnp
-
-    from hsvit_jax.train import step as step_lib
-
-    make = step_lib.make_train_step
-
-    def faulty(*args: object, **settings: object) -> object:
-        pure = make(*args, **settings)
-
-        def train_step(state: dict, batch: object) -> tuple[dict, dict]:
-            number = state["step"] + 1
-            hit = (number >= step) & (number < step + times)
-            params = jax.tree.map(lambda x: jnp.where(hit, jnp.nan, x), state["params"])
-            new, values = pure(state | {"params": params}, batch)
-            keep = functools.partial(jnp.where, hit)
-            return new | {"params": jax.tree.map(keep, state["params"], new["params"])}, values
-
-        return train_step
-
-    step_lib.make_train_step = faulty
-
-
 def late(process: int, seconds: int) -> None:
     """The first step of a process waits."""
     import jax
@@ -133,8 +106,6 @@ if __name__ == "__main__":
     twist, process, step, *words = sys.argv[1:]
     if twist == "stream":
         stream()
-    elif twist == "nan":
-        not_finite(int(process), int(step))
     elif twist == "late":
         late(int(process), int(step))
     elif twist.endswith("_saving"):

@@ -13,6 +13,7 @@ BATCH = 16
 FLOPS, WORKSPACE = 4_559_597_568, 56_664_360
 
 
+@pytest.mark.slow
 def test_the_step_is_within_its_budget():
     """The trainer's step for one device, at C2A2's own sizes and 32 pixels."""
     config = config_lib.get_config("c2a2", f"train.batch={BATCH}")

@@ -2,10 +2,14 @@
 
 import dataclasses
 import fcntl
+import functools
+import itertools
 import json
 import os
 import signal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.small_runs import metric_lines, small_config, small_dataset, spy_on_batches
@@ -13,6 +17,7 @@ from support.small_runs import metric_lines, small_config, small_dataset, spy_on
 from hsvit_jax import checkpoint, train
 from hsvit_jax.runtime import signals
 from hsvit_jax.train import evaluate, loop
+from hsvit_jax.train import step as step_lib
 
 
 def run(workdir, *, dataset=None, callbacks=(), **settings):
@@ -47,34 +52,42 @@ def spy(monkeypatch):
     return seen
 
 
+class Recorder(train.Callback):
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.called = []
+
+    def on_step(self, step, figures):
+        self.called.append((step, sorted(figures)))
+
+    def on_evaluation(self, step, split, result):
+        self.called.append((step, split))
+
+    def on_end(self, result):
+        self.called.append(result)
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that nothing stopped: its result and its metrics."""
+def recorder():
+    """What the callbacks of `whole` were told."""
+    return Recorder()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, recorder):
+    """A run that nothing stopped: its folder and its result."""
     folder = tmp_path_factory.mktemp("whole")
-    return run(folder), metric_lines(folder)
+    return folder, run(folder, callbacks=[recorder])
 
 
-def test_a_run_from_start_to_end(tmp_path, spy, monkeypatch):
+def test_a_run_from_start_to_end(whole, recorder, spy, monkeypatch):
     """6 steps of an epoch of 4: evaluated at 4 and at the end; the test split once, at the end."""
-    batches, called = spy_on_batches(monkeypatch), []
-
-    class Recorder(train.Callback):
-        def on_step(self, step, figures):
-            called.append((step, sorted(figures)))
-
-        def on_evaluation(self, step, split, result):
-            called.append((step, split))
-
-        def on_end(self, result):
-            called.append(result)
-
-    result = run(tmp_path, callbacks=[Recorder()])
+    folder, result = whole
     steps = [(i, ["accuracy", "grad_norm", "loss"]) for i in range(1, 7)]
     ends = [(6, "val"), (result.best_step, "test"), result]
-    assert called == [*steps[:4], (4, "val"), *steps[4:], *ends]
-    assert batches == {16}  # as in training
-    assert spy == ["val", "val", "val", "test"]
-    lines = metric_lines(tmp_path)
+    assert recorder.called == [*steps[:4], (4, "val"), *steps[4:], *ends]
+    lines = metric_lines(folder)
     assert [line["step"] for line in lines if "split" not in line] == [1, 2, 3, 4, 5, 6]
     assert [line["epoch"] for line in lines if "split" not in line] == [0, 0, 0, 0, 1, 1]
     figures = {line["step"]: line["accuracy"] for line in lines if line.get("split") == "val"}
@@ -87,35 +100,19 @@ def test_a_run_from_start_to_end(tmp_path, spy, monkeypatch):
     assert (test["accuracy"], test["loss"]) == (result.test.accuracy, result.test.loss)
     assert set(test) >= {"step", "split", "loss", "accuracy", "top5"}
     assert result.step == 6
-    assert result.curves == tmp_path / "curves.png" and result.curves.exists()
-    assert json.loads((tmp_path / "config.json").read_text())["data"]["num_classes"] == 7
+    assert result.curves == folder / "curves.png" and result.curves.exists()
+    assert json.loads((folder / "config.json").read_text())["data"]["num_classes"] == 7
     # Again: nothing is trained, the same result, and no line twice.
-    again = run(tmp_path)
-    assert metric_lines(tmp_path) == lines
+    batches = spy_on_batches(monkeypatch)
+    again = run(folder)
+    assert spy == ["val", "test"] and batches == {16}  # as in training
+    assert metric_lines(folder) == lines
     assert (again.best_step, again.test.loss) == (result.best_step, result.test.loss)
 
 
-def test_evaluation_and_checkpoints_on_epochs_of_their_own(tmp_path, spy):
-    """Epochs of 2 steps: evaluated every 3, saved every 2, and both at the end, as is a line."""
-    run(
-        tmp_path,
-        dataset=small_dataset((70, 21, 23)),
-        train__batch=32,
-        train__steps=15,
-        train__log_every=4,
-        train__eval_every=3,
-        checkpoint__every=2,
-        checkpoint__keep_latest=20,
-    )
-    lines = metric_lines(tmp_path)
-    assert [line["step"] for line in lines if "split" not in line] == [4, 8, 12, 15]
-    assert [line["step"] for line in lines if line.get("split") == "val"] == [6, 12, 15]
-    steps = checkpoint.Checkpoints(tmp_path / "checkpoints", read_only=True).steps()
-    assert steps == [4, 6, 8, 12, 15]
-
-
-def test_the_best_is_chosen_on_validation(tmp_path, monkeypatch):
-    """The middle evaluation is made the best one: its parameters are what is tested."""
+def test_epochs_of_their_own_and_the_best_is_chosen_on_validation(tmp_path, monkeypatch):
+    """Epochs of 2 steps: evaluated every 3, saved every 2, and both at the end, as is a line. The
+    middle evaluation is made the best one: its parameters are what is tested."""
     accuracies, states = iter([0.1, 0.9, 0.5]), []
 
     def forge(evaluate, params, split):
@@ -125,8 +122,15 @@ def test_the_best_is_chosen_on_validation(tmp_path, monkeypatch):
         return result if accuracy is None else dataclasses.replace(result, accuracy=accuracy)
 
     around_evaluations(monkeypatch, forge)
-    result = run(tmp_path, train__steps=12, checkpoint__keep_latest=1)
-    assert result.best_step == 8
+    settings = {"train__batch": 32, "train__steps": 15, "train__log_every": 4}
+    every = {"train__eval_every": 3, "checkpoint__every": 2, "checkpoint__keep_latest": 20}
+    result = run(tmp_path, **settings, **every)
+    lines = metric_lines(tmp_path)
+    assert [line["step"] for line in lines if "split" not in line] == [4, 8, 12, 15]
+    assert [line["step"] for line in lines if line.get("split") == "val"] == [6, 12, 15]
+    steps = checkpoint.Checkpoints(tmp_path / "checkpoints", read_only=True).steps()
+    assert steps == [4, 6, 8, 12, 15]
+    assert result.best_step == 12
     assert [size for size, _ in states] == [21, 21, 21, 21, 23]
     np.testing.assert_array_equal(states[-1][1], states[1][1])
     assert not np.array_equal(states[-1][1], states[2][1])
@@ -154,7 +158,7 @@ def test_a_run_ends_when_patience_does(tmp_path, monkeypatch, capsys):
 
 
 def test_selecting_on_the_test_split_is_said(tmp_path, capsys, spy):
-    config = small_config(train__select_on="test", train__steps=4, data__val_fraction=0.0)
+    config = small_config(train__select_on="test", train__steps=0, data__val_fraction=0.0)
     train.train(config, tmp_path, dataset=small_dataset((70, 0, 23)))
     assert spy == ["test", "test"]
     assert "TEST split" in capsys.readouterr().err
@@ -206,6 +210,34 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, sizes,
     assert not (tmp_path / "run").exists()
 
 
+def test_steps_that_are_not_finite_are_left_out_until_they_are_too_many(tmp_path, monkeypatch):
+    """Parameters of NaN in two steps, and in three of the second epoch: the first is kept."""
+    make = step_lib.make_train_step
+
+    def faulty(*args):
+        pure = make(*args)
+
+        def train_step(state, batch):
+            hit = jnp.isin(state["step"] + 1, jnp.array([2, 3, 6, 7, 8]))
+            params = jax.tree.map(lambda x: jnp.where(hit, jnp.nan, x), state["params"])
+            new, values = pure(state | {"params": params}, batch)
+            keep = functools.partial(jnp.where, hit)
+            return new | {"params": jax.tree.map(keep, state["params"], new["params"])}, values
+
+        return train_step
+
+    monkeypatch.setattr(step_lib, "make_train_step", faulty)
+    with pytest.raises(signals.Diverged) as caught:
+        run(tmp_path, train__steps=12, train__bad_steps_limit=3)
+    said = str(caught.value)
+    assert "not finite for 3 steps in a row, up to step 8" in said
+    assert "none of them was applied, and step 4 is kept" in said
+    assert checkpoint.load_tree(tmp_path)[0] == 4
+    lines = [line for line in metric_lines(tmp_path) if "split" not in line]
+    assert [line["skipped_steps"] for line in lines] == [0, 1, 2, 2, 2, 3, 4]
+    assert [line["loss"] is None for line in lines] == [n in (2, 3, 6, 7) for n in range(1, 8)]
+
+
 def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match="--workdir"):
@@ -221,50 +253,61 @@ def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp
 # --- Requests to stop ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "step"), [(1, 4), (2, 6), (4, 6)], ids=["epoch end", "last step", "best checkpoint"]
-)
-def test_a_stop_during_evaluation_leaves_the_same_metrics(tmp_path, monkeypatch, whole, call, step):
-    """The evaluation at an epoch's end is finished first: its figure is in the checkpoint. Those
-    at the very end are given up, and done by the next run."""
-    count = []
-
-    def signalled(evaluate, params, split):
-        count.append(None)
-        if len(count) == call:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate()
-
-    with monkeypatch.context() as patch:
-        around_evaluations(patch, signalled)
+def interrupted(workdir, patched, signum):
+    """The step at which a run is stopped by a signal that `patched` sends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patched(patch, lambda: os.kill(os.getpid(), signum))
         with pytest.raises(signals.Interrupted) as caught:
-            run(tmp_path)
-    assert (caught.value.step, caught.value.exit_code) == (step, 42)
+            run(workdir)
+    assert caught.value.exit_code == (130 if signum == signal.SIGINT else 42)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    saved = checkpoint.Checkpoints(tmp_path / "checkpoints", read_only=True)
-    assert saved.steps()[-1] == step
-    assert not [line for line in metric_lines(tmp_path) if line.get("split") == "test"]
-    again, (result, lines) = run(tmp_path), whole
-    assert metric_lines(tmp_path) == lines
-    assert (again.best_step, again.test.loss) == (result.best_step, result.test.loss)
-    assert saved.best_step() == result.best_step
+    saved = checkpoint.Checkpoints(workdir / "checkpoints", read_only=True)
+    assert saved.steps()[-1] == caught.value.step
+    assert not [line for line in metric_lines(workdir) if line.get("split") == "test"]
+    return caught.value.step
 
 
-def test_a_stop_before_the_first_step_saves_the_start(tmp_path, monkeypatch, whole):
-    """As when the signal comes while the step is prepared."""
+def before_the_first_step(patch, stop):
     init = loop.Loop.__init__
+    patch.setattr(loop.Loop, "__init__", lambda *args: (init(*args), stop())[0])
 
-    def signalled(self, *args):
-        init(self, *args)
-        os.kill(os.getpid(), signal.SIGINT)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Loop, "__init__", signalled)
-        with pytest.raises(signals.Interrupted) as caught:
-            run(tmp_path)
-    assert (caught.value.step, caught.value.exit_code) == (0, 130)
-    run(tmp_path)
-    assert metric_lines(tmp_path) == whole[1]
+def during_the_evaluation(number):
+    """The `number`-th of a command, counted from 1."""
+
+    def patched(patch, stop):
+        count = itertools.count(1)
+
+        def signalled(evaluate, params, split):
+            if next(count) == number:
+                stop()
+            return evaluate()
+
+        around_evaluations(patch, signalled)
+
+    return patched
+
+
+def test_a_run_that_is_stopped_again_and_again_leaves_the_same_metrics(tmp_path, whole):
+    """While the step is prepared, and in each evaluation. The one at an epoch's end is finished
+    first: its figure is in the checkpoint. Those at the very end are given up, and done by the next
+    command."""
+    stops = [
+        (before_the_first_step, signal.SIGINT, 0),
+        (during_the_evaluation(1), signal.SIGTERM, 4),
+        (during_the_evaluation(1), signal.SIGHUP, 6),
+        (during_the_evaluation(2), signal.SIGTERM, 6),  # of the best checkpoint, on the test split
+    ]
+    for patched, signum, step in stops:
+        assert interrupted(tmp_path, patched, signum) == step
+    again, (folder, result) = run(tmp_path), whole
+    assert metric_lines(tmp_path) == metric_lines(folder)
+    assert (again.best_step, again.test.loss) == (result.best_step, result.test.loss)
+    steps = [
+        checkpoint.Checkpoints(f / "checkpoints", read_only=True).best_step()
+        for f in (tmp_path, folder)
+    ]
+    assert steps == [result.best_step] * 2
 
 
 def test_handlers_are_put_back_and_the_request_is_told(capfd):
