@@ -96,7 +96,7 @@ def stopped_at(ends, code):
     return int(re.search(r"after step (\d+)", ends[0][1])[1])
 
 
-def test_two_processes_are_one_run(tmp_path, whole, job):
+def test_a_signal_to_one_of_two_processes_stops_both(tmp_path, job):
     """SIGTERM to one of them: both save the same step and exit with 42."""
     cut = tmp_path / "cut"
     ends = job(cut, GROUPS, count=2, devices=2, twist=("term", 1, 3))
@@ -104,12 +104,11 @@ def test_two_processes_are_one_run(tmp_path, whole, job):
     assert 3 <= step < 26
     assert "stopping as soon as the state is saved" in ends[1][1]
     assert checkpoint.load_tree(cut)[0] == step
-    assert metric_lines(cut) == [line for line in metric_lines(whole) if line["step"] <= step]
     assert list(losses(cut)) == list(range(1, step + 1))  # process 0 tells each step, once
 
 
 @pytest.mark.slow
-def test_any_number_of_processes_goes_on(tmp_path, whole, job):
+def test_any_number_of_processes_goes_on(tmp_path, job):
     """Ctrl-C to one of two; SIGTERM at the second start; then four processes to the end."""
     long = tuple(s.replace("steps=26", "steps=60") for s in GROUPS)
     here(tmp_path / "whole", long)

@@ -134,6 +134,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_kill_while_a_checkpoint_is_written(tmp_path, whole, command, capsys):
     """The one before it is used, and what was written of it is removed."""
     cut = tmp_path / "cut"
