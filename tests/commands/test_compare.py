@@ -29,26 +29,26 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A small system, trained for a step with each of two seeds."""
+    """A small system, trained for a step with a seed."""
     out = tmp_path_factory.mktemp("comparison")
-    rows = compare.compare(SYSTEMS, out, settings=SETTINGS, seeds=(0, 1), batch=8, verbose=False)
+    rows = compare.compare(SYSTEMS, out, settings=SETTINGS, seeds=(1,), batch=8, verbose=False)
     return out, rows
 
 
 def test_a_row_for_each_system(made):
     out, (row,) = made
     assert row.name == "c2a2 tiny" and row.spec == SPECS[0]
-    assert len(row.accuracies) == 2 and all(0 <= a <= 1 for a in row.accuracies)
+    assert len(row.accuracies) == 1 and all(0 <= a <= 1 for a in row.accuracies)
     assert 0 < row.parameters < 20_000 and row.images_per_second > 0
     assert 4 * row.parameters < row.forward_bytes < row.training_bytes
-    assert len([p for p in out.iterdir() if (p / "checkpoints").is_dir()]) == 2
+    assert len([p for p in out.iterdir() if (p / "checkpoints").is_dir()]) == 1
 
 
 def test_what_is_trained_is_not_trained_again(made):
     out, rows = made
     logs = sorted(out.glob("*/metrics.jsonl"))
     before = [log.read_bytes() for log in logs]
-    again = compare.compare(SYSTEMS, out, settings=SETTINGS, seeds=(0, 1), batch=8, verbose=False)
+    again = compare.compare(SYSTEMS, out, settings=SETTINGS, seeds=(1,), batch=8, verbose=False)
     assert again == rows
     assert [log.read_bytes() for log in logs] == before
 

@@ -96,8 +96,19 @@ def test_what_a_converted_network_cannot_promise_is_said(golden_dir, tmp_path, c
     assert "depends on the other images of its batch" in capsys.readouterr().err
 
 
+#: Of parts that other constructors have too; the longer suite's.
+SLOW = re.compile(
+    r"(ccx|cvx|levix|pix) (?!softmax)|vix .*(one head|linformer)|dhvt patch|hvt 2-D con"
+)
+
+
 @pytest.mark.parametrize(
-    "name", [k for k, case in state_dicts.CASES.items() if "model" in case and "bare" not in k]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * bool(SLOW.match(name)))
+        for name, case in state_dicts.CASES.items()
+        if "model" in case and "bare" not in name
+    ],
 )
 def test_any_constructor(name, tmp_path):
     """Of every family: its settings, its tensors' places and, to 1e-9, its logits."""

@@ -32,7 +32,9 @@ def built(variant, size, classes, **changes):
     )
 
 
-@pytest.mark.parametrize("variant", TABLE)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(v, marks=[pytest.mark.slow] * (v != "resnet50")) for v in TABLE]
+)
 def test_the_counts_of_table_3(variant):
     side, width, count, flops = TABLE[variant]
     network = built(variant, (side, side), 1000)

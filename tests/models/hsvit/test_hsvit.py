@@ -307,6 +307,15 @@ def test_dropout_follows_the_example_and_the_key():
     np.testing.assert_array_equal(run(images, ids + 1, None), plain)
 
 
+def test_each_example_has_masks_of_attention_of_its_own():
+    """Of equal tokens, which nothing else tells apart."""
+    model = small(depth=1)
+    tokens_TD = np.random.default_rng(4).normal(size=(5, 22)).astype(np.float32)
+    spy, images = Spy(jnp.broadcast_to(tokens_TD, (4, 3, 5, 22))), images_for(model, batch=4)
+    model.apply(*started(model), images, dropout_key=jax.random.key(6), shard=spy)
+    assert np.abs(np.diff(spy.cls, axis=1)).max((0, 2)).min() > 1e-3
+
+
 def test_a_group_elsewhere_drops_the_same():
     """One group alone, as on its own device, equals its part of all groups."""
     model = small()
