@@ -121,9 +121,9 @@ SMALL = {
     "mobilenet_v2": ((32, 32), {"dropout": 0.3}),
 }
 #: Of another one's parts; run by the longer suite.
-SLOW_MASKS = {"deit", "pix", "cvx", "levix", "mobilenet_v2", "swin"}
+SLOW_MASKS = {"deit", "mobilevit", "pix", "cvx", "levix", "mobilenet_v2", "swin"}
 SLOW_MASKS |= {"efficientvit", "fastvit", "smt"}
-SLOW_DEVICES = set(SMALL) - {"vix", "levix", "cvx", "hvt", "dhvt", "resnet"}
+SLOW_DEVICES = set(SMALL) - {"vix", "hvt", "dhvt", "resnet"}
 
 
 def small(name, **changes):

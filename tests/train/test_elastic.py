@@ -48,7 +48,7 @@ def lose(monkeypatch, at, gone):
     monkeypatch.setattr(coordination, "_survivors", None)
 
 
-@pytest.mark.parametrize("towers", [1, 4])
+@pytest.mark.parametrize("towers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_what_is_left_is_the_network_less_the_lost_votes(towers):
     """Two losses, one after the other: devices of four, relabelled, with nothing copied."""
     config = small_config(mesh__group=4, model__towers=towers)

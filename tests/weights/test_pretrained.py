@@ -243,7 +243,7 @@ def on_backbone(base, **init):
     return config, backbone.BackboneHSViT(own).with_frozen({"backbone"})
 
 
-@pytest.mark.parametrize("before", ["", "resnet."])
+@pytest.mark.parametrize("before", ["", pytest.param("resnet.", marks=pytest.mark.slow)])
 def test_a_backbone_s_file_fills_the_backbone_alone(golden_dir, tmp_path, before):
     """With its classifier or without, and of other classes; the rest is fresh, and it is said."""
     tensors, base, params, stats, *_ = convnet_files.read(golden_dir / GOLDENS["resnet"])

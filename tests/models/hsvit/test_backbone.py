@@ -78,7 +78,7 @@ def alone(state):
     return step(small(dropout=0.2).apply, state, dropout_key=jax.random.key(3))
 
 
-@pytest.mark.parametrize("trunk", ["replicated", "sharded"])
+@pytest.mark.parametrize("trunk", [pytest.param("replicated", marks=pytest.mark.slow), "sharded"])
 def test_the_mesh_changes_no_number(trunk, state, alone):
     """Groups, and where it is so the backbone's channels, on two devices."""
     network = small(dropout=0.2, trunk=trunk)
