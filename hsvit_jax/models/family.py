@@ -19,8 +19,37 @@ def few(words: Iterable[object]) -> str:
     return ", ".join(first[:5]) + (", …" if first[5:] else "")
 
 
+class Checked:
+    """Checks of the settings in a dataclass."""
+
+    def check_sizes(self, *more: int) -> None:
+        """Raises ValueError unless these, the image's sizes and the classes are positive."""
+        if min(*self.image_size, self.image_channels, self.num_classes, *more) < 1:
+            raise ValueError(f"sizes must be positive; got {self}")
+
+    def check_rates(self, *names: str) -> None:
+        """Raises ValueError for a rate of dropout, or a tuple of them, that is not in [0, 1)."""
+        for name in names:
+            rates = getattr(self, name)
+            if not all(0 <= rate < 1 for rate in (rates if isinstance(rates, tuple) else (rates,))):
+                raise ValueError(f"{name} must be in [0, 1); got {rates}")
+
+    def check_choices(self, **choices: Collection[str]) -> None:
+        """Raises ValueError for a setting that is none of its choices."""
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                given = getattr(self, name)
+                raise ValueError(f"unknown model.{name} {given!r}; choose one of {known}")
+
+    def check_odd(self, *names: str) -> None:
+        """Raises ValueError for a window or kernel of even size."""
+        for name in names:
+            if getattr(self, name) < 1 or getattr(self, name) % 2 == 0:
+                raise ValueError(f"{name} must be odd; got {getattr(self, name)}")
+
+
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Checked):
     """What every network's config has; a family adds its settings, with their defaults, which have
     their meaning in `config.keys.MODEL_KEYS`.
 
@@ -36,35 +65,6 @@ class Sizes:
     image_size: tuple[int, int]
     image_channels: int
     num_classes: int
-
-
-def check_sizes(config: Any, *more: int) -> None:
-    """Raises ValueError unless these, the image's sizes and the number of classes are positive."""
-    if min(*config.image_size, config.image_channels, config.num_classes, *more) < 1:
-        raise ValueError(f"sizes must be positive; got {config}")
-
-
-def check_rates(config: Any, *names: str) -> None:
-    """Raises ValueError for a rate of dropout, or a tuple of them, that is not in [0, 1)."""
-    for name in names:
-        rates = getattr(config, name)
-        if not all(0 <= rate < 1 for rate in (rates if isinstance(rates, tuple) else (rates,))):
-            raise ValueError(f"{name} must be in [0, 1); got {rates}")
-
-
-def check_choices(config: Any, **choices: Collection[str]) -> None:
-    """Raises ValueError for a setting that is none of its choices."""
-    for name, known in choices.items():
-        if getattr(config, name) not in known:
-            given = getattr(config, name)
-            raise ValueError(f"unknown model.{name} {given!r}; choose one of {known}")
-
-
-def check_odd(config: Any, *names: str) -> None:
-    """Raises ValueError for a window or kernel of even size."""
-    for name in names:
-        if getattr(config, name) < 1 or getattr(config, name) % 2 == 0:
-            raise ValueError(f"{name} must be odd; got {getattr(config, name)}")
 
 
 def check_heads(dim: int, heads: int) -> None:

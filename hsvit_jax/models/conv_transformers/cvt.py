@@ -23,14 +23,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import (
-    Family,
-    Sizes,
-    check_choices,
-    check_rates,
-    check_sizes,
-    defaults_of,
-)
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear, split_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 
@@ -81,7 +74,7 @@ class CvTConfig(Sizes):
         sizes = (*self.patches, *self.strides, *self.widths, *self.heads, *self.depths)
         sizes += (*self.kernels, *self.key_strides, *map(self.hidden, range(len(self.depths))))
         paddings = (*self.paddings, *self.query_paddings, *self.key_paddings)
-        check_sizes(self, *sizes, min(paddings) + 1)
+        self.check_sizes(*sizes, min(paddings) + 1)
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
                 raise ValueError(f"a width of {width} is not divisible by heads={heads}")
@@ -91,8 +84,8 @@ class CvTConfig(Sizes):
                     f"query_paddings={padding} with kernels={kernel} does not keep the map's size, "
                     "as queries must: it has to be half of an odd kernel, rounded down"
                 )
-        check_rates(self, "dropouts", "attention_dropouts", "drop_paths")
-        check_choices(self, drop_path_of=("tokens", "branch"))
+        self.check_rates("dropouts", "attention_dropouts", "drop_paths")
+        self.check_choices(drop_path_of=("tokens", "branch"))
         for stage in range(len(self.depths)):
             self.key_map(stage)  # raises for too small an image
 

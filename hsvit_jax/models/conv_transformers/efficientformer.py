@@ -23,7 +23,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
-from hsvit_jax.models.family import Family, check_odd, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.attention import biased_attention, biased_weights
@@ -62,13 +62,13 @@ class EfficientFormerConfig(StagedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, *self.depths[:-1], self.heads, self.key_dim, self.value_dim)
+        self.check_sizes(*self.depths[:-1], self.heads, self.key_dim, self.value_dim)
         if not 0 <= self.attention_blocks <= self.depths[-1]:
             raise ValueError(
                 f"attention_blocks={self.attention_blocks} must be from 0 to the last stage's "
                 f"depth, {self.depths[-1]}"
             )
-        check_odd(self, "pool_window")
+        self.check_odd("pool_window")
 
     @property
     def value_dim(self) -> int:

@@ -23,7 +23,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.efficientformer import offsets
-from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.attention import biased_attention, biased_weights
 
@@ -76,8 +76,8 @@ class EfficientViTConfig(Sizes):
                 f"depths={self.depths} needs one entry per stage, and as many are needed in widths,"
                 f" heads, key_dims, windows and downsamples; got {self}"
             )
-        check_sizes(self, *self.depths, *self.widths, *self.heads, *self.key_dims, *self.windows)
-        check_sizes(self, self.widths[0] // 8)
+        self.check_sizes(*self.depths, *self.widths, *self.heads, *self.key_dims, *self.windows)
+        self.check_sizes(self.widths[0] // 8)
         if min(self.image_size) < 16:
             raise ValueError(
                 f"an image of {self.image_size[0]}×{self.image_size[1]} pixels is too small for "
@@ -96,7 +96,7 @@ class EfficientViTConfig(Sizes):
             raise ValueError(
                 f"kernels={self.kernels} must be odd, one for each of {max(self.heads)} heads"
             )
-        check_rates(self, "head_dropout")
+        self.check_rates("head_dropout")
 
     def window(self, stage: int) -> int:
         """Rows and columns of a stage's windows.

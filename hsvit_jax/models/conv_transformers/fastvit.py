@@ -22,7 +22,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm
 from hsvit_jax.models.network import (
     BoundModules,
@@ -101,8 +101,8 @@ class FastViTConfig(Sizes):
                 " mlp_ratios, mixers, position_kernels, downsamples and squeezes; got "
                 f"{list(map(len, by_stage))}"
             )
-        check_sizes(self, *self.depths, *self.widths, self.down_stride)
-        check_sizes(self, *map(self.hidden, range(len(self.depths))))
+        self.check_sizes(*self.depths, *self.widths, self.down_stride)
+        self.check_sizes(*map(self.hidden, range(len(self.depths))))
         kernels = (self.kernel, self.down_kernel, *filter(None, self.position_kernels))
         if min(kernels) < 1 or any(size % 2 == 0 for size in kernels) or self.down_kernel < 3:
             raise ValueError(f"kernels must be odd, down_kernel from 3 on; got {kernels}")
@@ -115,7 +115,7 @@ class FastViTConfig(Sizes):
                 raise ValueError(f"mixers are 'repmixer' or 'attention'; got {mixer!r}")
             if mixer == "attention" and width % HEAD_DIM:
                 raise ValueError(f"attention needs a width divisible by {HEAD_DIM}; got {width}")
-        check_rates(self, "dropout", "head_dropout", "drop_path")
+        self.check_rates("dropout", "head_dropout", "drop_path")
         by_name(self.down_activation)
         self.maps()  # raises for too small an image
 

@@ -18,7 +18,7 @@ from flax import nnx
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes, check_odd, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -73,13 +73,13 @@ class MobileViTConfig(Sizes):
                 f"widths of tokens; got channels={self.channels} and widths={self.widths}"
             )
         sizes = (*self.channels, *self.widths, *map(self.hidden, range(3)))
-        check_sizes(self, *sizes, self.heads, self.patch)
+        self.check_sizes(*sizes, self.heads, self.patch)
         if any(width % self.heads for width in self.widths):
             raise ValueError(f"widths={self.widths} are not all divisible by heads={self.heads}")
-        check_odd(self, "kernel")
+        self.check_odd("kernel")
         if self.output_stride not in (8, 16, 32):
             raise ValueError(f"output_stride must be 8, 16 or 32; got {self.output_stride}")
-        check_rates(self, "dropout", "attention_dropout", "head_dropout")
+        self.check_rates("dropout", "attention_dropout", "head_dropout")
         by_name(self.activation)
         self.maps()  # raises for too small an image
 

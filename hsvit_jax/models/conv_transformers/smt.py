@@ -19,7 +19,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.activations import gelu
@@ -77,8 +77,8 @@ class SMTConfig(Sizes):
                 " modulated, modulation_heads, heads and mlp_ratios; got "
                 f"{list(map(len, by_stage))}"
             )
-        check_sizes(self, *self.depths, *self.widths, self.expand_ratio, self.stem_kernel)
-        check_sizes(self, *map(self.hidden, range(len(self.depths))))
+        self.check_sizes(*self.depths, *self.widths, self.expand_ratio, self.stem_kernel)
+        self.check_sizes(*map(self.hidden, range(len(self.depths))))
         for stage, width in enumerate(self.widths):
             kinds = {self.attends(stage, block) for block in range(self.depths[stage])}
             for attends in kinds:
@@ -89,7 +89,7 @@ class SMTConfig(Sizes):
                         f"{name}[{stage}]={heads} must be positive and divide widths[{stage}]="
                         f"{width}"
                     )
-        check_rates(self, "dropout", "attention_dropout", "drop_path")
+        self.check_rates("dropout", "attention_dropout", "drop_path")
         self.maps()  # raises for too small an image
 
     @property

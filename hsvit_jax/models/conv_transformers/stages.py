@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from hsvit_jax.models.conv_layers import ConvNorm, size_out
-from hsvit_jax.models.family import Sizes, check_rates, check_sizes
+from hsvit_jax.models.family import Sizes
 from hsvit_jax.ops.activations import activation as by_name
 
 
@@ -39,8 +39,8 @@ class StagedConfig(Sizes):
                 f"downsamples={self.downsamples} one less"
             )
         sizes = (self.widths[0] // 2, *map(self.hidden, range(stages)))
-        check_sizes(self, *sizes, self.down_kernel, self.down_stride, self.down_padding + 1)
-        check_rates(self, "drop_path", "dropout")
+        self.check_sizes(*sizes, self.down_kernel, self.down_stride, self.down_padding + 1)
+        self.check_rates("drop_path", "dropout")
         by_name(self.activation)
         self.maps()  # raises for too small an image
 

@@ -22,7 +22,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
-from hsvit_jax.models.family import Family, check_choices, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, defaults_of
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import gelu
@@ -57,9 +57,9 @@ class SwiftFormerConfig(StagedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, *self.depths)
-        check_rates(self, "conv_drop_path")
-        check_choices(self, queries=("equal", "weighted"))
+        self.check_sizes(*self.depths)
+        self.check_rates("conv_drop_path")
+        self.check_choices(queries=("equal", "weighted"))
 
 
 #: The `model` section of SwiftFormer-XS, which variants change.

@@ -18,7 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Pads, convolve, pads
-from hsvit_jax.models.family import Sizes, check_choices, check_rates, check_sizes
+from hsvit_jax.models.family import Checked, Sizes
 from hsvit_jax.models.network import UNSHARDED, BoundModules, ForwardContext, GroupShard, Network
 from hsvit_jax.ops.activations import ACTIVATIONS
 
@@ -105,7 +105,7 @@ class ConvNetConfig(Sizes, abc.ABC):
     """
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        self.check_sizes()
         for conv in self.convs():
             if min(conv.c_in, conv.c_out, conv.size, conv.stride, conv.dilation) < 1:
                 raise ValueError(f"sizes of a convolution must be positive; got {conv}")
@@ -170,7 +170,7 @@ def last_map(c: ConvNetConfig) -> tuple[int, int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadConfig:
+class HeadConfig(Checked):
     """Sizes of a `Head`; pooling is 'mean' or 'max', init as in `layers.init_kernel`."""
 
     channels: int
@@ -180,8 +180,8 @@ class HeadConfig:
     init: str = "normal"
 
     def __post_init__(self) -> None:
-        check_rates(self, "dropout")
-        check_choices(self, pooling=("mean", "max"))
+        self.check_rates("dropout")
+        self.check_choices(pooling=("mean", "max"))
 
 
 class Head(nnx.Module):

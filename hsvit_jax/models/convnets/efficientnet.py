@@ -23,7 +23,7 @@ from hsvit_jax.models.convnets.inverted_residual import (
     Plan,
     rounded,
 )
-from hsvit_jax.models.family import Family, check_choices, check_rates, defaults_of
+from hsvit_jax.models.family import Family, defaults_of
 
 #: Named networks as they differ from `DEFAULTS`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -80,10 +80,10 @@ class EfficientNetConfig(InvertedConfig):
                     f"a stage's in_channels must be what comes before it, {before}; got {after} of "
                     f"in_channels={self.in_channels}, out_channels={self.out_channels}"
                 )
-        check_choices(self, padding=("native", "same", "symmetric"), drop=DROPS)
+        self.check_choices(padding=("native", "same", "symmetric"), drop=DROPS)
         if self.squeeze < 0:
             raise ValueError(f"squeeze must be at least 0; got {self.squeeze}")
-        check_rates(self, "drop_rate")
+        self.check_rates("drop_rate")
         super().__post_init__()
 
     def channels(self, base: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
 from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan, rounded
-from hsvit_jax.models.family import Family, check_choices, defaults_of
+from hsvit_jax.models.family import Family, defaults_of
 
 #: Named networks by their width, as they differ from `DEFAULTS`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {"1.0": {}, "1.4": {"width": 1.4}}
@@ -48,7 +48,7 @@ class MobileNetV2Config(InvertedConfig):
                 "width, divisor, least_channels, expand and output_stride must be positive; got "
                 f"{self}"
             )
-        check_choices(self, padding=("same", "symmetric"))
+        self.check_choices(padding=("same", "symmetric"))
         super().__post_init__()
 
     def channels(self, base: int) -> int:

@@ -15,7 +15,7 @@ from flax import nnx
 
 from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, ConvNetConfig, ConvNorm, HeadConfig
-from hsvit_jax.models.family import Family, check_choices, defaults_of
+from hsvit_jax.models.family import Family, defaults_of
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops.activations import ACTIVATIONS
 from hsvit_jax.ops.max_pool import max_pool
@@ -61,7 +61,7 @@ class ResNetConfig(ConvNetConfig):
     zero_init: bool = False
 
     def __post_init__(self) -> None:
-        check_choices(self, block=("basic", "bottleneck"))
+        self.check_choices(block=("basic", "bottleneck"))
         if len(self.channels) != len(self.depths) or min(self.depths, default=0) < 1:
             raise ValueError(
                 "a ResNet needs channels and a depth of at least 1 for each stage; got "

@@ -22,14 +22,7 @@ from flax import nnx
 from hsvit_jax.models import layers
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig
-from hsvit_jax.models.family import (
-    Family,
-    check_choices,
-    check_heads,
-    check_rates,
-    check_sizes,
-    defaults_of,
-)
+from hsvit_jax.models.family import Checked, Family, check_heads, defaults_of
 from hsvit_jax.models.hsvit import torch_weights
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
@@ -86,7 +79,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class BackboneHSViTConfig:
+class BackboneHSViTConfig(Checked):
     """Every size; backbone: of the network whose last map is read, which has the image's sizes.
 
     The others are named as `HSViTConfig`'s. Raises ValueError for sizes that do not fit.
@@ -105,7 +98,7 @@ class BackboneHSViTConfig:
     def __post_init__(self) -> None:
         if self.embed_dim == 0:
             object.__setattr__(self, "embed_dim", -(-prod(self.map_size) // 8) * 8)
-        check_sizes(self, self.groups, self.depth, self.embed_dim)
+        self.check_sizes(self.groups, self.depth, self.embed_dim)
         channels = self.conv_channels[-1]
         if channels % self.groups:
             raise ValueError(
@@ -113,8 +106,8 @@ class BackboneHSViTConfig:
                 f" choose a divisor of {channels}: {divisors(channels)}"
             )
         check_heads(self.embed_dim, self.heads)
-        check_rates(self, "dropout", "group_dropout")
-        check_choices(self, votes=("equal", "learned"), trunk=("replicated", "sharded"))
+        self.check_rates("dropout", "group_dropout")
+        self.check_choices(votes=("equal", "learned"), trunk=("replicated", "sharded"))
 
     @property
     def image_size(self) -> tuple[int, int]:

@@ -5,15 +5,7 @@ from collections.abc import Mapping
 from math import gcd, log, prod
 from typing import Any
 
-from hsvit_jax.models.family import (
-    Sizes,
-    check_choices,
-    check_heads,
-    check_rates,
-    check_sizes,
-    defaults_of,
-    few,
-)
+from hsvit_jax.models.family import Sizes, check_heads, defaults_of, few
 
 #: Named sizes (paper, table 2), as they differ from `DEFAULTS`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -121,9 +113,9 @@ def _check_sizes(c: HSViTConfig) -> None:
             f"{c.conv_channels}, {c.conv_kernels} and {c.pool_strides}"
         )
     sizes = (*c.conv_channels, *c.pool_strides, c.embed_dim, c.groups + 1, c.depth + 1)
-    check_sizes(c, *sizes)
-    check_rates(c, "dropout", "group_dropout")
-    check_choices(c, votes=("equal", "learned"), trunk=("replicated", "sharded"))
+    c.check_sizes(*sizes)
+    c.check_rates("dropout", "group_dropout")
+    c.check_choices(votes=("equal", "learned"), trunk=("replicated", "sharded"))
     if c.convolution:
         if any(k < 1 or k % 2 == 0 for k in c.conv_kernels):
             raise ValueError(f"convolution kernels must be odd; got conv_kernels={c.conv_kernels}")

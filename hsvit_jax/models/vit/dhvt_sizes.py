@@ -9,14 +9,7 @@ from math import prod
 from typing import Any
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.family import (
-    Sizes,
-    check_choices,
-    check_heads,
-    check_rates,
-    check_sizes,
-    defaults_of,
-)
+from hsvit_jax.models.family import Sizes, check_heads, defaults_of
 
 NORMS = ("batch", "layer")
 
@@ -110,11 +103,11 @@ class DHVTConfig(Sizes):
     positions: bool = False
 
     def __post_init__(self) -> None:
-        check_sizes(self, self.embed_dim, self.depth, self.hidden)
+        self.check_sizes(self.embed_dim, self.depth, self.hidden)
         layers.check_patches(self.image_size, self.patch)
         check_heads(self.embed_dim, self.heads)
-        check_rates(self, "drop_path")
-        check_choices(self, sope_norm=NORMS, daff_norm=NORMS, feed_forward=[*FEED_FORWARDS])
+        self.check_rates("drop_path")
+        self.check_choices(sope_norm=NORMS, daff_norm=NORMS, feed_forward=[*FEED_FORWARDS])
         if self.sope and (self.patch < 2 or self.patch & (self.patch - 1)):
             raise ValueError(
                 f"SOPE halves the image by each convolution, so patch must be 2, 4, 8 or 16; got "

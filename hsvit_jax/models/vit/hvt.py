@@ -21,14 +21,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.family import (
-    Family,
-    Sizes,
-    check_choices,
-    check_rates,
-    check_sizes,
-    defaults_of,
-)
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import token_pruning, torch_weights
 from hsvit_jax.ops.max_pool import max_pool
@@ -84,9 +77,9 @@ class HVTConfig(Sizes):
     patch_init: str = "torch"
 
     def __post_init__(self) -> None:
-        check_sizes(self, self.heads, self.head_dim, self.depth, self.hidden, self.stage_depth + 1)
+        self.check_sizes(self.heads, self.head_dim, self.depth, self.hidden, self.stage_depth + 1)
         layers.check_patches(self.image_size, self.patch)
-        check_rates(self, "drop_path", "dropout", "attention_dropout")
+        self.check_rates("drop_path", "dropout", "attention_dropout")
         _check_pooling(self)
         if self.retained:
             token_pruning.check_retained(self.retained, self.depth, self.tokens)
@@ -136,7 +129,7 @@ DEFAULTS = {**defaults_of(HVTConfig, without=_OTHERS), "patch": 0}
 def _check_pooling(c: HVTConfig) -> None:
     if not c.stage_depth:
         return
-    check_choices(c, pool=("max", "average", "conv"))
+    c.check_choices(pool=("max", "average", "conv"))
     if c.pool_dims not in (1, 2):
         raise ValueError(f"pool_dims must be 1 or 2; got {c.pool_dims}")
     if c.pool_window < 2 or (c.pool_dims == 2 and c.pool_window % 2 == 0):

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import torch_weights
 from hsvit_jax.ops.attention import biased_attention
@@ -59,10 +59,10 @@ class SwinConfig(Sizes):
                 "widths, depths, heads and windows need a value for each stage; got "
                 f"{self.widths}, {self.depths}, {self.heads} and {self.windows}"
             )
-        check_sizes(self, *sum(stages, ()), *(int(w * self.mlp_ratio) for w in self.widths))
+        self.check_sizes(*sum(stages, ()), *(int(w * self.mlp_ratio) for w in self.widths))
         if any(width % heads for width, heads in zip(self.widths, self.heads, strict=True)):
             raise ValueError(f"heads={self.heads} do not divide widths={self.widths}")
-        check_rates(self, "drop_path")
+        self.check_rates("drop_path")
         layers.check_patches(self.image_size, self.patch)
 
     def maps(self) -> list[Size]:

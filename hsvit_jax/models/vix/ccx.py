@@ -18,14 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import (
-    Family,
-    Sizes,
-    check_heads,
-    check_rates,
-    check_sizes,
-    defaults_of,
-)
+from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -60,7 +53,7 @@ class CCXConfig(Sizes):
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        check_sizes(self, self.embed_dim, self.depth, self.mlp_dim, self.pool_stride)
+        self.check_sizes(self.embed_dim, self.depth, self.mlp_dim, self.pool_stride)
         if min(self.conv_kernel, self.pool_window) < 1 or not self.conv_kernel % 2 == 1 == (
             self.pool_window % 2
         ):
@@ -68,7 +61,7 @@ class CCXConfig(Sizes):
                 f"convolution and pool must be odd; got conv_kernel={self.conv_kernel} and "
                 f"pool_window={self.pool_window}"
             )
-        check_rates(self, "dropout", "drop_path")
+        self.check_rates("dropout", "drop_path")
         stems.check_stem(self.conv_widths, self.conv_strides, "conv_strides")
         self.mixing.check_tokens(self.tokens)
 

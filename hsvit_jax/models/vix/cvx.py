@@ -17,7 +17,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family, Sizes, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -51,7 +51,7 @@ class CvXConfig(Sizes):
                 f"depths={self.depths} and stage_strides={self.stage_strides} need one entry per "
                 "stage each"
             )
-        check_sizes(self, self.embed_dim, self.mlp_dim, *self.depths, *self.stage_strides)
+        self.check_sizes(self.embed_dim, self.mlp_dim, *self.depths, *self.stage_strides)
         for rows, columns in self.map_sizes:
             self.mixing.check_tokens(rows * columns)
 

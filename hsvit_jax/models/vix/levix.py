@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes, check_sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -48,7 +48,7 @@ class LeViXConfig(Sizes):
     mlp_dim: int = 256
 
     def __post_init__(self) -> None:
-        check_sizes(self, self.embed_dim, self.depth, self.mlp_dim)
+        self.check_sizes(self.embed_dim, self.depth, self.mlp_dim)
         stems.check_stem(self.stem_widths, self.stem_strides)
         self.mixing.check_tokens(self.tokens)
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hsvit_jax.models.family import check_odd, check_rates, defaults_of
+from hsvit_jax.models.family import Checked, defaults_of
 
 #: The mixers.
 NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
@@ -15,7 +15,7 @@ PINV_STEPS = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixing:
+class Mixing(Checked):
     """A mixer's name and settings.
 
     Attributes:
@@ -52,8 +52,8 @@ class Mixing:
         sizes = (self.heads, self.head_dim, self.projections, self.landmarks)
         if min(sizes) < 1 or self.features < 0 or self.expansion <= 0:
             raise ValueError(f"a mixer's sizes must be positive; got {self}")
-        check_rates(self, "dropout", "attention_dropout")
-        check_odd(self, "residual_kernel")
+        self.check_rates("dropout", "attention_dropout")
+        self.check_odd("residual_kernel")
         if self.name == "performer" and not self.feature_count:
             raise ValueError(
                 f"head_dim={self.head_dim} gives performer features=0: set model.features"

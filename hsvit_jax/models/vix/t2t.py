@@ -17,15 +17,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import (
-    Family,
-    Sizes,
-    check_choices,
-    check_heads,
-    check_rates,
-    check_sizes,
-    defaults_of,
-)
+from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixers, torch_weights
 from hsvit_jax.ops import remat
@@ -71,10 +63,10 @@ class T2TConfig(Sizes):
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        check_sizes(self, self.token_dim // 2, self.depth, int(self.embed_dim * self.mlp_ratio))
-        check_choices(self, token_layer=("performer", "softmax"))
+        self.check_sizes(self.token_dim // 2, self.depth, int(self.embed_dim * self.mlp_ratio))
+        self.check_choices(token_layer=("performer", "softmax"))
         check_heads(self.embed_dim, self.heads)
-        check_rates(self, "token_dropout", "drop_path")
+        self.check_rates("token_dropout", "drop_path")
 
     @property
     def tokens(self) -> int:

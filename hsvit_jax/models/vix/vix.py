@@ -15,7 +15,7 @@ import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes, check_rates, check_sizes
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -87,8 +87,8 @@ class ViXConfig(Sizes):
     embed_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_sizes(self, self.embed_dim, self.depth, self.mlp_dim)
-        check_rates(self, "dropout", "embed_dropout")
+        self.check_sizes(self.embed_dim, self.depth, self.mlp_dim)
+        self.check_rates("dropout", "embed_dropout")
         if self.stem_channels:
             stems.check_stem(self.stem_widths, self.stem_strides)
             if self.patch != 1:
