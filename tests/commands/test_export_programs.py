@@ -10,7 +10,10 @@ from jax import export
 from support import small_runs
 
 import hsvit_jax
-from hsvit_jax import main
+from hsvit_jax import config as config_lib
+from hsvit_jax import main, models
+from hsvit_jax.commands.export import programs
+from hsvit_jax.train import init_from
 
 ONLY_JAX = """
 import sys, jax, numpy as np
@@ -71,6 +74,19 @@ def test_parts_are_programs_of_their_own(stored_weights, images, tmp_path, capsy
         _, probabilities = head.call(sum(totals), sum(weights))
         whole = hsvit_jax.load(stored_weights).predict(images[:count])
         np.testing.assert_allclose(probabilities, whole, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [name for name in models.FAMILIES if name != "hsvit"])
+def test_every_family_has_a_free_batch(family):
+    config = config_lib.get_config(f"{models.FAMILIES[family].config_file or family}:cifar10,tiny")
+    model = models.build(config.model.to_dict(), image_size=(32, 32), channels=3, num_classes=10)
+    with config.unlocked():
+        config.data.mean, config.data.std = (0.4, 0.5, 0.6), (0.2, 0.2, 0.3)
+    trees = small_runs.made_up_values(model)
+    (program,) = programs.whole(init_from.Stored(0, config, model, *trees, (), None, {}), family)
+    exported = export.deserialize(programs.stablehlo(program))
+    assert [str(out.shape) for out in exported.out_avals] == ["(batch, 10)"] * 2
 
 
 @pytest.mark.parametrize(

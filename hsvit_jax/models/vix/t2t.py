@@ -90,7 +90,7 @@ def soft_split(x_BHWC: Array, size: int, stride: int, padding: int) -> Array:
         for i in range(size)
         for j in range(size)
     ]
-    return jnp.stack(shifted, 3).reshape(len(x), rows * columns, -1)
+    return jnp.stack(shifted, 3).reshape(x.shape[0], rows * columns, -1)
 
 
 class TokenLayer(nnx.Module):
@@ -155,7 +155,7 @@ class Embedding(nnx.Module):
             stream = layers.EMBEDDING + i * layers.STREAMS_PER_BLOCK
             x_BTD = soft_split(x_BHWC, *_SPLITS[i])
             x_BTD = layer(x_BTD, features[i] if features else None, context, stream)
-            x_BHWC = x_BTD.reshape(len(x_BTD), *grid, -1)
+            x_BHWC = x_BTD.reshape(x_BTD.shape[0], *grid, -1)
         x_BTD = self.project(soft_split(x_BHWC, *_SPLITS[-1]))
         return layers.prepend(self.cls[...], x_BTD)
 
