@@ -1,6 +1,7 @@
 """Convolutions with any padding, and convolution, BatchNorm and activation as one layer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -146,7 +147,7 @@ class ConvNorm(nnx.Module):
     """Convolution, BatchNorm, activation: {'conv', 'norm'}.
 
     activation: a name of `activations.ACTIVATIONS`; momentum in Flax's sense, see
-    `layers.BatchNorm`; the other arguments are those of `Conv`.
+    `layers.BatchNorm`; others: of `Conv`.
     """
 
     def __init__(
@@ -156,25 +157,13 @@ class ConvNorm(nnx.Module):
         size: int,
         key: Array,
         *,
-        stride: int = 1,
-        padding: Padding | None = None,
-        dilation: int = 1,
-        groups: int = 1,
         bias: bool = False,
         activation: str = "none",
         eps: float = 1e-5,
         momentum: float = 0.9,
-        init: str = "torch",
+        **others: Any,
     ) -> None:
-        self.conv = Conv(
-            *(c_in, c_out, size, key),
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            init=init,
-        )
+        self.conv = Conv(c_in, c_out, size, key, bias=bias, **others)
         self.norm = layers.BatchNorm(c_out, eps=eps, momentum=momentum)
         self.activate = by_name(activation)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.conv_layers import Pads, convolve, pads
+from hsvit_jax.models.conv_layers import Pads, convolve, pads, size_out
 from hsvit_jax.models.family import Checked, Sizes
 from hsvit_jax.models.network import UNSHARDED, BoundModules, ForwardContext, GroupShard, Network
 from hsvit_jax.ops.activations import ACTIVATIONS
@@ -60,12 +60,7 @@ class Conv:
 
     def map_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of the output for a map of this size."""
-        reach = (self.size - 1) * self.dilation + 1
-        rows, columns = (
-            (n + sum(around) - reach) // self.stride + 1
-            for n, around in zip(size, self.pads(size), strict=True)
-        )
-        return rows, columns
+        return size_out(size, self.size, self.stride, self.pads(size), self.dilation)
 
 
 class ConvNorm(nnx.Module):

@@ -1,7 +1,5 @@
 """What convolutional networks share: padding, depthwise strides, statistics, freezing, refusals."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -148,14 +146,3 @@ def test_an_image_too_small_for_the_strides_says_so(family, side):
 def test_sizes_that_do_not_fit_say_so(family, changes, message):
     with pytest.raises(ValueError, match=message):
         built(family, **changes)
-
-
-@pytest.mark.parametrize("family", ["resnet", "efficientnet", "mobilenet_v2"])
-def test_every_setting_changes_the_network(family):
-    """No setting is read and then forgotten: sizes differ wherever a setting does."""
-    fields = {field.name for field in dataclasses.fields(built(family).config)}
-    assert set(models.FAMILIES[family].defaults) == fields - {
-        "image_size",
-        "image_channels",
-        "num_classes",
-    }
