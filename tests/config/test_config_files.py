@@ -94,24 +94,22 @@ def test_a_family_s_docstring_names_its_variants_and_default(family):
         assert config_lib.get_config(f"{FOLDER.parent}/{command}").model.family == family
 
 
-def on_every_data_set(file):
-    """Of a file, with every recipe: {(network but for its rates of dropout, shape of an image,
-    classes): configuration}."""
-    found = {}
-    for recipe in config_lib.RECIPES:
-        for data_set in config_lib.DATA_SETS:
-            config = config_lib.get_config(f"{file}:{data_set},{recipe}")
-            config = config_lib.resolve(config, data.describe(data_set))
-            shape = (*config.data.image_size, config.data.channels)
-            sizes = str({k: v for k, v in config.model.items() if "drop" not in k})
-            found[sizes, shape, config.data.num_classes] = config
-    return found
-
-
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(recipe, marks=[pytest.mark.slow] * (recipe != "paper"))
+        for recipe in config_lib.RECIPES
+    ],
+)
 @pytest.mark.parametrize("name", [*COUNTS, *SIBLINGS])
-def test_every_network_fits_every_data_set(name):
-    """What differs in its classes alone is one network."""
-    networks = {key[:2]: config for key, config in on_every_data_set(name).items()}
+def test_every_network_fits_every_data_set(name, recipe):
+    """What differs in its classes or its rates of dropout alone is one network."""
+    networks = {}
+    for data_set in config_lib.DATA_SETS:
+        config = config_lib.get_config(f"{name}:{data_set},{recipe}")
+        config = config_lib.resolve(config, data.describe(data_set))
+        sizes = str({k: v for k, v in config.model.items() if "drop" not in k})
+        networks[sizes, *config.data.image_size, config.data.channels] = config
     for config in networks.values():
         network = train.build_model(config)
         assert network.config.image_size == config.data.image_size

@@ -59,9 +59,11 @@ def assert_estimates_activations(rows):
 @pytest.mark.parametrize(
     ("way", "devices"),
     [
-        *(("data", 1), ("towers", 2), *((way, 8) for way in costs.WAYS if way != "data")),
-        *(pytest.param(way, 2, marks=pytest.mark.slow) for way in costs.WAYS if way != "towers"),
-        pytest.param("data", 8, marks=pytest.mark.slow),
+        *(("data", 2), ("towers", 2), ("replicated", 8), ("sharded", 8)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("data", 1), ("data", 8), ("towers", 8), ("replicated", 2), ("sharded", 2))
+        ),
     ],
 )
 def test_an_odd_network_agrees_with_its_programs(way, devices):

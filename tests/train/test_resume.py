@@ -65,9 +65,9 @@ def cut(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("shape", [pytest.param((1, 8), marks=pytest.mark.slow), (4, 2)])
+@pytest.mark.parametrize("shape", [pytest.param((1, 8), marks=pytest.mark.slow), (2, 2)])
 def test_a_run_goes_on_on_other_devices(tmp_path, whole, cut, shape):
-    """From one device to eight: the same losses."""
+    """From one device to four, or eight: the same losses."""
     shutil.copytree(cut, tmp_path, dirs_exist_ok=True)
     run(tmp_path, mesh__group=shape[0], mesh__data=shape[1], **LONG)
     expected, moved = losses(whole), losses(tmp_path)
