@@ -1,6 +1,7 @@
 """The argument after the colon, what follows from a data set, durations, folders, JSON."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -242,8 +243,8 @@ def test_json_that_is_no_configuration():
 
 
 def _pairs_read() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """(owner, key) of every `owner.key` and `owner["key"]` in the package, besides where keys are
-    only made or checked; and those of `config.owner.key` alone."""
+    """(owner, key) of every `owner.key`, `owner["key"]` and `owner.get("key"` in the package,
+    besides where keys are only made or checked; and those of `config.owner.key` alone."""
     read, through_config = set(), set()
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -257,6 +258,9 @@ def _pairs_read() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
                 key = node.attr
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
                 key = node.slice.value
+            elif isinstance(node, ast.Call) and re.match(r"[\w.]+\.get\('", ast.unparse(node)):
+                read.add((ast.unparse(node.func.value).split(".")[-1], node.args[0].value))
+                continue
             else:
                 continue
             owner = node.value
@@ -264,7 +268,8 @@ def _pairs_read() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
                 read.add((owner.id, key))
             elif isinstance(owner, ast.Attribute):
                 read.add((owner.attr, key))
-                if ast.unparse(owner.value).split(".")[-1] == "config":
+                loaded = isinstance(node.ctx, ast.Load)
+                if loaded and ast.unparse(owner.value).split(".")[-1] == "config":
                     through_config.add((owner.attr, key))
     return read, through_config
 
