@@ -14,15 +14,15 @@ table 4). Our own on CIFAR-100: not measured yet.
 
 The recipe `paper`: 300 epochs, AdamW 1e-3, batch 512, 5 epochs of warm-up (the authors' script for
 CIFAR, and table 5), decay 0.05; for ImageNet 5e-4 and 10 epochs of warm-up (supplement, section
-4.1; the script has batch 256); augmentation and schedule of DeiT: crops of the image padded by 4
+4.1; the script has batch 256); for DomainNet batch 256 and 20 epochs of warm-up (the script;
+224 px, t-patch16 or s-patch16); augmentation and schedule of DeiT: crops of the image padded by 4
 pixels up to 32 px, as the authors', and random resized ones of 8 to 100 % of the area for larger
 images, flips, RandAugment as timm's m9-mstd0.5-inc1, erasing 0.25 with noise, MixUp 0.8 or CutMix
 1.0 on every batch, label smoothing 0.1, repeated augmentation (an epoch shows a third of the images
 three times each), cosine. Not as there: a resized crop is bilinear, from the image as it was
 resized (there bicubic, from the file's pixels); RandAugment moves pixels to the nearest (there
 bicubic); decay is on kernels only (there head tokens' embeddings and affine maps decay too); and
-the cosine begins after the warm-up and ends at 0 (there at epoch 0, ending at 1e-5). The
-script for DomainNet warms up 20 epochs at batch 256: set optim.warmup_epochs and train.batch.
+the cosine begins after the warm-up and ends at 0 (there at epoch 0, ending at 1e-5).
 
 The recipe `finetune` (supplement, tables 1 and 8), for weights trained on ImageNet: a fresh
 classifier, 224 px (t is then t-imagenet, s s-patch16), 100 epochs, AdamW 5e-4, decay 1e-8, batch

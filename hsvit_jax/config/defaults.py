@@ -24,6 +24,12 @@ DATA_SETS = (
     "fashion_mnist",
     "tiny_imagenet",
     "food101",
+    "domainnet/clipart",
+    "domainnet/infograph",
+    "domainnet/painting",
+    "domainnet/quickdraw",
+    "domainnet/real",
+    "domainnet/sketch",
     "imagenet",
 )
 #: Data sets that are named by an argument.

@@ -198,6 +198,7 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
 _PAPER_ON: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("hvt", "imagenet"): _HVT_IMAGENET,
     ("dhvt", "imagenet"): _DHVT_IMAGENET,
+    ("dhvt", "domainnet"): {**_DHVT, "train.batch": 256, "optim.warmup_epochs": 20.0},
     ("hsvit_vit", "tiny_imagenet"): {**_HSVIT_VIT, "train.batch": 128},
     ("hsvit_vit", "food101"): {**_HSVIT_VIT, "train.batch": 16},
 }
@@ -297,7 +298,7 @@ def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
     """
     record = FAMILIES[family]
     name = record.paper_recipe
-    recipe = dict(_PAPER_ON.get((name, data)) or PAPER[name])
+    recipe = dict(_PAPER_ON.get((name, data.partition("/")[0])) or PAPER[name])
     if name == "hsvit_cvt" and (variant, data) in _CVT_LOW_RATE:
         recipe |= _LOW_RATE
     side = record.native_sizes.get(variant, record.native_size)

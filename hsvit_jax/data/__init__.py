@@ -1,9 +1,10 @@
 """Data sets by name: ``describe(name)``, and ``load(name)``, three splits of uint8 images.
 
 Names: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``fashion_mnist``, ``tiny_imagenet``,
-``food101``, ``imagenet``, ``folder=<path>``, ``csv=<path>``, ``hf=<name or path>`` and
-``tfds=<name>``. Files are kept in ``data_dir``: by default the variable HSVIT_DATA_DIR, else
-``~/.cache/hsvit_jax/data``. `from_arrays` and `from_examples` make a set of what is in memory.
+``food101``, ``domainnet/<domain>``, ``imagenet``, ``folder=<path>``, ``csv=<path>``,
+``hf=<name or path>`` and ``tfds=<name>``. Files are kept in ``data_dir``: by default the variable
+HSVIT_DATA_DIR, else ``~/.cache/hsvit_jax/data``. `from_arrays` and `from_examples` make a set of
+what is in memory.
 """
 
 import difflib
@@ -47,10 +48,10 @@ _KINDS = {"folder": "<path>", "csv": "<path>", "hf": "<name or path>", "tfds": "
 def describe(name: str, data_dir: str | None = None) -> DataInfo:
     """Describes a data set without loading it; never uses the network.
 
-    For named sets the description is fixed (class names of cifar100, tiny_imagenet, food101 and
-    imagenet are placeholders until they are loaded). For ``folder=`` the class folders are
-    listed and a few image headers read; an archive is unpacked to ``data_dir`` the first time.
-    For ``tfds=`` the description is the builder's.
+    For named sets the description is fixed (class names of cifar100, tiny_imagenet, food101,
+    domainnet and imagenet are placeholders until they are loaded). For ``folder=`` the class
+    folders are listed and a few image headers read; an archive is unpacked to ``data_dir`` the
+    first time. For ``tfds=`` the description is the builder's.
 
     Args:
       name: see the head of this module.

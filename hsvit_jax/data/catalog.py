@@ -16,7 +16,7 @@ from hsvit_jax.data.decode import Request, Source
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
 from hsvit_jax.data.folder import load_listing, unpack_once
 from hsvit_jax.data.images import fit_array
-from hsvit_jax.data.listing import Listing, Tree, arrange, walk
+from hsvit_jax.data.listing import Listing, arrange, walk
 from hsvit_jax.data.tfds import is_prepared, load_tfds, open_builder
 
 _MOST_EXAMPLES = 70_000  # in any set published as arrays; known before they are read
@@ -28,16 +28,17 @@ class Named:
 
     Attributes:
       examples: numbers of training and test images.
-      files: the published files.
+      files: the published files; of image files the archive, then lists beside it.
       parse: parses the files, for sets published as arrays.
-      list_images: lists the images of the unpacked archive, for sets published as image files.
+      list_images: lists the images of the unpacked archive, by the lists beside it if there are
+        any, for sets published as image files.
     """
 
     info: DataInfo
     examples: tuple[int, int] = (0, 0)
     files: tuple[RemoteFile, ...] = ()
     parse: Callable[[list[Path]], formats.Arrays] | None = None
-    list_images: Callable[[Tree], Listing] | None = None
+    list_images: Callable[..., Listing] | None = None
 
 
 def _info(
@@ -72,6 +73,66 @@ _FASHION_FILES = (
     ("t10k-images-idx3", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
     ("t10k-labels-idx1", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
 )
+_DOMAINNET = "http://csr.bu.edu/ftp/visda/2019/multi-source"
+# Domain → the archive's folder (the cleaned ones), numbers of images (DHVT supplement, table 6),
+# SHA-256 of archive, training and test list.
+_DOMAINS = {
+    "clipart": (
+        *("groundtruth/", (33_525, 14_604)),
+        "f8f248a3e8bbc9868c523ae24e6601b4c2ad102afc60c0efeb4f3255df22354d",
+        "affdadf5f95a7583e6b98030a3d35007e2613ee4dd942393c5a705ec2b429312",
+        "62c8e36aaba1c41ad9e249099739707220a44c08f167b37ef420f34a31628a6b",
+    ),
+    "infograph": (
+        *("", (36_023, 15_582)),
+        "891e14f476317e97b6f06d6498c11d0a5b8d0c8b57210765ed9beb072da611fa",
+        "36b44cbd41a2915e0dc73b4f4be8862a6f3c220f93c8d63fb2439beeae3aefda",
+        "413cfa54ac92e7e6b242f4f09fbd9c8ace85c4deaf3cb6c81ff6b68264460136",
+    ),
+    "painting": (
+        *("groundtruth/", (50_416, 21_850)),
+        "fa47e6d405503ea0286cabd767f176bd30e988b63ddd7b9db16cf030c9770015",
+        "f1da38d50a702fddf1329f85bc607d7a2abcae7e6aec75e1fd49cc1bd340d47b",
+        "11472b13b5188e09f06918b12eebb660588c97a20e43e268d9b02e3e37eb8f97",
+    ),
+    "quickdraw": (
+        *("", (120_750, 51_750)),
+        "9f37df2a8c3733703dbb35ad9964202a65f675ca30137756457537536b485d84",
+        "3a5edd3bc215772010eebc87f158707703dd7e48091d13b816af81326a9d1c0f",
+        "2a00a60650a453c65c356da748fec54084a197272137c440e7d52d08947357bf",
+    ),
+    "real": (
+        *("", (120_906, 52_041)),
+        "d7fe010b430c5b510f85d657d38c4a1924822695fabea4fef57bd00dba251d63",
+        "19d483256d24aef19e581b65eda8333fd918aef3eb733fe499ff384120e3a289",
+        "2b3f75bcde309aeb5931292084b2162e936b5f189e3bb1ad716f0f74c460864c",
+    ),
+    "sketch": (
+        *("", (48_212, 20_916)),
+        "23a7dbae7016b343e934399beaa8a68728fb5e570ebe2c71df9b75cf91c499fc",
+        "72f4bc6afa5702a1ccba800d0053c1427de87439dfaf246dbc9a2e71abfec54f",
+        "3fb48fca18c507c4321f007c3f62b308ec232ff6928cbfe2af64e76ec366e840",
+    ),
+}
+
+
+def _domain(name: str) -> Named:
+    """One domain of DomainNet."""
+    folder, examples, *digests = _DOMAINS[name]
+    paths = (
+        f"{folder}{name}.zip",
+        *(f"domainnet/txt/{name}_{part}.txt" for part in ("train", "test")),
+    )
+    return Named(
+        _info(f"domainnet/{name}", 224, _placeholders(345), IMAGENET_MEAN, IMAGENET_STD),
+        examples,
+        tuple(
+            RemoteFile(f"{_DOMAINNET}/{path}", f"sha256:{digest}", 8 << 30)
+            for path, digest in zip(paths, digests, strict=True)
+        ),
+        list_images=formats.list_domainnet,
+    )
+
 
 REGISTRY: dict[str, Named] = {
     "digits": Named(_info("digits", 32, tuple("0123456789"), (0.3053,), (0.3235,), flip=False)),
@@ -134,6 +195,7 @@ REGISTRY: dict[str, Named] = {
         ),
         list_images=formats.list_food101,
     ),
+    **{f"domainnet/{name}": _domain(name) for name in _DOMAINS},
     "imagenet": Named(_info("imagenet", 224, _placeholders(1000), IMAGENET_MEAN, IMAGENET_STD)),
 }
 
@@ -187,28 +249,33 @@ def _load_imagenet(request: Request) -> Source:
 
 
 def _load_published(name: str, request: Request) -> Source:
-    entry = REGISTRY[name]
+    entry, of = REGISTRY[name], name.partition("/")[0]
     found = None if _has_archive(name, request.data_dir) else unpacked.find(name, request.data_dir)
     checksums = [remote.checksum for remote in entry.files]
     key: dict[str, Any] = {"name": name, "files": checksums}
     if found and not found.published:
         key["files"] = found.identity()
 
+    def get(file: RemoteFile) -> Path:
+        return fetch(file, request.data_dir, of, request.progress)
+
     def paths() -> list[Path]:
         if found:
             return found.paths()
-        return [fetch(file, request.data_dir, name, request.progress) for file in entry.files]
+        return [get(file) for file in entry.files]
 
     if entry.list_images is not None:
+        beside = entry.files[1:]
         if found:
-            listing = entry.list_images(found.tree())
+            listing = entry.list_images(found.tree(), *(found.paths() if beside else ()))
             _check_counts(name, found.folder, np.array([row.part for row in listing.rows]))
             return load_listing(listing, name, request)
+        lists = [get(file) for file in beside]
         tree = unpack_once(
-            *(lambda: paths()[0], name, name, key),
+            *(lambda: get(entry.files[0]), name, name, key),
             *(request.data_dir, request.progress, (".txt", ".json")),
         )
-        return load_listing(entry.list_images(tree), name, request, key)
+        return load_listing(entry.list_images(tree, *lists), name, request, key)
     shape = (*request.image_size, request.channels)
     resident = request.resident(_MOST_EXAMPLES)
     if not resident:
@@ -238,8 +305,8 @@ def _load_published(name: str, request: Request) -> Source:
 
 
 def _has_archive(name: str, data_dir: Path) -> bool:
-    files = [file.name for file in REGISTRY[name].files]
-    return all((data_dir / name / f).is_file() or (data_dir / f).is_file() for f in files)
+    files, of = [file.name for file in REGISTRY[name].files], name.partition("/")[0]
+    return all((data_dir / of / f).is_file() or (data_dir / f).is_file() for f in files)
 
 
 def _check_counts(name: str, folder: Path, parts: np.ndarray) -> None:

@@ -185,6 +185,24 @@ def list_food101(tree: Tree) -> Listing:
     return _listing(tree, files, rows, classes, tuple(c.replace("_", " ") for c in classes))
 
 
+def list_domainnet(tree: Tree, train: Path, test: Path) -> Listing:
+    """Lists a domain of DomainNet by its two lists, of lines such as 'clipart/axe/1.jpg 11'.
+
+    A class is a folder, and its number in the lists is its label.
+    """
+    files = {file.name: file for file in tree.files}
+    rows, numbers = [], {}
+    for part, path in ((TRAIN, train), (TEST, test)):
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            name, _, number = line.strip().rpartition(" ")
+            if name and number.isdigit():
+                label = PurePosixPath(name).parent.name
+                numbers[label] = int(number)
+                rows.append((label, name, part))
+    classes = sorted(numbers, key=numbers.__getitem__)
+    return _listing(tree, files, rows, classes, tuple(c.replace("_", " ") for c in classes))
+
+
 def read_digits(packed: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Reads the embedded digits: images uint8 (1797, 8, 8), scaled from 0..16, and labels int32.
 

@@ -51,6 +51,10 @@ FORMS: Mapping[str, tuple[tuple[str, Mapping[str, str]], ...]] = {
         ("tiny-imagenet-200", dict.fromkeys(("words.txt", "val/val_annotations.txt"), "")),
     ),
     "food101": (("food-101", dict.fromkeys(("meta/train.json", "meta/test.json"), "")),),
+    **{
+        f"domainnet/{name}": ((name, {f"../{name}_train.txt": "", f"../{name}_test.txt": ""}),)
+        for name in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    },
 }
 #: The sets' archives, by the names that they are published with.
 _ARCHIVES = {

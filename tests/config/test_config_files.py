@@ -105,7 +105,7 @@ def test_a_family_s_docstring_names_its_variants_and_default(family):
 def test_every_network_fits_every_data_set(name, recipe):
     """What differs in its classes or its rates of dropout alone is one network."""
     networks = {}
-    for data_set in config_lib.DATA_SETS:
+    for data_set in (name for name in config_lib.DATA_SETS if "/" not in name):
         config = config_lib.get_config(f"{name}:{data_set},{recipe}")
         config = config_lib.resolve(config, data.describe(data_set))
         sizes = str({k: v for k, v in config.model.items() if "drop" not in k})

@@ -76,7 +76,7 @@ def test_recipes():
     assert paper.train.select_on == strong.train.select_on == "val"
 
 
-@pytest.mark.parametrize("data_set", config_lib.DATA_SETS)
+@pytest.mark.parametrize("data_set", [n for n in config_lib.DATA_SETS if "domainnet/" not in n])
 @pytest.mark.parametrize("switch", [(), *((s,) for s in config_lib.SWITCHES), ("tiny", "paper")])
 def test_every_combination_of_words_makes_a_configuration(data_set, switch):
     config = make(",".join((data_set, *switch)))

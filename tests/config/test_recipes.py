@@ -65,6 +65,9 @@ def test_what_the_papers_say():
     assert (large.train.batch, large.optim.learning_rate) == (512, 5e-4)
     assert (large.optim.weight_decay, warmup(large)) == (0.05, 10)
     assert (large.augment.random_resized_crop, large.augment.crop_padding) == ((0.08, 1.0), 0)
+    c = resolved("dhvt:t-patch16,domainnet/sketch,paper")
+    assert (c.train.batch, c.train.epochs, c.data.image_size) == (256, 300, (224, 224))
+    assert (warmup(c), c.data.num_classes, c.augment.crop_padding) == (20, 345, 0)
     for c in (large, recipe_of("hvt")):
         augment = c.augment
         assert (augment.mixup, augment.cutmix, augment.erasing) == (0.8, 1.0, 0.25)

@@ -210,6 +210,45 @@ def food_archive() -> bytes:
     return tar_gz(files)
 
 
+def test_domainnet(place, tmp_path, monkeypatch):
+    """Labels are the lists' numbers; the same unpacked, where the counts are checked."""
+    files, lists = {}, {"train": [], "test": []}
+    for number, label in enumerate(("zebra", "t-shirt", "The_Eiffel_Tower")):
+        for i, part in enumerate(("train", "train", "test")):
+            name = f"clipart/{label}/clipart_{number:03d}_{i:06d}.jpg"
+            files[name] = jpeg(80 * number + 20 * i, (40, 30))
+            lists[part].append(f"{name} {number}")
+    files["clipart/zebra/not_listed.jpg"] = jpeg(0)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, body in files.items():
+            archive.writestr(name, body)
+    texts = {part: "\n".join(lines).encode() + b"\n" for part, lines in lists.items()}
+    name, how = "domainnet/clipart", {"image_size": (16, 16), "val_fraction": 0}
+    where = place(name, out.getvalue(), *texts.values(), folder="domainnet")
+    dataset = data.load(name, **where, **how)
+    assert dataset.info.class_names == ("zebra", "t-shirt", "The Eiffel Tower")
+    assert (dataset.train.labels.tolist(), len(dataset.val)) == ([0, 0, 1, 1, 2, 2], 0)
+    assert dataset.test.labels[dataset.test.images[:, 8, 8, 0].argsort()].tolist() == [0, 1, 2]
+    (tmp_path / "data/domainnet/clipart.zip").unlink()
+    assert len(data.load(name, **where, **how).test) == 3  # the unpacked one
+    for place_, body in files.items():
+        path = tmp_path / "mine/domainnet" / place_
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    for part, text in texts.items():
+        (tmp_path / f"mine/domainnet/clipart_{part}.txt").write_bytes(text)
+    mine = {"data_dir": str(tmp_path / "mine")}
+    with pytest.raises(ValueError, match=r"6 training and 3 test images, expected 33,525 and"):
+        data.load(name, **mine, **how)
+    with pytest.raises(ValueError, match=r"use :domainnet/clipart after"):
+        data.load(f"folder={tmp_path}/mine/domainnet/clipart", **how)
+    counted = dataclasses.replace(catalog.REGISTRY[name], examples=(6, 3))
+    monkeypatch.setitem(catalog.REGISTRY, name, counted)
+    again = data.load(name, **mine, **how)
+    np.testing.assert_array_equal(again.train.images, dataset.train.images)
+
+
 @pytest.mark.parametrize("limit", [2**30, 0])
 def test_food101_in_memory_and_streamed(limit, place, tmp_path):
     where = place("food101", food_archive())
@@ -300,7 +339,7 @@ def test_describe_agrees_with_what_is_promised():
 def test_unknown_names_get_the_nearest_and_five():
     for name in ("cifar01", "folder=", "folders=/x", ""):
         with pytest.raises(
-            ValueError, match=r"mean '\w+'\? Known: folder=<path>, csv=<path>, .* 6 more"
+            ValueError, match=r"mean '\w+'\? Known: folder=<path>, csv=<path>, .* 12 more"
         ):
             data.describe(name)
         with pytest.raises(ValueError, match="unknown data set"):
