@@ -12,7 +12,7 @@ import threading
 import time
 from importlib import resources
 
-import httpx
+import httpx2
 import jax
 import numpy as np
 import pytest
@@ -76,6 +76,8 @@ def test_lost_parts_do_not_vote(client, network):
     p_K = jax.nn.softmax(forward(c.params, c.stats, IMAGES[:1, ..., None]))[0]
     found = client.post("/explain", files=FILES[:1], data={"lost": "1,6"}).json()
     assert found["votes"] == {"voted": 6, "of": 8}
+    metrics = client.get("/metrics").text
+    assert "hsvit_votes 6.0" in metrics and 'hsvit_part_answered{part="group 1"} 1.0' in metrics
     np.testing.assert_allclose([*probabilities(found).values()], np.sort(p_K)[:-6:-1], rtol=1e-4)
     assert [part["name"] for part in found["parts"]] == [f"group {g}" for g in range(8)]
     shown = c.explain(IMAGES[0])
@@ -207,11 +209,11 @@ def test_sigterm_answers_what_is_in_flight(stored_weights):
             found = []
 
             def send():
-                found.append(httpx.post(f"{address}/predict", files=FILES[:2], timeout=30))
+                found.append(httpx2.post(f"{address}/predict", files=FILES[:2], timeout=30))
 
             thread = threading.Thread(target=send)
             thread.start()
-            while "hsvit_queue_images 2.0" not in httpx.get(f"{address}/metrics").text:
+            while "hsvit_queue_images 2.0" not in httpx2.get(f"{address}/metrics").text:
                 time.sleep(0.01)
             server.send_signal(signal.SIGTERM)
             thread.join()

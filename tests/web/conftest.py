@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 INSTALL = "web tests need Chromium and playwright: apt-get install chromium, pip install '.[web]'"
@@ -40,8 +40,8 @@ class Served:
     def __init__(self, address: str, process: Any) -> None:
         self.address, self.process = address, process
 
-    def predict(self, files: list, **form: str) -> httpx.Response:
-        return httpx.post(f"{self.address}/predict", files=files, data=form, timeout=60)
+    def predict(self, files: list, **form: str) -> httpx2.Response:
+        return httpx2.post(f"{self.address}/predict", files=files, data=form, timeout=60)
 
     def replica(self, part: int) -> int:
         """The process of a part."""

@@ -80,6 +80,7 @@ class Server:
         self.batcher, self.limits, self._token = batcher, limits, token.encode()
         self._classifier = batcher.network.classifier
         self._requests = self._bytes = 0
+        self._last: Answer | None = None
         self._metrics = prometheus.CollectorRegistry()
         self._answered = prometheus.Counter(
             "hsvit_requests", "Requests by status.", ["status"], registry=self._metrics
@@ -241,10 +242,7 @@ class Server:
         names, images, lost = await self._form(request)
         answers = await self.batcher.answer(images, lost)
         self._images.inc(len(answers))
-        self._votes.set(answers[-1].voted)
-        taken_P = answers[-1].ballot.milliseconds_P
-        for part, taken in zip(self.batcher.voters.parts, taken_P, strict=True):
-            self._parts.labels(part.name).set(taken is not None)
+        self._last = answers[-1]
         return names, images, answers
 
     def _prediction(self, name: str, answer: Answer) -> dict[str, Any]:
@@ -320,6 +318,11 @@ class Server:
 
     async def _show_metrics(self, request: Request) -> Response:
         self._authorise(request)
+        if self._last is not None:
+            self._votes.set(self._last.voted)
+            taken_P = self._last.ballot.milliseconds_P
+            for part, taken in zip(self.batcher.voters.parts, taken_P, strict=True):
+                self._parts.labels(part.name).set(taken is not None)
         text = prometheus.generate_latest(self._metrics)
         return Response(text, media_type=prometheus.CONTENT_TYPE_LATEST)
 

@@ -93,12 +93,15 @@ class Batcher:
                 await self._answer(batch)
 
     def _take(self) -> list[_Waiting]:
-        """The next batch, of the images whose requests still wait; it fills half its program."""
+        """The next batch, of images whose requests still wait; it fills three quarters of its size.
+
+        On a CPU an image costs the same in any batch, so that padding is all loss.
+        """
         while self._queue and self._queue[0].answer.done():
             self._queue.popleft()
         count = min(len(self._queue), self.sizes[-1])
         larger = next(size for size in self.sizes if size >= count)
-        if 2 * count <= larger:
+        if 4 * count <= 3 * larger:
             count = max(size for size in self.sizes if size <= count) if count else 0
         batch = [self._queue.popleft() for _ in range(count)]
         return [one for one in batch if not one.answer.done()]

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.commands.serve.votes import Ballot, Part
 from hsvit_jax.train import evaluate
@@ -39,7 +38,7 @@ class Replica:
             views = evaluate.tta_views(images_BHWC, tta)
             return jnp.stack([part(view_BHWC)[0] for view_BHWC in views])
 
-        self._total = jax.jit(total, compiler_options=mesh_lib.compiler_options())
+        self._total = jax.jit(total)
         for size in sizes:
             self(np.zeros((size, *shape), np.uint8))
 

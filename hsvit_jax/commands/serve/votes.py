@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hsvit_jax import augment
-from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.models.network import GroupShard
 from hsvit_jax.train import evaluate
@@ -115,9 +114,8 @@ class Network:
                 mean_VBD = jnp.stack([head(mean_BD) for mean_BD in mean_VBD])
             return jax.nn.softmax(mean_VBD.mean(0).astype(jnp.float32), -1)
 
-        options = mesh_lib.compiler_options()
-        self._contributions = jax.jit(contributions, compiler_options=options)
-        self._elected = jax.jit(elected, compiler_options=options)
+        self._contributions = jax.jit(contributions)
+        self._elected = jax.jit(elected)
 
     def contributions(self, images_BHWC: np.ndarray) -> Ballot:
         """The votes of all parts, computed here."""
