@@ -165,11 +165,7 @@ def test_it_agrees_with_evaluation(classifier):
     split = data.load("digits").test
     size = 40
     small = data.Split(split.labels[:size], split.images[:size], None)
-    evaluator = evaluate.make_evaluator(
-        classifier.model,
-        classifier.mesh,
-        classifier.config,
-    )
+    evaluator = evaluate.make_evaluator(classifier.model, classifier.mesh, classifier.config)
     result = evaluator(classifier.params, classifier.stats, small, 16)
     hits = classifier.predict(small.images).argmax(1) == small.labels
     assert result.accuracy == hits.mean()

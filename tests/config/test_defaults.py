@@ -131,10 +131,7 @@ def test_digits_are_never_mirrored():
         ({"train__ema_decay": 1.0}, "train.ema_decay must be a number from 0, below 1; got 1.0"),
         ({"train__select_on": "train"}, "'val', 'test', 'macro_f1'; got 'train'"),
         ({"train__bad_steps_limit": 0}, "train.bad_steps_limit"),
-        (
-            {"optim__learning_rate": 0.0},
-            "a number above 0, at most 1000; got 0.0",
-        ),
+        ({"optim__learning_rate": 0.0}, "a number above 0, at most 1000; got 0.0"),
         ({"optim__cosine_per": "batch"}, "'epoch', 'step', 'never'; got 'batch'"),
         ({"data__val_fraction": 1.0}, "data.val_fraction"),
         ({"data__val_fraction": 0.0}, "needs a held-out validation split"),

@@ -170,10 +170,7 @@ BAD_FILES = {
     "cut png": (encoded(Image.fromarray(noise((40, 40, 3))))[:900], "cut off"),
     "script": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     "float": (encoded(Image.fromarray(np.ones((3, 3), np.float32)), "TIFF"), "floating-point"),
-    "int32": (
-        encoded(Image.fromarray(np.full((3, 3), 1 << 20, np.int32)), "TIFF"),
-        "32-bit",
-    ),
+    "int32": (encoded(Image.fromarray(np.full((3, 3), 1 << 20, np.int32)), "TIFF"), "32-bit"),
 }
 
 

@@ -15,10 +15,7 @@ from hsvit_jax.models import costs
 #: they can, with dropout wherever it has any. HSViT's and its backbones' are in tests of their own.
 SMALL = {
     "vix": ((6, 9), {"patch": 3, "depth": 1, "dropout": 0.2, "embed_dropout": 0.2}),
-    "levix": (
-        (6, 9),
-        {"stem_channels": (5,), "stem_strides": (2, 1), "depth": 1, "dropout": 0.2},
-    ),
+    "levix": ((6, 9), {"stem_channels": (5,), "stem_strides": (2, 1), "depth": 1, "dropout": 0.2}),
     "ccx": (
         (4, 5),
         {"heads": 2, "depth": 1, "attention_dropout": 0.2, "dropout": 0.2, "drop_path": 0.5},

@@ -47,10 +47,7 @@ def test_nothing_named_is_a_fresh_start():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"model__conv_channels": (4, 32), "model__groups": 16, "model__votes": "learned"},
-    ],
+    [{}, {"model__conv_channels": (4, 32), "model__groups": 16, "model__votes": "learned"}],
 )
 def test_a_run_starts_from_it(source, tmp_path, settings):
     """At step 0, with the average there too: the answers are those of the network named."""

@@ -30,10 +30,7 @@ LARGER = {
     "channels before them too": ({}, {"conv_channels": (3, 6), "groups": 3}),
     "separable": ({"separable": True}, {"conv_channels": (3, 8), "groups": 4}),
     "one tower to two": ({}, {"conv_channels": (4, 8), "groups": 4, "towers": 2}),
-    "two towers to three": (
-        {"towers": 2},
-        {"conv_channels": (3, 6), "groups": 3, "towers": 3},
-    ),
+    "two towers to three": ({"towers": 2}, {"conv_channels": (3, 6), "groups": 3, "towers": 3}),
 }
 
 

@@ -220,8 +220,7 @@ def test_a_layout_tells_what_its_networks_compute(golden_dir, tmp_path):
     )
     network = network.resized(padding="same", bn_eps=1e-3)
     with pytest.raises(
-        ValueError,
-        match=r"--config\.model\.padding=symmetric --config\.model\.bn_eps=1e-05",
+        ValueError, match=r"--config\.model\.padding=symmetric --config\.model\.bn_eps=1e-05"
     ):
         pretrained.load(
             place, files.read(place)[0], "mobilenet_v2", network, fresh_classifier=False

@@ -3,10 +3,7 @@
 import pytest
 from support import hf_files
 
-SHAPES = {
-    "swiftformer.patch_embed.patch_embedding.0.weight": (3, 3, 3, 3),
-    "head.weight": (7, 11),
-}
+SHAPES = {"swiftformer.patch_embed.patch_embedding.0.weight": (3, 3, 3, 3), "head.weight": (7, 11)}
 SMALL = {"depths": [1, 2, 1], "embed_dims": [6, 6, 11], "model_type": "swiftformer"}
 
 

@@ -42,19 +42,13 @@ def test_named_networks_are_recognised():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"pooling_type": "none"},
-            "pooling_type='none' is not supported; expected 'mean'",
-        ),
+        ({"pooling_type": "none"}, "pooling_type='none' is not supported; expected 'mean'"),
         ({"hidden_dim": 1000}, "hidden_dim=1000, but the last convolution has 1280"),
         ({"strides": [1, 3, 2, 2, 1, 2, 1]}, r"strides must be 1 or 2.*\(1, 3, 2"),
         ({"kernel_sizes": [3, 3, 4, 3, 5, 5, 3]}, r"kernels odd; got .*\(3, 3, 4"),
         ({"in_channels": [32, 16, 24, 40, 80, 100, 192]}, "what comes before it, 112; got 100"),
         ({"num_block_repeats": [1, 1]}, "one entry for each stage"),
-        (
-            {"squeeze_expansion_ratio": "a"},
-            "squeeze_expansion_ratio must be of type float",
-        ),
+        ({"squeeze_expansion_ratio": "a"}, "squeeze_expansion_ratio must be of type float"),
         ({"hidden_act": "geglu"}, "hidden_act: unknown activation 'geglu'"),
         ({"batch_norm_momentum": 2.0}, r"momentum in \[0, 1\)"),
         ({"drop_connect_rate": 1.0}, r"drop_rate must be in \[0, 1\)"),

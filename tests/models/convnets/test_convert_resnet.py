@@ -66,14 +66,8 @@ def test_named_networks_are_recognised():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"layer_type": "wide"},
-            "layer_type='wide' is not supported; expected 'bottle",
-        ),
-        (
-            {"hidden_act": "prelu"},
-            "hidden_act: unknown activation 'prelu'; known: none, linear",
-        ),
+        ({"layer_type": "wide"}, "layer_type='wide' is not supported; expected 'bottle"),
+        ({"hidden_act": "prelu"}, "hidden_act: unknown activation 'prelu'; known: none, linear"),
         ({"downsample_in_first_stage": 1}, "downsample_in_first_stage must be of type bool; got 1"),
         ({"hidden_sizes": "8"}, "hidden_sizes must be a list of int; got '8'"),
         ({"depths": [1]}, r"channels=\(8, 12\) and depths=\(1,\)"),

@@ -132,11 +132,7 @@ def test_an_image_too_small_for_the_strides_says_so(family, side):
         ("resnet", {"activation": "prelu"}, "unknown activation 'prelu'; choose one of"),
         ("resnet", {"bn_momentum": 1.0}, r"momentum in \[0, 1\) and a positive eps; got 1.0"),
         ("resnet", {"channels": (2, 4, 8, 16)}, "sizes of a convolution must be positive"),
-        (
-            "efficientnet",
-            {"padding": "valid"},
-            r"unknown model.padding",
-        ),
+        ("efficientnet", {"padding": "valid"}, r"unknown model.padding"),
         ("efficientnet", {"drop": "all"}, r"unknown model.drop"),
         ("efficientnet", {"pooling": "sum"}, "unknown model.pooling 'sum'"),
         ("mobilenet_v2", {"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),

@@ -50,10 +50,7 @@ def test_parameters_for_grey_images():
 def test_parameter_counts_of_ablations(case):
     variant, ablation, size = case
     model = models.build(
-        settings(variant, ablation=ablation),
-        image_size=(size, size),
-        channels=3,
-        num_classes=10,
+        settings(variant, ablation=ablation), image_size=(size, size), channels=3, num_classes=10
     )
     assert parameters(model) == ABLATIONS[case]
 
@@ -387,11 +384,7 @@ def test_bfloat16_computes_narrow_and_keeps_float32():
 def test_initial_values_are_the_reference_s():
     d, groups, classes, pixels, tokens = 48, 7, 37, 15, 6
     model = small(
-        embed_dim=d,
-        groups=groups,
-        num_classes=classes,
-        conv_channels=(33, 35),
-        conv_kernels=(5, 3),
+        embed_dim=d, groups=groups, num_classes=classes, conv_channels=(33, 35), conv_kernels=(5, 3)
     )
     params, stats = jax.jit(model.init)(jax.random.key(4))
 
@@ -420,10 +413,7 @@ def test_initial_values_are_the_reference_s():
         is_constant(block["norms"][j]["bias"], 0)
         is_constant(stats["trunk"]["blocks"][i]["norms"][j]["mean"], 0)
         is_constant(stats["trunk"]["blocks"][i]["norms"][j]["var"], 1)
-    for linear, fan_in in (
-        (params["trunk"]["embed"], pixels),
-        (params["head"]["linear"], d),
-    ):
+    for linear, fan_in in ((params["trunk"]["embed"], pixels), (params["head"]["linear"], d)):
         is_uniform(linear["kernel"], fan_in**-0.5)
         is_uniform(linear["bias"], fan_in**-0.5)
     assert params["groups"]["position"].shape == (groups, tokens, d)

@@ -100,11 +100,7 @@ def test_the_plan_knows_it():
     by_hand = 2 * (32 * 9 * 4 + 8 * (25 * 4 + 9 * 8))
     assert cost.depthwise_flops == (by_hand, 3 * by_hand)
     dense = costs.predict(
-        "data",
-        hsvit.HSViT(dataclasses.replace(CONFIG, separable=False)),
-        data=1,
-        group=1,
-        batch=1,
+        "data", hsvit.HSViT(dataclasses.replace(CONFIG, separable=False)), data=1, group=1, batch=1
     )
     assert dense.depthwise_flops == (0, 0) and dense.forward_flops > cost.forward_flops
 
