@@ -12,27 +12,13 @@ from hsvit_jax.commands import convert
 
 
 def check_golden(source, out, family):
-    """The file names its family, is converted, and agrees to 1e-5 and, in float64, to 1e-9."""
+    """The file names its family, is converted, and agrees to 1e-9: the converter's are float64."""
     report = convert.convert_file(source, out)
     with np.load(source) as golden:
-        tensors = {k: golden[k] for k in golden.files}
-    assert report["parameters"] == json.loads(tensors["config"].item())["n_params"]
-    assert report["max_abs_error"] <= 1e-5 * report["max_abs_logit"]
+        assert report["parameters"] == json.loads(golden["config"].item())["n_params"]
+    assert report["max_abs_error"] <= 1e-9 * report["max_abs_logit"]
     written = configs.from_json((out / "config.json").read_text())
     assert (written.model.family, written.model.variant) == (family, "custom")
-    data = written.data
-    with jax.enable_x64(True):
-        model = models.build(
-            written.model,
-            image_size=data.image_size,
-            channels=data.channels,
-            num_classes=data.num_classes,
-        )
-        state = torch_files.load(family, tensors, model)
-        images = tensors["input"].transpose(0, 2, 3, 1).astype(np.float64)
-        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
-        logits, _ = jax.jit(model.apply)(*wide, images)
-        np.testing.assert_allclose(logits, tensors["logits_f64"], rtol=0, atol=1e-9)
 
 
 def small_file(family, given, shapes=(), image=(3, 8, 8)):
