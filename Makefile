@@ -23,8 +23,7 @@ test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest -m ray
 
 test-onnx: $(VENV)-onnx/.installed
-	$(VENV)-onnx/bin/python -m pytest tests/commands/test_export_onnx.py
-	$(VENV)-onnx/bin/python -m pytest tests/examples -k export_onnx
+	$(VENV)-onnx/bin/python -m pytest tests/commands/test_export_onnx.py tests/examples -k onnx
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format .
