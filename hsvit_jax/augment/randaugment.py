@@ -50,10 +50,7 @@ def _affine_nearest(
 
 
 def gather_pixels(
-    images_BHWC: jax.Array,
-    row_BHW: jax.Array,
-    column_BHW: jax.Array,
-    fill: tuple[int, ...] = (0,),
+    images_BHWC: jax.Array, row_BHW: jax.Array, column_BHW: jax.Array, fill: tuple[int, ...] = (0,)
 ) -> jax.Array:
     """Gathers pixel (row, column) of each image, int32 places; `fill` where it lies outside."""
     batch, height, width, channels = images_BHWC.shape

@@ -1,8 +1,8 @@
 """Speed at which a data set's image files become batches of a streamed run."""
 
+import itertools
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import ml_collections
@@ -40,7 +40,9 @@ def measure(
         )
     dataset = train.load_data(config, resident=False)
     batch = config.train.batch
-    batches = stream.stream_batches(dataset.train, _random_ids(len(dataset.train), batch))
+    rng, examples = np.random.default_rng(0), len(dataset.train)
+    ids = (rng.integers(examples, size=batch) for _ in itertools.count())
+    batches = stream.stream_batches(dataset.train, ids)
     try:
         for _ in range(warmup):
             next(batches)
@@ -61,9 +63,3 @@ def measure(
         "data": config.data.name,
         **machine.description(),
     }
-
-
-def _random_ids(examples: int, batch: int) -> Iterator[np.ndarray]:
-    rng = np.random.default_rng(0)
-    while True:
-        yield rng.integers(examples, size=batch)

@@ -145,7 +145,7 @@ class Checkpoints:
             disk.clear_cut_short(self.directory)
             self._manager = self._manager or self._open(orbax)
             arguments = orbax.args.Composite(
-                state=orbax.args.StandardSave(arrays.orbax_tree(leaves)),
+                state=orbax.args.StandardSave(nest(arrays.as_stored(leaves))),
                 meta=orbax.args.JsonSave(document),
             )
             self._manager.save(step, args=arguments, force=True)

@@ -86,7 +86,7 @@ def _load(path: Path, wanted: dict[TreePath, Any]) -> dict[TreePath, Any]:
     ocp = orbax()
     from etils import epath
 
-    stored = _as_stored(wanted)
+    stored = as_stored(wanted)
     args = {
         name: ocp.RestoreArgs(restore_type=np.ndarray)
         if isinstance(leaf, np.ndarray)
@@ -122,14 +122,9 @@ def _words(path: TreePath) -> tuple[str, ...]:
     return tuple(map(str, path))
 
 
-def _as_stored(leaves: dict[TreePath, Any]) -> dict[TreePath, Any]:
+def as_stored(leaves: dict[TreePath, Any]) -> dict[TreePath, Any]:
     """Leaves as Orbax stores them: under string keys, without arrays of size 0."""
     return {_words(path): leaf for path, leaf in leaves.items() if math.prod(leaf.shape)}
-
-
-def orbax_tree(leaves: dict[TreePath, Any]) -> dict:
-    """Nests leaves as Orbax stores them."""
-    return nest(_as_stored(leaves))
 
 
 def _empty(leaf: Any) -> jax.Array | np.ndarray:

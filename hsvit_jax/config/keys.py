@@ -208,8 +208,7 @@ KEYS: Mapping[str, Key] = {
     "augment.rand_augment_ops": _whole("RandAugment operations per image; 0: none", 0, 64),
     "augment.rand_augment_magnitude": _whole("RandAugment magnitude", 0, 30),
     "augment.rand_augment_kind": _choice(
-        "ops and ranges of RandAugment; timm: as its m9-mstd0.5-inc1",
-        *("torchvision", "timm"),
+        "ops and ranges of RandAugment; timm: as its m9-mstd0.5-inc1", *("torchvision", "timm")
     ),
     "augment.trivial_augment": _flag("TrivialAugment in place of RandAugment"),
     "augment.erasing": _number("probability of random erasing", 0.0, 1.0),

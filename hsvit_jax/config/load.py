@@ -44,17 +44,14 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     if "/" in place or place.endswith(".py") or Path(place).is_file():
         config = _from_file(Path(place), argument or None)
     else:
-        config = _from_name(place, argument or None)
+        name = variants.OF_FILE.get(place, place)
+        if name in variants.SIBLINGS:
+            config = variants.get_config(name, argument)
+        else:
+            config = defaults.base(argument, named_model(name))
     config = override(config, settings)
     derived.validate(config)
     return config
-
-
-def _from_name(name: str, argument: str | None) -> ml_collections.ConfigDict:
-    name = variants.OF_FILE.get(name, name)
-    if name in variants.SIBLINGS:
-        return variants.get_config(name, argument)
-    return defaults.base(argument, named_model(name))
 
 
 def named_model(name: str) -> dict[str, Any]:

@@ -321,7 +321,6 @@ def finetune(family: str, data: str, variant: str = "") -> dict[str, Any]:
 
     Args:
       family: those of DHVT's paper get pixels normalised as ImageNet's, which their weights saw.
-      data: the data set.
       variant: with its family it decides the image size, where their weights have one.
     """
     record = FAMILIES[family]

@@ -273,12 +273,7 @@ def merge_heads(x_BNTE: Array) -> Array:
 
 
 def attend(
-    q_BNTE: Array,
-    k_BNSE: Array,
-    v_BNSE: Array,
-    rate: float,
-    context: ForwardContext,
-    stream: int,
+    q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, rate: float, context: ForwardContext, stream: int
 ) -> Array:
     """Softmax attention with dropout of its weights: each head's weighted values, (B, N, T, E)."""
     context.call_hook("attention", lambda: attention_weights(q_BNTE[None], k_BNSE[None])[0])

@@ -47,7 +47,9 @@ def load(
         misshapen.
     """
     base, complete = network.feature_network(), True
-    if base is not None and not _has_marker(tensors, family):
+    markers = FAMILIES[family].torch_weights.markers
+    complete_file = any(f".{key}".endswith(f".{m}") for key in tensors for m in markers)
+    if base is not None and not complete_file:
         (family, network), complete, fresh_classifier = base, False, True
     reading = _Reading(family, network, tensors)
     network, classifier = reading.sizes_of_file(network)
@@ -59,11 +61,6 @@ def load(
     note = reading.layout.note
     source = f"{path.name}, named as in {reading.layout.library}" + (note and f" ({note})")
     return Pretrained(params, stats, network, complete, source)
-
-
-def _has_marker(tensors: Tensors, family: str) -> bool:
-    markers = FAMILIES[family].torch_weights.markers
-    return any(key == m or key.endswith("." + m) for key in tensors for m in markers)
 
 
 def _check_settings(layout: layouts.Layout, config: Any, section: str) -> None:

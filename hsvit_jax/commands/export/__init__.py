@@ -55,7 +55,6 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     """Describes a network for whoever gets its file: no path of this machine is in it.
 
     Args:
-      stored: the network.
       source: the run's folder, whose metrics of this step are the figures measured.
     """
     config = stored.config.copy_and_resolve_references().to_dict()

@@ -178,7 +178,6 @@ def write(
     """Writes a network as programs, and a JSON file that says what they are.
 
     Args:
-      stored: the network.
       about: its description.
       out: a file with the format's name for a suffix; a folder for parts.
       form: a key of FORMATS.

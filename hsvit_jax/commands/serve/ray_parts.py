@@ -16,11 +16,7 @@ from hsvit_jax.commands.serve.votes import Ballot, Part
 from hsvit_jax.train import evaluate
 
 # A replica that does not answer three checks in a row, 2 s apart and of 5 s each, is replaced.
-_LIFE = {
-    "health_check_period_s": 2,
-    "health_check_timeout_s": 5,
-    "graceful_shutdown_timeout_s": 1,
-}
+_LIFE = {"health_check_period_s": 2, "health_check_timeout_s": 5, "graceful_shutdown_timeout_s": 1}
 
 
 class Replica:

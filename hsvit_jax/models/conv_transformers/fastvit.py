@@ -358,10 +358,7 @@ class AttentionBlock(nnx.Module):
         self.rate, width = rate, c.widths[stage]
         self.norm = BatchNorm(width)
         self.mixer = layers.MultiHeadAttention(
-            *(width, width // HEAD_DIM, attention_key),
-            bias=False,
-            dropout=c.dropout,
-            init="normal",
+            *(width, width // HEAD_DIM, attention_key), bias=False, dropout=c.dropout, init="normal"
         )
         self.feed_forward = FeedForward(c, stage, feed_key)
         self.scales = layers.LayerScales(width, c.layer_scale)

@@ -35,10 +35,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "t": {},
     "s": {"depths": (3, 4, 18, 2), "drop_path": 0.2},
     "b": {**_LARGE, "depths": (4, 6, 28, 2), "drop_path": 0.3},
-    "l": {
-        **_LARGE,
-        **{"depths": (4, 6, 28, 4), "widths": (96, 192, 384, 768), "drop_path": 0.4},
-    },
+    "l": {**_LARGE, **{"depths": (4, 6, 28, 4), "widths": (96, 192, 384, 768), "drop_path": 0.4}},
 }
 
 
