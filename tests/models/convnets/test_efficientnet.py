@@ -21,7 +21,7 @@ def test_squeezed_widths_of_b0():
     assert [block.rate for block in blocks] == pytest.approx([0.2 * i / 16 for i in range(16)])
 
 
-@pytest.mark.parametrize("variant", efficientnet.VARIANTS)
+@pytest.mark.parametrize("variant", ["b0", "b5"])
 def test_native_padding_is_same_at_the_native_size_alone(variant):
     """The paper's SAME; at 64 px all but B0 have maps for which the library's zeros differ."""
 
