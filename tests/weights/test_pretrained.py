@@ -259,7 +259,7 @@ def test_a_backbone_s_file_fills_the_backbone_alone(golden_dir, tmp_path, before
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     assert jax.tree.map(lambda x: x.shape, start[:2]) == jax.tree.map(lambda x: x.shape, shapes)
     assert start.notes[-1] == "fresh: groups, head, trunk"
-    with pytest.raises(ValueError, match="freeze=groups would keep fresh random weights"):
+    with pytest.raises(ValueError, match="freeze=backbone,groups would keep fresh random weights"):
         init_from.load(config, network.with_frozen({"groups"}))
 
 
