@@ -18,7 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
+from hsvit_jax.models.family import Sizes, check_heads, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -206,22 +206,14 @@ def _config(
     return CCXConfig(embed_dim=embed_dim, dropout=dropout, **sizes)
 
 
-FAMILY = Family(
+FAMILY = mixer_config.family(
     name="ccx",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="ccn",
     config=_config,
     network=CCX,
-    named_by=mixer_config.named_by(DEFAULTS),
-    automatic={
-        "conv_strides": lambda settings, image_size: stems.default_strides(
-            image_size, len(settings["conv_channels"]) + 1
-        )
-    },
+    automatic={"conv_strides": stems.strides_for("conv_channels", 1)},
     aliases=("cct",),
-    paper_recipe="vix",
-    tiny=mixer_config.tiny,
-    digits=mixer_config.digits,
     torch_weights=torch_weights.CCX,
 )

@@ -17,7 +17,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -181,21 +181,13 @@ def _config(**settings: Any) -> CvXConfig:
     return CvXConfig(**mixer_config.with_mixing(settings))
 
 
-FAMILY = Family(
+FAMILY = mixer_config.family(
     name="cvx",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="cvn",
     config=_config,
     network=CvX,
-    named_by=mixer_config.named_by(DEFAULTS),
-    automatic={
-        "stage_strides": lambda settings, image_size: stems.default_strides(
-            image_size, len(settings["depths"])
-        )
-    },
-    paper_recipe="vix",
-    tiny=mixer_config.tiny,
-    digits=mixer_config.digits,
+    automatic={"stage_strides": stems.strides_for("depths")},
     torch_weights=torch_weights.CVX,
 )

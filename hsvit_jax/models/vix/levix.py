@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -154,21 +154,13 @@ def _config(**settings: Any) -> LeViXConfig:
     return LeViXConfig(**mixer_config.with_mixing(settings))
 
 
-FAMILY = Family(
+FAMILY = mixer_config.family(
     name="levix",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="levip",
     config=_config,
     network=LeViX,
-    named_by=mixer_config.named_by(DEFAULTS),
-    automatic={
-        "stem_strides": lambda settings, image_size: stems.default_strides(
-            image_size, len(settings["stem_channels"]) + 1
-        )
-    },
-    paper_recipe="vix",
-    tiny=mixer_config.tiny,
-    digits=mixer_config.digits,
+    automatic={"stem_strides": stems.strides_for("stem_channels", 1)},
     torch_weights=torch_weights.LEVIX,
 )

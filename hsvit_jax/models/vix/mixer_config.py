@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hsvit_jax.models.family import Checked, defaults_of
+from hsvit_jax.models.family import Checked, Family, defaults_of
 
 #: The mixers.
 NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
@@ -118,11 +118,6 @@ _FREE = frozenset(
 )
 
 
-def named_by(defaults: Mapping[str, Any]) -> tuple[str, ...]:
-    """The settings that tell a family's variants apart."""
-    return tuple(key for key in defaults if key not in _FREE)
-
-
 def with_mixing(settings: Mapping[str, Any], **others: Any) -> dict[str, Any]:
     """A family's settings with the mixer's as one `mixing`; `others` are fixed by the family."""
     mixer = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in others}
@@ -161,3 +156,10 @@ def _tokens(settings: Mapping[str, Any], strides: tuple[int, ...], patch: int) -
             convolutions = len(settings[of]) + (of != "depths")
             return {key: (*strides, *(1,) * convolutions)[:convolutions]}
     return {"patch": patch} if "stem_strides" in settings else {}
+
+
+def family(*, defaults: Mapping[str, Any], **record: Any) -> Family:
+    """The record of a family of the ViX paper's; what `_FREE` names tells no variants apart."""
+    named_by = tuple(key for key in defaults if key not in _FREE)
+    shared = {"named_by": named_by, "paper_recipe": "vix", "tiny": tiny, "digits": digits}
+    return Family(defaults=defaults, **shared, **record)

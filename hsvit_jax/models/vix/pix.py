@@ -16,7 +16,6 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
-from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, torch_weights, vix
@@ -153,16 +152,12 @@ def _config(**settings: Any) -> PiXConfig:
     return PiXConfig(dropout=settings["dropout"], **sizes)
 
 
-FAMILY = Family(
+FAMILY = mixer_config.family(
     name="pix",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="hybrid_pin",
     config=_config,
     network=PiX,
-    named_by=mixer_config.named_by(DEFAULTS),
-    paper_recipe="vix",
-    tiny=mixer_config.tiny,
-    digits=mixer_config.digits,
     torch_weights=torch_weights.PIX,
 )

@@ -4,7 +4,8 @@ The default patch and strides of the ViX paper's families leave a map of 32×32 
 nearest smaller one, as the paper's do for CIFAR-10 and Tiny ImageNet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 from flax import nnx
@@ -63,3 +64,8 @@ def default_strides(image_size: tuple[int, int], convs: int) -> tuple[int, ...]:
         if rows * columns > _TOKENS**2:
             strides[i] = 2
     return tuple(strides)
+
+
+def strides_for(key: str, more: int = 0) -> Callable[[Mapping[str, Any], tuple[int, int]], tuple]:
+    """`default_strides` for as many convolutions as the setting `key` lists, and `more`."""
+    return lambda settings, image_size: default_strides(image_size, len(settings[key]) + more)

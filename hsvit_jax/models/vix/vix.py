@@ -15,7 +15,7 @@ import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes
+from hsvit_jax.models.family import Sizes
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -223,16 +223,12 @@ def _config(**settings: Any) -> ViXConfig:
     return ViXConfig(dropout=settings["dropout"], **{**sizes, **embedding_sizes(settings)})
 
 
-FAMILY = Family(
+FAMILY = mixer_config.family(
     name="vix",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="hybrid_vin",
     config=_config,
     network=ViX,
-    named_by=mixer_config.named_by(DEFAULTS),
-    paper_recipe="vix",
-    tiny=mixer_config.tiny,
-    digits=mixer_config.digits,
     torch_weights=torch_weights.VIX,
 )
