@@ -34,6 +34,13 @@ class Checked:
             if not all(0 <= rate < 1 for rate in (rates if isinstance(rates, tuple) else (rates,))):
                 raise ValueError(f"{name} must be in [0, 1); got {rates}")
 
+    def check_stages(self, *names: str) -> None:
+        """Raises ValueError unless these settings have as many entries as `depths`, at least 1."""
+        wrong = [name for name in names if len(getattr(self, name)) != len(self.depths)]
+        if wrong or not self.depths:
+            given = few(f"{name}={getattr(self, name)}" for name in wrong)
+            raise ValueError(f"depths={self.depths} needs an entry per stage; as many need {given}")
+
     def check_choices(self, **choices: Collection[str]) -> None:
         """Raises ValueError for a setting that is none of its choices."""
         for name, known in choices.items():

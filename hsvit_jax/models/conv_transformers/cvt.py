@@ -67,10 +67,7 @@ class CvTConfig(Sizes):
     drop_path_of: str = "tokens"
 
     def __post_init__(self) -> None:
-        per_stage = {k: v for k, v in vars(self).items() if k in DEFAULTS and k != "drop_path_of"}
-        if len({len(v) for v in per_stage.values()}) != 1 or not self.depths:
-            lengths = ", ".join(f"{k} {len(v)}" for k, v in per_stage.items())
-            raise ValueError(f"a CvT needs one entry per stage of everything; there are {lengths}")
+        self.check_stages(*(name for name in DEFAULTS if name not in ("depths", "drop_path_of")))
         sizes = (*self.patches, *self.strides, *self.widths, *self.heads, *self.depths)
         sizes += (*self.kernels, *self.key_strides, *map(self.hidden, range(len(self.depths))))
         paddings = (*self.paddings, *self.query_paddings, *self.key_paddings)

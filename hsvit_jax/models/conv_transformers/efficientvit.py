@@ -70,12 +70,7 @@ class EfficientViTConfig(Sizes):
     head_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        by_stage = (self.widths, self.heads, self.key_dims, self.windows, self.downsamples)
-        if not self.depths or any(len(v) != len(self.depths) for v in by_stage):
-            raise ValueError(
-                f"depths={self.depths} needs one entry per stage, and as many are needed in widths,"
-                f" heads, key_dims, windows and downsamples; got {self}"
-            )
+        self.check_stages("widths", "heads", "key_dims", "windows", "downsamples")
         self.check_sizes(*self.depths, *self.widths, *self.heads, *self.key_dims, *self.windows)
         self.check_sizes(self.widths[0] // 8)
         if min(self.image_size) < 16:

@@ -93,14 +93,9 @@ class FastViTConfig(Sizes):
     fused: bool = False
 
     def __post_init__(self) -> None:
-        by_stage = (self.widths, self.mlp_ratios, self.mixers, self.position_kernels)
-        by_stage += (self.downsamples, self.squeezes)
-        if not self.depths or any(len(v) != len(self.depths) for v in by_stage):
-            raise ValueError(
-                f"depths={self.depths} needs one entry per stage, and as many are needed in widths,"
-                " mlp_ratios, mixers, position_kernels, downsamples and squeezes; got "
-                f"{list(map(len, by_stage))}"
-            )
+        self.check_stages(
+            "widths", "mlp_ratios", "mixers", "position_kernels", "downsamples", "squeezes"
+        )
         self.check_sizes(*self.depths, *self.widths, self.down_stride)
         self.check_sizes(*map(self.hidden, range(len(self.depths))))
         kernels = (self.kernel, self.down_kernel, *filter(None, self.position_kernels))

@@ -67,13 +67,7 @@ class SMTConfig(Sizes):
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        by_stage = (self.widths, self.modulated, self.modulation_heads, self.heads, self.mlp_ratios)
-        if not self.depths or any(len(v) != len(self.depths) for v in by_stage):
-            raise ValueError(
-                f"depths={self.depths} needs one entry per stage, and as many are needed in widths,"
-                " modulated, modulation_heads, heads and mlp_ratios; got "
-                f"{list(map(len, by_stage))}"
-            )
+        self.check_stages("widths", "modulated", "modulation_heads", "heads", "mlp_ratios")
         self.check_sizes(*self.depths, *self.widths, self.expand_ratio, self.stem_kernel)
         self.check_sizes(*map(self.hidden, range(len(self.depths))))
         for stage, width in enumerate(self.widths):
