@@ -53,7 +53,11 @@ def by_hand(variant, towers, separable):
     return towers * weights + groups + head, towers * macs + attention + 64 * 10
 
 
-@pytest.mark.parametrize("case", PARAMETERS, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] * (case[0] != "c2a2")) for case in PARAMETERS],
+    ids=str,
+)
 def test_towers_have_the_parameters_and_flops_of_the_formula(case):
     variant, convolution = case
     for towers, published in zip(TOWERS, PARAMETERS[case], strict=True):
