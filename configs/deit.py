@@ -1,9 +1,10 @@
 """DeiT, with and without a CLS token, and with PoWER's elimination of tokens.
 
 Variants: ti, s (the default), ti-nocls, s-nocls, ti-power, s-power: what the HVT paper compares
-with (tables 1, 2, 4 and 9). PoWER's schedule is one that costs the paper's FLOPs; its own is not
-known, and the three steps of its training are one here. Exact parameters at 224 px and 100 classes,
-and at 224 px and 1000 classes:
+with (tables 1, 2, 4 and 9). The schedule of ti-power and s-power is one that costs the paper's
+FLOPs; its own is not known. Another is learned by PoWER's three steps: train ti, `hsvit
+power-search` from that run, train on with the tokens that it prints (`model.retained`). Exact
+parameters at 224 px and 100 classes, and at 224 px and 1000 classes:
 
     ti                  5,543,716    5,717,416
     ti-nocls            5,543,332    5,717,032

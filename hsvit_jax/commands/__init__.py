@@ -218,6 +218,20 @@ COMMANDS: Mapping[str, Command] = {
         config=EVERYTHING,
         needs_config=True,
     ),
+    "power-search": Command(
+        "Learns how many tokens each block of a trained DeiT keeps, by PoWER's soft extraction.",
+        "commands.studies.power_search",
+        "$ --config=deit:ti,cifar100,paper --config.init.from=runs/deit-ti\n"
+        "Writes the network, which goes on training with the command that is printed.",
+        (
+            (flags.DEFINE_float, "epochs", 1.0, "Of the search, in place of train.epochs.", 0.0),
+            (flags.DEFINE_float, "penalty", 1e-4, "Of a token; larger: fewer are kept.", 0.0),
+            (flags.DEFINE_float, "rate", 1e-2, "Learning rate of what is kept.", 0.0),
+            (flags.DEFINE_string, "out", "power.safetensors", "The file to write."),
+        ),
+        config=EVERYTHING,
+        needs_config=True,
+    ),
     "convert": Command(
         "Converts PyTorch weights to a run's folder.",
         "commands.convert",

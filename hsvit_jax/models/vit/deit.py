@@ -12,8 +12,15 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
 from hsvit_jax.models.family import Family
+from hsvit_jax.models.network import BoundModules, ForwardContext
 from hsvit_jax.models.vit import hvt, token_pruning, torch_weights
+
+Array = jax.Array
 
 #: What a variant leaves as it is: the `model` section of DeiT-S.
 DEFAULTS: Mapping[str, Any] = {
@@ -67,6 +74,30 @@ def _config(*, retained: tuple[int, ...], flops_share: float, **settings: Any) -
     cost = partial(multiply_adds, config)
     schedule = token_pruning.linear_schedule(config.depth, config.tokens, flops_share, cost)
     return dataclasses.replace(config, retained=schedule)
+
+
+class Retention(nnx.Module):
+    """How much of a patch stays after each block's attention, by the rank of its significance."""
+
+    def __init__(self, depth: int, patches: int) -> None:
+        self.ranks = nnx.Param(jnp.ones((depth, patches)))
+
+
+class SoftlyPruned(hvt.HVT):
+    """The network with which PoWER learns its schedule: parameters of HVT, and 'retention'."""
+
+    def parts(self, key: Array) -> dict[str, nnx.Module]:
+        c = self.config
+        return {**super().parts(key), "retention": Retention(c.depth, prod(c.grid))}
+
+    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
+        x_BTD, cls = bound["embedding"](images_BHWC, context), self.config.cls
+        for i, block in enumerate(bound["encoder"].blocks):
+            x_BTD, significance_BT = token_pruning.mix(block, x_BTD, context, i)
+            ranks_P = bound["retention"].ranks[...][i]
+            x_BTD = token_pruning.weigh(x_BTD, significance_BT, ranks_P, cls=cls)
+            x_BTD = block.feed(x_BTD, context, i)
+        return bound["head"](x_BTD)
 
 
 FAMILY = Family(

@@ -4,15 +4,16 @@ The significance of a token is the attention it receives, summed over heads and 
 attention of block i the `retained[i]` most significant tokens remain, in their order; a CLS token
 always does.
 
-Source: Goyal et al., PoWER-BERT (ICML 2020), section 3. Their retention schedules are learned, and
-the HVT paper's for DeiT + PoWER is not published: `linear_schedule` is one with the FLOPs of that
-paper's table 1.
+Source: Goyal et al., PoWER-BERT (ICML 2020), section 3. Their retention schedules are learned, by
+weighing tokens by rank before any is dropped (`weigh`, `learned_schedule`); the HVT paper's for
+DeiT + PoWER is not published: `linear_schedule` is one with the FLOPs of that paper's table 1.
 """
 
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from hsvit_jax.models import layers
@@ -79,12 +80,37 @@ def keep_significant(x_BTD: Array, significance_BT: Array, keep: int, *, cls: bo
     return jnp.take_along_axis(x_BTD, kept_BK[:, :, None], axis=1)
 
 
+def weigh(x_BTD: Array, significance_BT: Array, retention_P: Array, *, cls: bool) -> Array:
+    """Multiplies each patch by the retention of its rank, the most significant first; a CLS token
+    stays as it is: (B, T, D)."""
+    significance_BP = lax.stop_gradient(significance_BT)[:, int(cls) :]
+    rank_BP = jnp.argsort(jnp.argsort(-significance_BP, axis=1), axis=1)
+    weight_BT = jnp.pad(retention_P[rank_BP], ((0, 0), (int(cls), 0)), constant_values=1.0)
+    return x_BTD * weight_BT[:, :, None].astype(x_BTD.dtype)
+
+
+def learned_schedule(retention_LP: np.ndarray, *, cls: bool) -> tuple[int, ...]:
+    """The tokens after each block's attention: as many as its retentions' sum, rounded up, and no
+    more than the block before; at least one."""
+    sums_L = np.ceil(retention_LP.astype(np.float64).sum(1) - 1e-3).astype(int)
+    return tuple(max(int(n) + cls, 1) for n in np.minimum.accumulate(sums_L))
+
+
 def block_with_elimination(
     block: layers.Block, x_BTD: Array, context: ForwardContext, index: int, keep: int, *, cls: bool
 ) -> Array:
     """A pre-norm block that prunes to `keep` tokens after its attention: (B, keep, D)."""
     if keep == x_BTD.shape[1]:
         return block(x_BTD, context, index)
+    x_BTD, significance_BT = mix(block, x_BTD, context, index)
+    x_BTD = keep_significant(x_BTD, significance_BT, keep, cls=cls)
+    return block.feed(x_BTD, context, index)
+
+
+def mix(
+    block: layers.Block, x_BTD: Array, context: ForwardContext, index: int
+) -> tuple[Array, Array]:
+    """The residual branch of a block's attention, and the tokens' significance (B, T)."""
     stream = index * layers.STREAMS_PER_BLOCK
     q_BNTE, k_BNSE, v_BNSE = block.mixer.project(block.norm1(x_BTD))
     scores_BNTS = jnp.einsum("bnte,bnse->bnts", q_BNTE, k_BNSE) * q_BNTE.shape[-1] ** -0.5
@@ -93,5 +119,4 @@ def block_with_elimination(
     context.call_hook("attention", lambda: weights_BNTS)
     o_BNTE = jnp.einsum("bnts,bnse->bnte", weights_BNTS.astype(v_BNSE.dtype), v_BNSE)
     x_BTD = block.add(x_BTD, block.mixer.output(o_BNTE, context, stream), context, stream)
-    x_BTD = keep_significant(x_BTD, weights_BNTS.sum((1, 2)), keep, cls=cls)
-    return block.feed(x_BTD, context, index)
+    return x_BTD, weights_BNTS.sum((1, 2))

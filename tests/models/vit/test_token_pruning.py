@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import small_runs
 
-from hsvit_jax.models.vit import hvt, token_pruning
+from hsvit_jax.models.vit import deit, hvt, token_pruning
 
 
 def test_the_most_significant_stay_in_their_order():
@@ -18,6 +18,30 @@ def test_the_most_significant_stay_in_their_order():
     np.testing.assert_array_equal(kept[..., 0], [[1, 3, 4], [7, 8, 9]])
     kept = token_pruning.keep_significant(x_BTD, significance_BT, 3, cls=True)
     np.testing.assert_array_equal(kept[..., 0], [[0, 1, 3], [5, 8, 9]])
+
+
+def test_tokens_are_weighed_by_their_rank():
+    x_BTD = jnp.ones((2, 5, 1))
+    significance_BT = jnp.array([[0.0, 5, 1, 9, 2], [0, 1, 2, 3, 4]])
+    retention_P = jnp.array([1.0, 0.5, 0.25, 0.0])
+    weighed = token_pruning.weigh(x_BTD, significance_BT, retention_P, cls=True)
+    np.testing.assert_array_equal(weighed[..., 0], [[1, 0.5, 0, 1, 0.25], [1, 0, 0.25, 0.5, 1]])
+    learned = np.array([[1.0, 1, 1, 0.2], [1, 0.5, 0, 0], [1, 1, 0.1, 0], [0, 0, 0, 0]])
+    assert token_pruning.learned_schedule(learned, cls=True) == (5, 3, 3, 1)
+    assert token_pruning.learned_schedule(learned, cls=False) == (4, 2, 2, 1)
+
+
+def test_soft_pruning_of_nothing_is_the_network():
+    config = hvt.HVTConfig(
+        (8, 8), 3, 5, patch=4, heads=2, head_dim=3, depth=2, stage_depth=0, cls=True
+    )
+    params, stats = small_runs.made_up_values(hvt.HVT(config))
+    soft = deit.SoftlyPruned(config)
+    retention = soft.init(jax.random.key(0))[0]["retention"]
+    images = np.random.default_rng(2).normal(size=(4, 8, 8, 3)).astype(np.float32)
+    expected, _ = jax.jit(hvt.HVT(config).apply)(params, stats, images)
+    logits, _ = jax.jit(soft.apply)({**params, "retention": retention}, stats, images)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_schedule_falls_evenly_to_the_share():
