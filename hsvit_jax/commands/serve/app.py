@@ -24,6 +24,8 @@ from hsvit_jax import data
 from hsvit_jax.commands.serve.batching import Answer, Batcher, NoVotes, part_of
 
 _TOP = 5
+# An image that is decoded sooner than handed to a thread.
+_SMALL_BYTES, _SMALL_PIXELS = 1 << 15, 1 << 16
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -224,15 +226,19 @@ class Server:
             raise HTTPException(400, "The form has no file in its field 'files'.")
         if len(self.batcher) + len(files) > limits.queue:
             raise self._full()
+        if len(raws) == 1 and len(raws[0]) < _SMALL_BYTES:
+            with contextlib.suppress(data.BadImage):  # it may be one of many pixels
+                pixels = min(limits.pixels, _SMALL_PIXELS)
+                return names, self._decode(names, raws, pixels), lost
         try:
-            return names, await asyncio.to_thread(self._decode, names, raws), lost
+            decoding = asyncio.to_thread(self._decode, names, raws, limits.pixels)
+            return names, await decoding, lost
         except data.BadImage as error:
             raise HTTPException(422, f"{error}.") from None
 
-    def _decode(self, names: list[str], raws: list[bytes]) -> list[np.ndarray]:
+    def _decode(self, names: list[str], raws: list[bytes], pixels: int) -> list[np.ndarray]:
         c = self._classifier
-        fit = c.config.data.get("fit", "crop")
-        how = {"fit": fit, "max_pixels": self.limits.pixels}
+        how = {"fit": c.config.data.get("fit", "crop"), "max_pixels": pixels}
         return [
             data.read_image(raw, c.image_size, c.channels, name=name, **how)
             for name, raw in zip(names, raws, strict=True)
