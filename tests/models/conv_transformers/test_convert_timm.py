@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from support import convnet_files
@@ -30,8 +31,18 @@ def test_a_training_step(name, golden_dir):
     convnet_files.training_step_agrees(golden_dir / f"{name}.npz")
 
 
+def test_branches_are_folded_to_the_inference_form(golden_dir):
+    """To the tensors of the published fused file, whose logits are those of the branches."""
+    network, params, stats = convnet_files.read(golden_dir / "timm-fastvit.npz")[1:4]
+    _, wanted, *arrays, _, _ = convnet_files.read(golden_dir / "timm-fastvit-fused.npz")
+    fused, *folded = network.fused(params, stats)
+    assert fused.config == wanted.config and fused.fused(*folded)[0] is fused
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6, 1e-7), folded, arrays)
+
+
+@pytest.mark.slow
 def test_a_trained_network_is_fused_for_inference(golden_dir, tmp_path):
-    """To the tensors of the published fused file, and the same logits."""
+    """By the command and in Python, with the same logits."""
     run, out = tmp_path / "run", tmp_path / "fused.safetensors"
     convert.convert_file(golden_dir / "timm-fastvit.npz", run)  # compares the logits
     argv = ["main", "--mode=export", str(run), str(out), "--format=reference", "--fused"]
@@ -43,7 +54,6 @@ def test_a_trained_network_is_fused_for_inference(golden_dir, tmp_path):
     trained = hsvit_jax.load(run)
     fused, images = trained.fused(), np.random.default_rng(0).random((2, 64, 64, 3))
     np.testing.assert_allclose(fused.logits(images), trained.logits(images), atol=1e-4)
-    assert fused.model.fused(fused.params, fused.stats)[0] is fused.model
 
 
 @pytest.mark.parametrize(
