@@ -100,7 +100,8 @@ class Family:
 
     Attributes:
       name: `model.family`.
-      defaults: the settings of a `model` section that a variant leaves as they are.
+      defaults: the settings of a `model` section that a variant leaves as they are; left out, those
+        of `config`.
       variants: named networks, as they differ from `defaults`.
       default_variant: the one that is meant where none is named.
       config: from `image_size`, `image_channels`, `num_classes` and all settings to the network's
@@ -120,7 +121,7 @@ class Family:
     """
 
     name: str
-    defaults: Settings
+    defaults: Settings = field(default_factory=dict)
     variants: Mapping[str, Settings]
     default_variant: str
     config: Callable[..., Any]
@@ -136,6 +137,10 @@ class Family:
     model_type: str = ""
     tiny: Callable[[Settings], dict[str, Any]] = _nothing
     digits: Callable[[Settings], dict[str, Any]] = _nothing
+
+    def __post_init__(self) -> None:
+        if not self.defaults:
+            object.__setattr__(self, "defaults", defaults_of(self.config))
 
     def settings(self, variant: str = "") -> dict[str, Any]:
         """The whole `model` section of a variant but for `dtype`; of the default one if empty."""

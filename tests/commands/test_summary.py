@@ -109,7 +109,13 @@ def test_bytes(count, text):
 
 
 def test_a_paper_s_own_count_stands_beside_ours(monkeypatch):
-    sizes = {**dhvt.DEFAULTS, "family": "dhvt", "variant": "custom", "depth": 1, "embed_dim": 16}
+    sizes = {
+        **dhvt.FAMILY.defaults,
+        "family": "dhvt",
+        "variant": "custom",
+        "depth": 1,
+        "embed_dim": 16,
+    }
     config = configs.base("cifar10", sizes)
     model = models.build(config.model, image_size=(8, 8), channels=3, num_classes=10)
     for name in ("compiled_flops", "forward_bytes", "training_bytes"):

@@ -32,7 +32,7 @@ FAMILIES = {
     "hsvit": HSVIT,
     "towers": HSVIT | {"towers": 2},
     "conv_only": HSVIT | {"ablation": "conv_only"},
-    "dhvt": dhvt.DEFAULTS
+    "dhvt": dhvt.FAMILY.defaults
     | {"family": "dhvt", "variant": "t", "patch": 2, "heads": 3, "embed_dim": 12, "depth": 2},
     "hvt": hvt.DEFAULTS
     | {"family": "hvt", "variant": "s", "patch": 2, "heads": 3, "head_dim": 4}

@@ -23,7 +23,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.layers import LayerNorm, Linear, split_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 
@@ -32,7 +32,7 @@ Array = jax.Array
 _21 = {"depths": (1, 4, 16)}
 _PATCH_4 = {"patches": (4, 3, 3)}
 
-#: Named variants, as they differ from `DEFAULTS`; those with patches of 4 are HSViT's table 2.
+#: Named variants, as they differ from the defaults; those with patches of 4 are HSViT's table 2.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "13": {},
     "21": _21,
@@ -67,7 +67,8 @@ class CvTConfig(Sizes):
     drop_path_of: str = "tokens"
 
     def __post_init__(self) -> None:
-        self.check_stages(*(name for name in DEFAULTS if name not in ("depths", "drop_path_of")))
+        others = ("image_size", "image_channels", "num_classes", "depths", "drop_path_of")
+        self.check_stages(*(name for name in vars(self) if name not in others))
         sizes = (*self.patches, *self.strides, *self.widths, *self.heads, *self.depths)
         sizes += (*self.kernels, *self.key_strides, *map(self.hidden, range(len(self.depths))))
         paddings = (*self.paddings, *self.query_paddings, *self.key_paddings)
@@ -112,10 +113,6 @@ class CvTConfig(Sizes):
         rates = layers.drop_path_rates(self.drop_paths[stage], self.depths[stage])
         chosen = min(stage, self.depths[stage] - 1) if self.drop_path_of == "tokens" else block
         return rates[chosen]
-
-
-#: The `model` section of CvT-13. One entry per stage, which variants change.
-DEFAULTS = defaults_of(CvTConfig)
 
 
 class ConvAttention(layers.MultiHeadAttention):
@@ -255,7 +252,6 @@ class CvT(Network):
 
 FAMILY = Family(
     name="cvt",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="13-patch4",
     config=CvTConfig,

@@ -23,14 +23,14 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
-from hsvit_jax.models.family import Family, defaults_of
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.attention import biased_attention, biased_weights
 
 Array = jax.Array
 
-#: Named variants, as they differ from `DEFAULTS`.
+#: Named variants, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "l1": {},
     "l3": {"depths": (4, 4, 12, 6), "widths": (64, 128, 320, 512), "attention_blocks": 4},
@@ -79,10 +79,6 @@ class EfficientFormerConfig(StagedConfig):
         """Whether a block of a stage is an attention block."""
         last = len(self.depths) - 1
         return stage == last and block >= self.depths[last] - self.attention_blocks
-
-
-#: The `model` section of EfficientFormer-L1, which variants change.
-DEFAULTS = defaults_of(EfficientFormerConfig)
 
 
 def neighbour_mean(x_BHWC: Array, window: int) -> Array:
@@ -233,7 +229,6 @@ class EfficientFormer(Network):
 
 FAMILY = Family(
     name="efficientformer",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="l1",
     config=EfficientFormerConfig,

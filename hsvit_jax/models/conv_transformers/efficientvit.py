@@ -23,7 +23,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.efficientformer import offsets
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.attention import biased_attention, biased_weights
 
@@ -39,7 +39,7 @@ def _variant(
     return {"widths": widths, "heads": heads, "kernels": kernels, "depths": depths}
 
 
-#: Named variants, as they differ from `DEFAULTS`.
+#: Named variants, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "m0": _variant((64, 128, 192), (4, 4, 4), (5, 5, 5, 5)),
     "m1": _variant((128, 144, 192), (2, 3, 3)),
@@ -102,10 +102,6 @@ class EfficientViTConfig(Sizes):
         for down in self.downsamples[: stage + 1]:
             side = -(-side // 2) if down else side
         return min(self.windows[stage], side)
-
-
-#: The `model` section of EfficientViT-M5, which variants change.
-DEFAULTS = defaults_of(EfficientViTConfig)
 
 
 def _starts_at_zero(layer: ConvNorm) -> ConvNorm:
@@ -296,7 +292,6 @@ class EfficientViT(Network):
 
 FAMILY = Family(
     name="efficientvit",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="m5",
     config=EfficientViTConfig,

@@ -22,7 +22,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.layers import BatchNorm
 from hsvit_jax.models.network import (
     BoundModules,
@@ -42,7 +42,7 @@ _WITHOUT_ATTENTION = {"mixers": ("repmixer",) * 4, "position_kernels": (0,) * 4}
 _RATIO_3 = {"mlp_ratios": (3.0,) * 4}
 _DEPTHS_12, _DEPTHS_36 = {"depths": (2, 2, 6, 2)}, {"depths": (6, 6, 18, 6)}
 
-#: Named variants, as they differ from `DEFAULTS`.
+#: Named variants, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "t8": {
         **{"depths": (2, 2, 4, 2), "widths": (48, 96, 192, 384)},
@@ -139,10 +139,6 @@ class FastViTConfig(Sizes):
                 size = size_out(size, self.down_kernel, self.down_stride)
             sizes.append(size)
         return tuple(sizes)
-
-
-#: The `model` section of FastViT-SA24, which variants change.
-DEFAULTS = defaults_of(FastViTConfig)
 
 
 # --- Sums of branches ----------------------------------------------------------------------------
@@ -499,7 +495,6 @@ def _replaced(tree: dict, path: tuple[Any, ...], leaf: dict) -> dict:
 
 FAMILY = Family(
     name="fastvit",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="sa24",
     named_by=("depths", "widths", "mlp_ratios", "mixers", "position_kernels", "kernel"),

@@ -18,7 +18,7 @@ from flax import nnx
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -30,7 +30,7 @@ DEPTHS = (2, 4, 3)
 #: Inverted residuals of the first and second layer, and the first one's stride.
 RESIDUALS = ((1, 1), (3, 2))
 
-#: Named variants, as they differ from `DEFAULTS`.
+#: Named variants, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "s": {},
     "xs": {"channels": (16, 32, 48, 64, 80, 96, 384), "widths": (96, 120, 144)},
@@ -113,10 +113,6 @@ class MobileViTConfig(Sizes):
             size = size_out(size, 3, stride, dilation=dilation)
             maps.append(size)
         return tuple(maps)
-
-
-#: The `model` section of MobileViT-S, which variants change.
-DEFAULTS = defaults_of(MobileViTConfig)
 
 
 class InvertedResidual(nnx.Module):
@@ -273,7 +269,6 @@ class MobileViT(Network):
 
 FAMILY = Family(
     name="mobilevit",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="xs",
     config=MobileViTConfig,

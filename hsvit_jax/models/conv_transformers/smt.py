@@ -19,7 +19,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.activations import gelu
@@ -30,7 +30,7 @@ EPS = 1e-6  # of the LayerNorms in blocks and behind stages; 1e-5 behind convolu
 
 _LARGE = {"mlp_ratios": (8.0, 6.0, 4.0, 2.0), "stem_kernel": 7}
 
-#: Named variants, as they differ from `DEFAULTS`.
+#: Named variants, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "t": {},
     "s": {"depths": (3, 4, 18, 2), "drop_path": 0.2},
@@ -103,10 +103,6 @@ class SMTConfig(Sizes):
         for _ in self.depths[1:]:
             sizes.append(size_out(sizes[-1], 3, 2))
         return tuple(sizes)
-
-
-#: The `model` section of SMT-T, which variants change.
-DEFAULTS = defaults_of(SMTConfig)
 
 
 class Modulation(nnx.Module):
@@ -289,7 +285,6 @@ class SMT(Network):
 
 FAMILY = Family(
     name="smt",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="t",
     named_by=("depths", "widths", "modulated", "modulation_heads", "heads", "mlp_ratios"),

@@ -22,14 +22,14 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
-from hsvit_jax.models.family import Family, defaults_of
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
 
-#: Named variants, as they differ from `DEFAULTS`.
+#: Named variants, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "xs": {},
     "s": {"depths": (3, 3, 9, 6), "widths": (48, 64, 168, 224)},
@@ -60,10 +60,6 @@ class SwiftFormerConfig(StagedConfig):
         self.check_sizes(*self.depths)
         self.check_rates("conv_drop_path")
         self.check_choices(queries=("equal", "weighted"))
-
-
-#: The `model` section of SwiftFormer-XS, which variants change.
-DEFAULTS = defaults_of(SwiftFormerConfig)
 
 
 class ConvBlock(nnx.Module):
@@ -187,7 +183,6 @@ class SwiftFormer(Network):
 
 FAMILY = Family(
     name="swiftformer",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="xs",
     config=SwiftFormerConfig,

@@ -23,9 +23,9 @@ from hsvit_jax.models.convnets.inverted_residual import (
     Plan,
     rounded,
 )
-from hsvit_jax.models.family import Family, defaults_of
+from hsvit_jax.models.family import Family
 
-#: Named networks as they differ from `DEFAULTS`.
+#: Named networks as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "b0": {},
     "b3": {"width": 1.2, "depth": 1.4, "dropout": 0.3, "symmetric_blocks": (5, 18)},
@@ -38,7 +38,7 @@ _STAGE_KEYS = ("in_channels", "out_channels", "repeats", "strides", "kernels", "
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNetConfig(InvertedConfig):
-    """Sizes of an EfficientNet; see `DEFAULTS`."""
+    """Sizes of an EfficientNet."""
 
     width: float = 1.0
     depth: float = 1.0
@@ -162,10 +162,6 @@ class EfficientNetConfig(InvertedConfig):
         )
 
 
-#: The `model` section of EfficientNet-B0, which variants change.
-DEFAULTS = defaults_of(EfficientNetConfig)
-
-
 def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a smoke run: few channels, and blocks in proportion to its own."""
     scales = {"width": 0.08 * settings["width"], "depth": 0.3 * settings["depth"], "divisor": 4}
@@ -174,7 +170,6 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 FAMILY = Family(
     name="efficientnet",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="b0",
     config=EfficientNetConfig,

@@ -13,9 +13,9 @@ from typing import Any
 from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
 from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan, rounded
-from hsvit_jax.models.family import Family, defaults_of
+from hsvit_jax.models.family import Family
 
-#: Named networks by their width, as they differ from `DEFAULTS`.
+#: Named networks by their width, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {"1.0": {}, "1.4": {"width": 1.4}}
 
 # Channels before scaling: of the stem, of the first block and the others; and the others' strides.
@@ -26,7 +26,7 @@ _STRIDES = (2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1)
 
 @dataclasses.dataclass(frozen=True)
 class MobileNetV2Config(InvertedConfig):
-    """Sizes of a MobileNetV2; see `DEFAULTS`."""
+    """Sizes of a MobileNetV2."""
 
     width: float = 1.0
     divisor: int = 8  # of every width
@@ -106,10 +106,6 @@ class MobileNetV2Config(InvertedConfig):
             )
 
 
-#: The `model` section of MobileNetV2-1.0, which variants change.
-DEFAULTS = defaults_of(MobileNetV2Config)
-
-
 def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes of a smoke run: few channels."""
     widths = {"width": 0.08 * settings["width"], "divisor": 4, "least_channels": 4}
@@ -118,7 +114,6 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 FAMILY = Family(
     name="mobilenet_v2",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="1.0",
     config=MobileNetV2Config,

@@ -20,12 +20,12 @@ from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import torch_weights
-from hsvit_jax.models.vit.dhvt_sizes import DEFAULTS, NORMS, VARIANTS, DHVTConfig
+from hsvit_jax.models.vit.dhvt_sizes import NORMS, VARIANTS, DHVTConfig
 from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
 
-__all__ = ["DEFAULTS", "DHVT", "FAMILY", "NORMS", "VARIANTS", "DHVTConfig"]
+__all__ = ["DHVT", "FAMILY", "NORMS", "VARIANTS", "DHVTConfig"]
 
 # --- Embedding -----------------------------------------------------------------------------------
 
@@ -254,7 +254,6 @@ class DHVT(Network):
 
 FAMILY = Family(
     name="dhvt",
-    defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="t-patch4",
     config=DHVTConfig,

@@ -9,13 +9,13 @@ from math import prod
 from typing import Any
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.family import Sizes, check_heads, defaults_of
+from hsvit_jax.models.family import Sizes, check_heads
 
 NORMS = ("batch", "layer")
 
 _T16, _S = {"patch": 16}, {"heads": 8, "embed_dim": 384}
 _S16 = {"patch": 16, "heads": 6, "embed_dim": 384}
-#: Named systems: supplement, table 11, and its ablations of DHVT-T, as they differ from `DEFAULTS`.
+#: Named systems: supplement, table 11, and its ablations of DHVT-T, as changes of the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "t-patch4": {},
     "t-patch2": {"patch": 2},
@@ -144,7 +144,3 @@ class DHVTConfig(Sizes):
     def operations(self) -> Operations:
         """The feed-forward's operations."""
         return FEED_FORWARDS[self.feed_forward]
-
-
-#: The `model` section of DHVT-T with patches of 4 pixels, which variants change.
-DEFAULTS = defaults_of(DHVTConfig)

@@ -93,7 +93,7 @@ def test_the_start_and_refusals():
         hf_files.network("cvt", drop_path_of="block")
     with pytest.raises(ValueError, match="map of 1×1 is too small"):
         models.build(
-            {"family": "cvt", "dtype": "float32", **cvt.DEFAULTS},
+            {"family": "cvt", "dtype": "float32", **cvt.FAMILY.defaults},
             image_size=(3, 3),
             channels=3,
             num_classes=2,

@@ -24,7 +24,7 @@ def test_the_training_step_of_a_golden(golden_dir):
 
 def test_named_networks_are_recognised():
     for variant in efficientnet.VARIANTS:
-        own = {**efficientnet.DEFAULTS, **efficientnet.VARIANTS[variant]}
+        own = {**efficientnet.FAMILY.defaults, **efficientnet.VARIANTS[variant]}
         given = {
             "width_coefficient": own["width"],
             "depth_coefficient": own["depth"],

@@ -37,7 +37,7 @@ def test_named_networks_are_recognised():
     for variant, width in (("1.0", 1.0), ("1.4", 1.4)):
         given = {"depth_multiplier": width, "classifier_dropout_prob": 0.2, "num_labels": 1001}
         settings, data = torch_files.settings("mobilenet_v2", {}, given)
-        own = {**mobilenet_v2.DEFAULTS, **mobilenet_v2.VARIANTS[variant]}
+        own = {**mobilenet_v2.FAMILY.defaults, **mobilenet_v2.VARIANTS[variant]}
         assert settings == {"family": "mobilenet_v2", "variant": variant, **own}
         assert data == {"image_size": (224, 224), "channels": 3, "num_classes": 1001}
 

@@ -9,7 +9,12 @@ from hsvit_jax.models.convnets import efficientnet
 
 
 def built(size, classes, **changes):
-    settings = {**efficientnet.DEFAULTS, **changes, "family": "efficientnet", "dtype": "float32"}
+    settings = {
+        **efficientnet.FAMILY.defaults,
+        **changes,
+        "family": "efficientnet",
+        "dtype": "float32",
+    }
     return models.build(settings, image_size=(size, size), channels=3, num_classes=classes)
 
 

@@ -9,7 +9,12 @@ from hsvit_jax.models.convnets import convnet, inverted_residual, mobilenet_v2
 
 
 def built(size, classes, **changes):
-    settings = {**mobilenet_v2.DEFAULTS, **changes, "family": "mobilenet_v2", "dtype": "float32"}
+    settings = {
+        **mobilenet_v2.FAMILY.defaults,
+        **changes,
+        "family": "mobilenet_v2",
+        "dtype": "float32",
+    }
     return models.build(settings, image_size=(size, size), channels=3, num_classes=classes)
 
 

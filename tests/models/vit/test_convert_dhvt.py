@@ -38,7 +38,12 @@ def test_misfits_are_named(tmp_path):
 
 
 def test_a_named_variant_is_recognised():
-    settings = {**dhvt.DEFAULTS, **dhvt.VARIANTS["s-patch4"], "family": "dhvt", "dtype": "float32"}
+    settings = {
+        **dhvt.FAMILY.defaults,
+        **dhvt.VARIANTS["s-patch4"],
+        "family": "dhvt",
+        "dtype": "float32",
+    }
     model = models.build(settings, image_size=(32, 32), channels=3, num_classes=7)
     entries = torch_files.listing("dhvt", model)
     tensors = {e.key: np.broadcast_to(np.float32(0), e.shape) for e in entries}

@@ -37,7 +37,12 @@ SMALL = dhvt.DHVTConfig(
 
 
 def built(variant, size, classes, **changes):
-    settings = {"family": "dhvt", "dtype": "float32", **dhvt.DEFAULTS, **dhvt.VARIANTS[variant]}
+    settings = {
+        "family": "dhvt",
+        "dtype": "float32",
+        **dhvt.FAMILY.defaults,
+        **dhvt.VARIANTS[variant],
+    }
     return models.build(
         {**settings, **changes}, image_size=(size, size), channels=3, num_classes=classes
     )
