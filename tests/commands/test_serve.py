@@ -5,6 +5,7 @@ import io
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -194,9 +195,17 @@ def test_pages_name_no_other_address(client):
     assert set(api["paths"]) == paths - set(app._FILES)
 
 
-def test_other_machines_need_a_token(capsys):
-    assert main.main(["hsvit", "serve", "zoo:c2a2-digits", "--host=0.0.0.0"]) == 2
-    assert "--token" in capsys.readouterr().err
+def test_what_cannot_be_served(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for flag, code, names in (
+            ("--host=0.0.0.0", 2, "--token"),
+            ("--parts=4", 1, "hsvit_jax[ray]"),
+            (f"--port={port}", 1, "choose another --port"),
+        ):
+            assert main.main(["hsvit", "serve", "zoo:c2a2-digits", flag]) == code
+            assert names in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def run(request: Request) -> None:
         if request.flags.parts:
             import ray.serve  # noqa: F401
     except ImportError as error:
-        extra = "ray" if error.name == "ray" else "serve"
+        extra = "ray" if error.name.startswith("ray") else "serve"
         raise ValueError(
             f"hsvit serve needs {error.name}: pip install 'hsvit_jax[{extra}]'"
         ) from error

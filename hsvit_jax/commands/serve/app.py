@@ -124,6 +124,8 @@ class Server:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         await self.batcher.warm_up()
+        c = self._classifier
+        await asyncio.to_thread(self._maps, np.zeros((*c.image_size, c.channels), np.uint8))
         work = asyncio.create_task(self.batcher.run())
         yield
         work.cancel()
