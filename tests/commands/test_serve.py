@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
+from support import small_runs
 
 from hsvit_jax import classifier as classifier_lib
-from hsvit_jax import main
+from hsvit_jax import main, train
 from hsvit_jax.commands.serve import app, batching, votes
 from hsvit_jax.train import evaluate
 
@@ -85,6 +86,27 @@ def test_lost_parts_do_not_vote(client, network):
     for part, logits_K in zip(found["parts"], shown.votes_GK, strict=True):
         assert part["top"]["label"] == c.class_names[int(logits_K.argmax())]
     assert len(found["maps"]) == 9 and len(found["maps"][0]["rows"]) == 2
+
+
+@pytest.mark.parametrize("model", [{"ablation": "conv_only"}, {"towers": 2, "votes": "learned"}])
+def test_networks_of_other_parts(model):
+    """One without groups has one vote; one of towers loses them whole."""
+    config = small_runs.small_config(**{f"model__{key}": value for key, value in model.items()})
+    run = train.prepare(config, dataset=small_runs.small_dataset(), devices=jax.devices()[:1])
+    arrays = small_runs.made_up_values(run.model)
+    c = classifier_lib.Classifier(run.config, tuple("abcdefg"), run.model, *arrays, 0, run.mesh)
+    network = votes.Network(c)
+    ballot = network.contributions(IMAGES[..., None])
+    voted_PB = np.ones((len(network.parts), len(IMAGES)))
+    p_BK = network.elect(network.parts, ballot.cls_VPBD, voted_PB)
+    np.testing.assert_allclose(p_BK, c.predict(IMAGES[..., None]), rtol=1e-4)
+    if "towers" in model:
+        assert [part.groups for part in network.parts] == [4, 4]
+        voted_PB[0] = 0
+        forward = evaluate.make_forward(c.model, c.mesh, c.config, votes_G=np.repeat([0.0, 1], 4))
+        expected = jax.nn.softmax(forward(c.params, c.stats, IMAGES[..., None]))
+        p_BK = network.elect(network.parts, ballot.cls_VPBD, voted_PB)
+        np.testing.assert_allclose(p_BK, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

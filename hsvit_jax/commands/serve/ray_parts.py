@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hsvit_jax.classifier import Classifier
-from hsvit_jax.commands.serve.votes import Ballot, Part
+from hsvit_jax.commands.serve.votes import Ballot, parts_of
 from hsvit_jax.train import evaluate
 
 # A replica that does not answer three checks in a row, 2 s apart and of 5 s each, is replaced.
@@ -66,12 +66,8 @@ class RayParts:
         resources: dict[str, float],
     ) -> None:
         cuts, _ = classifier.cut(count)
-        total = sum(cut.weight for cut in cuts)
-        self.parts = tuple(
-            Part(f"groups {cut.groups[0]}-{cut.groups[-1]}", len(cut.groups), cut.weight / total)
-            for cut in cuts
-        )
-        self._scale, self._deadline = total, deadline
+        self.parts, self._scale = parts_of(cuts)
+        self._deadline = deadline
         shape = (*classifier.image_size, classifier.channels)
         tta = classifier.config.eval.get("tta", "none")
         self._replicas = [(cut, shape, sizes, tta) for cut in cuts]

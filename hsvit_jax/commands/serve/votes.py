@@ -7,7 +7,8 @@ of the HSViT paper averages the groups' CLS tokens, so the head may average thos
 import asyncio
 import dataclasses
 import time
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 
 from hsvit_jax import augment
 from hsvit_jax.classifier import Classifier
+from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
 from hsvit_jax.models.network import GroupShard
 from hsvit_jax.train import evaluate
 
@@ -67,6 +69,22 @@ class _Recorder(GroupShard):
         return super().sum(x_GBD)
 
 
+def parts_of(cuts: Sequence[Any], kind: str = "") -> tuple[tuple[Part, ...], float]:
+    """The voters that `Classifier.cut` made, and the sum of their weights.
+
+    Args:
+      cuts: a network's parts.
+      kind: of their names, which are numbered; else they are named by their groups.
+    """
+    total = sum(cut.weight for cut in cuts)
+    names = [
+        f"{kind} {number}" if kind else f"groups {cut.groups[0]}-{cut.groups[-1]}"
+        for number, cut in enumerate(cuts)
+    ]
+    found = zip(names, cuts, strict=True)
+    return tuple(Part(name, len(cut.groups), cut.weight / total) for name, cut in found), total
+
+
 class Network:
     """All parts in this process: one program for the groups' votes, and the head for any subset.
 
@@ -76,21 +94,13 @@ class Network:
 
     def __init__(self, classifier: Classifier) -> None:
         self.classifier, model = classifier, classifier.model
-        sizes = model.config
-        groups = getattr(sizes, "groups", 0)
-        towers = getattr(sizes, "towers", 1)
-        count = (towers if towers > 1 else groups) or 1
-        share_P = np.full(count, 1 / count)
-        if groups and sizes.votes == "learned":
-            home = classifier.params["towers"] if towers > 1 else classifier.params
-            magnitude_G = np.abs(np.asarray(home["groups"]["vote"], np.float64)).reshape(-1)
-            share_P = magnitude_G.reshape(count, -1).sum(1) / magnitude_G.sum()
-        kind = "tower" if towers > 1 else "group" if groups else "network"
-        self.parts = tuple(
-            Part(f"{kind} {number}", max(groups // count, 1), float(share))
-            for number, share in enumerate(share_P)
-        )
-        scale = groups if groups and sizes.votes != "learned" else 1
+        groups = model.config.groups if isinstance(model, HSViT | TowerHSViT) else 0
+        self.parts, scale = (Part("network", 1, 1.0),), 1.0
+        if groups:
+            towers = model.config.towers
+            cuts, _ = classifier.cut(towers if towers > 1 else groups)
+            self.parts, scale = parts_of(cuts, "tower" if towers > 1 else "group")
+        count = len(self.parts)
         config = classifier.config
         mean, std = tuple(config.data.mean), tuple(config.data.std)
 
