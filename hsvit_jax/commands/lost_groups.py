@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from hsvit_jax import augment, report
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
 from hsvit_jax.train import evaluate
 
 Array = jax.Array
@@ -50,14 +51,13 @@ def units(model: Any) -> np.ndarray:
     Raises:
       ValueError: the network has no attention groups.
     """
-    groups = getattr(model.config, "groups", 0)
+    groups = model.config.groups if isinstance(model, HSViT | TowerHSViT) else 0
     if not groups:
         raise ValueError(
             "this network has no attention groups, so none can be lost: a curve of votes needs a "
             "network with groups"
         )
-    towers = model.config.towers
-    count = towers if towers > 1 else groups
+    count = model.config.towers if isinstance(model, TowerHSViT) else groups
     return np.repeat(np.eye(count, dtype=np.float32), groups // count, axis=1)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import small_runs
 
-from hsvit_jax import data
+from hsvit_jax import build_model, data
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.commands import lost_groups as votes
 from hsvit_jax.models.hsvit import hsvit
@@ -61,6 +61,13 @@ def test_what_is_lost_as_one():
     without = dataclasses.replace(CONFIG, towers=1, groups=0)
     with pytest.raises(ValueError, match="no attention groups"):
         votes.units(hsvit.HSViT(without))
+
+
+def test_the_groups_of_convolutions_are_no_voters():
+    on_a_backbone = build_model("backbone:resnet18,tiny")
+    assert votes.units(on_a_backbone).shape == (on_a_backbone.config.groups,) * 2
+    with pytest.raises(ValueError, match="no attention groups"):
+        votes.units(build_model("resnet:tiny"))
 
 
 def test_subsets_are_all_of_them_or_different_ones_drawn_by_the_seed():

@@ -97,9 +97,9 @@ class Network:
         groups = model.config.groups if isinstance(model, HSViT | TowerHSViT) else 0
         self.parts, scale = (Part("network", 1, 1.0),), 1.0
         if groups:
-            towers = model.config.towers
-            cuts, _ = classifier.cut(towers if towers > 1 else groups)
-            self.parts, scale = parts_of(cuts, "tower" if towers > 1 else "group")
+            towers = isinstance(model, TowerHSViT)
+            cuts, _ = classifier.cut(model.config.towers if towers else groups)
+            self.parts, scale = parts_of(cuts, "tower" if towers else "group")
         count = len(self.parts)
         config = classifier.config
         mean, std = tuple(config.data.mean), tuple(config.data.std)
