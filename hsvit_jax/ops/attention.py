@@ -3,9 +3,11 @@
 Heads and groups are batch axes of one computation: G groups, B batch, N heads, T queries, S keys, E
 the width of a head. T is 1 where only the CLS token's output is used.
 
-On a CPU large weights are computed for a few groups at a time, so that they stay in the cache.
-Measured with jax 0.10.2 on two cores: 33 tokens, forward 18 → 10 ms, with gradient 66 → 42
-(docs/performance.md). `_by_groups` can go when XLA for CPU fuses the softmax with its products.
+On a CPU large weights are computed for a few groups at a time, so that they stay in the cache, and
+products over the queries by a transpose. Measured with jax 0.10.2 on two cores: 33 tokens, forward
+18 → 10 ms, with gradient 66 → 42; products over the queries 15 → 2 ms (docs/performance.md).
+`_by_groups` can go when XLA for CPU fuses the softmax with its products, `_over_queries` when it
+runs batches of small transposed products without an allocation for each.
 """
 
 from functools import partial
@@ -116,13 +118,24 @@ def _attention_bwd(rate, residuals, grad_GBNTE):
         if rate:
             factors = dropout_scale(counters, weights.shape, rate)
             dropped, grad_weights = weights * factors, grad_weights * factors
-        grad_v = jnp.einsum("gbnts,gbnte->gbnse", dropped.astype(v.dtype), grad)
+        grad_v = _over_queries(dropped.astype(v.dtype), grad)
         grad_scores = (weights * (grad_weights - inner) * scale).astype(q.dtype)
         grad_q = jnp.einsum("gbnts,gbnse->gbnte", grad_scores, k)
-        return grad_q, jnp.einsum("gbnts,gbnte->gbnse", grad_scores, q), grad_v
+        return grad_q, _over_queries(grad_scores, q), grad_v
 
     *arrays, counters = residuals
     return (*_by_groups(slice_, (*arrays, grad_GBNTE), counters), None)
+
+
+def _over_queries(x_GBNTS: Array, y_GBNTE: Array) -> Array:
+    """xᵀ·y for each head, (G, B, N, S, E), as the transpose of yᵀ·x.
+
+    The barriers keep XLA from folding the transposes into the product: on a CPU each of the many
+    small products would then be a library call with an allocation of its own.
+    """
+    y_GBNET = lax.optimization_barrier(y_GBNTE.swapaxes(3, 4))
+    out_GBNES = jnp.einsum("gbnet,gbnts->gbnes", y_GBNET, x_GBNTS)
+    return lax.optimization_barrier(out_GBNES).swapaxes(3, 4)
 
 
 #: Attention weights, in numbers, that stay in a CPU's cache from scores to output (measured).

@@ -2,8 +2,8 @@
 
 An accelerator's XLA fuses these with its own convolution, which is also the reference in the tests.
 On a CPU it does neither well, and a feature map is larger than the caches: so slices of a few
-images are read once, normalised, convolved by Winograd's formula (`conv_winograd`)
-or, where that does not fit, `conv_direct`, and averaged.
+images are read once, normalised, convolved by the first formula that fits (`conv_im2col`,
+`conv_winograd`, `conv_direct`) and averaged.
 
 Measured with jax 0.10.2 on two cores with 256-bit vectors: a C2A2 training step is 1.30–1.47 times
 as fast with Winograd's formula and the loop over slices (docs/performance.md). The loop can go when
@@ -21,12 +21,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hsvit_jax.ops import conv_direct, conv_winograd, tiling
+from hsvit_jax.ops import conv_direct, conv_im2col, conv_winograd, tiling
 from hsvit_jax.ops.normalise import moments_dtype, scale_shift
 from hsvit_jax.ops.remat import recomputed
 from hsvit_jax.ops.varying import vary_alike
 
 Array = jax.Array
+
+_FORMULAS = (conv_im2col, conv_winograd, conv_direct)
 
 _KINDS = ("dense", "depthwise", "attention")
 _PLAIN: contextvars.ContextVar[Collection[str]] = contextvars.ContextVar("plain", default=())
@@ -92,8 +94,7 @@ def rectified_conv2d(
 
         run = partial(recomputed, plain) if affine else plain
         return run(x_BHWC, kernel_HWIO, *affine), ()
-    fits = conv_winograd.fits(x_BHWC.shape, kernel_HWIO.shape)
-    formula = conv_winograd if fits else conv_direct
+    formula = next(f for f in _FORMULAS if f.fits(x_BHWC.shape, kernel_HWIO.shape))
     y_BHWO, *output_moments = _convolve(formula, moments, x_BHWC, kernel_HWIO, tuple(affine))
     return y_BHWO, tuple(output_moments)
 

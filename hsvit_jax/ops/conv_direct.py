@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from hsvit_jax.ops.conv_im2col import shifts
+
 Array = jax.Array
 
 #: Most numbers in an input slice, so that the shifted copies of one image stay in the second-level
@@ -18,6 +20,12 @@ SLICE = 1 << 17
 
 #: `product` returns a single plane.
 STRIDE = 1
+
+
+def fits(x_shape: tuple[int, ...], kernel_shape: tuple[int, ...]) -> bool:
+    """True: this formula fits all shapes."""
+    del x_shape, kernel_shape
+    return True
 
 
 def weights(kernel_HWIO: Array) -> Array:
@@ -53,11 +61,3 @@ def kernel_gradient(terms: Array, kernel_shape: tuple[int, ...]) -> Array:
     size, _, c_in, c_out = kernel_shape
     # Shifting the gradient one way is shifting the image the other: the offsets come out reversed.
     return terms.reshape(c_in, size, size, c_out).transpose(1, 2, 0, 3)[::-1, ::-1]
-
-
-def shifts(x_BHWC: Array, size: int) -> list[Array]:
-    """The zero-padded image shifted by every offset of a size×size kernel, row by row."""
-    _, rows, columns, _ = x_BHWC.shape
-    pad = size // 2
-    padded = jnp.pad(x_BHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    return [padded[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
