@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import math
 import os
 import re
 import shlex
@@ -214,6 +215,9 @@ def refuse_unused(request: Request, command: Command) -> None:
     values, name, read = request.flags, request.name, config_lib.few(command.config.split())
     if request.words and not command.words:
         raise Misuse(f"unexpected words: {' '.join(request.words)} (flags are --name=value)")
+    for flag, value in values.flag_values_dict().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Misuse(f"flag --{flag}={value}: expected a finite number")
     finds_run = "checkpoint" in values
     named = [flag for flag in ("checkpoint", "workdir") if finds_run and values[flag].present]
     if len(named) == 2:

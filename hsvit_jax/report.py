@@ -84,16 +84,27 @@ def append_to(path: Path) -> IO[bytes]:
     )
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those around it. Raises ValueError where none can be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        raise ValueError(
+            f"{path} cannot be made a folder: {error.strerror}; name another place"
+        ) from None
+
+
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file whole or not at all: beside it first, then renamed over it.
 
     Args:
-      path: the file; an existing one is replaced.
+      path: the file; an existing one is replaced, a missing folder made.
       content: bytes, or text to be written as UTF-8.
 
     Raises:
-      ValueError: `path` is a link, a folder, a fifo or a device.
+      ValueError: `path` is a link, a folder, a fifo or a device, or in no possible folder.
     """
+    make_folder(path.parent)
     refuse_special(path)
     part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -166,7 +177,6 @@ def write(
     Returns:
       the paths of the CSV and the PNG.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     table, plot = folder / f"{name}.csv", folder / f"{name}.png"
     head = [field.name for field in dataclasses.fields(rows[0])]
     save_csv(table, [head, *map(dataclasses.astuple, rows)])

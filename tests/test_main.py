@@ -131,6 +131,9 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
         (["--mode=summary", CONFIG, "--config.train.epochs=2"], "does not use --config.train.epoc"),
         (["--mode=plan", CONFIG, "--config.mesh.group=2"], "does not use --config.mesh.group"),
         (["--mode=summary", CONFIG, "--distributed=off"], "does not use --distributed"),
+        (["--mode=eval"], "eval needs --checkpoint"),
+        (["--mode=plan", CONFIG], "plan needs --devices"),
+        (["serve", "x", "--wait=nan"], "--wait=nan: expected a finite number"),
         ([CONFIG, "--", "--mode=eval"], "unexpected words: --mode=eval"),
     ],
 )
@@ -152,10 +155,9 @@ def test_mistakes_in_the_command_line(capfd, words, message):
             "training c2a2 with its 34,",  # parameters needs more memory than there is
         ),
         (["--config=c2a2:folder=/no/such"], "/no/such"),
-        (["--mode=eval"], "eval needs --checkpoint"),
         (["--mode=predict", "x.png"], "no such file or folder: x.png"),
         (["--mode=predict"], "no images given"),
-        (["--mode=eval", "--checkpoint=/no/such"], "/no/such is not a directory"),
+        (["--mode=eval", "--checkpoint=/no/such"], "/no/such does not exist"),
         (["--mode=eval", "--config=c2a2:cifar10"], "runs/c2a2-cifar10-strong-seed0"),
         (
             ["--mode=predict", "--config=c2a2", "--config.optim.beta1=0.8", str(Path(__file__))],

@@ -29,6 +29,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_the_folder_of_a_file_is_made_or_refused(tmp_path):
+    report.write_file(tmp_path / "new" / "folder" / "a", "x")
+    with pytest.raises(ValueError, match="cannot be made a folder"):
+        report.write_file(tmp_path / "new" / "folder" / "a" / "b", "x")
+
+
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
 def test_only_regular_files_are_written(tmp_path, kind):
     path, target = tmp_path / "out.png", tmp_path / "target"

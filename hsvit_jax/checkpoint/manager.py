@@ -376,6 +376,7 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     first = checkpoints._first(which, lambda path, record: arrays.read(path, record, None))
     if first is None:
         problem = "holds no checkpoint" if path.is_dir() else "is not a directory"
+        problem = problem if path.exists() else "does not exist"
         raise CheckpointError(
             f"{path} {problem}; expected a work directory with checkpoints/, or a directory of "
             "numbered steps such as checkpoints/ itself"

@@ -203,5 +203,5 @@ def check_path(path: Path) -> Path:
     """Makes the folder of a PNG and returns its path. Raises ValueError for another suffix."""
     if path.suffix.lower() != ".png":
         raise ValueError(f"--curve={path}: expected the name of a PNG to draw, such as votes.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    report.make_folder(path.parent)
     return path

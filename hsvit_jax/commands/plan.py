@@ -2,7 +2,7 @@
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import data
-from hsvit_jax.cli import Request
+from hsvit_jax.cli import Misuse, Request
 from hsvit_jax.planner import plan
 
 
@@ -10,7 +10,7 @@ def run(request: Request) -> int:
     """Prints the plan: how a network spreads over the devices, and the costs."""
     values = request.flags.flag_values_dict()
     if values["devices"] is None:
-        raise ValueError("plan needs --devices, for example --devices=4096")
+        raise Misuse("plan needs --devices, for example --devices=4096")
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     print(plan.run(config_lib.resolve(request.config, info), **values))
     return 0

@@ -12,7 +12,7 @@ import numpy as np
 
 from hsvit_jax import classifier, data, report
 from hsvit_jax import config as config_lib
-from hsvit_jax.cli import Request
+from hsvit_jax.cli import Misuse, Request
 from hsvit_jax.data.images import is_image_name
 from hsvit_jax.runtime import cluster, coordination
 
@@ -35,7 +35,7 @@ def load_classifier(request: Request) -> classifier.Classifier:
     """Loads the network of --checkpoint, of --workdir or of the configuration's default folder."""
     values = request.flags
     if not (values.checkpoint or values.workdir or request.config):
-        raise ValueError(
+        raise Misuse(
             f"{request.name} needs --checkpoint=<folder of a run>, for example "
             "--checkpoint=runs/c2a2-digits-strong-seed0"
         )

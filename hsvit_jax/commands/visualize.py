@@ -54,7 +54,6 @@ def write_views(
         views = viewer(image_HWC)
         if not coordination.is_lead():
             continue
-        out.mkdir(parents=True, exist_ok=True)
         for kind, figure in visualize_figures.figures(
             views, image_HWC, names, str(Path(*path.parts[-2:]))
         ):

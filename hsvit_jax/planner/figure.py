@@ -31,7 +31,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
         f"{result['network']}, batch {result['batch']:,}: prediction for {machine['flops']:.3g} "
         f"FLOP/s, {machine['bandwidth']:.3g} B/s, {machine['latency']:.3g} s a stage"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     report.save_figure(figure, path)
 
 

@@ -110,7 +110,7 @@ def test_load_tree_needs_no_template(tmp_path):
         assert same(states[2], tree)
         assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree))
     assert same(states[1], load_tree(tmp_path, 1)[1])
-    with pytest.raises(CheckpointError, match="nowhere is not a directory; expected a work dir"):
+    with pytest.raises(CheckpointError, match="nowhere does not exist; expected a work dir"):
         load_tree(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="holds no checkpoint"):

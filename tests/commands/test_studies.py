@@ -1,6 +1,7 @@
 """Looking for a learning rate, cross-validation, the papers' studies, curves of several runs."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -113,6 +114,13 @@ def test_a_study_and_its_curves(tmp_path, capsys):
     assert len(runs) == 12
     assert main.main(["hsvit", "curves", *runs, f"--out={tmp_path}/c.png"]) == 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_of_a_run(tmp_path):
+    lines = ({"step": 1, "epoch": 0, "loss": 2.0}, {"step": 2, "split": "val", "accuracy": 0.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main.main(["hsvit", "curves", str(tmp_path), f"--out={tmp_path}/c.png"]) == 0
+    assert (tmp_path / "c.png").is_file()
 
 
 def test_mistakes_in_a_study(tmp_path, capsys):

@@ -105,7 +105,7 @@ def test_other_classes_and_another_image_size(source):
 def test_mistakes_are_told(source, tmp_path):
     folder, _ = source
     _, run = from_source(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"init\.from=.*nowhere.*is not a directory"):
+    with pytest.raises(ValueError, match=r"init\.from=.*nowhere.*does not exist"):
         init_from.load(run.config, run.model)
     _, run = from_source(folder, model__depth=2, model__heads=4)
     with pytest.raises(ValueError, match=r"(?s)depth: checkpoint 1, config 2.*heads: checkpoint 2"):

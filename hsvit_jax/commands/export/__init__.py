@@ -129,7 +129,6 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
     }
     if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {*texts, _FILE}):
         raise ValueError(f"{out} already holds something else: remove it or name another OUT")
-    out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         report.write_file(out / name, text)
     return [*write_file(stored, about, out / _FILE), *(out / name for name in texts)]

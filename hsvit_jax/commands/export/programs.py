@@ -214,7 +214,6 @@ def write(
         }
         for program, content in zip(programs, contents, strict=True)
     ]
-    folder.mkdir(parents=True, exist_ok=True)
     for row, content in zip(rows, contents, strict=True):
         report.write_file(folder / row["file"], content)
     description = json.dumps({**about, "format": form, "programs": rows}, indent=2)

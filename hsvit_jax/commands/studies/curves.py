@@ -11,7 +11,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def draw(runs: Mapping[str, Lines], path: Path) -> None:
-    """Draws the curves of runs by epoch.
+    """Draws the curves of runs by step.
 
     Args:
       runs: the lines of each run's metrics.jsonl, by the run's name.
@@ -25,14 +25,14 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     for name, lines in runs.items():
         for axes, split, key in ((accuracy_axes, "val", "accuracy"), (loss_axes, None, "loss")):
             points = [
-                (line["epoch"], line[key])
+                (line["step"], line[key])
                 for line in lines
                 if line.get("split") == split and isinstance(line.get(key), float)
             ]
             if points:
                 axes.plot(*zip(*points, strict=True), linewidth=1.4, label=report.printable(name))
-    accuracy_axes.set(xlabel="epoch", ylabel="validation accuracy")
-    loss_axes.set(xlabel="epoch", ylabel="training loss (nats), augmented")
+    accuracy_axes.set(xlabel="step", ylabel="validation accuracy")
+    loss_axes.set(xlabel="step", ylabel="training loss (nats), augmented")
     for axes in (accuracy_axes, loss_axes):
         axes.grid(alpha=0.3)
     handles, labels = loss_axes.get_legend_handles_labels()
