@@ -125,7 +125,8 @@ def test_curves_of_a_run(tmp_path):
 
 def test_mistakes_in_a_study(tmp_path, capsys):
     assert main.main(["hsvit", "study", "fig55"]) == 1
-    assert "no study 'fig55'. Did you mean fig5?" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "no study 'fig55'. Did you mean fig5?" in err and "more" in err
     (tmp_path / "own.py").write_text("x = 1\n")
     assert main.main(["hsvit", "study", f"{tmp_path}/own.py"]) == 1
     assert "no function get_study()" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def run(request: cli.Request) -> None:
     """Trains the networks of a study that are not trained yet; prints and writes the table."""
     values = request.flags
     if len(request.words) != 1:
-        raise cli.Misuse(f"study takes one name or file; known are {', '.join(names())}")
+        raise cli.Misuse(f"study takes one name or file; known are {config_lib.few(names())}")
     if request.spec:
         raise cli.Misuse(f"study does not use --config: give {request.spec}'s data set as --data")
     study, name = load(request.words[0])
@@ -86,7 +86,7 @@ def load(name: str) -> tuple[Study, str]:
     path = Path(name) if name.endswith(".py") else _FILES / f"{name}.py"
     if not path.is_file():
         near = config_lib.nearest(name, names())
-        raise ValueError(f"there is no study {name!r}.{near} Known: {', '.join(names())}")
+        raise ValueError(f"there is no study {name!r}.{near} Known: {config_lib.few(names())}")
     spec = importlib.util.spec_from_file_location(f"study_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
