@@ -24,10 +24,10 @@ def locate(source: str | os.PathLike) -> Path:
     Raises:
       ValueError: there is no network of that name, or the hub cannot be read.
     """
-    kind, _, name = str(source).partition(":")
-    if kind == "zoo":
+    kind, colon, name = str(source).partition(":")
+    if colon and kind == "zoo":
         return _of_zoo(name)
-    if kind == "hub":
+    if colon and kind == "hub":
         return _of_hub(name)
     path = Path(source).expanduser()
     published = os.path.isfile(path / _FILE) and not (path / "checkpoints").is_dir()

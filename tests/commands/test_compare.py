@@ -116,17 +116,16 @@ def test_settings_of_one_system():
 
 @pytest.mark.slow
 def test_equal_compute_on_shares_of_the_images(tmp_path):
-    deep = compare.System.parse("c2a2:digits,tiny model.depth=8")
+    wide = compare.System.parse("c2a2:digits,tiny model.conv_channels=32,64")
     settings = [*SETTINGS, "train.epochs=0", "train.batch=8", "train.steps=6"]
-    settings.remove("model.depth=1")
     points = compare.learning_curves(
-        [deep, SYSTEMS[0]], tmp_path, [0.05, 0.1], settings=settings, verbose=False
+        [wide, SYSTEMS[0]], tmp_path, [0.05, 0.1], settings=settings, verbose=False
     )
-    assert [p.line for p in points] == [deep.name, SYSTEMS[0].name] * 2
+    assert [p.line for p in points] == [wide.name, SYSTEMS[0].name] * 2
     assert points[0].training_images < points[2].training_images < 200
-    for long, short in (points[:2], points[2:]):
-        assert (long.steps, long.x) == (6, short.x)
-        assert short.steps == round(6 * long.flops / short.flops) > 6
+    for dear, cheap in (points[:2], points[2:]):
+        assert (dear.steps, dear.x) == (6, cheap.x)
+        assert cheap.steps == round(6 * dear.flops / cheap.flops) > 6
 
 
 def test_mistakes_on_the_command_line(capsys):

@@ -125,6 +125,14 @@ def test_pixels(described, expected, tmp_path):
     assert sources.pixels(str(tmp_path)) == expected
 
 
+def test_a_folder_may_be_called_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("hub", "zoo"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"")
+        assert sources.locate(name).name == "model.safetensors"
+
+
 def test_a_stem_that_reads_blue_first():
     tensors = {"stem": np.arange(24.0).reshape(2, 3, 2, 2), "deep": np.ones((4, 2, 1, 1))}
     turned = init_from._red_first(tensors)
