@@ -133,7 +133,7 @@ def test_a_cut_is_after_what_comes_first(stored_weights):
     assert feature_extractor.boundary(run.model) == "trunk"
     for frozen in ({"groups"}, {"trunk", "head"}):
         with pytest.raises(ValueError, match="goes through trunk, groups, head: freeze the first"):
-            feature_extractor.boundary(run.model.with_frozen(frozen))
+            feature_extractor.boundary(type(run.model)(run.model.config).with_frozen(frozen))
     sneaking = _Sneaking(run.model.config).with_frozen({"trunk"})
     params, stats = small_runs.made_up_values(run.model)
     x = np.zeros((2, 8, 8, 1), np.float32)
