@@ -14,7 +14,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web and not ray"
 
 test-slow: $(VENV)/.installed-test
-	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -m slow
+	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-web: $(VENV)/.installed-web
 	$(BIN)/python -m pytest -m web

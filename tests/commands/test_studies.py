@@ -101,17 +101,29 @@ def test_a_grid(tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+OWN_STUDY = """
+from hsvit_jax.commands.studies.study import Cell, Study
+
+
+def get_study():
+    cells = [Cell(n, "2 blocks", "c2a2", (f"model.heads={n}",)) for n in (1, 2)]
+    return Study("Heads of attention", "heads", "depth", cells)
+"""
+
+
 @pytest.mark.slow
 def test_a_study_and_its_curves(tmp_path, capsys):
-    words = ["study", "fig7", "--data=digits,tiny", "--config.train.steps=1", f"--out={tmp_path}"]
-    words += ["--config.train.epochs=0", "--config.mesh.data=1"]
+    own = tmp_path / "heads.py"
+    own.write_text(OWN_STUDY)
+    words = ["study", str(own), "--data=digits,tiny", "--config.train.steps=1"]
+    words += [f"--out={tmp_path}", "--config.train.epochs=0", "--config.mesh.data=1"]
     assert main.main(["hsvit", *words]) == 0
     table = capsys.readouterr().out
-    assert (tmp_path / "fig7.png").is_file() and len(table.splitlines()) == 8
+    assert (tmp_path / "heads.png").is_file() and table.splitlines()[2].startswith("| 2 blocks |")
     assert main.main(["hsvit", *words]) == 0
     assert capsys.readouterr().out == table
     runs = [str(run.parent) for run in tmp_path.glob("*/metrics.jsonl")]
-    assert len(runs) == 12
+    assert len(runs) == 2
     assert main.main(["hsvit", "curves", *runs, f"--out={tmp_path}/c.png"]) == 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
