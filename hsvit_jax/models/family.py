@@ -57,8 +57,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Sizes(Checked):
-    """What every network's config has; a family adds its settings, with their defaults, which have
-    their meaning in `config.keys.MODEL_KEYS`.
+    """The sizes that every network's config has; a family adds its settings, with their defaults,
+    which have their meaning in `config.keys.MODEL_KEYS`.
 
     Attributes:
         image_size: rows and columns of pixels, (H, W).

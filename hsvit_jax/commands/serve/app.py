@@ -43,7 +43,7 @@ _FILES = {
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a request may ask for.
+    """Bounds of a request.
 
     Attributes:
       request_bytes, files, pixels: of a request; pixels of each of its images.

@@ -16,7 +16,7 @@ class NoVotes(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What the parts elect for an image.
+    """The prediction that the parts elect for an image.
 
     Attributes:
       probabilities_K: of the classes.

@@ -1,4 +1,4 @@
-"""What EfficientFormer and SwiftFormer share: stages, each of a width, and convolutions between."""
+"""Stages of EfficientFormer and SwiftFormer, each of a width, and the convolutions between."""
 
 import dataclasses
 

@@ -180,7 +180,7 @@ def window_offsets(window: Size) -> np.ndarray:
 
 
 def window_masks(map_size: Size, window: Size, shift: Size) -> np.ndarray:
-    """What is added to the scores of each window of a shifted map, (L, T, T)."""
+    """The terms added to the scores of each window of a shifted map, (L, T, T)."""
     labels = [
         np.digitize(np.arange(n), (n - side, n - by)) if by else np.zeros(n, int)
         for n, side, by in zip(map_size, window, shift, strict=True)
