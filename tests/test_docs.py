@@ -10,7 +10,8 @@ import pytest
 
 import hsvit_jax
 from hsvit_jax import cli, get_config, main
-from hsvit_jax.commands import COMMANDS, compare
+from hsvit_jax.commands import COMMANDS
+from hsvit_jax.commands.studies.systems import System
 from hsvit_jax.config import keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +66,7 @@ def test_command_lines_are_accepted(monkeypatch, capsys):
         assert main.main([program, *words]) == 0, (line, capsys.readouterr().err)
         request = requests.pop()
         if request.name == "compare":
-            for system in map(compare.System.parse, request.words):
+            for system in map(System.parse, request.words):
                 get_config(system.spec, *request.settings, *system.settings)
 
 

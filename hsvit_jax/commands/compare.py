@@ -8,55 +8,15 @@ all are trained on nested shares of the images at equal compute.
 
 import dataclasses
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
-import ml_collections
 
-from hsvit_jax import cli, report, train
-from hsvit_jax import config as config_lib
+from hsvit_jax import cli, report
 from hsvit_jax.commands.studies import grid
+from hsvit_jax.commands.studies.systems import System, point, seeds_of, train_all
 from hsvit_jax.models import costs
-from hsvit_jax.train import metrics
-
-
-@dataclasses.dataclass(frozen=True)
-class System:
-    """A network and its recipe.
-
-    Attributes:
-      spec: as --config takes it.
-      settings: KEY=VALUE texts.
-    """
-
-    name: str
-    spec: str
-    settings: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> "System":
-        """Reads a spec and the settings that follow it, separated by blanks."""
-        spec, *settings = text.split()
-        changes = (setting.rpartition(".")[2] for setting in settings)
-        return cls(" ".join([name_of(spec), *changes]), spec, tuple(settings))
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A system, how it was prepared, and the result of each seed."""
-
-    system: System
-    run: train.Run
-    results: tuple[train.Result, ...]
-    images_per_second: float
-
-    @property
-    def accuracies(self) -> tuple[float, ...]:
-        """Top-1 accuracies on the test split, one for each seed."""
-        return tuple(result.test.accuracy for result in self.results)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,129 +105,6 @@ def compare(
             )
         )
     return sorted(rows, key=lambda row: -row.accuracy)
-
-
-def train_all(
-    systems: Sequence[System],
-    out: Path,
-    *,
-    settings: Sequence[str] = (),
-    seeds: Sequence[int] = (0,),
-    equal: str = "length",
-    verbose: bool = True,
-) -> list[Trained]:
-    """Trains the systems that are not trained yet, each with every seed.
-
-    Args:
-      settings: KEY=VALUE texts for every configuration, before a system's own.
-      seeds: one run of every system for each.
-      equal: 'length' refuses systems of unequal epochs, steps or batches; by 'compute' the first
-        one's images times its FLOPs decide how many steps the others take; 'data' asks for no more
-        than equal data.
-
-    Returns:
-      the systems in their order.
-
-    Raises:
-      ValueError: configurations are wrong, equal or of different data; also as
-        `hsvit_jax.train.train`.
-    """
-    chosen = {system: [*settings, *system.settings] for system in systems}
-    configs = {
-        system: config_lib.get_config(system.spec, *given) for system, given in chosen.items()
-    }
-    _check({system.name: config for system, config in configs.items()}, systems, seeds)
-    if equal == "length":
-        _check_length({system.name: config.train for system, config in configs.items()})
-    dataset = train.load_data(configs[systems[0]])
-    runs = {system: _prepare(system, config, dataset) for system, config in configs.items()}
-    if equal == "compute":
-        for system, steps in _equal_steps(runs).items():
-            chosen[system] += [f"train.steps={steps}", "train.epochs=0"]
-            configs[system] = config_lib.get_config(system.spec, *chosen[system])
-            runs[system] = _prepare(system, configs[system], dataset)
-    trained = []
-    for system, config in configs.items():
-        results, rates = [], []
-        for seed in seeds:
-            config = config_lib.override(config, [f"seed={seed}"])
-            name = config_lib.default_workdir(config, system.spec, chosen[system])
-            folder = out / Path(name).name
-            if verbose:
-                print(f"{system.name}, seed {seed}: {folder}", file=sys.stderr, flush=True)
-            own = _at_size(dataset, config)
-            results.append(train.train(config, folder, dataset=own, verbose=verbose))
-            lines = metrics.read_metrics(folder / "metrics.jsonl")
-            rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
-        rate = statistics.median(rates) if rates else 0.0
-        trained.append(Trained(system, runs[system], tuple(results), rate))
-    return trained
-
-
-def _prepare(system: System, config: ml_collections.ConfigDict, dataset: Any) -> train.Run:
-    """Prepares a system's run; its mistakes are told with its name."""
-    try:
-        return train.prepare(config, dataset=_at_size(dataset, config))
-    except ValueError as error:
-        raise ValueError(f"{system.name}: {error}") from error
-
-
-def _equal_steps(runs: Mapping[System, train.Run]) -> dict[System, int]:
-    """The steps that take each system the FLOPs of the first one's whole training."""
-    flops = {
-        system: run.config.train.batch * costs.flops(run.model) for system, run in runs.items()
-    }
-    first = next(iter(runs))
-    budget = runs[first].total_steps * flops[first]
-    return {system: max(round(budget / of_a_step), 1) for system, of_a_step in flops.items()}
-
-
-def _check(
-    configs: Mapping[str, ml_collections.ConfigDict],
-    systems: Sequence[System],
-    seeds: Sequence[int],
-) -> None:
-    """Raises ValueError unless all systems differ and are trained on the same data."""
-    if len(configs) < len(systems):
-        names = [system.name for system in systems]
-        raise ValueError(f"a system is named twice in {config_lib.few(names)}")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds needs different whole numbers; got {','.join(map(str, seeds))}")
-    for key in ("name", "val_fraction", "fraction"):
-        values = {name: config.data[key] for name, config in configs.items()}
-        if len(set(values.values())) > 1:
-            names = ", ".join(f"{name} has {value}" for name, value in values.items())
-            raise ValueError(f"systems are compared on the same data, but of data.{key} {names}")
-
-
-def _check_length(sections: Mapping[str, ml_collections.ConfigDict]) -> None:
-    """Raises ValueError unless all `train` sections ask for the same epochs, steps and batch."""
-    lengths = {name: (train.epochs, train.steps, train.batch) for name, train in sections.items()}
-    if len(set(lengths.values())) > 1:
-        runs = ", ".join(f"{name} {e:g}/{s}/{b}" for name, (e, s, b) in lengths.items())
-        raise ValueError(
-            f"systems are compared after equal training, but train.epochs/steps/batch are: {runs}; "
-            "set them for all with --config.train.epochs=... and --config.train.batch=..."
-        )
-
-
-def _at_size(dataset: Any, config: ml_collections.ConfigDict) -> Any:
-    """The data set, loaded again for a system that reads another image size."""
-    size = tuple(config.data.image_size)
-    size = size * 2 if len(size) == 1 else size
-    if size and size != tuple(dataset.info.image_size):
-        return train.load_data(config)
-    return dataset
-
-
-def name_of(spec: str) -> str:
-    """A system's name in the table: its file, and the words that are no data or recipe."""
-    place, _, argument = spec.partition(":")
-    words = [Path(place).stem]
-    for word in filter(None, (w.strip() for w in argument.split(","))):
-        if not config_lib.is_word(word) or word in config_lib.SWITCHES:
-            words.append(word)
-    return " ".join(words)
 
 
 COLUMNS = (
@@ -399,22 +236,6 @@ def learning_curves(
     return points
 
 
-def point(one: Trained, x: str, line: str) -> grid.Point:
-    """The point of a trained system in a study's grid."""
-    run, test = one.run, one.results[0].test
-    return grid.Point(
-        x=x,
-        line=line,
-        parameters=costs.parameters(run.model),
-        flops=costs.flops(run.model),
-        training_images=len(run.dataset.train),
-        steps=run.total_steps,
-        batch=run.config.train.batch,
-        examples=test.examples,
-        accuracies=one.accuracies,
-    )
-
-
 def run(request: cli.Request) -> None:
     """Trains and compares the systems that the words name; prints and writes the table."""
     values = request.flags
@@ -436,13 +257,6 @@ def run(request: cli.Request) -> None:
         line="system",
     )
     print(*grid.write(points, labels, out, "fractions", request.line), sep="\n")
-
-
-def seeds_of(words: Sequence[str]) -> list[int]:
-    """Reads --seeds."""
-    if not all(seed.strip().isdecimal() for seed in words):
-        raise cli.Misuse(f"--seeds needs whole numbers; got {','.join(words)}")
-    return [int(seed) for seed in words]
 
 
 def _fractions(words: Sequence[str]) -> list[float]:

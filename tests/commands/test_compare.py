@@ -6,6 +6,7 @@ import pytest
 
 from hsvit_jax import main
 from hsvit_jax.commands import compare
+from hsvit_jax.commands.studies.systems import System, name_of
 
 ROWS = [
     compare.Row(
@@ -17,7 +18,7 @@ ROWS = [
     ),
 ]
 SPECS = ["c2a2:digits,tiny"]
-SYSTEMS = [compare.System.parse(spec) for spec in SPECS]
+SYSTEMS = [System.parse(spec) for spec in SPECS]
 SETTINGS = [
     "train.steps=1",
     "train.ema_decay=0.0",
@@ -90,7 +91,7 @@ def test_what_is_written(tmp_path):
 )
 def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, said):
     with pytest.raises(ValueError, match=said):
-        systems = [compare.System.parse(spec) for spec in specs]
+        systems = [System.parse(spec) for spec in specs]
         compare.compare(systems, tmp_path, settings=settings, seeds=seeds, verbose=False)
     assert not list(tmp_path.iterdir())
 
@@ -104,11 +105,11 @@ def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, said):
     ],
 )
 def test_names(spec, name):
-    assert compare.name_of(spec) == name
+    assert name_of(spec) == name
 
 
 def test_settings_of_one_system():
-    system = compare.System.parse("c2a2:digits,tiny model.depth=1  optim.name=sgd")
+    system = System.parse("c2a2:digits,tiny model.depth=1  optim.name=sgd")
     assert system.spec == "c2a2:digits,tiny"
     assert system.settings == ("model.depth=1", "optim.name=sgd")
     assert system.name == "c2a2 tiny depth=1 name=sgd"
@@ -116,7 +117,7 @@ def test_settings_of_one_system():
 
 @pytest.mark.slow
 def test_equal_compute_on_shares_of_the_images(tmp_path):
-    wide = compare.System.parse("c2a2:digits,tiny model.conv_channels=32,64")
+    wide = System.parse("c2a2:digits,tiny model.conv_channels=32,64")
     settings = [*SETTINGS, "train.epochs=0", "train.batch=8", "train.steps=6"]
     points = compare.learning_curves(
         [wide, SYSTEMS[0]], tmp_path, [0.05, 0.1], settings=settings, verbose=False

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hsvit_jax import cli
 from hsvit_jax import config as config_lib
-from hsvit_jax.commands import compare
-from hsvit_jax.commands.studies import grid
+from hsvit_jax.commands.studies import grid, systems
 
 _FILES = Path(__file__).parent / "papers"
 
@@ -64,21 +63,21 @@ def run(request: cli.Request) -> None:
         settings = [f"train.epochs={values.epochs:g}", *settings]
     cells = {system(cell, values.data or study.data): cell for cell in study.cells}
     out = Path(values.out or f"runs/study-{name}")
-    trained = compare.train_all(
-        list(cells), out, settings=settings, seeds=compare.seeds_of(values.seeds), equal="data"
+    trained = systems.train_all(
+        list(cells), out, settings=settings, seeds=systems.seeds_of(values.seeds), equal="data"
     )
     points = [
-        compare.point(one, str(cells[one.system].x), str(cells[one.system].line)) for one in trained
+        systems.point(one, str(cells[one.system].x), str(cells[one.system].line)) for one in trained
     ]
     labels = grid.Labels(study.title, study.x, study.line)
     print(*grid.write(points, labels, out, name, request.line), sep="\n")
 
 
-def system(cell: Cell, data: str) -> compare.System:
+def system(cell: Cell, data: str) -> systems.System:
     """A cell's network on a data set."""
     file, _, words = cell.network.partition(":")
     spec = f"{file}:{','.join(filter(None, [words, data]))}"
-    return compare.System(f"{cell.line}, {cell.x}", spec, cell.settings)
+    return systems.System(f"{cell.line}, {cell.x}", spec, cell.settings)
 
 
 def load(name: str) -> tuple[Study, str]:
