@@ -5,6 +5,7 @@ import os
 import platform
 import stat
 import sys
+import warnings
 from pathlib import Path
 
 
@@ -16,6 +17,8 @@ def remember_compilations() -> None:
     JAX runs unchecked, so a folder that others could write to is not used, and every kind of
     processor has its own, as a home folder may be shared by several.
     """
+    # On a full disk one for each program; the run itself says what it cannot write.
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache")
     # The many small programs too, which take a second together.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")

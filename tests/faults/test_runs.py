@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path):
     done = subprocess.run(
         ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *COMMAND, *words],
         cwd=ROOT,
-        env=environment(),
+        env=environment() | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
