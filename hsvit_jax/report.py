@@ -113,6 +113,8 @@ def write_file(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except FileNotFoundError:  # as below /proc
+        raise ValueError(f"no file can be made in {path.parent}: name another place") from None
     except BaseException:
         part.unlink(missing_ok=True)
         raise

@@ -109,6 +109,10 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
         ),
         ([CONFIG, "--mode=evla"], "unknown command 'evla'. Did you mean eval?"),
         ([CONFIG, "--wrokdir=x"], "Did you mean: workdir"),
+        (["--mode=predict"], "no images given"),
+        (["--config=c2a2:folder="], "'folder='"),
+        (["study", "fig5", "--epochs=-1"], "train.epochs must be a number from 0"),
+        (["compare", CONFIG.removeprefix("--config=") + "x"], "Did you mean tiny?"),
         (["--mode=predict", "--top_k=0"], "--top_k=0"),
         ([CONFIG, "stray"], "unexpected words: stray"),
         ([CONFIG, "--checkpoint=x"], "does not use --checkpoint, which is for eval, predict"),
@@ -156,7 +160,6 @@ def test_mistakes_in_the_command_line(capfd, words, message):
         ),
         (["--config=c2a2:folder=/no/such"], "/no/such"),
         (["--mode=predict", "x.png"], "no such file or folder: x.png"),
-        (["--mode=predict"], "no images given"),
         (["--mode=eval", "--checkpoint=/no/such"], "/no/such does not exist"),
         (["--mode=eval", "--config=c2a2:cifar10"], "runs/c2a2-cifar10-strong-seed0"),
         (

@@ -33,6 +33,8 @@ def test_the_folder_of_a_file_is_made_or_refused(tmp_path):
     report.write_file(tmp_path / "new" / "folder" / "a", "x")
     with pytest.raises(ValueError, match="cannot be made a folder"):
         report.write_file(tmp_path / "new" / "folder" / "a" / "b", "x")
+    with pytest.raises(ValueError, match="no file can be made in /proc"):
+        report.write_file(Path("/proc/x"), "x")
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])

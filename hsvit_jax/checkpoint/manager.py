@@ -378,8 +378,8 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
         problem = "holds no checkpoint" if path.is_dir() else "is not a directory"
         problem = problem if path.exists() else "does not exist"
         raise CheckpointError(
-            f"{path} {problem}; expected a work directory with checkpoints/, or a directory of "
-            "numbered steps such as checkpoints/ itself"
+            f"{path} {problem}; expected a work directory with checkpoints/, a directory of "
+            "numbered steps such as checkpoints/ itself, an exported file or zoo:NAME"
         )
     step, record, leaves = first
     return step, nest(leaves, record.empty), record.meta

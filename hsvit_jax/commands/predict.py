@@ -68,6 +68,10 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
             if is_image_name(path.name) and not path.is_dir():
                 yield path
 
+    how = f"name image files or folders of them, as in hsvit {command} --checkpoint=runs/my-run "
+    how += "cat.jpg photos/"
+    if not paths:
+        raise Misuse(f"no images given: {how}")
     files: list[Path] = []
     for name in paths:
         path = Path(name)
@@ -75,11 +79,7 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
             raise ValueError(f"no such file or folder: {name}")
         files += below(path) if path.is_dir() else [path]
     if not files:
-        raise ValueError(
-            (f"no images in {', '.join(paths)}" if paths else "no images given")
-            + f": name image files or folders of them, as in hsvit {command} "
-            "--checkpoint=runs/my-run cat.jpg photos/"
-        )
+        raise ValueError(f"no images in {', '.join(paths)}: {how}")
     return files
 
 

@@ -129,7 +129,8 @@ _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder
 
 def names_kind(word: str) -> bool:
     """Whether a word names a data set by a kind and an argument, as 'folder=photos'."""
-    return word.partition("=")[0] in [kind.partition("=")[0] for kind in DATA_KINDS] and "=" in word
+    kind, _, argument = word.partition("=")
+    return bool(argument) and kind in [known.partition("=")[0] for known in DATA_KINDS]
 
 
 def _is_data(word: str) -> bool:

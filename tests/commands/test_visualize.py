@@ -260,7 +260,6 @@ def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path):
 def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(classifier, "load", lambda *_, **__: make("levin"))
     for words, message in (
-        (["--checkpoint=x"], "no images given"),
         (["--checkpoint=x", tmp_path / "none.png"], "no such file"),
         (["--checkpoint=x", photos[0], f"--out={tmp_path / 'o'}"], "'nystrom' has nothing to show"),
         (["--checkpoint=x", photos[0], f"--out={photos[1]}"], "is a file"),

@@ -102,7 +102,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         try:
             listener.bind((host, port))
         except OSError as error:
+            flag = "host" if isinstance(error, socket.gaierror) else "port"
             raise ValueError(
-                f"cannot listen at {host}:{port}: {error.strerror}; choose another --port"
+                f"cannot listen at {host}:{port}: {error.strerror}; choose another --{flag}"
             ) from error
         yield listener

@@ -78,9 +78,12 @@ def train_all(
         `hsvit_jax.train.train`.
     """
     chosen = {system: [*settings, *system.settings] for system in systems}
-    configs = {
-        system: config_lib.get_config(system.spec, *given) for system, given in chosen.items()
-    }
+    try:
+        configs = {
+            system: config_lib.get_config(system.spec, *given) for system, given in chosen.items()
+        }
+    except ValueError as error:
+        raise cli.Misuse(str(error)) from error
     _check({system.name: config for system, config in configs.items()}, systems, seeds)
     if equal == "length":
         _check_length({system.name: config.train for system, config in configs.items()})
