@@ -175,8 +175,7 @@ def test_a_sibling_from_training_to_prediction(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd):
-    """Trains on digits, is stopped and goes on, evaluates, predicts, is summarised; the loss and
-    gradient on two devices are those on one."""
+    """Trains on digits, is stopped and goes on, evaluates, predicts, is summarised."""
     folder, config = tmp_path / "run", f"--config={family}:digits,tiny"
 
     def call(*words):
@@ -184,23 +183,15 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
         out, err = capfd.readouterr()
         return code, out, err
 
-    one = (config, "--config.train.epochs=2", "--config.train.batch=64", "--config.mesh.data=1")
+    start = (config, "--config.train.epochs=2", "--config.train.batch=64", "--config.mesh.data=1")
     with monkeypatch.context() as patch:
         interrupt_after_first_evaluation(patch)
-        assert call(*one, f"--workdir={folder}")[0] == 42
-    code, out, err = call(*one, f"--workdir={folder}")
+        assert call(*start, f"--workdir={folder}")[0] == 42
+    code, out, err = call(*start, f"--workdir={folder}")
     assert code == 0 and "from step 22" in err and "done: test accuracy" in out
     lines = metric_lines(folder)
     assert [line["step"] for line in lines if line.get("split") == "val"] == [22, 44]
     assert all(np.isfinite(line["loss"]) for line in lines)
-
-    two = (config, "--config.train.steps=1", "--config.train.batch=64", "--config.mesh.data=2")
-    assert call(*two, f"--workdir={tmp_path / 'two'}")[0] == 0
-    first, spread = lines[0], metric_lines(tmp_path / "two")[0]
-    assert spread["step"] == first["step"] == 1
-    assert spread["loss"] == pytest.approx(first["loss"], rel=1e-5)
-    # An activation beside its kink: noise of 6e-8 in MobileNetV2's parameters moves this by 1e-4.
-    assert spread["grad_norm"] == pytest.approx(first["grad_norm"], rel=5e-4)
 
     code, out, _ = call("--mode=eval", f"--checkpoint={folder}")
     assert code == 0 and json.loads(out)["examples"] == 179
