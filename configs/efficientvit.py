@@ -11,9 +11,9 @@ Variants: m0, m1, m2, m3, m4, m5 (the default). Exact parameters at 64 px and 20
 The HSViT paper prints 12.4 M and 0.5 G for M5, the latter multiply-adds. Our accuracy: not measured
 yet.
 
-The recipe `paper` is the EfficientViT paper's for ImageNet (section 4.1), at 224 px for every data
-set; its clipping of gradients by the norms of the weights is left out. BatchNorm stands before the
-classifier: a batch of two images has no gradient.
+The recipe `paper` is that of the authors' script for ImageNet, at 224 px for every data set. Its
+rate is 4e-3 for 2,048 images (the paper says 1e-3); the clipping of gradients by the norms of the
+weights is left out. BatchNorm stands before the classifier: a batch of two images has no gradient.
 
     python -m hsvit_jax.main --config=configs/efficientvit.py:m5,imagenet,paper
     python -m hsvit_jax.main --config=configs/efficientvit.py:m0,cifar10

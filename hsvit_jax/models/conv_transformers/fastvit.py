@@ -38,7 +38,7 @@ Array = jax.Array
 
 HEAD_DIM = 32  # width of a head in every published network
 
-_WITHOUT_ATTENTION = {"mixers": ("repmixer",) * 4, "position_kernels": (0,) * 4}
+_NO_ATTENTION = {"mixers": ("repmixer",) * 4, "position_kernels": (0,) * 4, "drop_path": 0.0}
 _RATIO_3 = {"mlp_ratios": (3.0,) * 4}
 _DEPTHS_12, _DEPTHS_36 = {"depths": (2, 2, 6, 2)}, {"depths": (6, 6, 18, 6)}
 
@@ -47,14 +47,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "t8": {
         **{"depths": (2, 2, 4, 2), "widths": (48, 96, 192, 384)},
         **_RATIO_3,
-        **_WITHOUT_ATTENTION,
+        **_NO_ATTENTION,
     },
-    "t12": {**_DEPTHS_12, **_RATIO_3, **_WITHOUT_ATTENTION},
-    "s12": {**_DEPTHS_12, **_WITHOUT_ATTENTION},
+    "t12": {**_DEPTHS_12, **_RATIO_3, **_NO_ATTENTION},
+    "s12": {**_DEPTHS_12, **_NO_ATTENTION},
     "sa12": _DEPTHS_12,
     "sa24": {},
     "sa36": {**_DEPTHS_36, "drop_path": 0.2},
-    "ma36": {**_DEPTHS_36, "widths": (76, 152, 304, 608), "drop_path": 0.2},
+    "ma36": {**_DEPTHS_36, "widths": (76, 152, 304, 608), "drop_path": 0.35},
 }
 
 
