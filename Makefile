@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: quickstart test test-slow test-web test-ray test-onnx lint docs clean
 
 quickstart: $(VENV)/.installed
-	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits --workdir=runs/quickstart
+	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits,fast --workdir=runs/quickstart
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .

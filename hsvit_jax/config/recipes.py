@@ -241,6 +241,7 @@ _FAST: dict[str, Any] = {
     "augment.cutmix": 0.0,
     "augment.label_smoothing": 0.0,
 }
+_FAST_ON: Mapping[str, Mapping[str, Any]] = {"digits": {"train.epochs": 6.0}}
 #: Training images from which a data set is not small: see `small`.
 FEW = 5_000
 #: (variant of CvT, data set) with the low rate, by note 2.
@@ -257,9 +258,10 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
         return paper(model["family"], data, model["variant"])
     if recipe == "finetune":
         return finetune(model["family"], data, model["variant"])
-    fast = _FAST | {"init.whiten": model["family"] == "hsvit"} if recipe == "fast" else {}
-    if fast and "dropout" in model:
-        fast["model.dropout"] = 0.0
+    fast = {}
+    if recipe == "fast":
+        fast = _FAST | _FAST_ON.get(data, {}) | {"init.whiten": model["family"] == "hsvit"}
+        fast |= {"model.dropout": 0.0} if "dropout" in model else {}
     return strong(model["family"], data) | fast
 
 

@@ -161,7 +161,8 @@ def test_the_fast_recipe_is_muon_with_crop_and_flip_alone():
         assert (c.optim.name, c.train.epochs, c.eval.tta) == ("muon", 12, "flip")
         assert c.model.get("dropout", 0.0) == c.train.ema_decay == 0
         assert set(step.augment_settings(c).active()) == {"crop_padding", "flip"}
-    assert resolved("c2a2:digits,fast").eval.tta == "none"
+    digits = resolved("c2a2:digits,fast")
+    assert (digits.train.epochs, digits.eval.tta) == (6, "none")
 
 
 @pytest.mark.parametrize("family", ["vix", "levix", "ccx", "cvx", "pix"])
