@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def _draw(points: Sequence[Point], labels: Labels, path: Path) -> None:
             label=line,
         )
     panel.set(xlabel=labels.x, ylabel="test accuracy (%)")
-    panel.set_title(labels.title, fontsize=10)
+    panel.set_title(textwrap.fill(labels.title, 60), fontsize=10)
     panel.grid(alpha=0.3)
     figure.legend(title=labels.line, loc="outside right upper", fontsize=8)
     report.save_figure(figure, path)
