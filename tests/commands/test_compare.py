@@ -138,5 +138,5 @@ def test_mistakes_on_the_command_line(capsys):
     assert "above 0, at most 1; got 0.1,2" in capsys.readouterr().err
     assert main.main(["hsvit", "compare", "c2a2:digits", "--sedes=1"]) == 2
     assert "sedes" in capsys.readouterr().err
-    assert main.main(["hsvit", "compare", "c2a2:digitz"]) == 1
+    assert main.main(["hsvit", "compare", "c2a2:digitz"]) == 2
     assert "Did you mean digits?" in capsys.readouterr().err

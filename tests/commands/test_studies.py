@@ -136,7 +136,7 @@ def test_curves_of_a_run(tmp_path):
 
 
 def test_mistakes_in_a_study(tmp_path, capsys):
-    assert main.main(["hsvit", "study", "fig55"]) == 1
+    assert main.main(["hsvit", "study", "fig55"]) == 2
     err = capsys.readouterr().err
     assert "no study 'fig55'. Did you mean fig5?" in err and "more" in err
     (tmp_path / "own.py").write_text("x = 1\n")

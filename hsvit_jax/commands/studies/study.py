@@ -85,7 +85,7 @@ def load(name: str) -> tuple[Study, str]:
     path = Path(name) if name.endswith(".py") else _FILES / f"{name}.py"
     if not path.is_file():
         near = config_lib.nearest(name, names())
-        raise ValueError(f"there is no study {name!r}.{near} Known: {config_lib.few(names())}")
+        raise cli.Misuse(f"there is no study {name!r}.{near} Known: {config_lib.few(names())}")
     spec = importlib.util.spec_from_file_location(f"study_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
