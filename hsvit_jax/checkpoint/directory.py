@@ -34,15 +34,15 @@ def clear_cut_short(directory: Path) -> None:
     """Removes the temporary directories of interrupted saves.
 
     Orbax's own clean-up stops at a directory into which the threads of a save that has just failed
-    still write, so this one comes back.
+    still write, and they make it anew, so this one comes back until it stays away.
     """
     left = [path for path in entries(directory) if _TEMPORARY in path.name]
     for path in left if jax.process_index() == 0 else []:
         for pause in (0.0, 0.1, 0.3, 1.0):
             time.sleep(pause)
-            shutil.rmtree(path, ignore_errors=True)
             if not path.exists():
                 break
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def size(directory: Path) -> int:

@@ -235,8 +235,7 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            if self._manager is not None:
-                self._manager.reload()  # it forgets steps it meant to delete after the save
+            self._manager = None  # it keeps what else failed in that save for the next one
             disk.clear_cut_short(self.directory)
             kept = "Earlier steps are untouched" if self.steps() else "No step was saved before"
             raise CheckpointError(

@@ -157,10 +157,11 @@ def agree(attempt: Callable[[], Any]) -> Any:
 @functools.cache
 def orbax() -> Any:
     """Imports and silences Orbax: it logs the errors that it raises, a full disk from five threads
-    with their tracebacks."""
+    with their tracebacks, and asyncio those of the tasks whose errors Orbax does not collect."""
     import orbax.checkpoint
 
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    logging.getLogger("asyncio").addFilter(lambda record: "tensorstore" not in record.getMessage())
     show = sys.unraisablehook
 
     def unless_late_read(report: Any) -> None:
