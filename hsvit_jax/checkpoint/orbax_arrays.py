@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -161,7 +162,10 @@ def orbax() -> Any:
     import orbax.checkpoint
 
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-    logging.getLogger("asyncio").addFilter(lambda record: "tensorstore" not in record.getMessage())
+    whole = logging.Formatter().format  # with the traceback
+    logging.getLogger("asyncio").addFilter(
+        lambda record: not re.search("orbax|tensorstore", whole(record))
+    )
     show = sys.unraisablehook
 
     def unless_late_read(report: Any) -> None:
