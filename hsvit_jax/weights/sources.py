@@ -94,7 +94,7 @@ def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[f
 
 
 def _of_zoo(name: str) -> Path:
-    folder = Path(str(resources.files("hsvit_jax") / "zoo"))
+    folder = Path(str(resources.files("hsvit_jax") / "weights" / "zoo"))
     known = sorted(path.stem for path in folder.glob("*.safetensors"))
     if name not in known:
         raise ValueError(f"no network {name!r:.80} in the zoo; it has {', '.join(known) or 'none'}")
