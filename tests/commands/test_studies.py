@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.small_runs import small_dataset
 
-from hsvit_jax import config, main
+from hsvit_jax import config, main, models
 from hsvit_jax.commands.studies import crossval, grid, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1"]
@@ -74,6 +74,9 @@ def test_every_network_of_a_study_can_be_built(name):
         settings = config.get_config(system.spec, *system.settings)
         assert settings.recipe == "paper" and settings.data.name in made.data
         assert all(settings.train.batch == cell.x for s in cell.settings if "batch" in s)
+        size = settings.data.image_size or (32, 32)
+        sizes = {"image_size": size, "channels": 3, "num_classes": 10}
+        assert models.build(settings.model.to_dict(), **sizes).config.image_size == size
 
 
 def test_the_sensitivity_studies_change_what_they_say():
