@@ -53,15 +53,16 @@ def _images(
         config = config.copy_and_resolve_references().unlock()
         for key in ("name", "dir", "val_fraction", "on_bad_image"):
             config.data[key] = request.config.data[key]
-        given = request.config
-        config.eval.batch = given.eval.batch
-        if {"recipe", "eval.tta"}.intersection(given.by_hand):  # else the run's own
-            config.eval.tta = given.eval.tta
+        config.eval.batch = request.config.eval.batch
+        if "eval.tta" in request.config.by_hand:  # else the run's own
+            config.eval.tta = request.config.eval.tta
     name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
     if split is None:
         other_data = request.config is not None and name.startswith(("folder=", "csv="))
         split = "all" if run_is_named and other_data else "test"
     dataset = train.load_data(config, test_only=split == "all")
+    if request.config is not None and not dataset.info.flip:
+        config.eval.tta = "none"
     _check_classes(classifier.class_names, dataset.info.class_names, name)
     if request.config is None and classifier.fingerprint not in (None, dataset.fingerprint):
         coordination.print_once(f"note: {name} is not what it was when this network was trained")
