@@ -1,5 +1,6 @@
 """Configurations on disk: the name of a run's folder, and JSON."""
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _SAME_RUN = (
     "checkpoint.keep_best",
     "checkpoint.keep_latest",
 )
+_LONGEST = 180  # characters of a folder's name before its seed
 
 
 def names_run(key: str) -> bool:
@@ -59,11 +61,19 @@ def default_workdir(
     last = dict(setting.partition("=")[::2] for setting in settings)
     for key, value in sorted(last.items()):
         if key == "init.from":
-            value = value.rstrip("/").rpartition("/")[2]
+            place, _, stem = value.rstrip("/").rpartition("/")
+            value = f"{stem}-{_digest(value)}" if place else stem
         if key not in _SAME_RUN:
-            words.append(key.rpartition(".")[2] + value)
-    name = "-".join([*words, f"seed{config.seed}"])
-    return "runs/" + re.sub(r"[^\w.=-]+", "_", name)[:200]
+            words.append(key.partition(".")[2] + value)
+    name = "-".join(words)
+    if len(name) > _LONGEST:
+        name = f"{name[:_LONGEST]}-{_digest(name)}"
+    return "runs/" + re.sub(r"[^\w.=-]+", "_", f"{name}-seed{config.seed}")
+
+
+def _digest(text: str) -> str:
+    """Tells apart what a name leaves out."""
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def to_json(config: ml_collections.ConfigDict) -> str:

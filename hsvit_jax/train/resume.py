@@ -12,6 +12,15 @@ from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
 from hsvit_jax.weights import whiten
 
+_START = "the training started with it, and goes on from its checkpoint"
+# Settings that a run keeps, with the reason.
+_OF_THE_STATE = {
+    "optim.name": "the optimizer's moments are part of the training state",
+    "init.freeze": "what is trained is part of the training state",
+    "train.select_on": "the best checkpoint so far was chosen by it",
+    **{f"init.{key}": _START for key in ("from", "classifier", "stem", "positions", "whiten")},
+}
+
 
 def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict | None:
     """Restores the newest good state of a run.
@@ -82,21 +91,25 @@ def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[in
 
 
 def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
-    """Refuses another optimizer, whose moments are others, and other frozen parts, without any."""
-    old, new = saved["optim"].get("name", "adamw"), wanted.optim.name
-    if old != new:
-        raise ValueError(
-            f"the run in this folder has optim.name={old!r}, now it is {new!r}: the optimizer's "
-            "moments are part of the training state; go on with the old setting, or start from "
-            "this run with init.from in another --workdir"
-        )
-    old, new = saved["init"]["freeze"], wanted.init.freeze
-    if init_from.frozen_parts(old) != init_from.frozen_parts(new):
-        raise ValueError(
-            f"the run in this folder has init.freeze={old!r}, now it is {new!r}: what is trained "
-            "is part of the training state; go on with the old setting, or start from this run "
-            "with init.from in another --workdir"
-        )
+    """Refuses another value of a setting that the training state follows from."""
+    for key, why in _OF_THE_STATE.items():
+        section, _, name = key.partition(".")
+        new = wanted[section][name]
+        old = saved[section].get(name, new)  # a run of an older version has no such key
+        asks_for_nothing = key != "init.freeze" and new in ("", "keep", False)
+        if _meaning(key, old) != _meaning(key, new) and not asks_for_nothing:
+            raise ValueError(
+                f"the run in this folder has {key}={old!r}, now it is {new!r}: {why}; go on with "
+                "the old setting, or start from this run with init.from in another --workdir"
+            )
+
+
+def _meaning(key: str, value: Any) -> Any:
+    """A setting's value without what makes no difference: the order of parts, the commit to which
+    a network of the hub was pinned."""
+    if key == "init.freeze":
+        return init_from.frozen_parts(value)
+    return value.partition("@")[0] if str(value).startswith("hub:") else value
 
 
 def _refuse_mismatch(saved: dict, wanted: dict) -> None:

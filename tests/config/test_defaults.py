@@ -222,8 +222,14 @@ def test_other_settings_are_another_run():
     for same in ("mesh.data=1", "train.log_every=1", "data.dir=/x", "checkpoint.keep_latest=9"):
         assert folder(same) == folder()
     grown = folder("init.from=runs/c2a2-digits-strong-seed0/")
-    assert grown == "runs/c2a2-digits-strong-fromc2a2-digits-strong-seed0-seed0"
+    assert grown == "runs/c2a2-digits-strong-fromc2a2-digits-strong-seed0-ddb6fa-seed0"
     assert "/" not in folder("data.name=folder=/a/../b").removeprefix("runs/")
+    assert folder("init.from=a/model.safetensors") != folder("init.from=b/model.safetensors")
+    many = [f"augment.{key}=0.25" for key in ("mixup", "cutmix", "erasing", "label_smoothing")]
+    many += [f"model.{key}=2" for key in ("groups", "depth", "towers", "heads", "embed_dim")]
+    many += ["model.conv_channels=32,64", "model.conv_kernels=3,3", "model.pool_strides=2,2"]
+    names = {folder(*many, f"optim.beta2=0.{b}", f"seed={s}") for b in (98, 99) for s in (0, 1)}
+    assert len(names) == 4 and all(len(name) < 200 for name in names)
 
 
 @pytest.mark.parametrize("argument", [None, "digits,paper", "tiny_imagenet,tiny,bf16"])

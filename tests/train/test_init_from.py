@@ -1,5 +1,7 @@
 """What a run starts from: a trained network as it is or grown, and never instead of its own."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -64,20 +66,23 @@ def test_a_run_starts_from_it(source, tmp_path, settings):
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
-def test_a_run_s_own_checkpoint_wins(source, tmp_path, capsys):
-    """What it started from may be gone."""
-    folder, _ = source
+def test_a_run_s_own_checkpoint_wins(source, tmp_path):
+    """What it started from may be gone, but it cannot be something else."""
+    folder = shutil.copytree(source[0], tmp_path / "source")
     config, run = from_source(folder)
-    train.train(config, tmp_path, dataset=run.dataset, verbose=False)
-    before = small_runs.digest(tmp_path)
+    train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
+    before = small_runs.digest(tmp_path / "run")
+    shutil.rmtree(folder)
+    train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
+    assert small_runs.digest(tmp_path / "run") == before
     with config.unlocked():
-        config.init["from"] = str(tmp_path / "gone")
-    capsys.readouterr()
-    train.train(config, tmp_path, dataset=run.dataset)
-    assert small_runs.digest(tmp_path) == before
-    said = capsys.readouterr().out.splitlines()
-    changed = [line for line in said if line.startswith("  ")]
-    assert len(changed) == 1 and changed[0].startswith("  init.from: checkpoint")
+        config.init["from"] = str(source[0])
+    with pytest.raises(ValueError, match=r"run in this folder has init\.from=.*started with it"):
+        train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
+    with config.unlocked():
+        config.init["from"], config.train.select_on = str(folder), "macro_f1"
+    with pytest.raises(ValueError, match=r"has train\.select_on='val', now it is 'macro_f1'"):
+        train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
 
 
 def test_other_classes_and_another_image_size(source):

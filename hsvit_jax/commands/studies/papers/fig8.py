@@ -1,7 +1,8 @@
 """HSViT paper, figure 8: accuracy against attention depth, by convolution blocks and kernels.
 
-The first block has half as many kernels as those after it. The paper prints a plot without numbers:
-the grid is chosen here. Every map is a quarter of the image's side, as C2A2's and C3A4's at 32 pixels.
+The first block has half as many kernels as those after it. The paper prints a plot without
+numbers: the grid is chosen here. The last map has a quarter of the image's side, as that of C2A2
+and C3A4 at 32 pixels.
 """
 
 from hsvit_jax.commands.studies.study import Cell, Study
