@@ -10,7 +10,10 @@ import ml_collections
 from hsvit_jax import train
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.report import write_after_training
+from hsvit_jax.config import few
 from hsvit_jax.runtime import cluster, coordination
+
+_OF_LOADING = {f"data.{key}" for key in ("fraction", "val_fraction", "fit", "on_bad_image", "dir")}
 
 
 def fit(
@@ -24,7 +27,17 @@ def fit(
 
     Returns:
       the finished run.
+
+    Raises:
+      ValueError: as `train.train`; or the configuration says how to load data that are given.
     """
+    unused = sorted(_OF_LOADING.intersection(config.by_hand)) if options.get("dataset") else []
+    if unused:
+        raise ValueError(
+            f"{few(unused)} would change how a data set is loaded, and this one is loaded already: "
+            "give the arguments to hsvit_jax.from_arrays, take dataset.subset(fraction), or leave "
+            "the settings out"
+        )
     result = train.train(config, workdir, **options)
     if not (report and coordination.is_lead()):
         return result

@@ -64,16 +64,19 @@ def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.Conf
         raise ValueError(
             f"data.num_classes={data.num_classes}, but {data.name} has {info.num_classes} classes"
         )
-    data.mean = _per_channel("data.mean", data.mean or info.mean, data.channels)
-    data.std = _per_channel("data.std", data.std or info.std, data.channels)
+    data.mean = per_channel("data.mean", data.mean or info.mean, data.channels)
+    data.std = per_channel("data.std", data.std or info.std, data.channels)
     config.augment.flip = config.augment.flip and info.flip  # a mirrored digit is another digit
     config.eval.tta = config.eval.tta if info.flip else "none"
     validate(config)
     return config.lock()
 
 
-def _per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Statistics for each channel: grey from colour is the mean, colour from grey three copies."""
+def per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Statistics for each channel: grey from colour is the mean, colour from grey three copies.
+
+    Raises ValueError, with the name `key`, for values of another number of channels.
+    """
     if len(values) == channels:
         return tuple(float(v) for v in values)
     if len(values) not in (1, 3):

@@ -14,6 +14,7 @@ from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL
 from hsvit_jax.data.images import few, is_image_name, is_printable, printable
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
+_SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
     "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz or .tar.xz of the same; "
@@ -116,8 +117,9 @@ def arrange(tree: Tree) -> Listing:
 
     With a ``train`` folder: ``test`` is the test split and ``val`` the validation split. If only
     one of them is there, it is the test split, and validation is to be held out of train. If
-    neither is there, train is to be split. Without ``train``, every folder is a class. A single
-    outer folder, as archives have, is looked into. Labels follow the sorted class names.
+    neither is there, train is to be split. Where no other folders are beside them they may be
+    spelt ``Train`` or ``Training`` too. Without ``train``, every folder is a class. A single outer
+    folder, as archives have, is looked into. Labels follow the sorted class names.
 
     Raises:
       ValueError: nothing found, fewer than two classes, an empty class folder, or class sets of
@@ -125,9 +127,10 @@ def arrange(tree: Tree) -> Listing:
     """
     prefix = _wrapper(tree)
     tops = _children(tree, prefix)
-    splits = {name: SPLIT_NAMES[name] for name in sorted(tops) if name in SPLIT_NAMES}
-    if "train" in splits:
+    splits = _splits(tree, tops)
+    if TRAIN in splits.values():
         groups = _named_splits(tree, prefix, splits)
+        _warn_of_unused(tree, prefix, tops - set(splits))
     else:
         if splits and set(splits) == set(tops):
             raise ValueError(f"{tree.where} holds {few(sorted(splits))} but no train. {LAYOUT}")
@@ -143,6 +146,32 @@ def arrange(tree: Tree) -> Listing:
         for file in by_part[part][name]
     )
     return Listing(tree.where, class_names, tuple(rows))
+
+
+def _splits(tree: Tree, tops: set[str]) -> dict[str, int]:
+    """The splits among the top folders: by any spelling where all of them are splits, else by the
+    exact names, as a class may be called Train."""
+    spelt = {name: _SPELLINGS[name.lower()] for name in sorted(tops) if name.lower() in _SPELLINGS}
+    if set(spelt) == tops:
+        return spelt
+    exact = {name: SPLIT_NAMES[name] for name in spelt if name in SPLIT_NAMES}
+    odd = sorted(set(spelt) - set(exact))
+    if odd and TRAIN in exact.values():
+        raise ValueError(
+            f"{tree.where} holds {few(odd)} beside train and folders that are no splits: rename "
+            f"it to test or val, or take it away. {LAYOUT}"
+        )
+    return exact
+
+
+def _warn_of_unused(tree: Tree, prefix: str, names: set[str]) -> None:
+    """Warns of folders with files beside the splits."""
+    unused = [f"{prefix}{name}" for name in sorted(names)]
+    unused = [n for n in unused if any(file.name.startswith(f"{n}/") for file in tree.files)]
+    if unused:
+        warnings.warn(
+            f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
+        )
 
 
 def _wrapper(tree: Tree) -> str:
@@ -164,9 +193,10 @@ def _children(tree: Tree, prefix: str) -> set[str]:
 
 
 def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, str]:
-    names = sorted(name for name, part in splits.items() if part == VAL)
-    if len(names) > 1:
-        raise ValueError(f"{tree.where} holds several validation folders: {few(names)}; keep one")
+    for kind, part in (("train", TRAIN), ("validation", VAL), ("test", TEST)):
+        names = sorted(name for name, of in splits.items() if of == part)
+        if len(names) > 1:
+            raise ValueError(f"{tree.where} holds several {kind} folders: {few(names)}; keep one")
     groups = {part: f"{prefix}{name}/" for name, part in splits.items()}
     if len(groups) == 1:
         return {UNSPLIT: groups[TRAIN]}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+from flax import traverse_util
 
 from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
@@ -133,7 +134,8 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     total = len(jax.tree.leaves((params, stats)))
     notes = [f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"]
     if found := sources.pixels(source):
-        as_said = (tuple(config.data.mean), tuple(config.data.std)) == (found.mean, found.std)
+        said = [config_lib.per_channel(found.file, x, config.data.channels) for x in found[:2]]
+        as_said = [tuple(config.data.mean), tuple(config.data.std)] == said
         notes.append(f"pixels are {'' if as_said else 'not '}normalised as {found.file} says")
         if found.blue_first:
             notes.append("the first convolution's channels are reversed: published for blue first")
@@ -254,6 +256,13 @@ def _refit(
     if between.config == new.config:
         return refitted
     params, stats = grow.grow(refitted.params, refitted.stats, between, new, key)
+    before = traverse_util.flatten_dict(refitted.params)
+    grown = [
+        ".".join(("params", *path))
+        for path, leaf in traverse_util.flatten_dict(params).items()
+        if path not in before or before[path].shape != leaf.shape
+    ]
+    _check_frozen(tuple(grown), new)
     return refitted._replace(params=params, stats=stats)
 
 

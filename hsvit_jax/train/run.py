@@ -63,7 +63,7 @@ def prepare(
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
             _network(config_lib.resolve(config, data.describe(config.data.name)))
         dataset = load_data(config, progress=progress)
-    elif "=" in dataset.info.name:  # not that of the configuration
+    elif "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
         config = config.copy_and_resolve_references().unlock()
         config.data.name = dataset.info.name
     examples = len(dataset.train)

@@ -90,6 +90,9 @@ def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[f
     mean, std = tuple(map(float, mean)), tuple(map(float, std))
     if not (len(mean) == len(std) and all(map(math.isfinite, mean)) and min(std) > 0):
         raise ValueError(f"mean {mean!s:.80} and std {std!s:.80}")
+    kind = str(described.get("image_processor_type"))
+    if kind.startswith("EfficientNet") and described.get("include_top", True):
+        std = tuple(x * x for x in std)  # transformers divides a second time
     return mean, std
 
 

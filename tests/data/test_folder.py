@@ -55,6 +55,8 @@ def test_layouts(tmp_path, load):
             ({"train": 20, "val": 5}, (36, 4, 10)),
             ({"train": 20, "val": 3, "test": 5}, (40, 6, 10)),
             ({"train": 20, "valid": 3, "test": 5}, (40, 6, 10)),
+            ({"Training": 20, "Testing": 5}, (36, 4, 10)),
+            ({"train": 20, "Val": 3, "Test": 5}, (40, 6, 10)),
             ({"train": 20}, (24, 8, 8)),
             ({"": 20}, (24, 8, 8)),
         )
@@ -69,6 +71,14 @@ def test_layouts(tmp_path, load):
             np.testing.assert_array_equal(np.bincount(split.labels), [len(split) // 2] * 2)
             assert split.labels.dtype == np.int32
             np.testing.assert_array_equal(split.gather([1, 0, 1]), split.images[[1, 0, 1]])
+
+
+def test_a_class_may_be_called_train_and_unused_folders_are_named(tmp_path, load):
+    dataset = load(make(tmp_path / "wheels", {"": 20}, classes=("Bus", "Train")))
+    assert dataset.info.class_names == ("Bus", "Train")
+    root = make(tmp_path / "set", {"train": 20, "test": 5, "raw": 5})
+    with pytest.warns(UserWarning, match="folders beside train are left out: raw"):
+        assert sizes(load(root)) == (36, 4, 10)
 
 
 def test_labels_follow_the_folders(tmp_path, load):
@@ -242,6 +252,10 @@ def test_bad_layouts_are_explained(tmp_path, load):
         "strange": (
             lambda r: make(r, {"": 3}, ("a\x1b[1m", "b\udce9")),
             r"a\\x1b\[1m, b\\udce9; re",
+        ),
+        "odd": (
+            lambda r: make(r, {"train": 3, "Test": 3, "raw": 3}),
+            "holds Test beside train and",
         ),
         "two vals": (lambda r: make(r, {"train": 3, "val": 3, "valid": 3}), "keep one"),
     }

@@ -27,6 +27,8 @@ def test_arrays_are_split_measured_and_named(arrays):
     mean, std = found.train.images.mean((0, 1, 2)) / 255, found.train.images.std((0, 1, 2)) / 255
     np.testing.assert_allclose((found.info.mean, found.info.std), (mean, std))
     assert np.bincount(found.test.labels).tolist() == [4, 4, 4]
+    names = hsvit_jax.from_arrays(images, np.array(list("cab"))[labels], np.array(list("abc")))
+    assert names.info.class_names == ("a", "b", "c")
     floats = hsvit_jax.from_arrays(images / np.float32(255), labels, ("a", "b", "c"))
     assert floats.fingerprint == found.fingerprint
     images[0, 0, 0, 0] += 1
@@ -79,6 +81,16 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     assert classifier.evaluate(given).examples == len(given.test) == 12
     assert main.main(["hsvit", "eval", f"--checkpoint={tmp_path / 'run'}"]) == 1
     assert "'pots', were given from Python" in capsys.readouterr().err
+
+
+def test_settings_of_loading_are_refused_for_data_that_are_given(arrays, tmp_path):
+    given = hsvit_jax.from_arrays(*arrays)
+    config = hsvit_jax.get_config("c2a2:tiny", "data.fraction=0.5", "data.fit=stretch")
+    with pytest.raises(ValueError, match=r"data\.fit, data\.fraction would change .*subset"):
+        hsvit_jax.fit(config, tmp_path / "run", dataset=given)
+    assert not (tmp_path / "run").exists()
+    digits = hsvit_jax.data.load("digits")
+    assert train.prepare(hsvit_jax.get_config("c2a2"), dataset=digits).config.data.name == "digits"
 
 
 def test_a_table(arrays, tmp_path):

@@ -85,6 +85,16 @@ def test_a_run_s_own_checkpoint_wins(source, tmp_path):
         train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
 
 
+def test_no_new_kernels_in_a_frozen_part(source):
+    """A larger trunk would keep those that are drawn."""
+    larger = {"model__conv_channels": (4, 32), "model__groups": 16, "model__votes": "learned"}
+    _, run = from_source(source[0], init__freeze="trunk", **larger)
+    with pytest.raises(
+        ValueError, match=r"would keep fresh random weights .*params\.trunk\.blocks"
+    ):
+        init_from.load(run.config, run.model)
+
+
 def test_other_classes_and_another_image_size(source):
     """Only when asked, from our own checkpoints too."""
     folder, (params, stats) = source

@@ -110,6 +110,13 @@ def test_what_the_hub_has_not_is_said(hub):
         sources.locate("hub:ada/net")
 
 
+_EFFICIENTNET = {
+    "image_processor_type": "EfficientNetImageProcessor",
+    "image_mean": [0.5],
+    "image_std": [0.5],
+}
+
+
 @pytest.mark.parametrize(
     ("described", "expected"),
     [
@@ -117,6 +124,8 @@ def test_what_the_hub_has_not_is_said(hub):
         ({"do_normalize": False}, ((0.0,), (1.0,), False, "config.json")),
         ({"do_flip_channel_order": True}, ((0.0,) * 3, (1.0,) * 3, True, "config.json")),
         ({"model_type": "resnet"}, None),
+        (_EFFICIENTNET, ((0.5,), (0.25,), False, "config.json")),
+        ({**_EFFICIENTNET, "include_top": False}, ((0.5,), (0.5,), False, "config.json")),
     ],
 )
 def test_pixels(described, expected, tmp_path):

@@ -117,14 +117,16 @@ def _classes(
             f"{values.shape}"
         )
     if values.dtype.kind == "U":
-        names = tuple(class_names or np.unique(values).tolist())
+        names = tuple(np.unique(values).tolist() if class_names is None else class_names)
         unknown = sorted(set(values.tolist()) - set(names))
         if unknown:
             raise ValueError(f"labels that class_names lacks: {few(unknown)}")
         numbers = np.array([names.index(value) for value in values.tolist()], np.int32)
     else:
         numbers = values.astype(np.int32)
-        names = tuple(class_names or map(str, range(int(numbers.max()) + 1)))
+        names = tuple(
+            map(str, range(int(numbers.max()) + 1)) if class_names is None else class_names
+        )
         if numbers.min() < 0 or numbers.max() >= len(names):
             raise ValueError(
                 f"labels run from {numbers.min()} to {numbers.max()}, but there are {len(names)} "
