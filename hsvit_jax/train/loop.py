@@ -175,20 +175,20 @@ class Loop:
         self.closed, self.marks = number, (time.monotonic(), number)
 
     def out_of_patience(self, number: int) -> bool:
-        """Whether the last train.patience evaluations were all worse than one before."""
-        train = self.run.config.train
-        if not train.patience or number >= self.run.total_steps:
+        """Whether none of the last train.patience evaluations was better than one before."""
+        patience = self.run.config.train.patience
+        if not patience or number >= self.run.total_steps:
             return False
-        steps = train.patience * train.eval_every * self.run.steps_per_epoch
-        best = self.checkpoints.best_step() if coordination.is_lead() else None
-        best = coordination.from_lead(str(number if best is None else best))
-        if number - int(best) < steps:
-            return False
-        self.bar.say(
-            f"ended after step {number:,}: none of the last {train.patience} evaluations was "
-            f"better than that of step {int(best):,} (train.patience)"
-        )
-        return True
+        found = self.log.evaluations(*config_lib.selection(self.run.config))
+        best = max(found, key=found.__getitem__, default=number)  # the first of equals
+        late = sum(step > best for step in found) >= patience
+        best = coordination.from_lead(str(best) if late else "")
+        if best:
+            self.bar.say(
+                f"ended after step {number:,}: none of the last {patience} evaluations was "
+                f"better than that of step {int(best):,} (train.patience)"
+            )
+        return bool(best)
 
     def evaluate(
         self, state: dict, split: str, before_batch: Callable[[], None] = lambda: None

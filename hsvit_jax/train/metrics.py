@@ -61,6 +61,13 @@ class MetricLog:
         scalars = {f"{prefix}/{k}": v for k, v in clean.items() if isinstance(v, float)}
         self._each_logger(lambda logger: logger.put((int(step), scalars)))
 
+    def evaluations(self, split: str, figure: str) -> dict[int, float]:
+        """Reads a figure of a split's evaluations by step, oldest first, without those that are
+        not finite; none on processes that write no metrics."""
+        lines = read_metrics(Path(self._file.name)) if self._file else []
+        of_split = {line["step"]: line.get(figure) for line in lines if line.get("split") == split}
+        return {step: value for step, value in of_split.items() if isinstance(value, float)}
+
     def _append(self, line: bytes) -> None:
         """Appends to the file; bytes that a full disk refuses are written before the next line."""
         self._unwritten += line

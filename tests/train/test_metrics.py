@@ -136,15 +136,19 @@ def test_a_logger_that_fails_is_dropped_with_one_warning(tmp_path, monkeypatch, 
 
 def test_services_get_every_figure(tmp_path, monkeypatch):
     """Of both libraries no more is used than these stand-ins have."""
-    seen = []
+    seen, ids = [], []
 
     class Service:
         def init(self, **settings):
             seen.append(("init", settings["name"], settings["config"]))
+            ids.append(settings["id"])
             return self
 
-        def log(self, scalars, step):
-            seen.append((step, scalars))
+        def define_metric(self, name, step_metric):
+            assert (name, step_metric) == ("*", "step")
+
+        def log(self, scalars):
+            seen.append((scalars.pop("step"), scalars))
 
         def finish(self):
             seen.append("end")
@@ -157,6 +161,9 @@ def test_services_get_every_figure(tmp_path, monkeypatch):
     scalars = {"test/loss": 0.5, "test/accuracy": 0.75, "test/top5": 1.0}
     assert seen[0] == ("init", tmp_path.name, config) and seen[-1] == "end"
     assert seen[1:3] == [(1, {"train/loss": 1.5, "train/accuracy": 0.25}), (2, scalars)]
+    for start in (1, 0):  # resumed, then afresh in the same folder
+        metrics.MetricLog(tmp_path, start_step=start, names=("wandb",)).__exit__()
+    assert ids[0] == ids[1] != ids[2]
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ValueError, match=r"pip install 'hsvit_jax\[mlflow\]'"):
         loggers.check(("tensorboard", "mlflow"))

@@ -1,7 +1,7 @@
 """Weights & Biases and MLflow; their own environment variables say where and as whom."""
 
-import hashlib
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,23 +11,32 @@ _PROJECT = "hsvit_jax"
 
 
 class WeightsAndBiases:
-    """A run of wandb, the same one when the training is resumed in its folder."""
+    """A run of wandb, the same one when the training is resumed in its folder.
+
+    Steps are a figure like the others: the test split's come after later steps, and wandb drops
+    what comes for a step of its own count that is over.
+    """
 
     def __init__(self, workdir: Path, start_step: int, config: Mapping[str, Any]) -> None:
         import wandb
 
+        known = workdir / "wandb" / "run-id"
+        if start_step == 0 or not known.is_file():
+            known.parent.mkdir(exist_ok=True)
+            known.write_text(secrets.token_hex(8))
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=workdir.name,
-            id=hashlib.sha256(os.fsencode(workdir.resolve())).hexdigest()[:16],
+            id=known.read_text(),
             resume="allow",
             dir=os.fspath(workdir),
             config=dict(config),
         )
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Shows figures of a step."""
-        self._run.log(dict(scalars), step=step)
+        self._run.log({**scalars, "step": step})
 
     def close(self) -> None:
         """Finishes the run."""
