@@ -310,7 +310,8 @@ def _exit_code(
         sys.stdout.flush()
         return code
     except signals.Interrupted as stop:
-        print_line(f"{stop}; saved. To go on, give the same command again:\n  {line}")
+        kept = "saved" if stop.step else "there was nothing to save yet"
+        print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {line}")
         return stop.exit_code
     except KeyboardInterrupt:
         print_line(signals.NOTHING_SAVED)

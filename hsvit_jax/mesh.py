@@ -25,6 +25,7 @@ def make(
     *,
     groups: int,
     batch: int | None = None,
+    accumulate: int = 1,
     devices: list | None = None,
     parts: str = "groups",
 ) -> Mesh:
@@ -34,6 +35,7 @@ def make(
         group, data: sizes of the axes, −1 for the rest of the devices (one of them at most).
         groups: parts of the network that can be spread; 0 for none, so group must be 1 or −1.
         batch: examples per step, checked against `data` when given.
+        accumulate: parts of a batch that are computed one after another.
         devices: all of jax's when left out.
         parts: names the parts in messages.
 
@@ -54,11 +56,13 @@ def make(
             f"mesh.data={data} × mesh.group={group} needs {group * data} devices, but there are "
             f"{len(devices)}: lower one of them, or set one to -1 for the rest"
         )
-    if batch is not None and batch % data:
+    if batch is not None and batch // accumulate % data:
+        part = batch // accumulate
+        times = f" in train.accumulate={accumulate} parts" if accumulate > 1 else ""
         raise ValueError(
-            f"a batch of {batch} cannot split over mesh.data={data} devices: choose a multiple of "
-            f"{data} for train.batch, or set mesh.data to at most "
-            f"{max(d for d in range(1, data) if batch % d == 0)}"
+            f"a batch of {batch}{times} cannot split over mesh.data={data} devices: choose a "
+            f"multiple of {data * accumulate} for train.batch, or set mesh.data to at most "
+            f"{max(d for d in range(1, data) if part % d == 0)}"
         )
     grid = np.asarray(devices[: group * data]).reshape(data, group)
     idle = {d.process_index for d in devices} - {d.process_index for d in grid.flat}

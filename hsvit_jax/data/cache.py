@@ -32,14 +32,20 @@ def cache_folder(data_dir: Path, name: str, key: dict[str, Any]) -> Path:
     return data_dir / "cache" / f"{slug}-{hashlib.sha256(body.encode()).hexdigest()[:24]}"
 
 
+_OTHER_FOLDER = (
+    "choose another data folder with data_dir (config key data.dir) or the variable HSVIT_DATA_DIR"
+)
+
+
 def read_or_build(
-    folder: Path, build: Callable[[Path], dict[str, Any]]
+    folder: Path, build: Callable[[Path], dict[str, Any]], advice: str = _OTHER_FOLDER
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Reads the arrays and notes of a folder, building it first where it is missing or damaged.
 
     Args:
       folder: from `cache_folder`.
       build: writes ``.npy`` files to a scratch folder and returns the notes, JSON.
+      advice: what to do where the folder cannot be written.
 
     Returns:
       (arrays by name, memory-mapped, and notes).
@@ -49,7 +55,7 @@ def read_or_build(
     """
     cached = _read(folder)
     if cached is None:
-        with scratch_folder(folder) as scratch:
+        with scratch_folder(folder, advice) as scratch:
             notes = build(scratch)
             crc32 = {path.stem: _crc(path) for path in sorted(scratch.glob("*.npy"))}
             body = json.dumps({"crc32": crc32, "notes": notes})
@@ -99,7 +105,7 @@ def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def scratch_folder(target: Path) -> Iterator[Path]:
+def scratch_folder(target: Path, advice: str = _OTHER_FOLDER) -> Iterator[Path]:
     """Makes an empty folder beside ``target``, so that a rename can put it in place.
 
     It is locked as long as this process lives, and removed at the end unless it was renamed.
@@ -116,10 +122,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         if scratch is not None and error.errno not in _DISK_FULL:
             raise
-        raise ValueError(
-            f"cannot write to {target.parent} ({error.strerror}); choose another data folder "
-            "with data_dir (config key data.dir) or the variable HSVIT_DATA_DIR"
-        ) from error
+        raise ValueError(f"cannot write to {target.parent} ({error.strerror}); {advice}") from error
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -84,9 +84,11 @@ def check_same(what: str, text: str) -> None:
     texts = _gather(text)
     for index, other in enumerate(texts):
         if other != texts[0]:
+            pairs = itertools.zip_longest(other.splitlines(), texts[0].splitlines(), fillvalue="")
+            here, there = next((a.strip()[:60], b.strip()[:60]) for a, b in pairs if a != b)
             raise ValueError(
-                f"process {index} has another {what} than process 0 ({other[:60]!r}, not "
-                f"{texts[0][:60]!r}): start all processes with the same command, code and data"
+                f"process {index} has another {what} than process 0 ({here!r}, not {there!r}): "
+                "start all processes with the same command, code and data"
             )
 
 

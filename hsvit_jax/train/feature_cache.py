@@ -71,14 +71,8 @@ def attach(
         ValueError: the folder cannot be written, or the network uses more of the image than the
             features.
     """
-    config, part = run.config, feature_extractor.boundary(run.model)
+    part = feature_extractor.boundary(run.model)
     folder = _folder(run, state, part)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to init.cache={config.init.cache}: {error.strerror}; choose another"
-        ) from error
 
     def build(scratch: Path) -> dict:
         say(f"computing what {part} makes of each image, to be kept in {folder}")
@@ -87,7 +81,7 @@ def attach(
 
     if folder.is_dir():
         say(f"what {part} makes of each image is read from {folder}")
-    arrays, _ = cache.read_or_build(folder, build)
+    arrays, _ = cache.read_or_build(folder, build, "choose another folder as init.cache")
     splits = {name: data.Split(getattr(run.dataset, name).labels, arrays[name]) for name in _SPLITS}
     if not run.dataset.resident or arrays["train"].nbytes > _RESIDENT_BYTES:
         splits["train"] = data.Split(

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import time
@@ -16,7 +15,7 @@ import ml_collections
 from hsvit_jax import checkpoint, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.runtime import coordination, memory, watchdog
+from hsvit_jax.runtime import coordination, memory, signals, watchdog
 from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
@@ -86,7 +85,8 @@ def prepare(
         config.mesh.group,
         config.mesh.data,
         groups=model.group_axis_limit,
-        batch=batch // config.train.accumulate,
+        batch=batch,
+        accumulate=config.train.accumulate,
         devices=devices,
         parts=_parts(config),
     )
@@ -241,8 +241,13 @@ def train(
         first = int(state["step"])
         log, bar = _open_metrics(run, workdir, first, verbose, stack)
         if run.config.init.cache:
-            beat = functools.partial(dog.heartbeat, "a batch of features", slow=True)
-            run = feature_cache.attach(run, state, bar.say, beat)
+
+            def before_batch() -> None:
+                dog.heartbeat("a batch of features", slow=True)
+                if (signum := stop.due()) is not None:
+                    raise signals.Interrupted(signum, first)
+
+            run = feature_cache.attach(run, state, bar.say, before_batch)
         bar.say(_opening(run, first))
 
         kind = elastic.RecoverableLoop if recoverable and several else Loop

@@ -193,6 +193,10 @@ def test_make_fills_in_the_rest():
         ({"group": 2, "data": 1, "groups": 0}, ["0 groups", "2 devices", "[1]"]),
         ({"group": 1, "data": 8, "groups": 16, "batch": 12}, ["12", "data=8", "at most 6"]),
         ({"group": 1, "data": -1, "groups": 16, "batch": 10}, ["10", "mesh.data=8", "at most 5"]),
+        (
+            {"group": 1, "data": 8, "groups": 16, "batch": 48, "accumulate": 4},
+            ["a batch of 48 in train.accumulate=4 parts", "multiple of 32", "at most 6"],
+        ),
         ({"group": -1, "data": -1, "groups": 16}, ["only one", "mesh.group", "mesh.data"]),
         ({"group": 0, "data": 1, "groups": 16}, ["mesh.group", "positive", "0"]),
         ({"group": 1, "data": -2, "groups": 16}, ["mesh.data", "positive", "-2"]),

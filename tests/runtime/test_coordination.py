@@ -99,12 +99,13 @@ def test_a_mistake_of_all_names_nobody(processes):
 
 
 def test_different_processes_are_refused(processes):
-    texts = ("seed 1", "seed 1", "seed 2")
+    texts = ("{\n  seed: 1,\n}", "{\n  seed: 1,\n}", "{\n  seed: 2,\n}")
     got = processes(*(lambda t=t: coordination.check_same("configuration", t) for t in texts))
     assert {type(error) for error in got} == {ValueError}
-    assert "process 2 has another configuration than process 0" in str(got[0])
+    told = "process 2 has another configuration than process 0 ('seed: 2,', not 'seed: 1,')"
+    assert told in str(got[0])
     assert processes(*(lambda: coordination.check_same("a", "b") for _ in range(2))) == [None, None]
-    assert processes(*(lambda t=t: coordination.from_lead(t) for t in texts)) == ["seed 1"] * 3
+    assert processes(*(lambda t=t: coordination.from_lead(t) for t in texts)) == [texts[0]] * 3
 
 
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 1), (0, 1, 2)])

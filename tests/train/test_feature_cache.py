@@ -1,5 +1,7 @@
 """Features computed once: the same training as without them, and never those of something else."""
 
+import signal
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from support.small_runs import DATASET, PLAIN
 from hsvit_jax import train
 from hsvit_jax.models import feature_extractor
 from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.runtime import coordination, signals
 from hsvit_jax.train import feature_cache
 
 
@@ -82,6 +85,14 @@ def test_training_is_the_same_on_a_mesh(stored_weights, tmp_path):
     )
 
 
+def test_a_request_to_stop_ends_the_computing(stored_weights, tmp_path, monkeypatch):
+    monkeypatch.setattr(coordination.StopTogether, "due", lambda self: signal.SIGTERM)
+    config = config_for(stored_weights, tmp_path / "cache")
+    with pytest.raises(signals.Interrupted, match="SIGTERM after step 0"):
+        train.train(config, tmp_path / "run", dataset=DATASET, verbose=False)
+    assert not list((tmp_path / "cache").iterdir())
+
+
 def test_other_data_or_weights_have_features_of_their_own(stored_weights, tmp_path):
     run = train.prepare(config_for(stored_weights, tmp_path), dataset=DATASET)
     params, stats = small_runs.made_up_values(run.model)
@@ -116,7 +127,7 @@ def test_mistakes_are_told(stored_weights, tmp_path):
     with pytest.raises(ValueError, match=r"name them with init\.freeze"):
         train.prepare(config, dataset=DATASET)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot write to init\.cache"):
+    with pytest.raises(ValueError, match=r"cannot write to .*/file .*as init\.cache"):
         train.train(config_for(stored_weights, tmp_path / "file"), tmp_path / "r", dataset=DATASET)
 
 
