@@ -146,7 +146,8 @@ class Classifier:
             identity = np.eye(width) if len(new.shape) == 2 else np.zeros(new.shape)
             return identity.astype(new.dtype)
 
-        params = jax.tree.map(replaced, self.params, ours, more, wanted)
+        fetched = mesh_lib.fetch(self.mesh, self.params)
+        params = jax.tree.map(replaced, fetched, ours, more, wanted)
         params = mesh_lib.place(self.mesh, params, model)
         names = tuple(map(str, range(width)))
         return dataclasses.replace(self, model=model, params=params, class_names=names)

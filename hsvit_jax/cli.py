@@ -47,6 +47,13 @@ class Misuse(ValueError):
     """A command line that asks for nothing that could be done: exit code 2."""
 
 
+def png(out: str) -> Path:
+    """The path of a picture to draw. Raises Misuse for a name that does not end in .png."""
+    if not out.lower().endswith(".png"):
+        raise Misuse(f"--out must end in .png; got {out}")
+    return Path(out)
+
+
 class Numbers(flags.ArgumentParser):
     """A flag of numbers: 0.5, 2,2 or 32x48."""
 
@@ -114,6 +121,13 @@ class Request:
     def line(self) -> str:
         """The whole command line, to be given again."""
         return f"{self.program} {shlex.join([self.name, *self.argv])}"
+
+    def train_line(self, **changes: str) -> str:
+        """The command that trains this configuration with `changes`, keys of it by section."""
+        kept = [s for s in self.settings if s.partition("=")[0] not in changes]
+        words = [*kept, *(f"{key}={value}" for key, value in changes.items())]
+        config = [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
+        return f"{self.program} {shlex.join(['train', *config])}"
 
     @property
     def workdir(self) -> str:

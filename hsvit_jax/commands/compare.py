@@ -89,7 +89,7 @@ def compare(
             Row(
                 name=one.system.name,
                 spec=" ".join([one.system.spec, *one.system.settings]),
-                epochs=one.run.config.train.epochs,
+                epochs=one.run.total_steps / one.run.steps_per_epoch,
                 parameters=parameters,
                 megabytes=4 * parameters / 1e6,
                 flops=costs.flops(model),
@@ -144,7 +144,7 @@ def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
     paths = [out / f"comparison.{kind}" for kind in ("md", "csv", "png")]
     seeds, batch = len(rows[0].accuracies), rows[0].batch
     notes = (
-        f"{rows[0].epochs:g} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
+        f"{rows[0].epochs:.3g} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
         f"{', ± one standard deviation over them' if seeds > 1 else ''}. Accuracy: test split. "
         "MB: of the parameters in float32. FLOPs: one image forward, 2·MAC. Memory: peak of the "
         f"compiled program, activations included, batch {batch}. images/s: median of the training "

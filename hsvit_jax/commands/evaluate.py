@@ -97,10 +97,8 @@ def _curve(
         classifier.params,
         classifier.stats,
         part,
-        mean=tuple(config.data.mean),
-        std=tuple(config.data.std),
-        batch=config_lib.eval_batch(config),
-        seed=config.seed,
+        config,
+        aggregate=classifier.aggregate,
     )
     if not coordination.is_lead():
         return 0

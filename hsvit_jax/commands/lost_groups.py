@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import augment, report
+from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import report
 from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
 from hsvit_jax.train import evaluate
 
@@ -91,15 +93,14 @@ def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.nd
 
 
 def make_counter(
-    model: Any, mesh: Mesh, mean: tuple[float, ...], std: tuple[float, ...]
+    model: Any, mesh: Mesh, config: ml_collections.ConfigDict, aggregate: str = "psum"
 ) -> Callable[..., Array]:
-    """Compiles the count of correct answers.
+    """Compiles the count of correct answers; arguments as of `evaluate.make_forward`.
 
     Returns:
       a function of params, stats, images uint8 (B, H, W, C), labels (B,), valid (B,) and votes
       (S, G); it returns the correct answers of each of the S subsets of groups, int32 (S,).
     """
-    apply = mesh_lib.spread(model, mesh)
 
     def count(
         params: dict,
@@ -109,10 +110,9 @@ def make_counter(
         valid_B: Array,
         votes_SG: Array,
     ) -> Array:
-        x_BHWC = augment.normalise(images_BHWC, mean, std)
-
         def answers(votes_G: Array) -> Array:
-            return apply(params, stats, x_BHWC, votes_G=votes_G)[0].argmax(1)
+            forward = evaluate.make_forward(model, mesh, config, aggregate, votes_G)
+            return forward(params, stats, images_BHWC).argmax(1)
 
         right_SB = (jax.vmap(answers)(votes_SG) == labels_B[None]) & valid_B[None]
         return right_SB.sum(1)
@@ -126,19 +126,18 @@ def curve(
     params: dict,
     stats: dict,
     split: Any,
+    config: ml_collections.ConfigDict,
     *,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    batch: int,
+    aggregate: str = "psum",
     most: int = 16,
-    seed: int = 0,
 ) -> list[Point]:
     """Evaluates `split` with 0 to all but one of the units lost.
 
     Args:
       model, mesh, params, stats: the network, its devices and its arrays.
-      mean, std: of the data set, for normalisation.
-      most, seed: see `subsets`.
+      config: resolved; its seed draws the subsets.
+      aggregate: see `mesh.spread`.
+      most: see `subsets`.
 
     Returns:
       a point for each number of lost units.
@@ -148,9 +147,10 @@ def curve(
     """
     if not len(split):
         raise ValueError("cannot evaluate on an empty split: hold some examples out for it")
-    sets = subsets(units(model), most, seed)
+    sets = subsets(units(model), most, config.seed)
     votes_SG = np.stack([votes_G for _, votes_G in sets])
-    counter = make_counter(model, mesh, mean, std)
+    counter = make_counter(model, mesh, config, aggregate)
+    batch = config_lib.eval_batch(config)
     right_S = np.zeros(len(sets), np.int64)
     for images, labels, valid in evaluate.padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
         arrays = (mesh_lib.put_batch(mesh, a) for a in (images, labels, valid))

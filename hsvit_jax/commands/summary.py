@@ -34,7 +34,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     """
     count, batch, rows = costs.parameters(model), config.train.batch, costs.modules(model)
     at_once = config_lib.eval_batch(config)
-    moments = _moment_bytes(config, model)
+    moments = optim.moment_bytes(config.optim, model)
     state = moments + (4 * count if config.train.ema_decay else 0)
     optimizer = {"adamw": "AdamW", "muon": "Muon"}[config.optim.name]
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
@@ -67,10 +67,3 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         f"compiled programs, {model.dtype}, {jax.default_backend()}, one device)",
     ]
     return "\n".join(lines)
-
-
-def _moment_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
-    """Bytes of the optimizer's moments of all parameters: Muon has one for a kernel, AdamW two."""
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    state = jax.eval_shape(optim.build(config.optim, lambda step: 0.0, model).init, params)
-    return sum(4 * x.size for x in jax.tree.leaves(state) if x.ndim)

@@ -43,6 +43,11 @@ def write_views(
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out={out} is a file; hsvit visualize writes a folder of PNGs")
+    tta = classifier.config.eval.get("tta", "none")
+    if tta != "none":
+        coordination.print_once(
+            f"note: the figures show each image itself; predict averages its views (eval.tta={tta})"
+        )
     viewer, written, errors = Viewer(classifier), [], []
     names = classifier.class_names
     for path, stem in zip(paths, _stems(paths), strict=True):

@@ -199,7 +199,7 @@ def predict(
     batch: int,
     aggregate: str = "psum",
     gradients: str = "float32",
-    ema: bool = False,
+    moments: float = 2.0,
 ) -> Cost:
     """Predicts one device's share of a step.
 
@@ -207,7 +207,7 @@ def predict(
         data, group: sizes of the mesh's axes.
         batch: images of the step on all devices.
         aggregate, gradients: see `mesh.spread`.
-        ema: whether parameters are averaged too.
+        moments: values kept for each parameter: those of the optimizer, and the moving average.
 
     Raises:
         ValueError: the batch does not split over `data`.
@@ -236,7 +236,7 @@ def predict(
         sum_flops=images * c.groups // group * c.embed_dim,
         depthwise_flops=(2 * images * image.depthwise_macs, 6 * images * image.depthwise_macs),
         parameter_bytes=_FLOAT * parameters,
-        optimizer_bytes=_FLOAT * parameters * (3 if ema else 2),
+        optimizer_bytes=round(_FLOAT * parameters * moments),
         activation_bytes=images * item * image.activations,
         forward=tuple(t for t in forward if t.devices > 1),
         step=tuple(t for t in (*forward, *backward) if t.devices > 1),

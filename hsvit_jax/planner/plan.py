@@ -37,6 +37,7 @@ def run(
     verify: bool = False,
     json: bool = False,
     out: str | Path | None = None,
+    moments: float = 2.0,
 ) -> str:
     """Formats the plan of a resolved configuration for 1, 2, 4, … `devices`.
 
@@ -48,6 +49,7 @@ def run(
         verify: also compile for up to 8 fake CPU devices.
         json: JSON in place of a table.
         out: a PNG to write.
+        moments: values that the optimizer keeps for each parameter.
 
     Raises:
         ValueError: devices below 1, a group that does not divide, an impossible machine, or too few
@@ -59,6 +61,7 @@ def run(
         group=group,
         batch=batch,
         machine=Machine(flops=flops, bandwidth=bandwidth, latency=latency),
+        moments=moments,
     )
     if verify:
         result["verify"] = verification(config, devices=devices, group=group)
@@ -81,6 +84,7 @@ def plan(
     group: int | None,
     batch: int | None,
     machine: Machine,
+    moments: float = 2.0,
 ) -> dict[str, Any]:
     """Computes everything that `run` formats, as plain lists, dicts and numbers."""
     networks = costs.networks(config)
@@ -104,7 +108,7 @@ def plan(
             batch=batch,
             aggregate=config.mesh.aggregate,
             gradients=config.mesh.gradients,
-            ema=config.train.ema_decay > 0,
+            moments=moments + (config.train.ema_decay > 0),
         )
         row = _row(cost, machine)
         alone.setdefault(way, row["step_seconds"])

@@ -174,3 +174,10 @@ def build(
     clip = clip_by_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
     # The state has the same shape without a clip, so that a resumed run may change it.
     return optax.chain(clip, method)
+
+
+def moment_bytes(settings: ml_collections.ConfigDict, model: Any) -> int:
+    """Bytes of the optimizer's moments of all parameters: Muon has one for a kernel, AdamW two."""
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    state = jax.eval_shape(build(settings, lambda step: 0.0, model).init, params)
+    return sum(4 * x.size for x in jax.tree.leaves(state) if x.ndim)

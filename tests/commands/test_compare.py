@@ -4,9 +4,10 @@ import csv
 
 import pytest
 
+from hsvit_jax import config as config_lib
 from hsvit_jax import main
 from hsvit_jax.commands import compare
-from hsvit_jax.commands.studies.systems import System, name_of
+from hsvit_jax.commands.studies.systems import System, _Images, name_of
 
 ROWS = [
     compare.Row(
@@ -113,6 +114,16 @@ def test_settings_of_one_system():
     assert system.spec == "c2a2:digits,tiny"
     assert system.settings == ("model.depth=1", "optim.name=sgd")
     assert system.name == "c2a2 tiny depth=1 name=sgd"
+    assert System.parse("c2a2:digits augment.mixup=0.1").name == "c2a2 mixup=0.1"
+
+
+def test_every_system_reads_its_own_images():
+    images = _Images()
+    found = []
+    for settings in ([], ["data.image_size=16,16"], ["data.fit=stretch"], ["data.repeats=2"]):
+        found.append(images.of(config_lib.get_config("c2a2:digits,tiny", *settings)))
+    assert [one.info.image_size for one in found] == [(32, 32), (16, 16), (32, 32), (32, 32)]
+    assert found[0] is found[3] and found[0] is not found[2]
 
 
 @pytest.mark.slow

@@ -28,7 +28,9 @@ CONFIG = hsvit.HSViTConfig(
     heads=2,
     towers=4,
 )
-COLOURS = {"mean": (0.4,), "std": (0.3,)}
+SETTINGS = small_runs.small_config(
+    seed=0, data__mean=(0.4,), data__std=(0.3,), eval__batch=8, eval__tta="flip"
+)
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +91,17 @@ def test_subsets_are_all_of_them_or_different_ones_drawn_by_the_seed():
 def test_every_set_of_voters_is_evaluated_exactly(trained, group, count):
     """21 examples in batches of 8: as an evaluation of each set by itself has it."""
     network, mesh, params, stats, split = placed(trained, group, count)
-    points = votes.curve(network, mesh, params, stats, split, **COLOURS, batch=8, most=4)
+    points = votes.curve(network, mesh, params, stats, split, SETTINGS, most=4)
     assert [(p.lost_groups, p.subsets) for p in points] == [(0, 1), (2, 4), (4, 4), (6, 4)]
     sets = votes.subsets(votes.units(network), 4, 0)
 
     x = (split.images / 255 - 0.4) / 0.3
-    answer = jax.jit(
-        lambda v: network.apply(*trained[1:3], x.astype(np.float32), votes_G=v)[0].argmax(1)
-    )
+
+    @jax.jit
+    def answer(v):
+        views = (x.astype(np.float32), x[:, :, ::-1].astype(np.float32))  # as eval.tta=flip
+        return sum(network.apply(*trained[1:3], view, votes_G=v)[0] for view in views).argmax(1)
+
     for point in points[:2]:
         expected = [
             (np.asarray(answer(v)) == split.labels).mean()
@@ -112,7 +117,7 @@ def test_every_set_of_voters_is_evaluated_exactly(trained, group, count):
 def test_the_trunk_is_computed_once_for_all_sets(trained):
     """Twenty more sets of voters cost twenty heads, and no convolution or attention."""
     network, mesh, params, stats, split = placed(trained, 1, 1)
-    counter = votes.make_counter(network, mesh, **COLOURS)
+    counter = votes.make_counter(network, mesh, SETTINGS)
 
     def flops(sets):
         valid = np.ones(21, bool)
@@ -120,7 +125,7 @@ def test_the_trunk_is_computed_once_for_all_sets(trained):
         return hlo.read(counter.lower(*arguments).compile(), 1).flops
 
     one, many = flops(2), flops(22)
-    heads = 20 * 21 * 2 * CONFIG.embed_dim * CONFIG.num_classes
+    heads = 2 * 20 * 21 * 2 * CONFIG.embed_dim * CONFIG.num_classes
     assert many - one == heads
     assert heads < 0.1 * one
 
@@ -129,7 +134,7 @@ def test_an_empty_split(trained):
     network, mesh, params, stats, split = placed(trained, 1, 1)
     empty = data.Split(split.labels[:0], split.images[:0], None)
     with pytest.raises(ValueError, match="empty split"):
-        votes.curve(network, mesh, params, stats, empty, **COLOURS, batch=8)
+        votes.curve(network, mesh, params, stats, empty, SETTINGS)
 
 
 def test_the_curve_on_disk(tmp_path):

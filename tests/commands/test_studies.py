@@ -27,7 +27,7 @@ def test_rates_grow_until_the_loss_does(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert out.read_bytes().startswith(b"\x89PNG")
     assert "falls fastest at a rate of" in printed
-    assert "--config.optim.learning_rate=" in printed
+    assert "--config.train.batch=64 --config.optim.learning_rate=" in printed
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -145,5 +145,7 @@ def test_mistakes_in_a_study(tmp_path, capsys):
     (tmp_path / "own.py").write_text("x = 1\n")
     assert main.main(["hsvit", "study", f"{tmp_path}/own.py"]) == 1
     assert "no function get_study()" in capsys.readouterr().err
+    assert main.main(["hsvit", "curves", str(tmp_path), "--out=curves"]) == 2
+    assert "--out must end in .png; got curves" in capsys.readouterr().err
     assert main.main(["hsvit", "curves", str(tmp_path)]) == 1
     assert "holds no metrics.jsonl" in capsys.readouterr().err

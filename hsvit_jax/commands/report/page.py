@@ -154,7 +154,8 @@ def _calibration(page: Page) -> str:
         charts.reliability(f"{name}: ECE {c.ece:.1%}, loss {c.loss:.4f}", c.bins)
         for name, c in (("as trained", raw), (f"temperature {fitted.temperature:.2f}", fitted))
     )
-    source = "on these very images" if page.split == "val" else "on the validation split"
+    itself = page.split == "val" or not page.counts["val"].sum()
+    source = "on these very images" if itself else "on the validation split"
     return (
         "<h2>Calibration</h2><p>Accuracy of the images by confidence, their highest probability; "
         "bars on the dashed line are calibrated, bars below it too sure. The temperature, by which "

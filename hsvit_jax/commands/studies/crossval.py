@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from hsvit_jax import cli, data, report, train
+from hsvit_jax.train import init_from
 
 
 def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> Iterator:
@@ -72,6 +73,7 @@ def run(request: cli.Request) -> None:
     """Trains a run for each fold that is not trained yet; prints and writes the table."""
     config, count = request.config, request.flags.folds
     out = Path(f"{request.workdir}-folds{count}")
+    config = init_from.at_native_size(config)
     dataset = train.load_data(config)
     rows, correct, examples = [], 0, 0
     for fold, part in enumerate(folds(dataset, count, config.data.val_fraction, config.seed), 1):

@@ -44,6 +44,7 @@ def run(request: cli.Request) -> None:
     """Draws the curves of the runs that the words name."""
     if not request.words:
         raise cli.Misuse("no run is named")
+    out = cli.png(request.flags.out)
     runs = {}
     for word in request.words:
         folder = Path(word)
@@ -51,6 +52,5 @@ def run(request: cli.Request) -> None:
         if not lines:
             raise ValueError(f"{folder} holds no metrics.jsonl of a run: name a run's folder")
         runs[folder.name if folder.name not in runs else word] = lines
-    out = Path(request.flags.out)
     draw(runs, out)
     print(out)

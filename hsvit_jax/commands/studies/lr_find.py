@@ -79,9 +79,7 @@ def draw(found: Search, path: Path) -> None:
 
 def run(request: cli.Request) -> None:
     """Searches, draws, and prints the rates."""
-    path = Path(request.flags.out)
-    if path.suffix != ".png":
-        raise cli.Misuse(f"--out must end in .png; got {path}")
+    path = cli.png(request.flags.out)
     found = search(request.config, request.flags.steps)
     draw(found, path)
     lowest = found.rates_S[found.losses_S.argmin()]
@@ -89,6 +87,5 @@ def run(request: cli.Request) -> None:
         f"the loss falls fastest at a rate of {found.steepest:.1e}, is lowest at {lowest:.1e}, and "
         f"was followed to {found.rates_S[-1]:.1e}\n"
         f"  plot   {path}\n"
-        f"  train  {request.program} train --config={request.spec} "
-        f"--config.optim.learning_rate={found.steepest:.1e}"
+        f"  train  {request.train_line(**{'optim.learning_rate': f'{found.steepest:.1e}'})}"
     )

@@ -112,6 +112,5 @@ def run(request: cli.Request) -> None:
     print(
         f"tokens after each block's attention: {kept}, {found.share:.0%} of the multiply-adds\n"
         f"  network  {path}\n"
-        f"  train    {request.program} train --config={request.spec} --config.init.from={path} "
-        f"--config.model.retained={kept}"
+        f"  train    {request.train_line(**{'init.from': str(path), 'model.retained': kept})}"
     )

@@ -13,7 +13,7 @@ from hsvit_jax import cli, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands.studies import grid
 from hsvit_jax.models import costs
-from hsvit_jax.train import metrics
+from hsvit_jax.train import init_from, metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,9 @@ class System:
     def parse(cls, text: str) -> "System":
         """Reads a spec and the settings that follow it, separated by blanks."""
         spec, *settings = text.split()
-        changes = (setting.rpartition(".")[2] for setting in settings)
-        return cls(" ".join([name_of(spec), *changes]), spec, tuple(settings))
+        changes = (setting.partition("=") for setting in settings)
+        short = ("".join([key.rpartition(".")[2], *rest]) for key, *rest in changes)
+        return cls(" ".join([name_of(spec), *short]), spec, tuple(settings))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,23 @@ class Trained:
     def accuracies(self) -> tuple[float, ...]:
         """Top-1 accuracies on the test split, one for each seed."""
         return tuple(result.test.accuracy for result in self.results)
+
+
+class _Images:
+    """The data set as each system reads it; systems that read it alike share one."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple, Any] = {}
+
+    def of(self, config: ml_collections.ConfigDict) -> Any:
+        """Loads the data set of a configuration, or finds it."""
+        config = init_from.at_native_size(config)
+        key = tuple(
+            config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image")
+        )
+        if key not in self._loaded:
+            self._loaded[key] = train.load_data(config)
+        return self._loaded[key]
 
 
 def train_all(
@@ -87,13 +105,13 @@ def train_all(
     _check({system.name: config for system, config in configs.items()}, systems, seeds)
     if equal == "length":
         _check_length({system.name: config.train for system, config in configs.items()})
-    dataset = train.load_data(configs[systems[0]])
-    runs = {system: _prepare(system, config, dataset) for system, config in configs.items()}
+    images = _Images()
+    runs = {system: _prepare(system, config, images) for system, config in configs.items()}
     if equal == "compute":
         for system, steps in _equal_steps(runs).items():
             chosen[system] += [f"train.steps={steps}", "train.epochs=0"]
             configs[system] = config_lib.get_config(system.spec, *chosen[system])
-            runs[system] = _prepare(system, configs[system], dataset)
+            runs[system] = _prepare(system, configs[system], images)
     trained = []
     for system, config in configs.items():
         results, rates = [], []
@@ -103,7 +121,7 @@ def train_all(
             folder = out / Path(name).name
             if verbose:
                 print(f"{system.name}, seed {seed}: {folder}", file=sys.stderr, flush=True)
-            own = _at_size(dataset, config)
+            own = images.of(config)
             results.append(train.train(config, folder, dataset=own, verbose=verbose))
             lines = metrics.read_metrics(folder / "metrics.jsonl")
             rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
@@ -112,10 +130,10 @@ def train_all(
     return trained
 
 
-def _prepare(system: System, config: ml_collections.ConfigDict, dataset: Any) -> train.Run:
+def _prepare(system: System, config: ml_collections.ConfigDict, images: _Images) -> train.Run:
     """Prepares a system's run; its mistakes are told with its name."""
     try:
-        return train.prepare(config, dataset=_at_size(dataset, config))
+        return train.prepare(config, dataset=images.of(config))
     except ValueError as error:
         raise ValueError(f"{system.name}: {error}") from error
 
@@ -157,15 +175,6 @@ def _check_length(sections: Mapping[str, ml_collections.ConfigDict]) -> None:
             f"systems are compared after equal training, but train.epochs/steps/batch are: {runs}; "
             "set them for all with --config.train.epochs=... and --config.train.batch=..."
         )
-
-
-def _at_size(dataset: Any, config: ml_collections.ConfigDict) -> Any:
-    """The data set, loaded again for a system that reads another image size."""
-    size = tuple(config.data.image_size)
-    size = size * 2 if len(size) == 1 else size
-    if size and size != tuple(dataset.info.image_size):
-        return train.load_data(config)
-    return dataset
 
 
 def name_of(spec: str) -> str:
