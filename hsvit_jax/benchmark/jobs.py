@@ -33,6 +33,9 @@ def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | 
         ValueError: it cannot be trained, or its data do not fit in memory.
     """
     dataset = train.load_data(config) if real_data else _random_dataset(config)
+    if not real_data:  # whose number says nothing of the data set's, and so nothing of the recipe
+        config = config.copy_and_resolve_references()
+        config.by_hand = (*config.by_hand, "recipe")
     run = train.prepare(config, dataset=dataset, devices=devices)
     if not run.dataset.resident:
         raise ValueError(

@@ -24,7 +24,7 @@ from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.report import write_file
 from hsvit_jax.train import run_spec
-from hsvit_jax.weights import files
+from hsvit_jax.weights import files, release
 
 
 class Disagreement(ValueError):
@@ -76,6 +76,11 @@ def convert_file(
     """
     path = Path(path)
     tensors, description = files.read(path)
+    if release.is_release(description):
+        raise ValueError(
+            f"{path} is a network of this package already: give it to hsvit eval, predict or "
+            "serve, or to init.from"
+        )
     try:
         record = models.family_of({"family": family} if family else description)
     except (ValueError, TypeError) as error:
@@ -92,6 +97,11 @@ def convert_file(
     try:
         tensors, own = record.torch_weights.unwrapped(tensors), description.get("config")
         if isinstance(own, dict):  # what export wrote under the authors' names
+            pixels = (tuple(mean), tuple(std), data) != ((0.5,), (0.5,), "cifar10")
+            if pixels or any(value is not None for value in options.values()):
+                raise ValueError(
+                    "it holds its own configuration: leave out the options that say what it is"
+                )
             config = configs.completed(configs.from_json(json.dumps(own)))
             configs.validate(config)
         else:

@@ -80,7 +80,7 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
         files += below(path) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"no images in {', '.join(paths)}: {how}")
-    return files
+    return list(dict.fromkeys(files))
 
 
 def predict_files(

@@ -36,7 +36,7 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     at_once = config_lib.eval_batch(config)
     moments = optim.moment_bytes(config.optim, model)
     state = moments + (4 * count if config.train.ema_decay else 0)
-    optimizer = {"adamw": "AdamW", "muon": "Muon"}[config.optim.name]
+    optimizer = {"adamw": "AdamW", "muon": "Muon"}.get(config.optim.name, config.optim.name)
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
     macs = sum(row[2] for row in rows)
     paper = model.paper_flops(macs)

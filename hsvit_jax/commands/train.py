@@ -13,6 +13,7 @@ from hsvit_jax.commands.report import write_after_training
 from hsvit_jax.config import few
 from hsvit_jax.runtime import cluster, coordination
 
+_LONGEST_REPORT = 6 * 3600.0  # seconds
 _OF_LOADING = {f"data.{key}" for key in ("fraction", "val_fraction", "fit", "on_bad_image", "dir")}
 
 
@@ -39,10 +40,12 @@ def fit(
             "the settings out"
         )
     result = train.train(config, workdir, **options)
-    if not (report and coordination.is_lead()):
-        return result
-    page = write_after_training(Path(workdir), options.get("dataset"))
-    return dataclasses.replace(result, report=page)
+    if report and coordination.is_lead():
+        page = write_after_training(Path(workdir), options.get("dataset"))
+        result = dataclasses.replace(result, report=page)
+    if report:  # jax ends a job five minutes after the first of its processes
+        coordination.barrier("report", _LONGEST_REPORT)
+    return result
 
 
 def run(request: Request) -> int:

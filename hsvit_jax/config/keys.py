@@ -261,7 +261,9 @@ KEYS: Mapping[str, Key] = {
         "factor of the learning rate from a block to the one before it; 1: none", 1.0
     ),
     "optim.clip_norm": _number("largest global norm of the gradient; 0: no clipping", 0.0, 1e9),
-    "optim.beta1": _rate("decay rate of the first moment; momentum of sgd"),
+    "optim.beta1": _rate(
+        "decay rate of the first moment; momentum of sgd; muon has 0.95 on kernels"
+    ),
     "optim.beta2": _rate("decay rate of the second moment"),
     "init.from": _text(
         "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights"

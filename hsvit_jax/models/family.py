@@ -41,7 +41,7 @@ class Checked:
             given = few(f"{name}={getattr(self, name)}" for name in wrong)
             raise ValueError(f"depths={self.depths} needs an entry per stage; as many need {given}")
 
-    def check_choices(self, **choices: Collection[str]) -> None:
+    def check_choices(self, **choices: Collection[Any]) -> None:
         """Raises ValueError for a setting that is none of its choices."""
         for name, known in choices.items():
             if getattr(self, name) not in known:

@@ -25,7 +25,8 @@ class Callback:
     """Called in the course of a run; a subclass defines the methods that it needs."""
 
     def on_step(self, step: int, figures: dict[str, float]) -> None:
-        """After each training step, with its loss, accuracy and grad_norm."""
+        """After each training step, with its grad_norm, and loss and accuracy as the progress line
+        has them: means since the last step that was logged (train.log_every)."""
 
     def on_evaluation(self, step: int, split: str, result: evaluate_lib.Evaluation) -> None:
         """After each evaluation of a split."""

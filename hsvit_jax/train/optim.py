@@ -37,16 +37,16 @@ def schedule(
     warmup = min(warmup_steps(optim, steps_per_epoch), total_steps)
 
     def rate(step: jax.Array) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)
+        step = jnp.asarray(step, jnp.int32)
         decayed = step - warmup
-        if optim.cosine_per == "epoch":
-            decayed = jnp.floor(decayed / steps_per_epoch) * steps_per_epoch
+        if optim.cosine_per == "epoch":  # in whole numbers: a quotient may be rounded below one
+            decayed = decayed // steps_per_epoch * steps_per_epoch
         progress = jnp.clip(decayed / max(total_steps - warmup, 1), 0.0, 1.0)
         after = 0.5 * peak * (1.0 + jnp.cos(math.pi * progress))
         if optim.schedule == "linear":
             after = peak * (1.0 - progress)
         if optim.cosine_per == "never":
-            after = jnp.full_like(step, peak)
+            after = jnp.full(step.shape, peak)
         return jnp.where(step < warmup, peak * (step + 1.0) / max(warmup, 1), after)
 
     return rate

@@ -128,7 +128,10 @@ def _without_first(
 def _other_channels(
     path: Path, x: np.ndarray, shape: tuple[int, ...], old: Network, new: Network
 ) -> np.ndarray:
-    """Refits an axis that runs over a patch's pixels and then channels, or over channels alone."""
+    """Refits an axis that runs over a patch's pixels and then channels, or over channels alone.
+
+    Of a kernel the sum over channels stays, of a factor or an offset of each channel the mean.
+    """
     axis = _one_axis(path, x, shape)
     before, after = old.config.image_channels, new.config.image_channels
     pixels = x.shape[axis] // before
@@ -138,7 +141,8 @@ def _other_channels(
             f"cannot be refitted from {before} image channels to {after}"
         )
     apart = x.reshape(*x.shape[:axis], pixels, before, *x.shape[axis + 1 :])
-    share = apart.sum(axis + 1, keepdims=True) / np.float32(after)
+    count = before if path[-1] in ("scale", "bias") else after
+    share = apart.sum(axis + 1, keepdims=True) / np.float32(count)
     return np.repeat(share, after, axis + 1).reshape(shape)
 
 
@@ -157,7 +161,7 @@ def _resized(
     places = flat[before:].reshape(*from_grid, -1)
     resized = jax.image.resize(places, (*to_grid, flat.shape[1]), "cubic", antialias=False)
     resized = np.asarray(resized).reshape(math.prod(to_grid), -1)
-    if path[-1] == "kernel":  # a sum over places, which are more or fewer now
+    if path[-1] in ("kernel", "sequence_kernel"):  # a sum over places, which are more or fewer now
         resized = resized * np.float32(math.prod(from_grid) / math.prod(to_grid))
     rows = np.concatenate([flat[:before], resized])
     rest = x.shape[:axis] + x.shape[axis + 1 :]

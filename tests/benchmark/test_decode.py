@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,6 +10,7 @@ from PIL import Image
 from hsvit_jax import config as config_lib
 from hsvit_jax import main
 from hsvit_jax.benchmark import decode as decode_benchmark
+from hsvit_jax.benchmark import jobs
 from hsvit_jax.data import decode
 
 
@@ -39,6 +41,13 @@ def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
     assert len(seen) >= 20 + 5 * 8  # once when the set is checked, then again for each batch
     assert speed["image_size"] == [24, 24] and speed["steps"] == 3
     assert speed["images_per_second"] > 0 and speed["images_per_cpu_second"] > 0
+
+
+def test_speed_is_that_of_the_recipe_asked_for(config):
+    """Few random images stand for a set of any number, and choose no recipe."""
+    folder = config[0].partition("folder=")[2]
+    wanted = config_lib.get_config(f"c2a2:folder={folder},tiny", *config[1])
+    assert jobs.prepare(wanted, False, jax.devices()[:1]).config.recipe == "strong"
 
 
 def test_the_command_prints_one_line(config, capsys):

@@ -78,6 +78,18 @@ def test_the_card(exported):
     assert about["model_type"] == "hsvit_jax" and len(about["id2label"]) == small_runs.CLASSES
 
 
+def test_convert_takes_no_file_of_our_own_and_no_options_for_a_file_that_tells(tmp_path, capsys):
+    ours, theirs = sources.locate("zoo:c2a2-digits"), tmp_path / "a.safetensors"
+    assert main.main(["hsvit", "convert", str(ours), f"{tmp_path}/run"]) == 1
+    assert "is a network of this package already" in capsys.readouterr().err
+    words = ["hsvit", "export", str(ours), str(theirs), "--format=reference"]
+    assert main.main(words) == 0
+    for word in ("--mean=0.9", "--image_size=64"):
+        assert main.main(["hsvit", "convert", str(theirs), f"{tmp_path}/run", word]) == 1
+        assert "it holds its own configuration" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_no_path_of_the_machine_is_given_away(stored_weights):
     stored = init_from.stored_network(stored_weights)
     config = stored.config.copy_and_resolve_references().unlock()

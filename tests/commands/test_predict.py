@@ -189,7 +189,7 @@ def pictures(tmp_path):
 def test_image_files(pictures, tmp_path):
     found = predict.image_files([str(pictures / "c.png"), str(pictures)])
     names = [str(p.relative_to(pictures)) for p in found]
-    assert names == ["c.png", "b.png", "c.png", "more/a.jpg"]
+    assert names == ["c.png", "b.png", "more/a.jpg"]  # each once
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no images in .*empty"):
         predict.image_files([str(tmp_path / "empty")])

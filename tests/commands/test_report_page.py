@@ -35,6 +35,8 @@ def test_a_page_holds_everything_and_fetches_nothing(tmp_path):
     heads = ("Curves", "Confusion matrix", "By class", "Calibration", "Most wrong", "Least sure")
     for head in (*heads, "Augmentation of the recipe", "Images by split", "Environment"):
         assert f" {head} " in text
+    told = text.partition("test, at the end of training, accuracy on 23 images")[0]
+    assert told.split()[-1] == "30.00%"  # by this very checkpoint
     for name in reports.NAMES:
         assert files.printable(name) in read.text
     assert read.tags.count("script") == read.tags.count("h1") == read.tags.count("style") == 1

@@ -161,6 +161,8 @@ def test_requests_are_batched_and_bounded(network, monkeypatch):
         gate.set()
         for thread in threads:
             thread.join()
+        never = client.post("/predict", files=FILES[:1] * 6)
+        assert never.status_code == 413 and "5 files at most" in never.json()["error"]
     assert found == [200] * 5 and sizes == [1, 4]
 
 

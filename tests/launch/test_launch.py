@@ -149,7 +149,8 @@ def test_ray_job_has_the_fields_of_its_schema():
     job, service = yaml.safe_load_all(text)
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]
-    assert set(spec) == {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "rayClusterSpec"}
+    keys = {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "rayClusterSpec"}
+    assert set(spec) == keys | {"submissionMode"} and spec["submissionMode"] == "HTTPMode"
     cluster = spec["rayClusterSpec"]
     assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]

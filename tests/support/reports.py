@@ -34,7 +34,8 @@ def written(folder: Path) -> Path:
         {"step": 1, "loss": 2.0, "accuracy": 0.25, "learning_rate": 1e-3},
         {"step": 2, "loss": None, "accuracy": 0.5, "learning_rate": 5e-4},
         {"step": 2, "split": "val", "loss": 1.5, "accuracy": 0.4, "examples": 21},
-        {"step": 2, "split": "test", "loss": 1.5, "accuracy": 0.3, "examples": 23},
+        {"step": 3, "split": "test", "loss": 1.5, "accuracy": 0.3, "examples": 23},
+        {"step": 4, "split": "test", "loss": 1.5, "accuracy": 0.9, "examples": 23},
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text)

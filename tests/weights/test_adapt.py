@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support import small_runs
 
+from hsvit_jax import models
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.models.vit import hvt
 from hsvit_jax.weights import adapt
@@ -92,6 +93,41 @@ def test_grey_pictures_are_seen_as_before():
     back = adapt.refit(made.params, {}, one, OLD, how, KEY)
     again = jax.jit(OLD.apply)(back.params, {}, np.repeat(grey, 3, 3))[0]
     np.testing.assert_allclose(again, expected, atol=1e-5)
+
+
+def test_factors_of_the_channels_are_no_sums():
+    """T2T-ViT normalises the pixels of a window, channels and all, before it projects them."""
+    sizes = {"token_dim": 4, "embed_dim": 8, "depth": 1, "heads": 2}
+    settings = {"family": "t2t", "dtype": "float32", **models.FAMILIES["t2t"].defaults, **sizes}
+    three, one = (
+        models.build(settings, image_size=(16, 16), channels=channels, num_classes=5)
+        for channels in (3, 1)
+    )
+    params, stats = jax.device_get(jax.jit(three.init)(jax.random.key(0)))
+    how = {**KEEP, "stem": "refit"}
+    made = adapt.refit(params, stats, three, one, how, KEY)
+    grey = np.random.default_rng(1).normal(size=(2, 16, 16, 1)).astype(np.float32)
+    expected = jax.jit(three.apply)(params, stats, np.repeat(grey, 3, 3))[0]
+    found = jax.jit(one.apply)(made.params, made.stats, grey)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_map_of_a_tile_is_a_grid_of_its_own():
+    config = hsvit.HSViTConfig(
+        image_size=(32, 32),
+        image_channels=1,
+        num_classes=5,
+        conv_channels=(4, 8),
+        conv_kernels=(3, 3),
+        pool_strides=(2, 2),
+        groups=4,
+        depth=1,
+        embed_dim=6,
+        heads=2,
+        towers=4,
+        tiles=(1, 4),
+    )
+    assert hsvit.TowerHSViT(config).grid(16) == (0, 8, 2)
 
 
 def test_positions_are_a_picture_of_the_grid():

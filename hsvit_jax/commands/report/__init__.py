@@ -45,6 +45,9 @@ def write_after_training(folder: Path, dataset: data.Dataset | None = None) -> P
     except Exception as error:  # whatever it is, the run is done and saved
         cli.note(f"no report ({type(error).__name__}: {error})")
         return None
+    except KeyboardInterrupt:
+        cli.note(f"no report (Ctrl-C): the run is done and saved; hsvit report {folder} writes it")
+        return None
 
 
 def write(
@@ -113,7 +116,8 @@ def _facts(
 
     total = int(found.confusion_KK.sum())
     facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
-    told = [x for x in lines if x.get("split") == "test" and x["accuracy"] is not None]
+    told = [x for x in lines if (x.get("split"), x["step"]) == ("test", trained.step)]
+    told = [x for x in told if x["accuracy"] is not None]
     if told and split != "test":
         facts |= accuracy(
             told[-1]["accuracy"], told[-1]["examples"], "test, at the end of training,"

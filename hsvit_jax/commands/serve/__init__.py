@@ -1,6 +1,7 @@
 """hsvit serve: a trained network behind HTTP, on one machine or with its parts on many."""
 
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -102,7 +103,8 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         try:
             listener.bind((host, port))
         except OSError as error:
-            flag = "host" if isinstance(error, socket.gaierror) else "port"
+            of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            flag = "host" if of_host else "port"
             raise ValueError(
                 f"cannot listen at {host}:{port}: {error.strerror}; choose another --{flag}"
             ) from error

@@ -226,6 +226,8 @@ class Server:
             await form.close()
         if not files:
             raise HTTPException(400, "The form has no file in its field 'files'.")
+        if len(files) > limits.queue:
+            raise HTTPException(413, f"A request may have {limits.queue} files at most (--queue).")
         if len(self.batcher) + len(files) > limits.queue:
             raise self._full()
         if len(raws) == 1 and len(raws[0]) < _SMALL_BYTES:
@@ -319,6 +321,7 @@ class Server:
                 "network": model.variant,
                 "step": self._classifier.step,
                 "image_size": self._classifier.image_size,
+                "fit": self._classifier.config.data.get("fit", "crop"),
                 "classes": len(self._classifier.class_names),
                 "parts": parts,
             }

@@ -10,6 +10,8 @@ const bar = (value, label) => make("progress", { max: 1, value, ariaLabel: label
 let image = null; // a Blob
 let lost = new Set();
 let asked = 0;
+let fit = "crop"; // how an image is made to fit the network's rows and columns
+let size = [1, 1];
 
 async function call(path, options = {}) {
   const token = at("token").value;
@@ -67,19 +69,20 @@ async function show({ top, votes, parts, maps }) {
 
 // The image in grey under a map, whose largest values are red.
 function heat(picture, rows) {
-  const canvas = make("canvas", { width: 96, height: 96 });
+  const canvas = make("canvas", { width: 96, height: (96 * size[0]) / size[1] });
   const small = new OffscreenCanvas(rows[0].length, rows.length);
   const pixels = rows.flat().flatMap((value) => [255, 96, 32, value * 0.85]);
   const data = new ImageData(Uint8ClampedArray.from(pixels), small.width, small.height);
   small.getContext("2d").putImageData(data, 0, 0);
-  const side = Math.min(picture.width, picture.height);
-  const left = (picture.width - side) / 2;
-  const upper = (picture.height - side) / 2;
+  let across = canvas.width / picture.width;
+  let down = canvas.height / picture.height;
+  if (fit !== "stretch") across = down = (fit === "pad" ? Math.min : Math.max)(across, down);
+  const [width, height] = [picture.width * across, picture.height * down];
   const context = canvas.getContext("2d");
   context.filter = "grayscale(1)";
-  context.drawImage(picture, left, upper, side, side, 0, 0, 96, 96);
+  context.drawImage(picture, (canvas.width - width) / 2, (canvas.height - height) / 2, width, height);
   context.filter = "none";
-  context.drawImage(small, 0, 0, 96, 96);
+  context.drawImage(small, 0, 0, canvas.width, canvas.height);
   return canvas;
 }
 
@@ -154,7 +157,8 @@ function switchOf({ name, groups }, number) {
   return make("li", {}, make("label", { title }, box, name), bar(0, name), make("span", {}));
 }
 call("healthz")
-  .then(({ network, step, image_size, classes, parts }) => {
+  .then(({ network, step, image_size, fit: how, classes, parts }) => {
+    [fit, size] = [how, image_size];
     at("network").textContent =
       `${network}, step ${step}: ${image_size.join(" × ")} pixels, ${classes} classes, ${parts.length} parts`;
     at("parts").replaceChildren(...parts.map(switchOf));

@@ -48,7 +48,7 @@ class MobileNetV2Config(InvertedConfig):
                 "width, divisor, least_channels, expand and output_stride must be positive; got "
                 f"{self}"
             )
-        self.check_choices(padding=("same", "symmetric"))
+        self.check_choices(padding=("same", "symmetric"), output_stride=(2, 4, 8, 16, 32))
         super().__post_init__()
 
     def channels(self, base: int) -> int:

@@ -41,7 +41,14 @@ from hsvit_jax.models.hsvit.sizes import (
     default_strides,
 )
 from hsvit_jax.models.hsvit.trunk import Trunk
-from hsvit_jax.models.network import UNSHARDED, BoundModules, ForwardContext, GroupShard, Network
+from hsvit_jax.models.network import (
+    UNSHARDED,
+    BoundModules,
+    ForwardContext,
+    GroupShard,
+    Network,
+    grid_of,
+)
 from hsvit_jax.ops import normalise
 from hsvit_jax.ops.dropout import dropout_scale
 
@@ -163,6 +170,10 @@ class HSViT(Network):
         if self.config.groups:
             parts["groups"] = Groups(self.config, groups_key)
         return parts
+
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """See `Network.grid`: the map of a kernel, of a tile where there are tiles."""
+        return grid_of([self.config.map_size], tokens)
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
         if path[0] == "groups":
@@ -286,6 +297,10 @@ class TowerHSViT(Network):
     @property
     def part_names(self) -> tuple[str, ...]:
         return ("towers", "head")
+
+    def grid(self, tokens: int) -> tuple[int, int, int] | None:
+        """See `Network.grid`: the map of a kernel, of a tile where there are tiles."""
+        return grid_of([self.config.map_size], tokens)
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
         return 0 if path[0] == "towers" else None

@@ -27,7 +27,6 @@ Array = jax.Array
 
 #: (size, stride, padding) of each soft split: the overlapping windows that are joined to tokens.
 _SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
-_STRIDES = tuple(stride for _, stride, _ in _SPLITS)
 
 #: Named networks of the paper's tables 1 and 2, as they differ from T2T-ViT-14.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -71,7 +70,15 @@ class T2TConfig(Sizes):
     @property
     def tokens(self) -> int:
         """Tokens of the first block, CLS included."""
-        return 1 + prod(conv_layers.map_size(self.image_size, _STRIDES))
+        return 1 + prod(self.grids[-1])
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of tokens after each soft split."""
+        sizes = [self.image_size]
+        for split in _SPLITS:
+            sizes.append(conv_layers.size_out(sizes[-1], *split))
+        return tuple(sizes[1:])
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -141,7 +148,7 @@ class Embedding(nnx.Module):
 
     def __init__(self, c: T2TConfig, key: Array) -> None:
         *keys, project_key, cls_key = jax.random.split(key, len(_SPLITS) + 1)
-        self.image_size = c.image_size
+        self.grids = c.grids
         self.layers = nnx.List(
             TokenLayer(c, width, k) for width, k in zip(c.widths, keys, strict=False)
         )
@@ -151,11 +158,10 @@ class Embedding(nnx.Module):
     def __call__(self, x_BHWC: Array, features: list[Array], context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, T, D), CLS first."""
         for i, layer in enumerate(self.layers):
-            grid = conv_layers.map_size(self.image_size, _STRIDES[: i + 1])
             stream = layers.EMBEDDING + i * layers.STREAMS_PER_BLOCK
             x_BTD = soft_split(x_BHWC, *_SPLITS[i])
             x_BTD = layer(x_BTD, features[i] if features else None, context, stream)
-            x_BHWC = x_BTD.reshape(x_BTD.shape[0], *grid, -1)
+            x_BHWC = x_BTD.reshape(x_BTD.shape[0], *self.grids[i], -1)
         x_BTD = self.project(soft_split(x_BHWC, *_SPLITS[-1]))
         return layers.prepend(self.cls[...], x_BTD)
 

@@ -34,6 +34,11 @@ def test_dilation_in_place_of_strides(output_stride, side, dilations):
     assert [block.depthwise.dilation for block in blocks] == dilations
 
 
+def test_no_other_output_stride():
+    with pytest.raises(ValueError, match=r"unknown model\.output_stride 12; choose one of \(2, 4"):
+        built(64, 10, output_stride=12)
+
+
 def test_which_blocks_are_residual():
     blocks = built(64, 10).config.plan().blocks[1:]
     residual = [i for i, block in enumerate(blocks) if block.residual]

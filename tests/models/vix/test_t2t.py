@@ -50,6 +50,18 @@ def test_softmax_between_soft_splits():
     np.testing.assert_allclose(ours[0], y + gelu @ down, atol=1e-12)
 
 
+@pytest.mark.parametrize("side", [16, 30, 33, 50])
+def test_every_size_has_its_tokens(side):
+    """The first split, unlike the others, is not padded to all of its stride."""
+    network = hf_files.network("t2t", "t-14", size=(side, side), **SMALL)
+    params, stats = jax.eval_shape(network.init, jax.random.key(0))
+    images = jax.ShapeDtypeStruct((2, side, side, 3), np.float32)
+    assert jax.eval_shape(network.apply, params, stats, images)[0].shape[0] == 2
+    first = (side - 3) // 4 + 1
+    assert network.config.grids[0] == (first, first)
+    assert params["constants"]["position"].shape[0] == network.config.tokens
+
+
 def test_soft_splits_overlap():
     """A token is its window's pixels, row by row, each with its channels."""
     image = np.arange(2 * 8 * 8).reshape(1, 8, 8, 2).astype(np.float32)
