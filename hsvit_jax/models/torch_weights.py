@@ -273,12 +273,24 @@ class TorchWeights:
       table: the names of its tensors, or a function to them from the network's config and the
         file's keys.
       ignored: a regular expression of keys that are no weights.
+      known: setting → its values in the reference, of those that no tensor shows.
     """
 
     markers: tuple[str, ...]
     settings: Callable[["Family", Tensors, dict[str, Any]], tuple[dict, dict]]
     table: Table | Callable[[Any, Collection[str]], Table]
     ignored: str = r"\Z"
+    known: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+
+    def check_known(self, config: Any) -> None:
+        """Raises ValueError for a network that the reference's code would compute differently."""
+        for name, values in self.known.items():
+            given = getattr(config, name)
+            if given not in values:
+                raise ValueError(
+                    f"the authors' code has no network with {name}={given!r}, though its tensors "
+                    "have names there: export another format"
+                )
 
     def entries(self, network: Network, keys: Collection[str] = ()) -> list[Entry]:
         """Every tensor of the network in a file with these keys; raises as `tensor_table`."""

@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from support import small_runs
+from support import hf_files, small_runs
 
 import hsvit_jax
 from hsvit_jax import main, models, train
@@ -88,6 +88,24 @@ def test_convert_takes_no_file_of_our_own_and_no_options_for_a_file_that_tells(t
         assert main.main(["hsvit", "convert", str(theirs), f"{tmp_path}/run", word]) == 1
         assert "it holds its own configuration" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "setting"),
+    [
+        ("hvt:s-4-average", "pool='average'"),
+        ("deit:ti-power", "retained="),
+        ("dhvt:t-aggregate-all", "feed_forward='daff-aggregate-all'"),
+        ("dhvt:t-ln-bn", "sope_norm='layer'"),
+    ],
+)
+def test_ablations_that_the_authors_code_has_not(spec, setting):
+    family, _, variant = spec.partition(":")
+    config = hf_files.network(family, variant).config
+    with pytest.raises(ValueError, match=f"no network with {setting}"):
+        models.FAMILIES[family].torch_weights.check_known(config)
+    plain = hf_files.network(family, models.FAMILIES[family].default_variant).config
+    models.FAMILIES[family].torch_weights.check_known(plain)
 
 
 def test_no_path_of_the_machine_is_given_away(stored_weights):

@@ -96,6 +96,7 @@ def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) 
     """
     _check_file(out)
     weights = models.FAMILIES[about["family"]].torch_weights
+    weights.check_known(stored.model.config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
     report.write_file(out, release.save(tensors, about, format="pt"))
     return [out]

@@ -227,7 +227,12 @@ def _swiftformer(c: "SwiftFormerConfig", keys: Collection[str]) -> Table:
     return table
 
 
-SWIFTFORMER = TorchWeights((f"{_SWIFT_STEM}.0.weight",), _swiftformer_settings, _swiftformer)
+SWIFTFORMER = TorchWeights(
+    (f"{_SWIFT_STEM}.0.weight",),
+    _swiftformer_settings,
+    _swiftformer,
+    known={"queries": ("equal",)},
+)
 
 # --- EfficientFormer -----------------------------------------------------------------------------
 

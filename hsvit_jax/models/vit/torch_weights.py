@@ -230,7 +230,12 @@ def _hvt(c: "HVTConfig", keys: Collection[str]) -> Table:
     }
 
 
-HVT = TorchWeights(("head.weight",), _hvt_settings, _hvt)
+HVT = TorchWeights(
+    ("head.weight",),
+    _hvt_settings,
+    _hvt,
+    known={"pool": ("max",), "pool_dims": (1,), "retained": ((),)},
+)
 
 # --- DHVT ----------------------------------------------------------------------------------------
 
@@ -318,7 +323,12 @@ def _dhvt(c: "DHVTConfig", keys: Collection[str]) -> Table:
     return table
 
 
-DHVT = TorchWeights(("head.weight",), _dhvt_settings, _dhvt)
+DHVT = TorchWeights(
+    ("head.weight",),
+    _dhvt_settings,
+    _dhvt,
+    known={"feed_forward": ("daff", "ffn"), "sope_norm": ("batch",), "daff_norm": ("batch",)},
+)
 
 # --- Swin ----------------------------------------------------------------------------------------
 
