@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hsvit_jax import report
+
 _PROJECT = "hsvit_jax"
 
 
@@ -23,7 +25,7 @@ class WeightsAndBiases:
         known = workdir / "wandb" / "run-id"
         if start_step == 0 or not known.is_file():
             known.parent.mkdir(exist_ok=True)
-            known.write_text(secrets.token_hex(8))
+            report.write_file(known, secrets.token_hex(8))
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=workdir.name,
