@@ -43,11 +43,8 @@ def write_views(
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out={out} is a file; hsvit visualize writes a folder of PNGs")
-    tta = classifier.config.eval.get("tta", "none")
-    if tta != "none":
-        coordination.print_once(
-            f"note: the figures show each image itself; predict averages its views (eval.tta={tta})"
-        )
+    views_too = classifier.config.eval.get("tta", "none") != "none"
+    alone = ", without its other views" if views_too else ""  # which predict averages
     viewer, written, errors = Viewer(classifier), [], []
     names = classifier.class_names
     for path, stem in zip(paths, _stems(paths), strict=True):
@@ -60,7 +57,7 @@ def write_views(
         if not coordination.is_lead():
             continue
         for kind, figure in visualize_figures.figures(
-            views, image_HWC, names, str(Path(*path.parts[-2:]))
+            views, image_HWC, names, f"{Path(*path.parts[-2:])}{alone}"
         ):
             written.append(out / f"{stem}-{kind}.png")
             report.save_figure(figure, written[-1])
