@@ -57,6 +57,11 @@ def misfits(old: Any, new: Any) -> list[str]:
                 f"conv_channels={new.conv_channels} and groups={new.groups}: the checkpoint has "
                 f"{old.conv_channels[-1]} channel tokens in {old.groups} groups; keep their ratio"
             )
+    if not old.groups and new.conv_channels[-1] != old.conv_channels[-1]:
+        lines.append(
+            f"conv_channels: checkpoint {old.conv_channels}, config {new.conv_channels}; without "
+            "groups, more channels in the last block change the answers"
+        )
     if new.votes == "equal" and (old.votes == "learned" or new.groups > old.groups):
         lines.append("votes: 'equal', but new groups start without a vote: set votes='learned'")
     return lines

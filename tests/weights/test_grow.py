@@ -125,6 +125,9 @@ def test_what_cannot_be_grown_says_why():
         new = network(dataclasses.replace(SMALL, **{"votes": "learned", **changes}))
         with pytest.raises(ValueError, match=message):
             grow.check(SMALL, new.config)
+    conv_only = dataclasses.replace(SMALL, groups=0)
+    with pytest.raises(ValueError, match="more channels in the last block change the answers"):
+        grow.check(conv_only, dataclasses.replace(conv_only, conv_channels=(2, 8)))
 
 
 def test_towers_do_not_become_fewer():
