@@ -147,7 +147,10 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
     by_head, matrices, head_tokens = [], [], []
     for i in shown:
         weights_NTS, tokens = attention[i], lengths[i]
-        query_NS = weights_NTS[:, 0] if before else weights_NTS[:, :tokens].mean(1)
+        queries = (
+            weights_NTS.shape[1] - extra
+        )  # not always as many as keys: a CvT strides over keys
+        query_NS = weights_NTS[:, 0] if before else weights_NTS[:, :queries].mean(1)
         by_head.append(on_patches(query_NS, tokens))
         matrices.append(weights_NTS.mean(0))
         if extra:

@@ -188,6 +188,14 @@ def test_a_pooled_sequence_is_interpolated():
     assert thinned.grid(17) == (1, 4, 4) and thinned.grid(16) is None
 
 
+def test_the_mean_is_over_all_queries_where_keys_are_fewer():
+    """As in a CvT, whose keys are strided."""
+    seen = np.random.default_rng(3).random((1, 2, 24, 6), np.float32)
+    arrays = {"logits": [np.zeros((1, 7))], "attention": [seen]}
+    s = views_lib.views_of(make("vit").model, arrays, 0).sequences
+    np.testing.assert_allclose(s.attention[0], seen[0].mean(1).reshape(2, 2, 3), rtol=1e-6)
+
+
 def test_blocks_are_chosen_evenly():
     assert views_lib.spread_out(list(range(3))) == [0, 1, 2]
     assert views_lib.spread_out(list(range(6))) == [0, 2, 3, 5]
