@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.config import keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,6 +256,8 @@ def load(
         raise ValueError(
             f"load needs the folder of a run, such as 'runs/c2a2-digits-strong-seed0'; got {path!r}"
         )
+    if not (key := keys.KEYS["mesh.aggregate"]).fits(aggregate):
+        raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax.train import init_from
 
     stored = init_from.stored_network(path, which)
@@ -300,14 +303,18 @@ def build_model(
     from hsvit_jax import models
 
     config = config_lib.get_config(variant)
-    size = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size,) * 2
+    sides = np.ravel(image_size).tolist()  # NumPy's numbers too
+    size = tuple(sides if np.ndim(image_size) else sides * 2)
     if len(size) != 2 or not all(isinstance(side, int) and side >= 1 for side in size):
         raise ValueError(
             f"image_size must be pixels, such as 32, or (rows, columns); got {image_size!r}"
         )
     for name, count in (("channels", channels), ("num_classes", num_classes)):
-        if not (isinstance(count, int) and count >= 1):
+        if not (isinstance(count, int | np.integer) and count >= 1):
             raise ValueError(f"{name} must be a whole number of at least 1; got {count!r}")
     return models.build(
-        config.model.to_dict(), image_size=size, channels=channels, num_classes=num_classes
+        config.model.to_dict(),
+        image_size=size,
+        channels=int(channels),
+        num_classes=int(num_classes),
     )

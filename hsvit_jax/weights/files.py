@@ -133,4 +133,4 @@ def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
     tensors = {str(k): v for k, v in tree.items() if isinstance(v, torch.Tensor)}
     floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
     text = tree.get("config", "")
-    return {k: v.numpy() for k, v in floats.items()}, text if isinstance(text, str) else ""
+    return {k: v.detach().numpy() for k, v in floats.items()}, text if isinstance(text, str) else ""

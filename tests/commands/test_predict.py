@@ -243,10 +243,9 @@ def test_a_named_network():
     model = classifier_lib.build_model("c4a8", image_size=64, num_classes=200)
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     assert sum(x.size for x in jax.tree.leaves(params)) == 6_885_704
-    assert (
-        classifier_lib.build_model("c2a2", image_size=(28, 28), channels=1).config.image_channels
-        == 1
-    )
+    sizes = {"image_size": np.array([28, 28]), "channels": 1, "num_classes": np.int64(4)}
+    c = classifier_lib.build_model("c2a2", **sizes).config
+    assert (c.image_size, c.image_channels, c.num_classes) == ((28, 28), 1, 4)
     with pytest.raises(ValueError, match=r"unknown network 'c2a3'. Did you mean c2a2\?"):
         classifier_lib.build_model("c2a3")
     assert classifier_lib.build_model("c2a2", image_size=30).config.image_size == (30, 30)

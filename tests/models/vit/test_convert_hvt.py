@@ -106,5 +106,8 @@ class FakeTensor:
     def float(self):
         return self
 
+    def detach(self):
+        return self
+
     def numpy(self):
         return self.array
