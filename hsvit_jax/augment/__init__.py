@@ -106,7 +106,6 @@ class Augment:
                 f"trivial_augment replaces RandAugment, but rand_augment_ops is "
                 f"{self.rand_augment_ops}: set it to 0, or trivial_augment to False"
             )
-
         most = op_tables.TIMM_MOST
         if self.rand_augment_kind == "timm" and self.rand_augment_magnitude > most:
             raise ValueError(
@@ -167,13 +166,9 @@ def train_batch(
         images_BHWC = jnp.where(erased_BHW[..., None], fill, images_BHWC)
     targets_BK = one_hot_targets(labels_B, settings.num_classes, settings.label_smoothing)
     if (settings.mixup or settings.cutmix) and settings.mix_probability:
+        strengths = {"mixup": settings.mixup, "cutmix": settings.cutmix}
         images_BHWC, targets_BK = mix(
-            batch_key,
-            images_BHWC,
-            targets_BK,
-            mixup=settings.mixup,
-            cutmix=settings.cutmix,
-            probability=settings.mix_probability,
+            batch_key, images_BHWC, targets_BK, **strengths, probability=settings.mix_probability
         )
     return images_BHWC, targets_BK
 
@@ -232,20 +227,16 @@ def _crop_and_flip(settings: Augment, bits_BS: jax.Array, images_BHWC: jax.Array
     """Crops and flips with one gather: both together are one map of rows and columns."""
     if not (settings.crop_padding or settings.flip):
         return images_BHWC
-    batch, height, width, _ = images_BHWC.shape
-    x_BW = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32)[None, :], (batch, width))
-    y_BH = jnp.broadcast_to(jnp.arange(height, dtype=jnp.int32)[None, :], (batch, height))
+    height, width = images_BHWC.shape[1:3]
+    x_BW = jnp.arange(width, dtype=jnp.int32)[None, :]
+    y_BH = jnp.arange(height, dtype=jnp.int32)[None, :]
     if settings.flip:
         x_BW = jnp.where(_flipped(bits_BS)[:, None], width - 1 - x_BW, x_BW)
     if settings.crop_padding:
         places = 2 * settings.crop_padding + 1
-        shift_y_B = whole_number(bits_BS[:, _CROP_Y], places) - settings.crop_padding
-        shift_x_B = whole_number(bits_BS[:, _CROP_X], places) - settings.crop_padding
-        y_BH = y_BH + shift_y_B[:, None]
-        x_BW = x_BW + shift_x_B[:, None]
-    row_BHW = jnp.broadcast_to(y_BH[:, :, None], (batch, height, width))
-    column_BHW = jnp.broadcast_to(x_BW[:, None, :], (batch, height, width))
-    return randaugment.gather_pixels(images_BHWC, row_BHW, column_BHW)
+        y_BH = y_BH + whole_number(bits_BS[:, _CROP_Y, None], places) - settings.crop_padding
+        x_BW = x_BW + whole_number(bits_BS[:, _CROP_X, None], places) - settings.crop_padding
+    return randaugment.gather_pixels(images_BHWC, y_BH[:, :, None], x_BW[:, None, :])
 
 
 def _flipped(bits_BS: jax.Array) -> jax.Array:

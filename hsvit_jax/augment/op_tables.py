@@ -15,39 +15,15 @@ import numpy as np
 from jax.typing import ArrayLike
 
 OPS = (
-    "Identity",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-    "Rotate",
-    "Brightness",
-    "Color",
-    "Contrast",
-    "Sharpness",
-    "Posterize",
-    "Solarize",
-    "AutoContrast",
-    "Equalize",
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    *("Brightness", "Color", "Contrast", "Sharpness"),
+    *("Posterize", "Solarize", "AutoContrast", "Equalize"),
 )
 #: timm's RandAugment with increasing ranges; Identity is what is left where no op is applied.
 TIMM_OPS = (
-    "AutoContrast",
-    "Equalize",
-    "Invert",
-    "Rotate",
-    "Posterize",
-    "Solarize",
-    "SolarizeAdd",
-    "Color",
-    "Contrast",
-    "Brightness",
-    "Sharpness",
-    "ShearX",
-    "ShearY",
-    "TranslateXRel",
-    "TranslateYRel",
-    "Identity",
+    *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd"),
+    *("Color", "Contrast", "Brightness", "Sharpness"),
+    *("ShearX", "ShearY", "TranslateXRel", "TranslateYRel", "Identity"),
 )
 SIGNED_OPS = frozenset((*OPS[1:10], "TranslateXRel", "TranslateYRel"))
 NUM_BINS = 31
@@ -110,19 +86,16 @@ def magnitudes(op: str, height: int, width: int, wide: bool) -> np.ndarray:
     if op == "Posterize":
         return 8.0 - np.round(np.arange(NUM_BINS) / (NUM_BINS - 1) * (6 if wide else 4))
     if op == "Solarize":
-        ends = (255.0, 0.0)
-    elif op in ("ShearX", "ShearY"):
-        ends = (0.0, 0.99 if wide else 0.3)
-    elif op in ("TranslateX", "TranslateY"):
-        size = width if op == "TranslateX" else height
-        ends = (0.0, 32.0 if wide else 150.0 / 331.0 * size)
-    elif op == "Rotate":
-        ends = (0.0, 135.0 if wide else 30.0)
-    elif op in SIGNED_OPS:
-        ends = (0.0, 0.99 if wide else 0.9)
-    else:
-        ends = (0.0, 0.0)
-    return _float32_bins(*ends)
+        return _float32_bins(255.0, 0.0)
+    shear, degrees, colour = (0.99, 135.0, 0.99) if wide else (0.3, 30.0, 0.9)
+    share = 150.0 / 331.0
+    largest = {
+        **dict.fromkeys(("ShearX", "ShearY"), shear),
+        "TranslateX": 32.0 if wide else share * width,
+        "TranslateY": 32.0 if wide else share * height,
+        "Rotate": degrees,
+    }
+    return _float32_bins(0.0, largest.get(op, colour if op in SIGNED_OPS else 0.0))
 
 
 def timm_magnitudes(op: str, level_M: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -210,24 +183,20 @@ def _inverse_affine(op: str, magnitude: float, height: int, width: int) -> tuple
 
     Torchvision moves an image by whole pixels, timm by parts of them, the other way.
     """
-    if op == "ShearX":  # about the top left corner
-        return (1.0, magnitude, 0.0, 0.0, 1.0, 0.0)
-    if op == "ShearY":
-        return (1.0, 0.0, 0.0, magnitude, 1.0, 0.0)
-    if op == "TranslateX":
-        return (1.0, 0.0, -float(int(magnitude)), 0.0, 1.0, 0.0)
-    if op == "TranslateY":
-        return (1.0, 0.0, 0.0, 0.0, 1.0, -float(int(magnitude)))
-    if op == "TranslateXRel":
-        return (1.0, 0.0, magnitude, 0.0, 1.0, 0.0)
-    if op == "TranslateYRel":
-        return (1.0, 0.0, 0.0, 0.0, 1.0, magnitude)
     if op == "Rotate":  # counter-clockwise in degrees, about the centre of the image
         angle = -math.radians(magnitude % 360.0)
         cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
         x, y = width / 2.0, height / 2.0
         return (cos, sin, cos * -x + sin * -y + x, -sin, cos, -sin * -x + cos * -y + y)
-    return (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+    moves = {
+        "ShearX": (1.0, magnitude, 0.0, 0.0, 1.0, 0.0),  # about the top left corner
+        "ShearY": (1.0, 0.0, 0.0, magnitude, 1.0, 0.0),
+        "TranslateX": (1.0, 0.0, -float(int(magnitude)), 0.0, 1.0, 0.0),
+        "TranslateY": (1.0, 0.0, 0.0, 0.0, 1.0, -float(int(magnitude))),
+        "TranslateXRel": (1.0, 0.0, magnitude, 0.0, 1.0, 0.0),
+        "TranslateYRel": (1.0, 0.0, 0.0, 0.0, 1.0, magnitude),
+    }
+    return moves.get(op, (1.0, 0.0, 0.0, 0.0, 1.0, 0.0))
 
 
 def _fixed_point(matrix: tuple[float, ...]) -> tuple[int, ...]:

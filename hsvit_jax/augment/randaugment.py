@@ -52,7 +52,10 @@ def _affine_nearest(
 def gather_pixels(
     images_BHWC: jax.Array, row_BHW: jax.Array, column_BHW: jax.Array, fill: tuple[int, ...] = (0,)
 ) -> jax.Array:
-    """Gathers pixel (row, column) of each image, int32 places; `fill` where it lies outside."""
+    """Gathers pixel (row, column) of each image; `fill` where it lies outside.
+
+    The places are int32 and broadcast: an axis along which all are the same may have length 1.
+    """
     batch, height, width, channels = images_BHWC.shape
     inside_BHW = (row_BHW >= 0) & (row_BHW < height) & (column_BHW >= 0) & (column_BHW < width)
     flat_BHW = jnp.where(inside_BHW, row_BHW * width + column_BHW, 0)

@@ -73,9 +73,9 @@ def resize_boxes(images_BHWC: jax.Array, boxes_B4: jax.Array, mirrored_B: jax.Ar
     top_B, left_B, rows_B, columns_B = (boxes_B4[:, i] for i in range(4))
     x_BW = jnp.arange(width, dtype=jnp.int32)[None, :]
     x_BW = jnp.where(mirrored_B[:, None], width - 1 - x_BW, x_BW)
-    y_BH = jnp.broadcast_to(jnp.arange(height, dtype=jnp.int32)[None, :], (len(top_B), height))
+    y_1H = jnp.arange(height, dtype=jnp.int32)[None, :]
     images_BHWC = _pass(images_BHWC, x_BW, left_B, columns_B, axis=1)
-    return _pass(images_BHWC, y_BH, top_B, rows_B, axis=0)
+    return _pass(images_BHWC, y_1H, top_B, rows_B, axis=0)
 
 
 def _pass(
