@@ -9,21 +9,22 @@ what is in memory.
 
 import difflib
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hsvit_jax.data.cache import remove_abandoned
 from hsvit_jax.data.catalog import REGISTRY, load_named
 from hsvit_jax.data.dataset import DataInfo, Dataset, Split
-from hsvit_jax.data.decode import Progress, Request, split
+from hsvit_jax.data.decode import Progress, Request, Source, split
 from hsvit_jax.data.download import DataUnavailable
-from hsvit_jax.data.folder import describe_folder, find_listing, load_listing
+from hsvit_jax.data.folder import describe_listing, find_listing, load_listing
 from hsvit_jax.data.given.csv_table import list_csv
 from hsvit_jax.data.given.examples import from_arrays, from_examples
-from hsvit_jax.data.given.hugging_face import describe_hf, load_hf
+from hsvit_jax.data.given.hugging_face import open_hf
 from hsvit_jax.data.images import BadImage, check_shape, few, fit_image, read_image
-from hsvit_jax.data.listing import Listing
-from hsvit_jax.data.tfds import describe_tfds, load_tfds
+from hsvit_jax.data.tfds import describe_tfds, load_tfds, open_builder
 
 __all__ = [
     "BadImage",
@@ -63,15 +64,7 @@ def describe(name: str, data_dir: str | None = None) -> DataInfo:
     Raises:
       ValueError: an unknown name, or a folder that is not laid out as a data set.
     """
-    kind, argument = _parse(name)
-    folder = _data_dir(data_dir)
-    if kind in ("folder", "csv"):
-        return describe_folder(name, _listing(kind, argument, folder))
-    if kind == "hf":
-        return describe_hf(argument)
-    if kind == "tfds":
-        return describe_tfds(argument, name, folder)
-    return REGISTRY[name].info
+    return _open(name, _data_dir(data_dir))[0]
 
 
 def load(
@@ -112,28 +105,15 @@ def load(
       DataUnavailable: the files are missing and cannot be downloaded; says where to put them.
       ValueError: an argument or the data has to be put right; says how.
     """
-    kind, argument = _parse(name)
     progress = progress or (lambda *_: None)
     folder = _data_dir(data_dir)
     remove_abandoned(folder / "cache")
-    if kind in ("folder", "csv"):
-        listing = _listing(kind, argument, folder, progress)
-        info = describe_folder(name, listing)
-    else:
-        info = describe(name, data_dir)
+    info, read = _open(name, folder, progress)
     size = info.image_size if image_size is None else tuple(image_size)
     channels = info.channels if channels is None else channels
-    check_shape(size, channels)
+    check_shape(size, channels, fit)
     request = Request(folder, size, channels, fit, on_bad_image, resident_limit_bytes, progress)
-    if kind in ("folder", "csv"):
-        source = load_listing(listing, f"{kind}-{Path(argument).name}", request)
-    elif kind == "hf":
-        source = load_hf(argument, request)
-    elif kind == "tfds":
-        source = load_tfds(argument, request)
-    else:
-        source = load_named(name, request)
-    return split(source, info.with_shape(size, channels), fit, val_fraction, test_only)
+    return split(read(request), info.with_shape(size, channels), fit, val_fraction, test_only)
 
 
 def from_csv(path: str | os.PathLike, **options: Any) -> Dataset:
@@ -141,26 +121,31 @@ def from_csv(path: str | os.PathLike, **options: Any) -> Dataset:
     return load(f"csv={os.fspath(path)}", **options)
 
 
-def _listing(kind: str, path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
-    return list_csv(path) if kind == "csv" else find_listing(path, data_dir, progress)
-
-
 def _data_dir(data_dir: str | None) -> Path:
     chosen = data_dir or os.environ.get("HSVIT_DATA_DIR") or "~/.cache/hsvit_jax/data"
     return Path(os.path.expanduser(chosen))
 
 
-def _parse(name: str) -> tuple[str, str]:
-    """Parses a name to (a kind of `_KINDS` or 'named', argument).
-
-    Raises:
-      ValueError: an unknown name, with the nearest known one; or images that were given.
-    """
+def _open(
+    name: str, data_dir: Path, progress: Progress = lambda *_: None
+) -> tuple[DataInfo, Callable[[Request], Source]]:
+    """Finds a set by its name: its description, and what reads it."""
     kind, equals, argument = name.partition("=")
-    if equals and kind in _KINDS and argument:
-        return kind, argument
+    if not (equals and argument):
+        kind = ""
+    if kind in ("folder", "csv"):
+        listing = (
+            list_csv(argument) if kind == "csv" else find_listing(argument, data_dir, progress)
+        )
+        load = partial(load_listing, listing, f"{kind}-{Path(argument).name}")
+        return describe_listing(name, listing), load
+    if kind == "hf":
+        return open_hf(argument)
+    if kind == "tfds":
+        builder = open_builder(argument, data_dir)
+        return describe_tfds(argument, builder), partial(load_tfds, argument, builder)
     if name in REGISTRY:
-        return "named", name
+        return REGISTRY[name].info, partial(load_named, name)
     if kind == "given":
         raise ValueError(
             f"the images of this run, {argument!r:.80}, were given from Python and are not stored "

@@ -9,16 +9,16 @@ import bz2
 import contextlib
 import functools
 import gzip
-import json
 import lzma
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from hsvit_jax.data.images import printable
+from hsvit_jax.data.images import few, is_image_name, printable
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 MAX_MEMBERS = 5_000_000
@@ -137,7 +137,7 @@ def members(path: Path) -> Iterator[Member]:
     """Walks a tar (plain, gz, bz2, xz) or zip in its own order.
 
     Yields:
-      Folders and regular files; links and devices are left out.
+      Folders and regular files; links and devices are left out, images with a warning.
 
     Raises:
       BadArchive: a damaged or encrypted archive, unsafe names, or too much in it; reading and
@@ -156,8 +156,11 @@ def members(path: Path) -> Iterator[Member]:
             yield member
 
 
-def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Copies wanted members to numbered files in ``folder``, with ``index.json`` naming them.
+def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """Copies wanted members to numbered files in ``folder``.
+
+    Returns:
+      'files', pairs of a member's name and its number, and 'dirs', the names of the folders.
 
     Raises:
       BadArchive: see `members`.
@@ -172,14 +175,14 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
             with open(folder / number, "xb") as file:
                 file.writelines(member.blocks())
             files.append((member.name, number))
-    index = {"files": files, "dirs": dirs}
-    (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    return {"files": files, "dirs": dirs}
 
 
 def _tar_members(archive: _Archive) -> Iterator[Member]:
     # tarfile's own decompression takes a file that was cut off for one that ends there.
     openers = {"gz": gzip.open, "xz": lzma.open, "z2": bz2.open}
     file = openers.get(archive.path.name.lower()[-2:], open)(archive.path, "rb")
+    links = []
     with _Counted(file, archive) as stream:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as tar:
             while (info := tar.next()) is not None:
@@ -190,10 +193,18 @@ def _tar_members(archive: _Archive) -> Iterator[Member]:
                 if info.isdir() or info.isreg():
                     opener = functools.partial(tar.extractfile, info)
                     yield Member(name, info.isdir(), functools.partial(archive.blocks, opener))
+                elif is_image_name(name):
+                    links.append(name)
         while stream.read(_BLOCK):
             pass  # to the end, so that the checksum there is compared
         if stream.last.strip(b"\0") or len(stream.last) < tarfile.BLOCKSIZE:
             raise EOFError("the end of archive mark is missing")
+    if links:
+        warnings.warn(
+            f"links to images in {archive.path} are left out: {few(links)}; pack the files "
+            "themselves with tar --dereference --hard-dereference",
+            stacklevel=2,
+        )
 
 
 def _zip_members(archive: _Archive) -> Iterator[Member]:

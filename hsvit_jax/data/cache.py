@@ -1,8 +1,8 @@
-"""A cache of decoded arrays: folders of ``.npy`` files, checked whenever they are read.
+"""A cache of what was decoded or unpacked: folders of files, checked whenever they are read.
 
 A folder's name holds a digest of everything its content depends on. It is written under another
-name and moved into place; on reading, a CRC-32 of every array and a SHA-256 of the notes must
-agree, or the folder is removed and built again. Nothing in it can run code.
+name and moved into place; on reading, a CRC-32 of every ``.npy`` array and a SHA-256 of the notes
+must agree, or the folder is removed and built again. Nothing in it can run code.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def read_or_build(
 
     Args:
       folder: from `cache_folder`.
-      build: writes ``.npy`` files to a scratch folder and returns the notes, JSON.
+      build: writes files to a scratch folder, arrays as ``.npy``, and returns the notes, JSON.
       advice: what to do where the folder cannot be written.
 
     Returns:
@@ -61,10 +61,14 @@ def read_or_build(
             body = json.dumps({"crc32": crc32, "notes": notes})
             sealed = {"sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body}
             (scratch / "notes.json").write_text(json.dumps(sealed), encoding="utf-8")
-            publish(scratch, folder)
+            try:
+                os.replace(scratch, folder)
+            except OSError:
+                if not folder.is_dir():  # one that another process put there first stays
+                    raise
         cached = _read(folder)
     if cached is None:
-        raise ValueError(f"the arrays just written to {folder} cannot be read back: bad disk?")
+        raise ValueError(f"the files just written to {folder} cannot be read back: bad disk?")
     return cached
 
 
@@ -86,7 +90,7 @@ def _read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         return arrays, body["notes"]
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         warnings.warn(
-            f"the cached arrays in {folder} are damaged ({error}); they are built again",
+            f"the cached files in {folder} are damaged ({error}); they are built again",
             stacklevel=3,
         )
         shutil.rmtree(folder, ignore_errors=True)
@@ -166,15 +170,6 @@ def _lock(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def publish(scratch: Path, target: Path) -> None:
-    """Renames a scratch folder into place; one that another process put there first stays."""
-    try:
-        os.replace(scratch, target)
-    except OSError:
-        if not target.is_dir():
-            raise
 
 
 def _crc(path: Path) -> int:

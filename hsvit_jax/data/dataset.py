@@ -124,7 +124,12 @@ class Dataset:
 
         Args:
           fraction: of the examples of each class, above 0 and at most 1.
+
+        Raises:
+          ValueError: another fraction.
         """
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")
         if fraction == 1:
             return self
         kept = {name: _first(getattr(self, name), fraction) for name in ("train", "val")}
@@ -202,8 +207,10 @@ def assign_splits(
       Ascending indices of the train, validation and test examples, int (n,) each.
 
     Raises:
-      ValueError: no training or no test examples.
+      ValueError: another `val_fraction`, no training or no test examples.
     """
+    if not 0 <= val_fraction <= 0.8:
+        raise ValueError(f"val_fraction must be from 0 to 0.8, got {val_fraction}")
     train = np.flatnonzero((parts == TRAIN) | (parts == UNSPLIT))
     val, test = np.flatnonzero(parts == VAL), np.flatnonzero(parts == TEST)
     whole = bool(np.any(parts == UNSPLIT))

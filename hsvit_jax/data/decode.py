@@ -88,19 +88,15 @@ class Source:
     """The usable examples of a data set before it is split.
 
     Attributes:
-      labels: int32 (N,).
       parts: int8 (N,), the split that each example is meant for: see `dataset.assign_splits`.
       class_names: label ``i`` is ``class_names[i]``.
       content: SHA-256 of everything that was read.
-      images: uint8 (N, H, W, C), or None, and then ``read(i)`` reads one image.
     """
 
-    labels: np.ndarray
+    examples: Split
     parts: np.ndarray
     class_names: tuple[str, ...]
     content: str
-    images: np.ndarray | None = None
-    read: Callable[[int], np.ndarray] | None = None
 
 
 def split(
@@ -109,20 +105,13 @@ def split(
     """Splits the examples by `dataset.assign_splits`, or puts all into the test split."""
     info = dataclasses.replace(info, class_names=source.class_names)
     if test_only:
-        every = np.arange(len(source.labels))
+        every = np.arange(len(source.examples))
         parts = every[:0], every[:0], every
     else:
-        parts = assign_splits(source.labels, source.parts, val_fraction)
-    splits = [_take(source, indices) for indices in parts]
+        parts = assign_splits(source.examples.labels, source.parts, val_fraction)
+    splits = [source.examples.take(indices) for indices in parts]
     rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
     return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
-
-
-def _take(source: Source, indices: np.ndarray) -> Split:
-    labels = source.labels[indices]
-    if source.images is not None:
-        return Split(labels, source.images[indices])
-    return Split(labels, None, lambda index: source.read(int(indices[index])))
 
 
 def items_of_splits(
@@ -141,9 +130,9 @@ def items_of_splits(
     Raises:
       ValueError: there is no training split.
     """
-    splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     if "train" not in splits:
-        raise ValueError(f"{where} has no split 'train'")
+        raise ValueError(f"{where} has no split 'train', only {few(sorted(splits))}")
+    splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     if "test" in splits and read(splits["test"][0])[1] < 0:
         del splits["test"]
     if "test" not in splits and "validation" in splits:
@@ -178,8 +167,7 @@ def decode_items(
     folder = cache_folder(request.data_dir, name, key)
     arrays, notes = read_or_build(folder, lambda scratch: _build(items, scratch, request, resident))
     bad = notes["bad"]
-    if bad:
-        _report_bad(bad, len(items.names), request.on_bad_image)
+    _report_bad(bad, len(items.names), request.on_bad_image)
     good = np.flatnonzero(arrays["good"])
     labels = np.asarray(arrays["labels"][good], dtype=np.int32)
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
@@ -192,18 +180,20 @@ def decode_items(
     lost = [name for name, count in zip(class_names, trained, strict=True) if not count]
     if bad and lost:
         raise ValueError(f"after leaving out bad images nothing is left of: {few(lost)}")
-    images = None
-    if resident:
-        images = arrays["images"][good] if bad else arrays["images"]
+    images = arrays.get("images")
+    if bad and images is not None:
+        images = images[good]
 
     def read(index: int) -> np.ndarray:
         return items.decode(int(good[index]), request)[0]
 
-    return Source(labels, parts, class_names, notes["content"], images, read)
+    return Source(Split(labels, images, read), parts, class_names, notes["content"])
 
 
 def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:
-    """Raises, or warns, with the count and the first five messages."""
+    """Raises, or warns, with the count and the first five messages, if there are any."""
+    if not bad:
+        return
     more = f"\n  … and {len(bad) - 5:,} more" if len(bad) > 5 else ""
     lines = "".join(f"\n  {line}" for line in bad[:5]) + more
     count = f"{len(bad)} of {total} images cannot be used"
@@ -245,7 +235,7 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
             done += count
             request.progress("decoding images", done, total)
     bad = [reasons[i] for i in sorted(reasons)]
-    if bad and request.on_bad_image == "error":
+    if request.on_bad_image != "skip":
         _report_bad(bad, total, request.on_bad_image)
     if images is not None:
         images.flush()

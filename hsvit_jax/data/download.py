@@ -6,10 +6,10 @@ folder and takes its name only once its checksum is right.
 
 import hashlib
 import os
-import queue
 import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -105,32 +105,27 @@ def probe(url: str) -> str | None:
 
 def _request(url: str) -> HTTPResponse:
     """Opens ``url`` under one deadline; name look-up alone can otherwise hang for minutes."""
-    answers: queue.Queue[HTTPResponse | str] = queue.Queue()
-    given_up = threading.Event()
+    answer: Future[HTTPResponse] = Future()
 
     def ask() -> None:
         try:
             request = urllib.request.Request(url, headers={"User-Agent": "hsvit_jax"})
-            response = urllib.request.urlopen(request, timeout=PROBE_SECONDS)
-        except urllib.error.HTTPError as error:
-            answers.put(f"the host answers {error.code} {error.reason}")
-            error.close()
+            answer.set_result(urllib.request.urlopen(request, timeout=PROBE_SECONDS))
         except (OSError, HTTPException, ValueError) as error:
-            answers.put(str(getattr(error, "reason", None) or error or type(error).__name__))
-        else:
-            answers.put(response)
-            if given_up.is_set():
-                response.close()
+            answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
-    try:
-        answer = answers.get(timeout=PROBE_SECONDS)
-    except queue.Empty:
-        given_up.set()
-        raise _Failed(f"no answer within {PROBE_SECONDS:g} seconds") from None
-    if isinstance(answer, str):
-        raise _Failed(answer)
-    return answer
+    if not wait([answer], PROBE_SECONDS).done:
+        # One that comes later is closed.
+        answer.add_done_callback(lambda late: late.exception() or late.result().close())
+        raise _Failed(f"no answer within {PROBE_SECONDS:g} seconds")
+    error = answer.exception()
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        raise _Failed(f"the host answers {error.code} {error.reason}")
+    if error is not None:
+        raise _Failed(str(getattr(error, "reason", None) or error or type(error).__name__))
+    return answer.result()
 
 
 def _receive(response: HTTPResponse, part: Path, remote: RemoteFile, progress: Progress) -> None:

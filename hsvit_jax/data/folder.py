@@ -1,9 +1,9 @@
 """``folder=<path>``: class folders, or an archive of them, as a data set."""
 
+import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data import archives, unpacked
-from hsvit_jax.data.cache import cache_folder, publish, scratch_folder
+from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, Source, decode_items
 from hsvit_jax.data.images import is_image_name, peek, printable, read_file
-from hsvit_jax.data.listing import LAYOUT, Listing, Tree, arrange, unpacked_tree, walk
-
-_HEADER_BYTES = 1 << 18
+from hsvit_jax.data.listing import LAYOUT, File, Listing, Tree, arrange, walk
 
 
 def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
@@ -56,7 +54,7 @@ def unpack_once(
     progress: Progress,
     extra_suffixes: tuple[str, ...] = (),
 ) -> Tree:
-    """Unpacks an archive's image files, the first time, to ``data_dir/cache/unpacked-…``.
+    """Unpacks an archive's image files, the first time, to ``data_dir/cache/archive-…``.
 
     Args:
       archive: finds the archive; not called where it is unpacked already.
@@ -71,43 +69,48 @@ def unpack_once(
       BadArchive: see `archives.members`.
       ValueError: the folder cannot be written.
     """
-    folder = cache_folder(data_dir, f"unpacked-{name}", key)
-    try:
-        return unpacked_tree(where, folder)
-    except FileNotFoundError:
-        pass
-    except (ValueError, KeyError, TypeError):  # its index is damaged
-        shutil.rmtree(folder, ignore_errors=True)
-    path = archive()
-    progress(f"unpacking {path.name}", 0, 1)
-    with scratch_folder(folder) as scratch:
-        archives.unpack(
+    folder = cache_folder(data_dir, f"archive-{name}", key)
+
+    def build(scratch: Path) -> dict[str, Any]:
+        path = archive()
+        progress(f"unpacking {path.name}", 0, 1)
+        index = archives.unpack(
             path, scratch, lambda member: is_image_name(member) or member.endswith(extra_suffixes)
         )
-        publish(scratch, folder)
-    progress(f"unpacking {path.name}", 1, 1)
-    return unpacked_tree(where, folder)
+        progress(f"unpacking {path.name}", 1, 1)
+        return index
+
+    _, index = read_or_build(folder, build)
+    files = [
+        File(name, os.fspath(folder / number))
+        for name, number in index["files"]
+        if not any(part.startswith(".") for part in name.split("/"))
+    ]
+    dirs = set(index["dirs"]) | {file.name.rpartition("/")[0] for file in files} - {""}
+    return Tree(where, tuple(sorted(files)), frozenset(dirs))
 
 
-def describe_folder(name: str, listing: Listing) -> DataInfo:
+def describe_listing(name: str, listing: Listing) -> DataInfo:
     """Describes a listing by `describe_files`."""
-
-    def read(index: int) -> bytes:
-        return read_file(listing.rows[index].file.path, _HEADER_BYTES)
-
-    return describe_files(name, listing.class_names, len(listing.rows), read)
+    rows = listing.rows
+    return describe_files(
+        name, listing.class_names, len(rows), lambda i: read_file(rows[i].file.path)
+    )
 
 
 def describe_files(
     name: str, class_names: tuple[str, ...], count: int, read: Callable[[int], bytes]
 ) -> DataInfo:
-    """Describes images by the headers of a few files, of which `read(i)` gives the first bytes.
+    """Describes images by the headers of a few files, of which `read(i)` gives the bytes.
 
     The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128;
     one channel only if every file peeked at is grey.
     """
     spread = 2 ** np.arange(20) - 1  # few, spread over the classes, and always the same ones
-    headers = [_header(read, int(i)) for i in spread[spread < count]]
+    headers = []
+    for i in spread[spread < count].tolist():
+        with contextlib.suppress(OSError):  # decoding reports it, with its name
+            headers.append(peek(read(i)))
     readable = [header for header in headers if header is not None]
     median = float(np.median([side for side, _ in readable])) if readable else 128.0
     side = next((size for size in (32, 64, 128) if size >= median), 128)
@@ -136,10 +139,3 @@ def load_listing(
         return read_file(row.file.path), row.label
 
     return decode_items(Items(names, parts, read), listing.class_names, request, name, key)
-
-
-def _header(read: Callable[[int], bytes], index: int) -> tuple[int, bool] | None:
-    try:
-        return peek(read(index))
-    except OSError:
-        return None  # decoding reports it, with its name

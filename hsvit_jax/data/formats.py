@@ -6,6 +6,7 @@ import json
 import pickle
 import zlib
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -203,13 +204,14 @@ def list_domainnet(tree: Tree, train: Path, test: Path) -> Listing:
     return _listing(tree, files, rows, classes, tuple(c.replace("_", " ") for c in classes))
 
 
-def read_digits(packed: bytes) -> tuple[np.ndarray, np.ndarray]:
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """Reads the embedded digits: images uint8 (1797, 8, 8), scaled from 0..16, and labels int32.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
     Learning Repository (https://doi.org/10.24432/C50P49), licence CC BY 4.0; its test part, as
     scikit-learn's ``load_digits`` has it.
     """
+    packed = (resources.files("hsvit_jax.data") / "digits.npz").read_bytes()
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
         images, labels = file["images"], file["labels"]
     return ((images.astype(np.int32) * 255 + 8) // 16).astype(np.uint8), labels.astype(np.int32)

@@ -29,6 +29,7 @@ MAX_PIXELS = 89_478_485
 MAX_FILE_BYTES = 1 << 28
 _EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif"} | {"png", "gif", "bmp", "webp", "tif", "tiff"}
 _EXTENSIONS |= {"ppm", "pgm", "pbm", "pnm"}
+_EXTENSIONS |= {"heic", "heif", "avif"}  # refused by name, as passing them over would lose images
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
@@ -45,16 +46,19 @@ def is_image_name(name: str) -> bool:
     return not base.startswith(".") and base.rpartition(".")[2].lower() in _EXTENSIONS
 
 
-def check_shape(image_size: tuple[int, int], channels: int) -> None:
+def check_shape(image_size: tuple[int, int], channels: int, fit: str) -> None:
     """Checks the requested image shape.
 
     Raises:
-      ValueError: the size is not two positive integers, or channels neither 1 nor 3.
+      ValueError: the size is not two positive integers, channels neither 1 nor 3, or an unknown
+        way to fit.
     """
     if len(image_size) != 2 or any(int(n) != n or n < 1 for n in image_size):
         raise ValueError(f"image_size must be two positive integers (H, W), got {image_size}")
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
+    if fit not in ("crop", "pad", "stretch"):
+        raise ValueError(f"fit must be 'crop', 'pad' or 'stretch', got {fit!r}")
 
 
 def read_image(
@@ -82,7 +86,7 @@ def read_image(
     Raises:
       BadImage: the file is missing, empty, cut off, too large or not an image.
     """
-    check_shape(image_size, channels)
+    check_shape(image_size, channels, fit)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
         raw = source if isinstance(source, bytes) else read_file(source)
@@ -119,9 +123,9 @@ def fit_image(
 
     if isinstance(image, str | bytes | os.PathLike):
         return read_image(image, image_size, channels, fit=fit)
+    check_shape(image_size, channels, fit)
     if isinstance(image, Image.Image):
-        image = _convert(ImageOps.exif_transpose(image), channels)
-        return _fit(image, image_size, fit, Image.Resampling.BICUBIC)
+        return fit_pillow(ImageOps.exif_transpose(image), image_size, channels, fit)
     pixels = np.asarray(image)
     grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
     if not grey_or_colour or not pixels.size:
@@ -134,11 +138,12 @@ def fit_image(
         pixels = pixels.astype(np.uint8) * 255
     elif pixels.dtype != np.uint8:
         raise BadImage(f"an array of {pixels.dtype}; expected uint8, or floats from 0 to 1")
-    return fit_array(pixels, image_size, channels, fit=fit)
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+    return fit_pillow(image, image_size, channels, fit)
 
 
-def read_file(path: str | Path, limit: int = MAX_FILE_BYTES) -> bytes:
-    """Reads the first `limit` bytes of a regular file; pipes and devices may have no end.
+def read_file(path: str | Path) -> bytes:
+    """Reads a regular file; pipes and devices may have no end.
 
     Raises:
       OSError: it is no regular file, is larger than MAX_FILE_BYTES, or cannot be read.
@@ -150,7 +155,7 @@ def read_file(path: str | Path, limit: int = MAX_FILE_BYTES) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         if info.st_size > MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB", os.fspath(path))
-        return file.read(min(limit, info.st_size))
+        return file.read(info.st_size)
 
 
 def peek(data: bytes) -> tuple[int, bool] | None:
@@ -160,33 +165,6 @@ def peek(data: bytes) -> tuple[int, bool] | None:
     except Exception:  # as in `read_image`; decoding reports it, with its name
         return None
     return min(image.size), image.mode in _GREY_MODES
-
-
-def fit_array(
-    pixels: np.ndarray,
-    image_size: tuple[int, int],
-    channels: int,
-    *,
-    fit: str = "crop",
-    bilinear: bool = False,
-) -> np.ndarray:
-    """Fits a decoded image by the same rules.
-
-    Args:
-      pixels: uint8 (h, w) or (h, w, 1, 3 or 4).
-      image_size: (H, W) of the result.
-      channels: 1 or 3.
-      fit: 'crop', 'pad' or 'stretch'.
-      bilinear: resample bilinearly: on tiny images bicubic resampling rings.
-
-    Returns:
-      uint8 (H, W, C).
-    """
-    from PIL import Image
-
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
-    resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
-    return _fit(_convert(image, channels), image_size, fit, resample)
 
 
 def printable(name: str) -> str:
@@ -219,6 +197,8 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
         raise BadImage(_TOO_LARGE.format(max_pixels)) from error
     except UnidentifiedImageError as error:
         hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
+        if data[4:8] == b"ftyp":
+            hint = "HEIC, AVIF or a film; save it as JPEG or PNG"
         raise BadImage(f"not an image ({hint})") from error
     if image.width * image.height > max_pixels:
         reason = _TOO_LARGE.format(max_pixels)
@@ -229,7 +209,7 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
 def _decode(
     data: bytes, image_size: tuple[int, int], channels: int, fit: str, max_pixels: int
 ) -> np.ndarray:
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     image = _open(data, max_pixels)
     if image.format in ("JPEG", "MPO"):
@@ -239,8 +219,7 @@ def _decode(
         cover = max(max(image_size) / min(image.size), 1e-9) * 2
         image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
     image.load()
-    image = _convert(ImageOps.exif_transpose(image), channels)
-    return _fit(image, image_size, fit, Image.Resampling.BICUBIC)
+    return fit_pillow(ImageOps.exif_transpose(image), image_size, channels, fit)
 
 
 def _convert(image: "Image.Image", channels: int) -> "Image.Image":
@@ -264,12 +243,23 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
     return image if image.mode == mode else image.convert(mode)
 
 
-def _fit(
-    image: "Image.Image", image_size: tuple[int, int], fit: str, resample: "Image.Resampling"
+def fit_pillow(
+    image: "Image.Image",
+    image_size: tuple[int, int],
+    channels: int,
+    fit: str,
+    *,
+    bilinear: bool = False,
 ) -> np.ndarray:
-    """Resamples an image to a size, as the head of this file says; returns uint8 (H, W, C)."""
+    """Fits an upright Pillow image by the rules at the head of this file: uint8 (H, W, C).
+
+    Args:
+      bilinear: resample bilinearly: on tiny images bicubic resampling rings.
+    """
     from PIL import Image
 
+    resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
+    image = _convert(image, channels)
     height, width = image_size
     scales = height / image.height, width / image.width
     if fit == "pad":

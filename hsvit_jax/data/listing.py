@@ -1,7 +1,6 @@
 """Listings of image files in a folder or an archive: the classes and splits in their paths."""
 
 import errno
-import json
 import os
 import stat
 import unicodedata
@@ -98,18 +97,6 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
             stacklevel=2,
         )
     return Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs))
-
-
-def unpacked_tree(where: str, folder: Path) -> Tree:
-    """Reads the tree of an archive that `archives.unpack` unpacked to ``folder``."""
-    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    files = [
-        File(name, os.fspath(folder / number))
-        for name, number in index["files"]
-        if not any(part.startswith(".") for part in name.split("/"))
-    ]
-    dirs = set(index["dirs"]) | {file.name.rpartition("/")[0] for file in files} - {""}
-    return Tree(where, tuple(sorted(files)), frozenset(dirs))
 
 
 def arrange(tree: Tree) -> Listing:

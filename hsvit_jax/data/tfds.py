@@ -55,9 +55,8 @@ def is_prepared(builder: Any) -> bool:
     return builder.info.file_format is not None and builder.info.file_format.value in _READABLE
 
 
-def describe_tfds(name: str, label: str, data_dir: Path) -> DataInfo:
+def describe_tfds(name: str, builder: Any) -> DataInfo:
     """Describes a set by its builder's features; nothing is read or downloaded."""
-    builder = open_builder(name, data_dir)
     image_key, label_key = _keys(name, builder)
     features = builder.info.features
     height, width, channels = features[image_key].shape
@@ -65,7 +64,7 @@ def describe_tfds(name: str, label: str, data_dir: Path) -> DataInfo:
     mean, std = default_statistics(channels)
     flip = name.startswith("fashion_mnist") or not any(word in name for word in _MIRROR_CHANGES)
     return DataInfo(
-        name=label,
+        name=f"tfds={name}",
         image_size=(height, width) if height and width else (128, 128),
         channels=channels,
         class_names=tuple(features[label_key].names),
@@ -75,7 +74,7 @@ def describe_tfds(name: str, label: str, data_dir: Path) -> DataInfo:
     )
 
 
-def load_tfds(name: str, request: Request) -> Source:
+def load_tfds(name: str, builder: Any, request: Request) -> Source:
     """Reads a prepared TFDS set; prepares it first where TensorFlow is installed.
 
     Raises:
@@ -84,20 +83,14 @@ def load_tfds(name: str, request: Request) -> Source:
     """
     import tensorflow_datasets as tfds
 
-    builder = open_builder(name, request.data_dir)
     image_key, label_key = _keys(name, builder)
     if not is_prepared(builder):
         _prepare(name, builder)
     decoders = {image_key: tfds.decode.SkipDecoding()}
     splits = {
         split: builder.as_data_source(split=split, decoders=decoders)
-        for split in ("train", "validation", "test")
-        if split in builder.info.splits
+        for split in builder.info.splits
     }
-    if "train" not in splits:
-        raise ValueError(
-            f"tfds={name} has no split 'train', only {few(sorted(builder.info.splits))}"
-        )
     items = items_of_splits(
         f"tfds={name}", splits, lambda record: (record[image_key], int(record[label_key]))
     )

@@ -7,6 +7,7 @@ import os
 import re
 import tarfile
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -111,15 +112,15 @@ def test_archives_equal_their_folder(tmp_path, load):
     expected = load(root)
     for name in ARCHIVES:
         path = pack(root, tmp_path / name)
-        for _ in range(2):
-            dataset = load(path)
+        for again in (False, True):
+            with pytest.warns(match="cached files in .* damaged") if again else nullcontext():
+                dataset = load(path)
             assert dataset.fingerprint == expected.fingerprint
             np.testing.assert_array_equal(dataset.train.images, expected.train.images)
-            (index, *_) = (tmp_path / "data").rglob(
-                f"unpacked-{name.replace('.', '-')}*/index.json"
-            )
-            index.write_text("{")  # damaged: unpacked again
-        info = data.describe(f"folder={path}", str(tmp_path / "data"))
+            (notes,) = (tmp_path / "data").rglob(f"archive-{name.replace('.', '-')}-*/notes.json")
+            notes.write_text("{")  # damaged: unpacked again
+        with pytest.warns(match="damaged"):
+            info = data.describe(f"folder={path}", str(tmp_path / "data"))
         assert info.class_names == ("cat", "dog")
 
 
@@ -145,6 +146,12 @@ def test_describe_peeks_at_size_and_channels(tmp_path):
         info = data.describe(f"folder={tmp_path / str(side)}")
         assert (info.image_size, info.channels, info.num_classes) == ((expected,) * 2, 1, 2)
         assert len(info.mean) == len(info.std) == 1
+    for name in ("a", "b"):  # these say what they are at their ends
+        path = put(tmp_path / f"tiff/{name}/0.png", 1, (600, 600), "L").with_suffix(".tiff")
+        grey = np.random.default_rng(0).integers(0, 256, (600, 600), dtype=np.uint8)
+        Image.fromarray(grey).save(path, compression="tiff_lzw")
+        path.with_suffix(".png").unlink()
+    assert data.describe(f"folder={tmp_path / 'tiff'}").channels == 1
     put(tmp_path / "20" / "b" / "0.png", 1, (20, 20))
     info = data.describe(f"folder={tmp_path / '20'}")
     assert info.channels == len(info.mean) == 3
@@ -217,6 +224,10 @@ def test_hidden_and_other_files_are_passed_over(tmp_path, load):
     put(root / "preview.png", 3)
     with pytest.warns(UserWarning, match=r"1 images .* no class folder.*preview\.png"):
         assert sum(sizes(load(root))) == 21
+    (root / "preview.png").unlink()
+    (root / "dog/phone.HEIC").write_bytes(b"\0\0\0\x18ftypheic")  # an image, and not passed over
+    with pytest.raises(ValueError, match=r"phone\.HEIC: not an image \(HEIC, AVIF or a film; save"):
+        load(root)
 
 
 def test_symlink_loops_end_and_links_are_followed(tmp_path, load):
@@ -350,7 +361,10 @@ def test_hostile_archives(tmp_path, load, monkeypatch):
         load(tar_with(tmp_path / "up.tar", up))
     link = tarfile.TarInfo("cat/0.png")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    with pytest.raises(ValueError, match="no images in class folders"):
+    with (
+        pytest.warns(UserWarning, match=r"links to images in .*link\.tar are left out: cat/0\.png"),
+        pytest.raises(ValueError, match="no images in class folders"),
+    ):
         load(tar_with(tmp_path / "link.tar", link))
     monkeypatch.setattr(archives, "_FLOOR_BYTES", 1000)
     monkeypatch.setattr(archives, "_MAX_RATIO", 2)

@@ -67,6 +67,22 @@ def test_what_is_no_data_set_is_refused(images, labels, message):
         hsvit_jax.from_arrays(images, labels)
 
 
+def test_options_out_of_their_range_are_refused(arrays):
+    images, labels = arrays
+    for options, message in (
+        ({"fit": "cover"}, "fit must be 'crop', 'pad' or 'stretch', got 'cover'"),
+        ({"val_fraction": 20}, "val_fraction must be from 0 to 0.8, got 20"),
+        ({"channels": 4}, "channels must be 1 .* got 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hsvit_jax.from_arrays(images, labels, **options)
+    with pytest.raises(ValueError, match=r"channels must be 1 .* got 4"):
+        data.fit_image(images[0], (8, 8), 4)
+    for fraction in (0, 50):
+        with pytest.raises(ValueError, match=f"above 0 and at most 1, got {fraction}"):
+            hsvit_jax.from_arrays(images, labels).subset(fraction)
+
+
 def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     images, labels = np.repeat(arrays[0], 2, 2)[..., :8, :1], arrays[1]
     given = hsvit_jax.from_arrays(images, labels, ("a", "b", "c"), name="pots", flip=False)
@@ -98,7 +114,8 @@ def test_a_table(arrays, tmp_path):
     lines = ["\ufeffFile,class,split"]
     for i, (image, label) in enumerate(zip(images[:30], labels[:30], strict=True)):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
-        lines.append(f"{i}.png,{'abc'[label]},{'val' if i > 20 else 'train'}")
+        space = " " * (i % 2)  # which means nothing, beside a comma
+        lines.append(f"{space}{i}.png,{space}{'abc'[label]}{space},{'val' if i > 20 else 'train'}")
     table = tmp_path / "table.csv"
     table.write_text("\n".join(lines))
     found = hsvit_jax.from_csv(table, data_dir=str(tmp_path), image_size=(8, 6))

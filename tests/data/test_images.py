@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax.data import BadImage, images, read_image
+from hsvit_jax.data import BadImage, fit_image, images, read_image
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
@@ -212,7 +212,7 @@ def test_a_photo_can_be_padded_or_stretched_instead():
     photo = np.zeros((20, 40, 3), np.uint8)
     photo[:, :20, 0] = photo[:, 20:, 2] = 200
     cropped, padded, stretched = (
-        images.fit_array(photo, (10, 10), 3, fit=fit) for fit in ("crop", "pad", "stretch")
+        fit_image(photo, (10, 10), 3, fit) for fit in ("crop", "pad", "stretch")
     )
     assert cropped.shape == padded.shape == stretched.shape == (10, 10, 3)
     assert not padded[:2].any() and not padded[-3:].any() and padded[3:7].any(-1).all()
@@ -220,4 +220,4 @@ def test_a_photo_can_be_padded_or_stretched_instead():
         assert whole[0].tolist() == [200, 0, 0] and whole[-1].tolist() == [0, 0, 200]
     same = photo[:10, :10]
     for fit in ("crop", "pad", "stretch"):
-        np.testing.assert_array_equal(images.fit_array(same, (10, 10), 3, fit=fit), same)
+        np.testing.assert_array_equal(fit_image(same, (10, 10), 3, fit), same)

@@ -37,11 +37,14 @@ def list_csv(path: str) -> Listing:
                     f"csv={path} needs a head with the columns image and label; it has "
                     f"{few(list(head))}"
                 )
-            lines = [{role: line[name] for role, name in found.items() if name} for line in reader]
+            lines = [
+                {role: (line[name] or "").strip() for role, name in found.items() if name}
+                for line in reader
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None
-    names = sorted({line["label"] or "" for line in lines})
+    names = sorted({line["label"] for line in lines})
     unknown = {line.get("split") or "train" for line in lines} - set(SPLIT_NAMES)
     if len(names) < 2 or "" in names or unknown or not all(line["image"] for line in lines):
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset
+from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset, Split
 from hsvit_jax.data.decode import Source, split
 from hsvit_jax.data.images import BadImage, check_shape, few, fit_image
 
@@ -53,8 +53,8 @@ def from_examples(
       examples: pairs; they are read once and kept in memory.
       class_names: label i is class_names[i], or one of the names; by default the labels, sorted.
       name: the run's data set is called 'given=<name>'.
-      image_size: (H, W); by default that of the first image.
-      channels: 1 or 3; by default those of the first image.
+      image_size: (H, W); by default that of the first image, 128×128 where it is a file.
+      channels: 1 or 3; by default those of the first image, 3 where it is a file.
       fit: 'crop', 'pad' or 'stretch', of images of another shape.
       val_fraction: between 0 and 0.8.
       flip: whether a mirrored image keeps its label.
@@ -68,7 +68,7 @@ def from_examples(
             if not images:
                 size, depth = _shape(image)
                 size, channels = tuple(image_size or size), channels or depth
-                check_shape(size, channels)
+                check_shape(size, channels, fit)
             images.append(fit_image(image, size, channels, fit))
         except BadImage as error:
             raise BadImage(f"example {i}: {error}") from error
@@ -81,7 +81,7 @@ def from_examples(
     content.update(np.ascontiguousarray(pixels))
     parts = np.full(len(numbers), UNSPLIT, np.int8)
     info = DataInfo(f"given={name}", size, channels, names, (), (), flip)
-    source = Source(numbers, parts, names, content.hexdigest(), pixels)
+    source = Source(Split(numbers, pixels), parts, names, content.hexdigest())
     dataset = split(source, info, fit, val_fraction, test_only=False)
     train = dataset.train.images
     mean = tuple((train.mean((0, 1, 2)) / 255).tolist())

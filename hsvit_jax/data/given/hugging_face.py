@@ -1,5 +1,6 @@
 """``hf=<name or path>``: a data set of the Hugging Face `datasets` library."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ _SPLITS = {
 }
 
 
-def open_set(name: str) -> tuple[dict[str, Any], str, str]:
+def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
     """Opens a data set by its name on the hub, or what `save_to_disk` wrote to a folder.
 
+    It is described by its columns and the headers of a few images; splits are as TFDS' (see
+    `decode.items_of_splits`).
+
     Returns:
-      the parts by 'train', 'validation' and 'test', their images undecoded; the image column; the
-      label column.
+      The description, and what reads the set.
 
     Raises:
-      ValueError: `datasets` is not installed, there is no such set, or it has no images with one
-        class label each.
+      ValueError: `datasets` is not installed, there is no such set, it has no images with one
+        class label each, or, in reading it, an image cannot be used.
     """
     try:
         import datasets
@@ -55,33 +58,18 @@ def open_set(name: str) -> tuple[dict[str, Any], str, str]:
         for part, names in _SPLITS.items()
         if not found.keys().isdisjoint(names)
     }
-    return parts, image[0], label[0]
-
-
-def _bytes(image: dict[str, Any]) -> bytes:
-    return image["bytes"] if image["bytes"] is not None else read_file(image["path"])
-
-
-def describe_hf(name: str) -> DataInfo:
-    """Describes a set by its columns and the headers of a few images."""
-    parts, image, label = open_set(name)
-    train, names = parts["train"], tuple(parts["train"].features[label].names)
-    return describe_files(f"hf={name}", names, len(train), lambda i: _bytes(train[i][image]))
-
-
-def load_hf(name: str, request: Request) -> Source:
-    """Reads a set; splits are as TFDS' (see `decode.items_of_splits`).
-
-    Raises:
-      ValueError: as `open_set`, or an image cannot be used.
-    """
-    parts, image, label = open_set(name)
+    train, names = parts["train"], tuple(features[label[0]].names)
 
     def read(record: dict[str, Any]) -> tuple[bytes, int]:
-        value = record[label]
-        return _bytes(record[image]), -1 if value is None else int(value)
+        stored, value = record[image[0]], record[label[0]]
+        content = stored["bytes"] if stored["bytes"] is not None else read_file(stored["path"])
+        return content, -1 if value is None else int(value)
 
-    items = items_of_splits(f"hf={name}", parts, read)
-    key = {"hf": [(split, len(part), part._fingerprint) for split, part in parts.items()]}
-    names = tuple(parts["train"].features[label].names)
-    return decode_items(items, names, request, f"hf-{Path(name).name}", key)
+    info = describe_files(f"hf={name}", names, len(train), lambda i: read(train[i])[0])
+
+    def load(request: Request) -> Source:
+        items = items_of_splits(f"hf={name}", parts, read)
+        key = {"hf": [(split, len(part), part._fingerprint) for split, part in parts.items()]}
+        return decode_items(items, names, request, f"hf-{Path(name).name}", key)
+
+    return info, load
