@@ -1,5 +1,6 @@
 """Training states on disk, checked when they are read."""
 
+from hsvit_jax.checkpoint.directory import local, probe
 from hsvit_jax.checkpoint.manager import Checkpoints, CheckpointWarning, Which, load_tree
 from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, few, misfits
 
@@ -12,5 +13,7 @@ __all__ = [
     "diff",
     "few",
     "load_tree",
+    "local",
     "misfits",
+    "probe",
 ]

@@ -1,5 +1,6 @@
 """The directory of checkpoints: its entries, their size, a probe write and the clean-up."""
 
+import os
 import re
 import shutil
 import tempfile
@@ -13,11 +14,18 @@ from hsvit_jax.checkpoint.record import CheckpointError, Damage
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
+def local(directory: str | os.PathLike) -> Path:
+    """Expands `~`; raises CheckpointError for a URL, which `Path` would make a local folder of."""
+    if re.match(r"\w{2,}:/", str(directory)):
+        raise CheckpointError(f"{directory} is a URL; expected a local or mounted directory")
+    return Path(os.path.expanduser(directory))
+
+
 def probe(directory: Path) -> None:
-    """Writes a file and removes it, so that a read-only directory shows before the first epoch.
+    """Makes a directory and writes to it, so that a read-only one shows before the first epoch.
 
     Raises:
-      CheckpointError: the directory cannot be made or written.
+      CheckpointError: it cannot be made or written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -25,8 +33,8 @@ def probe(directory: Path) -> None:
             file.write(b"0")
     except OSError as error:
         raise CheckpointError(
-            f"cannot write checkpoints in {directory}: {error.strerror or error}; choose another "
-            "work directory, or make this one writable"
+            f"cannot write to the work folder {directory}: {error.strerror or error}; choose "
+            "another with --workdir, or make this one writable"
         ) from error
 
 

@@ -28,17 +28,16 @@ from hsvit_jax.checkpoint import checksum
 from hsvit_jax.checkpoint import directory as disk
 from hsvit_jax.checkpoint import orbax_arrays as arrays
 from hsvit_jax.checkpoint.record import (
+    ARRAYS,
+    TEMPLATES,
     CheckpointError,
     Damage,
     Record,
     brief,
-    empties,
     few,
     flatten,
     nest,
     read_record,
-    restorable,
-    savable,
     seal,
     unseal,
 )
@@ -90,11 +89,7 @@ class Checkpoints:
         keep_best: int = 1,
         read_only: bool = False,
     ) -> None:
-        if "://" in str(directory):
-            raise CheckpointError(
-                f"{directory} is a URL; checkpoints need a local or mounted directory"
-            )
-        self.directory = Path(directory).expanduser().absolute()
+        self.directory = disk.local(directory).absolute()
         self._keep = _Keep(keep_latest, keep_best)
         self._read_only = read_only
         self._manager: Any = None
@@ -127,10 +122,13 @@ class Checkpoints:
             raise ValueError(f"step is {step!r}, expected an integer that is not negative")
         step = int(step)
         metric = None if metric is None or not math.isfinite(metric) else float(metric)
-        leaves = flatten(state, savable)
+        leaves, empty = flatten(state, ARRAYS)
+        for path, leaf in leaves.items():
+            if not isinstance(leaf, jax.Array):  # it may change while it is being written
+                leaves[path] = np.array(leaf)
         self.wait()
         sums = checksum.of(list(leaves.values()))
-        document = seal(step, metric, leaves, sums, empties(state), meta)
+        document = seal(step, metric, leaves, sums, empty, meta)
         if self._is_saved(step, unseal(document, step)):
             return
         known = {at: record.metric for at, record in self._records().items()}
@@ -172,12 +170,12 @@ class Checkpoints:
           CheckpointError: there are steps, but none is good; no such step; or a healthy step
               has other keys, shapes or dtypes than `template`, all of them listed.
         """
-        wanted = flatten(template, restorable)
+        wanted, empty = flatten(template, TEMPLATES)
         first = self._first(which, lambda path, record: arrays.read(path, record, wanted))
         if first is None:
             return None
         step, record, leaves = first
-        return step, nest(leaves, empties(template)), record.meta
+        return step, nest(leaves, empty), record.meta
 
     def meta(self, which: Which = "latest") -> dict | None:
         """Reads the metadata of the step `restore` would try first, without its arrays.
@@ -369,7 +367,7 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     Raises:
       CheckpointError: there is no such directory, no checkpoint in it, or none that is good.
     """
-    path = Path(path).expanduser().absolute()
+    path = disk.local(path).absolute()
     inner = path / "checkpoints"
     checkpoints = Checkpoints(inner if inner.is_dir() else path, read_only=True)
     first = checkpoints._first(which, lambda path, record: arrays.read(path, record, None))

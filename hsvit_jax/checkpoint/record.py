@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,10 @@ FORMAT = 1
 _MAX_BYTES = 1 << 28  # of metadata, which 100,000 arrays and class names do not reach
 
 TreePath = tuple[str | int, ...]
+
+#: What the leaves of a state to save may be, and of a template to restore into.
+ARRAYS = (np.ndarray, np.generic, jax.Array)
+TEMPLATES = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
 class CheckpointError(ValueError):
@@ -151,7 +155,7 @@ def misfits(saved: dict, wanted: dict) -> list[str]:
     Both are nested dicts, of arrays or `jax.ShapeDtypeStruct`. Returns a line for each leaf; raises
     ValueError for another kind of tree.
     """
-    return _misfits(*(_descriptions(flatten(tree, restorable)) for tree in (saved, wanted)))
+    return _misfits(*(_descriptions(flatten(tree, TEMPLATES)[0]) for tree in (saved, wanted)))
 
 
 def _descriptions(leaves: dict[TreePath, Any]) -> dict[TreePath, str]:
@@ -168,22 +172,38 @@ def _misfits(saved: dict[TreePath, str], wanted: dict[TreePath, str]) -> list[st
     ]
 
 
-def flatten(tree: Any, check: Callable[[TreePath, Any], Any]) -> dict[TreePath, Any]:
-    """Flattens a nested dict to its leaves by path, in the order of their names.
+def flatten(tree: Any, kinds: tuple[type, ...]) -> tuple[dict[TreePath, Any], list[TreePath]]:
+    """Flattens a nested dict, in the order of its keys as strings.
 
     Args:
       tree: nested dict; keys are strings or integers.
-      check: `savable` or `restorable`, which every leaf goes through.
+      kinds: `ARRAYS` or `TEMPLATES`, what its leaves may be.
+
+    Returns:
+      the leaves by path, and the paths of empty dicts, which Orbax would drop.
 
     Raises:
       ValueError: it is no such dict, or two leaves have the same dotted name.
     """
     if not isinstance(tree, dict):
         raise ValueError(f"the state is a {type(tree).__name__}, expected a nested dict of arrays")
-    leaves = {path: check(path, leaf) for path, leaf in _walk(tree)}
+    flat = traverse_util.flatten_dict(tree, keep_empty_nodes=True)
+    for path in flat:
+        for depth, key in enumerate(path):
+            if isinstance(key, bool) or not isinstance(key, str | int) or key == "":
+                where = dotted(path[:depth])
+                raise ValueError(f"key {key!r} under {where!r}: expected a str or an int")
+    order = sorted(flat, key=lambda path: tuple(map(str, path)))
+    empty = [path for path in order if flat[path] is traverse_util.empty_node]
+    leaves = {path: flat[path] for path in order if flat[path] is not traverse_util.empty_node}
     if not leaves:
         raise ValueError("the state has no arrays; expected a nested dict of arrays")
     for path, leaf in leaves.items():
+        if not isinstance(leaf, kinds):
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise ValueError(
+                f"{dotted(path)} is a {type(leaf).__name__}, expected a dict or one of {names}"
+            )
         if str(leaf.dtype) not in checksum.DTYPES:
             raise ValueError(
                 f"{dotted(path)} is {leaf.dtype}, expected one of {', '.join(checksum.DTYPES)} "
@@ -192,49 +212,11 @@ def flatten(tree: Any, check: Callable[[TreePath, Any], Any]) -> dict[TreePath, 
     repeated = [name for name, count in Counter(map(dotted, leaves)).items() if count > 1]
     if repeated:
         raise ValueError(f"two leaves have the same name: {repeated}; rename a key")
-    return leaves
-
-
-def _walk(tree: dict, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
-    for key in sorted(tree, key=str):
-        if isinstance(key, bool) or not isinstance(key, str | int) or key == "":
-            raise ValueError(f"key {key!r} under {dotted(path)!r}: expected a str or an int")
-        if isinstance(tree[key], dict):
-            yield from _walk(tree[key], (*path, key))
-        else:
-            yield (*path, key), tree[key]
-
-
-def savable(path: TreePath, leaf: Any) -> jax.Array | np.ndarray:
-    """Checks a leaf to save; copies a NumPy one, which may change while it is being written."""
-    if isinstance(leaf, np.ndarray | np.generic):
-        return np.array(leaf)
-    if isinstance(leaf, jax.Array):
-        return leaf
-    raise ValueError(f"{dotted(path)} is a {type(leaf).__name__}, expected an array or a dict")
-
-
-def restorable(path: TreePath, leaf: Any) -> Any:
-    """Checks a leaf of a template."""
-    if isinstance(leaf, np.ndarray | jax.Array | jax.ShapeDtypeStruct):
-        return leaf
-    raise ValueError(
-        f"{dotted(path)} in the template is a {type(leaf).__name__}, expected "
-        "jax.ShapeDtypeStruct, an array or a dict"
-    )
-
-
-def empties(tree: Any, path: TreePath = ()) -> list[TreePath]:
-    """Lists the paths of empty dicts, which Orbax would drop."""
-    if not isinstance(tree, dict):
-        return []
-    if path and not tree:
-        return [path]
-    return [at for key, value in tree.items() for at in empties(value, (*path, key))]
+    return leaves, empty
 
 
 def nest(leaves: dict[TreePath, Any], empty: Sequence[TreePath] = ()) -> dict:
-    """Builds the nested dict of leaves by path: the inverse of `flatten` and `empties`."""
+    """Builds the nested dict of leaves by path: the inverse of `flatten`."""
     return traverse_util.unflatten_dict({**leaves, **{path: {} for path in empty}})
 
 

@@ -41,7 +41,7 @@ def fit(
         )
     result = train.train(config, workdir, **options)
     if report and coordination.is_lead():
-        page = write_after_training(Path(workdir), options.get("dataset"))
+        page = write_after_training(result.workdir, options.get("dataset"))
         result = dataclasses.replace(result, report=page)
     if report:  # jax ends a job five minutes after the first of its processes
         coordination.barrier("report", _LONGEST_REPORT)

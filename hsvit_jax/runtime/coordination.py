@@ -79,8 +79,6 @@ def agree(what: Callable[[], T]) -> T:
 
 def check_same(what: str, text: str) -> None:
     """Raises ValueError on every process unless all of them give the same text."""
-    if _client() is None:
-        return
     texts = _gather(text)
     for index, other in enumerate(texts):
         if other != texts[0]:
@@ -94,12 +92,15 @@ def check_same(what: str, text: str) -> None:
 
 def from_lead(text: str) -> str:
     """Broadcasts process 0's text to every process."""
-    return text if _client() is None else _gather(text)[0]
+    return _gather(text)[0]
 
 
 def _gather(text: str) -> list[str]:
-    client, place = _client(), f"hsvit/{next(_numbers)}"
-    index = distributed.global_state.process_id
+    """Every process's text, by its index."""
+    client, index = _client(), distributed.global_state.process_id
+    if client is None:
+        return [text]
+    place = f"hsvit/{next(_numbers)}"
     client.key_value_set(f"{place}/{index}", text or " ")  # an empty value counts as none
     client.wait_at_barrier(f"{place}/all", _HOUR_MS)
     count = distributed.global_state.num_processes

@@ -47,9 +47,8 @@ def check_network(config: ml_collections.ConfigDict, model: Any) -> None:
         f"training {config.model.variant} with its {sum(sizes.values()):,} parameters",
         "make the network smaller",
     )
-    if (
-        4 * math.prod(_images(config)) * _VALUES_PER_PIXEL > memory
-    ):  # else tracing is not worth its seconds
+    # Else tracing is not worth its seconds.
+    if 4 * math.prod(_images(config)) * _VALUES_PER_PIXEL > memory:
         _refuse(_saved_bytes(config, model) / _MARGIN, memory, *_step_text(config))
 
 
@@ -84,19 +83,20 @@ def _step_text(config: ml_collections.ConfigDict) -> tuple[str, str]:
     )
 
 
-def check_step(program: Any, config: ml_collections.ConfigDict) -> None:
+def check_step(program: Any, config: ml_collections.ConfigDict, devices: int) -> None:
     """Raises ValueError for a compiled training step that needs more memory than its device has.
 
     Args:
-      program: compiled for one device; on CPUs the devices of a process share its memory.
+      program: compiled for one device.
       config: names the batch and image size in the message.
+      devices: those of this process that run it; CPUs share their memory.
     """
     memory = program.memory_analysis()
     if memory is None:  # a back end that does not say
         return
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     need = held + memory.temp_size_in_bytes - memory.alias_size_in_bytes
-    sharing = jax.local_device_count() if jax.default_backend() == "cpu" else 1
+    sharing = devices if jax.default_backend() == "cpu" else 1
     _refuse(sharing * need, available(), *_step_text(config))
 
 

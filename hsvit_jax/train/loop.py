@@ -112,7 +112,7 @@ class Loop:
         self.bar.phase("the training step", compiling=True)
         jitted = step_lib.jit_step(self.run, donate=self.donate)
         compiled = jitted.lower(self.state, batch).compile()
-        memory.check_step(compiled, self.run.config)
+        memory.check_step(compiled, self.run.config, len(self.run.mesh.local_devices))
         coordination.barrier("compiled", self.wait_for_others)
         return compiled
 
@@ -229,7 +229,7 @@ class Loop:
         def give_up() -> None:
             signum = self.stop.due()
             if signum is not None:
-                raise signals.Interrupted(signum, self.run.total_steps)
+                raise signals.Interrupted(signum, int(self.state["step"]))
 
         has_val = len(self.run.dataset.val)
         validation = self.evaluate(state, "val", give_up) if has_val else None

@@ -215,7 +215,8 @@ def train(
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
     _check_arguments(config, workdir)
-    started, workdir, lead = time.monotonic(), Path(workdir), coordination.is_lead()
+    started, workdir = time.monotonic(), checkpoint.local(workdir)
+    lead = coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0

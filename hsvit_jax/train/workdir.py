@@ -7,7 +7,6 @@ import os
 import platform
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from importlib import metadata
@@ -31,18 +30,9 @@ def make(workdir: Path) -> None:
     Raises:
         ValueError: it cannot, or a file of the run is a link, a fifo or a folder there.
     """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            report.refuse_special(workdir / name)
-        with tempfile.NamedTemporaryFile(dir=workdir, prefix=".probe-") as probe:
-            probe.write(b"0")
-            probe.flush()
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to the work folder {workdir}: {error.strerror}; choose another with "
-            "--workdir"
-        ) from error
+    checkpoint.probe(workdir)
+    for name in _FILES:
+        report.refuse_special(workdir / name)
 
 
 def environment() -> dict[str, str]:

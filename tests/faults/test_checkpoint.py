@@ -30,24 +30,8 @@ from hsvit_jax.weights import files
 
 RUN = ("--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1")
 RUN += ("--config.train.steps=2",)
-ODD = (
-    None,
-    True,
-    -1,
-    0,
-    3,
-    10**9,
-    10**400,
-    float("nan"),
-    "x",
-    "\x1b[2J",
-    "",
-    [],
-    [0],
-    {},
-    {"a": 1},
-    0.5,
-)
+ODD = (None, True, -1, 0, 3, 10**9, 10**400, float("nan"), 0.5)
+ODD += ("x", "\x1b[2J", "", [], [0], {}, {"a": 1})
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +76,6 @@ def reseal(step: Path, change) -> None:
     path.write_text(text)
 
 
-def earlier(run: Path) -> None:
-    """Step 2's state as step 1 too: what a run falls back to."""
-    shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / "1")
-    reseal(run / "checkpoints" / "1", lambda content: content.update(step=1))
-
-
 def flip(step: Path) -> None:
     """One bit of the largest file of arrays."""
     path = max((p for p in step.rglob("d/*") if p.is_file()), key=lambda p: p.stat().st_size)
@@ -106,31 +84,21 @@ def flip(step: Path) -> None:
     path.write_bytes(data)
 
 
-def truncate(step: Path) -> None:
-    """Half of every file of arrays."""
-    for path in (p for p in step.rglob("d/*") if p.is_file()):
-        os.truncate(path, path.stat().st_size // 2)
-
-
 # --- damage, by a user's own commands -----------------------------------------------------------
 
 
-def empty(step: Path) -> None:
-    """No arrays at all."""
-    shutil.rmtree(step / "state")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("harm", [flip, truncate, empty])
-def test_a_damaged_step_is_named_and_the_one_before_is_used(run, harm):
-    """Faults 6 and 7."""
-    earlier(run)
-    harm(run / "checkpoints" / "2")
+def test_a_damaged_step_is_named_and_the_one_before_is_used(run):
+    """Of a copy of step 2 as step 1."""
+    steps = run / "checkpoints"
+    shutil.copytree(steps / "2", steps / "1")
+    reseal(steps / "1", lambda content: content.update(step=1))
+    flip(steps / "2")
     done = run_main(*RUN, f"--workdir={run}", cwd=run)
     assert done.returncode == 0, done.stderr
     (warning,) = (line for line in done.stderr.splitlines() if line.startswith("warning: "))
-    assert f"step 2 in {run}/checkpoints is damaged, passed over: " in warning
-    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["1", "2.damaged"]
+    assert f"step 2 in {steps} is damaged, passed over: " in warning
+    assert sorted(os.listdir(steps)) == ["1", "2.damaged"]
 
 
 @pytest.mark.slow
@@ -142,31 +110,6 @@ def test_nothing_but_damage_is_an_error(run):
         last = done.stderr.splitlines()[-1]
         assert last.startswith(f"no good checkpoint in {run}/checkpoints, step 2: ")
     assert os.listdir(run / "checkpoints") == ["2"]
-
-
-@pytest.mark.slow
-def test_strangers_are_passed_over_with_a_warning(run):
-    """Fault 8: an empty step, stray files and folders; names that would move the cursor."""
-    names = ["9", "notes", "a\x1b[2Jb", "7.5"]
-    for name in names:
-        (run / "checkpoints" / name).mkdir()
-    (run / "checkpoints" / "8").write_text("a file")
-    done = run_main("--mode=eval", f"--checkpoint={run}", "--which=latest", cwd=run)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stderr + done.stdout
-    assert "ignored: '7.5'; '8'; 'a\\x1b[2Jb'; 'notes'" in done.stderr
-    assert "step 9 " in done.stderr and json.loads(done.stdout)["step"] == 2
-
-
-@pytest.mark.slow
-def test_another_configuration_is_refused_with_the_differences(run):
-    """Fault 12: another network, and other data."""
-    for setting, told in (("model.embed_dim=8", "model.embed_dim"), ("data.val_fraction=0.2", "")):
-        done = run_main(*RUN, f"--config.{setting}", f"--workdir={run}", cwd=run)
-        assert done.returncode == 1
-        assert done.stderr.count("\n") == 1
-        assert f"is of another network or other data: {told}" in done.stderr
-        assert "Go on with the old settings and data, or start afresh" in done.stderr
 
 
 # --- somebody else's ----------------------------------------------------------------------------

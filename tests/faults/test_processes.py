@@ -175,26 +175,22 @@ def test_an_exception_in_one_ends_all(tmp_path, job):
 
 
 @pytest.mark.slow
-def test_a_stall_is_told_with_stacks(tmp_path, job):
-    twist, flags = ("hang", 1, 5), ("--stall_timeout=25",)
+@pytest.mark.parametrize(
+    ("twist", "last"),
+    [(("hang", 1, 5), "step 4"), (("hang_saving", 1, 26), "the start of saving step 26")],
+)
+def test_a_stall_is_told_with_stacks(tmp_path, job, twist, last):
+    """Of process 1 in a step, or in the last checkpoint, and of process 0, which waits for it."""
+    flags = ("--stall_timeout=25",)
     ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=twist, flags=flags)
     assert [code for code, _ in ends] == [75, 75], ends
     for _, errors in ends:
         assert "nothing has moved for 25 s" in errors
-    assert "in fault" in ends[1][1]  # where it sleeps
-    assert "in process_oldest_step" in ends[0][1]  # where the other one waits for it
-
-
-@pytest.mark.slow
-def test_a_stall_while_saving_is_told_with_stacks(tmp_path, job):
-    """Process 1 hangs in the checkpoint of the last step, and process 0 waits for it there."""
-    twist, flags = ("hang_saving", 1, 26), ("--stall_timeout=30",)
-    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=twist, flags=flags)
-    assert [code for code, _ in ends] == [75, 75], ends
-    for _, errors in ends:
-        assert "the last was the start of saving step 26" in errors
         assert "most recent call first" in errors
-    assert "in fault" in ends[1][1]
+    assert f"the last was {last}" in ends[1][1]
+    assert "in fault" in ends[1][1]  # where it sleeps
+    waits = "in process_oldest_step" if last == "step 4" else f"the last was {last}"
+    assert waits in ends[0][1]
 
 
 @pytest.mark.slow

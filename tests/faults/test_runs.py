@@ -6,12 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import jax
 import pytest
-from support.processes import COMMAND, ROOT, environment
+from support.processes import COMMAND, ROOT, environment, script
 from support.small_runs import digest, metric_lines
 
 from hsvit_jax import checkpoint, train
@@ -28,13 +27,8 @@ def command():
     """
     started = []
 
-    def start(workdir, *settings, twist=(), flags=()):
-        words = [
-            "--config=configs/c2a2.py:digits,tiny",
-            f"--workdir={workdir}",
-            "--noreport",
-            *flags,
-        ]
+    def start(workdir, *settings, twist=()):
+        words = ["--config=configs/c2a2.py:digits,tiny", f"--workdir={workdir}", "--noreport"]
         words += [f"--config.{setting}" for setting in settings]
         faulty = [sys.executable, "tests/support/faulty_process.py", *map(str, twist)]
         process = subprocess.Popen(
@@ -179,7 +173,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path):
     )
     assert (done.returncode, done.stdout) == (1, "")
     told = f"cannot write to the work folder {tmp_path}/run: File too large; choose another with"
-    assert done.stderr == f"{told} --workdir\n"
+    assert done.stderr == f"{told} --workdir, or make this one writable\n"
 
 
 @pytest.mark.slow
@@ -197,7 +191,7 @@ def test_a_clock_set_back_changes_nothing(tmp_path, whole, command):
 
 def test_a_request_to_stop_is_heard_in_a_call_that_hangs():
     """The main thread locks a mutex twice, in C, where no handler of Python's ever runs."""
-    script = """
+    code = """
         import ctypes
         from hsvit_jax.runtime import signals, watchdog
         watchdog.GRACE = 1.0
@@ -207,20 +201,10 @@ def test_a_request_to_stop_is_heard_in_a_call_that_hangs():
             for _ in range(2):
                 ctypes.CDLL(None).pthread_mutex_lock(mutex)
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with script(code) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         errors = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-        process.communicate()
     assert process.returncode == 75
     assert "nothing has moved for 1 s" in errors
     assert "most recent call first" in errors
@@ -228,7 +212,7 @@ def test_a_request_to_stop_is_heard_in_a_call_that_hangs():
 
 def test_the_watchdog_needs_no_reader_of_standard_error():
     """The main thread is stuck in a full pipe, and so is the watchdog's message."""
-    script = """
+    code = """
         import os
         from hsvit_jax.runtime import watchdog
         watchdog._SLOW, watchdog._LAST_WORDS = 0.0, 1.0
@@ -236,29 +220,19 @@ def test_the_watchdog_needs_no_reader_of_standard_error():
             while True:
                 os.write(2, bytes(4096))
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stderr=subprocess.PIPE
-    )
-    try:
+    with script(code) as process:
         assert process.wait(timeout=60) == 75
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_second_signal_ends_at_once():
-    script = (
-        "import time\nfrom hsvit_jax.runtime import signals\n"
-        "with signals.StopRequests():\n    print('ready', flush=True)\n    time.sleep(120)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    code = """
+        import time
+        from hsvit_jax.runtime import signals
+        with signals.StopRequests():
+            print("ready", flush=True)
+            time.sleep(120)
+    """
+    with script(code) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.stderr.readline() == "\n"
@@ -266,6 +240,3 @@ def test_a_second_signal_ends_at_once():
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
-    finally:
-        process.kill()
-        process.communicate()

@@ -82,20 +82,18 @@ def raises(message):
     return body
 
 
-def test_an_attempt_of_all_succeeds(processes):
-    bodies = [lambda i=i: coordination.agree(lambda: i) for i in range(3)]
-    assert processes(*bodies) == [0, 1, 2]
+def test_a_mistake_of_one_is_everybodys_and_one_of_all_names_nobody(processes):
+    def agreed(*bodies):
+        return processes(*(lambda body=body: coordination.agree(body) for body in bodies))
 
-
-def test_a_mistake_of_one_is_everybodys(processes):
-    got = processes(*(lambda b=b: coordination.agree(b) for b in (lambda: 1, raises("disk"), int)))
-    assert [type(error) for error in got] == [ValueError] * 3
-    assert {str(error) for error in got} == {"process 1: disk"}
-
-
-def test_a_mistake_of_all_names_nobody(processes):
-    got = processes(*(lambda: coordination.agree(raises("batch")) for _ in range(2)))
-    assert [str(error) for error in got] == ["batch", "batch"]
+    assert agreed(*(lambda i=i: i for i in range(3))) == [0, 1, 2]
+    for bodies, told in (
+        ((lambda: 1, raises("disk"), int), "process 1: disk"),
+        ((raises("batch"), raises("batch")), "batch"),
+    ):
+        got = agreed(*bodies)
+        assert {type(error) for error in got} == {ValueError}
+        assert {str(error) for error in got} == {told}
 
 
 def test_different_processes_are_refused(processes):

@@ -43,13 +43,13 @@ def test_a_compiled_step_is_held_against_its_device(monkeypatch):
     sizes = {"argument": 3, "output": 2, "temp": 5, "alias": 2}
     told = SimpleNamespace(**{f"{k}_size_in_bytes": v * 2**30 for k, v in sizes.items()})
     program = SimpleNamespace(memory_analysis=lambda: told)
-    monkeypatch.setattr(memory.jax, "local_device_count", lambda: 2)  # which share their host
     monkeypatch.setattr(memory, "available", lambda: 16.0 * 2**30)
-    memory.check_step(program, config)
+    memory.check_step(program, config, 2)  # devices, which share their host
     monkeypatch.setattr(memory, "available", lambda: 15.9 * 2**30)
     with pytest.raises(ValueError, match=r"16 images of 8×8 pixels needs .* 16 GiB .* are 15.9: "):
-        memory.check_step(program, config)
-    memory.check_step(SimpleNamespace(memory_analysis=lambda: None), config)
+        memory.check_step(program, config, 2)
+    memory.check_step(program, config, 1)  # of more that do nothing
+    memory.check_step(SimpleNamespace(memory_analysis=lambda: None), config, 2)
 
 
 def test_a_host_s_memory_is_the_kernel_s_account(monkeypatch, tmp_path):

@@ -1,8 +1,11 @@
 """The command line as its users have it: a process of its own."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +40,21 @@ def run_main(
     return subprocess.run(
         [*COMMAND, *words], cwd=cwd, env=environment(**variables), timeout=timeout, **settings
     )
+
+
+@contextlib.contextmanager
+def script(code: str, *arguments: object, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs code in a Python of its own, which ends with the block; its outputs are pipes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()

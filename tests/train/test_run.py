@@ -137,10 +137,13 @@ def test_epochs_of_their_own_and_the_best_is_chosen_on_validation(tmp_path, monk
 
 
 def test_a_run_ends_when_patience_does(tmp_path, monkeypatch, capsys):
-    """Judged by macro F1, of which an equal one is no better; again, it trains no further."""
-    correct = iter([5, 9, 8, 9, 9, 9])
+    """Judged by macro F1, of which an equal one is no better; again, it trains no further. A
+    request to stop is heard at the very end too, and says the step."""
+    correct, stops = iter([5, 9, 8, 9, 9, 9, 9]), iter([signal.SIGTERM])
 
     def forge(evaluate, params, split):
+        if len(split) == 23 and (signum := next(stops, None)):
+            os.kill(os.getpid(), signum)
         result = evaluate()
         right = next(correct) if len(split) == 21 else 3
         confusion = np.zeros((7, 7), int)
@@ -149,6 +152,8 @@ def test_a_run_ends_when_patience_does(tmp_path, monkeypatch, capsys):
 
     around_evaluations(monkeypatch, forge)
     config = small_config(train__steps=40, train__patience=2, train__select_on="macro_f1")
+    with pytest.raises(signals.Interrupted, match="SIGTERM after step 16"):
+        train.train(config, tmp_path, dataset=small_dataset())
     for _ in range(2):
         result = train.train(config, tmp_path, dataset=small_dataset())
         assert (result.step, result.best_step) == (16, 16)
@@ -181,14 +186,17 @@ def test_the_opening_line_says_the_warm_up(by_hand, said):
     assert said in train.run._opening(run, 0)
 
 
-def test_no_steps_leave_the_fresh_network(tmp_path, spy):
+def test_no_steps_leave_the_fresh_network(tmp_path, spy, monkeypatch):
+    """Again in the same folder, by another name of it."""
     result = run(tmp_path, train__steps=0)
     assert (result.step, result.best_step, result.test.examples) == (0, 0, 23)
     assert spy == ["val", "val", "test"]
     assert checkpoint.load_tree(tmp_path)[0] == 0
-    lines = metric_lines(tmp_path)
-    run(tmp_path, train__steps=0)
-    assert metric_lines(tmp_path) == lines
+    lines, names = metric_lines(tmp_path), sorted(os.listdir(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    assert run(f"~/{tmp_path.name}", train__steps=0).workdir == tmp_path
+    assert (metric_lines(tmp_path), sorted(os.listdir())) == (lines, names)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +250,8 @@ def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match="--workdir"):
         run(tmp_path / "file" / "run")
+    with pytest.raises(ValueError, match="gs://bucket/run is a URL"):
+        run("gs://bucket/run")
     with (tmp_path / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match=r"another run is using the work folder.*--workdir"):
