@@ -1,7 +1,6 @@
 """Speed at which a data set's image files become batches of a streamed run."""
 
 import itertools
-import statistics
 import time
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from hsvit_jax import train
 from hsvit_jax.benchmark import jobs, machine
-from hsvit_jax.data import stream
+from hsvit_jax.data import catalog, stream
 
 
 def measure(
@@ -33,10 +32,12 @@ def measure(
     Raises:
         ValueError: the data set cannot be read, or has no files to decode.
     """
-    if config.data.name == "digits":
+    name = config.data.name
+    named = catalog.REGISTRY.get(name)
+    if named and not named.list_images and name != "imagenet":
         raise ValueError(
-            "digits are a part of the package: there are no files to decode; name a folder of "
-            "images, as in --config=configs/backbone.py:folder=PATH"
+            f"{name} is published as arrays of pixels: there are no files to decode; name a folder "
+            "of images, as in --config=configs/backbone.py:folder=PATH"
         )
     dataset = train.load_data(config, resident=False)
     batch = config.train.batch
@@ -54,12 +55,11 @@ def measure(
     return {
         "work": "decode",
         "batch": batch,
-        "images_per_second": statistics.median(rates),
-        "images_per_second_spread": jobs.spread(rates),
+        **jobs.summary("images_per_second", rates),
         "images_per_cpu_second": steps * batch / cpu_seconds,
         "steps": steps,
         "peak_memory_bytes": machine.peak_memory(),
         "image_size": list(dataset.info.image_size),
-        "data": config.data.name,
+        "data": name,
         **machine.description(),
     }

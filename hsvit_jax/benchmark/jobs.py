@@ -1,18 +1,19 @@
 """Steps of work that the benchmark times, as the trainer and the evaluation make them."""
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from hsvit_jax import augment, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.models import costs
 from hsvit_jax.train import batches, evaluate, step
 
 
@@ -127,18 +128,8 @@ def training_flops(model: Any) -> float:
     The program is one for one image: XLA counts the body of a loop once however often it runs, and
     with one image the loop of the kernels' gradient runs once. No augmentation or optimizer.
     """
-
-    def loss(params: dict, stats: dict, images: Any, key: Any) -> tuple[Any, dict]:
-        logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
-        return -jax.nn.log_softmax(logits)[:, 0].mean(), stats
-
-    params, stats = jax.eval_shape(model.init, jax.random.key(0))
-    size = (1, *model.config.image_size, model.config.image_channels)
-    images = jax.ShapeDtypeStruct(size, jnp.float32)
-    once = mesh_lib.compiler_options(runs=False)
-    step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=once)
-    compiled, _ = _compile(step, params, stats, images, jax.eval_shape(jax.random.key, 0))
-    return float(compiled.cost_analysis()["flops"])
+    program = costs.training_program(model, 1, mesh_lib.compiler_options(runs=False))
+    return float(program.cost_analysis()["flops"])
 
 
 def timed(take: Callable[[], Any], steps: int) -> list[float]:
@@ -151,7 +142,8 @@ def timed(take: Callable[[], Any], steps: int) -> list[float]:
     return times
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Minimum, quartiles and maximum."""
+def summary(name: str, values: list[float], spread: str = "") -> dict[str, Any]:
+    """The median, and minimum, quartiles and maximum as `spread` (default: NAME_spread)."""
     numbers = np.quantile(values, (0, 0.25, 0.75, 1)).tolist()
-    return dict(zip(("min", "quartile1", "quartile3", "max"), numbers, strict=True))
+    ends = dict(zip(("min", "quartile1", "quartile3", "max"), numbers, strict=True))
+    return {name: statistics.median(values), spread or f"{name}_spread": ends}

@@ -8,7 +8,6 @@ the evaluator, the batch of a step, decoding it from files. Each step is waited 
 import json
 import statistics
 import sys
-import time
 from typing import Any
 
 import jax
@@ -19,7 +18,12 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import decode, jobs, machine, step_parts, versus
 from hsvit_jax.models import costs
 
-WORKS = tuple(jobs.JOBS)
+#: What is measured → flags that it would ignore.
+_IGNORED = {
+    "parts": ("work", "trace", "data", "no_augment"),
+    "peak": ("work", "batch", "trace", "data", "no_augment"),
+    "work=decode": ("trace", "no_augment"),
+}
 
 
 def run(request: cli.Request) -> None:
@@ -30,10 +34,10 @@ def run(request: cli.Request) -> None:
         raise cli.Misuse("--config is missing")
     if len(modes) > 1:
         raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
-    if values.trace and modes not in ([], ["vs"]):
-        raise cli.Misuse(f"--trace follows the steps of --work; leave out --{modes[0]}")
-    if values.work == "decode" and (values.trace or values.parts):
-        raise cli.Misuse("--work=decode runs no program: leave out --trace and --parts")
+    mode = modes[0] if modes else f"work={values.work}"
+    for name in _IGNORED.get(mode, ()):
+        if values[name].value != values[name].default:
+            raise cli.Misuse(f"--{mode} has no use for --{name}: leave out one of them")
     print(json.dumps(_record(request, modes)))
 
 
@@ -79,7 +83,7 @@ def measure(
 
     Args:
         config: as a config file returns it; its train.batch is the batch.
-        work: one of `WORKS`.
+        work: a key of `jobs.JOBS`.
         augmented: False only normalises the images.
         real_data: load the configuration's data set; else random images of its shape.
         trace: folder for a profile of up to three more steps.
@@ -91,15 +95,9 @@ def measure(
     Raises:
         ValueError: configuration, data and devices do not fit together.
     """
-    if work not in WORKS:
-        raise ValueError(f"unknown work {work!r}; choose one of {', '.join(WORKS)}")
     run = jobs.prepare(config, real_data, devices)
     job = jobs.JOBS[work](run, augmented)
-    started = time.perf_counter()
-    jax.block_until_ready(job.take())
-    first = time.perf_counter() - started
-    for _ in range(warmup - 1):
-        jax.block_until_ready(job.take())
+    first = jobs.timed(job.take, warmup)[0]
     rates = [job.images / seconds for seconds in jobs.timed(job.take, steps)]
     memory = machine.peak_memory()
     if trace:
@@ -112,8 +110,7 @@ def measure(
     return {
         "work": work,
         "batch": run.config.train.batch,
-        "images_per_second": rate,
-        "images_per_second_spread": jobs.spread(rates),
+        **jobs.summary("images_per_second", rates),
         "steps": steps,
         "images_per_step": job.images,
         "compile_seconds": compile_seconds,

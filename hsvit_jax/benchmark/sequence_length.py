@@ -18,15 +18,6 @@ from hsvit_jax import cli, report
 from hsvit_jax.models import costs
 from hsvit_jax.models.vix import mixer_config, vix
 
-_COLOURS = {
-    "softmax": "black",
-    "performer": "#2a7ab8",
-    "linformer": "#1b8a4b",
-    "nystrom": "#c0504d",
-    "fnet": "#d08a00",
-    "mlp_mixer": "#777777",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -118,8 +109,7 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
     for axes, (key, unit, label, title) in zip(figure.subplots(2, 2).flat, panels, strict=True):
         for mixer in dict.fromkeys(row.mixer for row in rows):
             points = [(r.tokens, getattr(r, key) / unit) for r in rows if r.mixer == mixer]
-            colour = _COLOURS[mixer]
-            axes.plot(*zip(*points, strict=True), marker=".", label=mixer, color=colour)
+            axes.plot(*zip(*points, strict=True), marker=".", label=mixer)
         low = min(getattr(r, key) for r in rows if r.tokens == lengths[0]) / unit
         report.double_log(axes, (lengths, [low * n / lengths[0] for n in lengths]), "linear")
         axes.set(xlabel="tokens", ylabel=label, title=title, xticks=lengths)

@@ -27,8 +27,6 @@ SERIES = {
     "image": [("data.image_size", pair) for pair in ("(16, 16)", "(48, 48)", "(64, 64)")],
 }
 
-_COLOURS = dict(zip(SERIES, ("#2a7ab8", "#1b8a4b", "#c0504d", "#d08a00", "#777777"), strict=True))
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -116,7 +114,7 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
         for name in dict.fromkeys(row.series for row in rows[1:]):
             series = [base, *(row for row in rows if row.series == name)]
             points = sorted((row.flops_ratio, ratio(row)) for row in series)
-            axes.plot(*zip(*points, strict=True), marker=".", label=name, color=_COLOURS[name])
+            axes.plot(*zip(*points, strict=True), marker=".", label=name)
         ends = [min(r.flops_ratio for r in rows), max(r.flops_ratio for r in rows)]
         report.double_log(axes, (ends, ends), "as FLOPs")
         axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
@@ -127,6 +125,8 @@ def run(request: cli.Request) -> None:
     values = request.flags
     if unknown := set(values.series) - set(SERIES):
         raise cli.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
+    if any(setting.startswith("train.batch=") for setting in request.settings):
+        raise cli.Misuse("the unchanged step has --batch images: leave out --config.train.batch")
     rows = measure(
         request.spec,
         values.batch,

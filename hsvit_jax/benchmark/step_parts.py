@@ -1,7 +1,6 @@
 """The parts of a training step, each timed alone."""
 
 import functools
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -38,16 +37,21 @@ def measure_parts(
     """
     config = config.copy_and_resolve_references()
     config.mesh.group = config.mesh.data = 1
-    if config.model.family != "hsvit":
-        raise ValueError(f"--parts cuts hsvit apart, not {config.model.family}: leave it out")
+    sizes = config.model
+    if sizes.family != "hsvit":
+        raise ValueError(f"--parts cuts hsvit apart, not {sizes.family}: leave it out")
+    if sizes.get("towers", 1) > 1 or sizes.get("trunk", "replicated") != "replicated":
+        raise ValueError(
+            "--parts cuts one trunk that all groups share: set model.towers=1 and "
+            "model.trunk='replicated', or leave it out"
+        )
     run = jobs.prepare(config, False, jax.devices()[:1])
     parts = {"whole step": jobs.train_job(run, True).take, **_part_functions(run)}
     record = {}
     for name, take in parts.items():
-        for _ in range(warmup):
-            jax.block_until_ready(take())
+        jobs.timed(take, warmup)
         times = [1000 * seconds for seconds in jobs.timed(take, steps)]
-        record[name] = {"milliseconds": statistics.median(times), "spread": jobs.spread(times)}
+        record[name] = jobs.summary("milliseconds", times, "spread")
     return {
         "batch": config.train.batch,
         "steps": steps,

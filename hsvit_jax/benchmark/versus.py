@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import tempfile
 
@@ -32,16 +31,14 @@ def compare(ours: list[str], theirs: str, rounds: int) -> dict:
     ratios = [a / b for a, b in zip(rates["ours"], rates["theirs"], strict=True)]
     memory = {who: max(r["peak_memory_bytes"] for r in records) for who, records in runs.items()}
     return {
-        "ratio": statistics.median(ratios),
-        "ratio_spread": jobs.spread(ratios),
+        **jobs.summary("ratio", ratios),
         "ratios": ratios,
         "memory_ratio": memory["ours"] / memory["theirs"],
         "rounds": rounds,
         "vs": theirs,
         **{
             who: {
-                "images_per_second": statistics.median(rates[who]),
-                "images_per_second_spread": jobs.spread(rates[who]),
+                **jobs.summary("images_per_second", rates[who]),
                 "peak_memory_bytes": memory[who],
                 "runs": rates[who],
                 "last": runs[who][-1],

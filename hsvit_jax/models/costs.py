@@ -92,8 +92,9 @@ def training_bytes(model: Any, batch: int) -> int:
     return peak_bytes(training_program(model, batch))
 
 
-def training_program(model: Any, batch: int) -> Any:
-    """The compiled forward and backward pass of `batch` images, without augmentation."""
+def training_program(model: Any, batch: int, options: dict[str, Any] | None = None) -> Any:
+    """The forward and backward pass of `batch` images, compiled with options of XLA; nothing is
+    augmented."""
 
     def loss(params: dict, stats: dict, images: jax.Array, labels: jax.Array, key: jax.Array):
         logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
@@ -103,7 +104,7 @@ def training_program(model: Any, batch: int) -> Any:
     step = jax.jit(jax.grad(loss, has_aux=True))
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
     lowered = step.lower(*_shapes(model, batch), labels, jax.eval_shape(jax.random.key, 0))
-    return lowered.compile()
+    return lowered.compile(compiler_options=options)
 
 
 def peak_bytes(program: Any) -> int:

@@ -1,7 +1,6 @@
 """The benchmark's JSON, its arithmetic and its mistakes. No test looks at a clock."""
 
 import json
-import re
 import shlex
 import statistics
 import sys
@@ -54,7 +53,7 @@ def small_peak():
 def records():
     """One measurement of every kind of work; training on a mesh of 2×2, the rest on one device."""
     out = {}
-    for work in benchmark.WORKS:
+    for work in jobs.JOBS:
         config, devices = small(), jax.devices()[:1]
         if work == "train":
             config.mesh.group, config.mesh.data, devices = 2, 2, None
@@ -62,24 +61,21 @@ def records():
     return out
 
 
-@pytest.mark.parametrize("work", benchmark.WORKS)
+@pytest.mark.parametrize("work", jobs.JOBS)
 def test_record_holds_what_the_docs_promise(records, work):
     record = records[work]
     assert json.loads(json.dumps(record)) == record
-    assert (record["work"], record["batch"], record["steps"]) == (work, 16, 3)
-    sizes = record["dtype"], record["data"], record["image_size"]
-    assert sizes == ("float32", "random", [16, 16])
-    assert record["images_per_step"] == (128 if work == "eval" else 16)
-    assert record["mesh"] == ({"data": 2, "group": 2} if work == "train" else dict(data=1, group=1))
+    expected = {"work": work, "batch": 16, "steps": 3, "dtype": "float32", "data": "random"}
+    expected |= {"image_size": [16, 16], "images_per_step": 128 if work == "eval" else 16}
+    expected |= {"mesh": dict.fromkeys(("data", "group"), 2 if work == "train" else 1)}
+    expected |= {"device_peak_memory_bytes": None, "devices": ["cpu"] * 8}
+    assert expected.items() <= record.items()
     spread = record["images_per_second_spread"]
     ordered = [spread["min"], spread["quartile1"], record["images_per_second"]]
     ordered += [spread["quartile3"], spread["max"]]
     assert ordered == sorted(ordered) and ordered[0] > 0
     assert record["compile_seconds"] >= 0
     assert record["peak_memory_bytes"] > 2**20
-    assert record["device_peak_memory_bytes"] is None  # these are CPUs
-    assert set(record["versions"]) == {"jax", "jaxlib", "python"}
-    assert record["devices"] == ["cpu"] * 8
     if work == "eval":
         assert record["program"] is None
     else:
@@ -179,13 +175,7 @@ def test_a_part_computes_that_part_alone(parts_alone):
 # --- Mistakes ------------------------------------------------------------------------------------
 
 
-def test_mistakes_name_the_way_out(monkeypatch):
-    with pytest.raises(ValueError, match="unknown work 'sleep'; choose one of train, infer"):
-        benchmark.measure(small(), "sleep")
-    config = small()
-    config.mesh.group = 3
-    with pytest.raises(ValueError, match=re.escape("set mesh.group to one of [1, 2]")):
-        benchmark.measure(config, "infer")
+def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
     streamed = data.Split(np.zeros(64, np.int32), None, None)
     dataset = data.Dataset(data.describe("digits"), streamed, streamed, streamed, "x")
     monkeypatch.setattr(train, "load_data", lambda config: dataset)
@@ -203,7 +193,10 @@ def test_mistakes_name_the_way_out(monkeypatch):
         ([f"--config={CONFIG_FILE}", "--batch=0"], 2, "--batch=0"),
         ([f"--config={CONFIG_FILE}", "train"], 2, "unexpected words: train"),
         ([f"--config={CONFIG_FILE}", "--peak", "--parts"], 2, "choose one of --parts, --peak"),
-        ([f"--config={CONFIG_FILE}", "--parts", "--trace=x"], 2, "leave out --parts"),
+        ([f"--config={CONFIG_FILE}", "--parts", "--trace=x"], 2, "--parts has no use for --trace"),
+        ([f"--config={CONFIG_FILE}", "--parts", "--work=infer"], 2, "no use for --work"),
+        (["--peak", "--batch=3"], 2, "--peak has no use for --batch"),
+        ([f"--config={CONFIG_FILE}", "--parts", "--config.model.towers=2"], 1, "model.towers=1"),
         ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),
         ([f"--config={CONFIG_FILE}", "--config.optim.beta1=x"], 2, "optim.beta1 must be a number"),
     ],
@@ -266,7 +259,8 @@ def script(tmp_path, name, *rates, **fields):
 
 
 def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
-    ours, theirs = script(tmp_path, "A", 10, 30, 20), script(tmp_path, "B", 2, 10, 40)
+    ours = script(tmp_path, "A", 10, 30, 20)
+    theirs = script(tmp_path, "B", 2, 10, 40, peak_memory_bytes=200)
     record = versus.compare(ours, shlex.join(theirs), 3)
     assert (tmp_path / "log").read_text() == "ABABAB"
     assert record["ratios"] == [5.0, 3.0, 0.5]
@@ -275,15 +269,8 @@ def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
     assert record["ours"]["images_per_second"] == statistics.median(record["ours"]["runs"]) == 20
     assert record["theirs"]["images_per_second"] == 10
     assert record["theirs"]["runs"] == [2, 10, 40]
-    memory = [record[who]["peak_memory_bytes"] for who in ("ours", "theirs")]
-    assert min(memory) > 2**20 and record["memory_ratio"] == memory[0] / memory[1]
-
-
-def test_compare_believes_a_program_that_knows_its_memory(tmp_path):
-    ours = script(tmp_path, "A", 1.5, peak_memory_bytes=300)
-    theirs = script(tmp_path, "B", 3, peak_memory_bytes=200)
-    record = versus.compare(ours, shlex.join(theirs), 1)
-    assert record["memory_ratio"] == 1.5 and record["ratio"] == 0.5
+    memory = record["ours"]["peak_memory_bytes"]
+    assert memory > 2**20 and record["memory_ratio"] == memory / 200  # B states its own
 
 
 @pytest.mark.parametrize(
@@ -291,13 +278,10 @@ def test_compare_believes_a_program_that_knows_its_memory(tmp_path):
     [
         ("echo first >&2; echo the end >&2; exit 3", r"failed with code 3.*\n.*first\nthe end"),
         ("echo '{\"images_per_second\": 5}'; exit 1", "failed with code 1"),
-        ("echo hello", "printed no JSON line with a positive images_per_second"),
+        ("echo hello; echo [3]", "printed no JSON line with a positive images_per_second"),
         *(
-            (f"echo '{line}'", "no JSON line")
-            for line in (
-                *(f'{{"images_per_second": {rate}}}' for rate in (0, "NaN", "true")),
-                "[3]",
-            )
+            (f"echo '{{\"images_per_second\": {rate}}}'", "no JSON line")
+            for rate in (0, "NaN", "true")
         ),
     ],
 )

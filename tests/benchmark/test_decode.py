@@ -58,11 +58,12 @@ def test_the_command_prints_one_line(config, capsys):
     assert (record["work"], record["batch"], record["steps"]) == ("decode", 8, 2)
     assert record["image_size"] == [24, 24] and record["data"].startswith("folder=")
     assert record["images_per_second"] > 0 and record["images_per_cpu_second"] > 0
-    for more in ("--trace=x", "--parts"):
+    for more, said in (("--trace=x", "=decode has no use for --trace"), ("--parts", "for --work")):
         assert main.main(["hsvit", *words, more]) == 2
-        assert "leave out --trace and --parts" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
 
 
 def test_a_set_without_files_is_a_mistake(capsys):
-    assert main.main(["hsvit", "benchmark", "--config=c2a2:digits", "--work=decode"]) == 1
-    assert "digits are a part of the package" in capsys.readouterr().err
+    for name in ("digits", "cifar10"):
+        assert main.main(["hsvit", "benchmark", f"--config=c2a2:{name}", "--work=decode"]) == 1
+        assert f"{name} is published as arrays of pixels" in capsys.readouterr().err
