@@ -147,8 +147,8 @@ COMMANDS: Mapping[str, Command] = {
         "$ --config=configs/c4a8.py --devices=4096",
         (
             (flags.DEFINE_integer, "devices", None, "The most devices.", 1),
-            (flags.DEFINE_integer, "group", None, "Devices on the group axis."),
-            (flags.DEFINE_integer, "batch", None, "Examples per step."),
+            (flags.DEFINE_integer, "group", None, "Devices on the group axis.", 1),
+            (flags.DEFINE_integer, "batch", None, "Examples per step.", 1),
             (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices."),
             (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device."),
             (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message."),

@@ -22,6 +22,8 @@ from hsvit_jax.models.hsvit.sizes import HSViTConfig
 #: Plain data parallelism, then the three ways to spread one network.
 WAYS = ("data", "replicated", "sharded", "towers")
 
+CLS_TOKENS = "CLS tokens"  # sent for the smallest aggregate
+
 _FLOAT = 4  # bytes of parameters, gradients, moments and statistics, whatever the computation's
 
 
@@ -69,47 +71,6 @@ class Transfer:
     bytes: int
     calls: int
     what: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """FLOPs, bytes and transfers of one device in a step of `batch` images on data × group devices.
-
-    `forward` is an evaluation's, `step` a training step's. head_flops: the classifier's part of
-    forward_flops. sum_flops: of adding up the CLS tokens of the device's groups, not among them.
-    depthwise_flops: (forward, step) parts of depthwise convolutions, which the CPU's program
-    computes without a matrix product.
-    """
-
-    way: str
-    data: int
-    group: int
-    batch: int
-    forward_flops: int
-    step_flops: int
-    head_flops: int
-    sum_flops: int
-    depthwise_flops: tuple[int, int]
-    parameter_bytes: int
-    optimizer_bytes: int
-    activation_bytes: int
-    forward: tuple[Transfer, ...]
-    step: tuple[Transfer, ...]
-
-    @property
-    def devices(self) -> int:
-        """Devices of the mesh."""
-        return self.data * self.group
-
-    @property
-    def images_per_device(self) -> int:
-        """Images of the step on one device."""
-        return self.batch // self.data
-
-    @property
-    def memory_bytes(self) -> int:
-        """Parameters, their gradients, optimizer and averages, and activations."""
-        return 2 * self.parameter_bytes + self.optimizer_bytes + self.activation_bytes
 
 
 def by_axis_and_kind(transfers: Iterable[Transfer]) -> dict[tuple[str, str], int]:
@@ -171,17 +132,12 @@ def group_axis(way: str, network: Any, devices: int, group: int | None) -> int:
         group: the largest size; None for no limit.
 
     Raises:
-        ValueError: devices or group is below 1, or the network's groups (towers, kernels) do not
-            divide into `group`.
+        ValueError: the network's groups (towers, kernels) do not divide into `group`.
     """
-    if devices < 1:
-        raise ValueError(f"--devices must be at least 1; got {devices}")
-    if group is not None and group < 1:
-        raise ValueError(f"--group must be at least 1; got {group}")
     if way == "data":
         return 1
     limit = network.group_axis_limit
-    if group is not None and limit % group:
+    if limit % (group or 1):
         fitting = max(d for d in range(1, group) if limit % d == 0)
         raise ValueError(
             f"--group={group} does not divide the {limit} parts that the way {way!r} can spread: "
@@ -190,57 +146,54 @@ def group_axis(way: str, network: Any, devices: int, group: int | None) -> int:
     return math.gcd(devices, group or limit)
 
 
-def predict(
-    way: str,
-    network: Any,
-    *,
-    data: int,
-    group: int,
-    batch: int,
-    aggregate: str = "psum",
-    gradients: str = "float32",
-    moments: float = 2.0,
-) -> Cost:
-    """Predicts one device's share of a step.
+class Cost:
+    """Predicted FLOPs, bytes and transfers of one device in a step.
 
     Args:
+        way, network: see `networks`.
         data, group: sizes of the mesh's axes.
-        batch: images of the step on all devices.
+        batch: images of the step on all devices, a multiple of `data`.
         aggregate, gradients: see `mesh.spread`.
         moments: values kept for each parameter: those of the optimizer, and the moving average.
 
-    Raises:
-        ValueError: the batch does not split over `data`.
+    Attributes:
+        head_flops: the classifier's part of forward_flops.
+        sum_flops: of adding up the CLS tokens of the device's groups, not among forward_flops.
+        depthwise_flops: (forward, step) parts of depthwise convolutions, which the CPU's program
+            computes without a matrix product.
+        memory_bytes: parameters, their gradients, optimizer and averages, and activations.
+        forward, step: transfers of an evaluation and of a training step.
     """
-    if batch < 1 or batch % data:
-        raise ValueError(
-            f"a batch of {batch} does not split over {data} data-parallel devices: choose a "
-            f"multiple of {data} for --batch"
-        )
-    c, images, item = network.config, batch // data, network.dtype.itemsize
-    image = _ImageCosts(network, group)
-    head = c.embed_dim * c.num_classes
-    macs = image.trunk_macs + image.group_macs + head
-    held = _Parameters(network, group)
-    parameters = held.shared + held.split
-    forward = _forward(image, images, item, aggregate)
-    backward = _backward(image, images, item, data, held, gradients)
-    return Cost(
-        way=way,
-        data=data,
-        group=group,
-        batch=batch,
-        forward_flops=2 * images * macs,
-        step_flops=2 * images * (3 * macs - image.first_macs - image.outer_macs),
-        head_flops=2 * images * head,
-        sum_flops=images * c.groups // group * c.embed_dim,
-        depthwise_flops=(2 * images * image.depthwise_macs, 6 * images * image.depthwise_macs),
-        parameter_bytes=_FLOAT * parameters,
-        optimizer_bytes=round(_FLOAT * parameters * moments),
-        activation_bytes=images * item * image.activations,
-        forward=tuple(t for t in forward if t.devices > 1),
-        step=tuple(t for t in (*forward, *backward) if t.devices > 1),
-    )
+
+    def __init__(
+        self,
+        way: str,
+        network: Any,
+        *,
+        data: int,
+        group: int,
+        batch: int,
+        aggregate: str = "psum",
+        gradients: str = "float32",
+        moments: float = 2.0,
+    ) -> None:
+        self.way, self.data, self.group, self.devices = way, data, group, data * group
+        self.images_per_device = images = batch // data
+        c, share = network.config, _Share(network, group, images)
+        head = c.embed_dim * c.num_classes
+        macs = share.trunk_macs + share.group_macs + head
+        self.forward_flops = 2 * images * macs
+        self.step_flops = 2 * images * (3 * macs - share.first_macs - share.outer_macs)
+        self.head_flops = 2 * images * head
+        self.sum_flops = images * c.groups // group * c.embed_dim
+        self.depthwise_flops = tuple(n * images * share.depthwise_macs for n in (2, 6))
+        self.parameter_bytes = _FLOAT * (share.shared + share.split)
+        self.optimizer_bytes = round(self.parameter_bytes * moments)
+        self.activation_bytes = share.value * share.activations
+        self.memory_bytes = 2 * self.parameter_bytes + self.optimizer_bytes + self.activation_bytes
+        forward, backward = _forward(share, aggregate), _backward(share, data, gradients)
+        self.forward = [t for t in forward if t.devices > 1]
+        self.step = [t for t in (*forward, *backward) if t.devices > 1]
 
 
 class _Layer(NamedTuple):
@@ -269,12 +222,15 @@ def _layers(c: HSViTConfig) -> list[_Layer]:
     return layers if c.convolution else []
 
 
-class _ImageCosts:
-    """Costs of one image on one of `group` devices: multiply-adds, gathered maps, values kept."""
+class _Share:
+    """One of `group` devices: its parameters, and each image's multiply-adds, gathered maps and
+    values that are kept."""
 
-    def __init__(self, network: Any, group: int) -> None:
+    def __init__(self, network: Any, group: int, images: int) -> None:
         c = network.config
-        self.config, self.group = c, group
+        self.config, self.group, self.images = c, group, images
+        #: Bytes of one value of each image.
+        self.value = images * network.dtype.itemsize
         self.way = "towers" if c.towers > 1 else c.trunk
         self.towers = c.towers // group if c.towers > 1 else 1
         tower = c.tower if c.towers > 1 else c
@@ -309,6 +265,17 @@ class _ImageCosts:
         blocks = 7 * c.depth * c.groups // group * c.tokens * c.embed_dim if c.groups else 0
         embedded = self.towers * tokens * c.embed_dim
         self.activations = self.towers * maps + sum(self.gathered) + embedded + blocks
+        #: Parameters that all of the group axis share, of these `embed`, which project maps to
+        #: tokens, and those split over the axis.
+        self.shared = self.embed = self.split = 0
+        params, _ = jax.eval_shape(network.init, jax.random.key(0))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            names = tuple(str(k.key) for k in path)
+            if network.spread_axis(names) is None:
+                self.shared += leaf.size
+                self.embed += leaf.size if names[:2] == ("trunk", "embed") else 0
+            else:
+                self.split += leaf.size // group
 
 
 def _group_macs(c: HSViTConfig) -> int:
@@ -319,36 +286,22 @@ def _group_macs(c: HSViTConfig) -> int:
     return (c.depth - 1) * block + last_block
 
 
-class _Parameters:
-    """Parameters on one device: `shared` by all of the group axis, of these `embed`, which project
-    maps to tokens, and `split` over the axis."""
-
-    def __init__(self, network: Any, group: int) -> None:
-        params, _ = jax.eval_shape(network.init, jax.random.key(0))
-        self.shared = self.embed = self.split = 0
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-            names = tuple(str(k.key) for k in path)
-            if network.spread_axis(names) is None:
-                self.shared += leaf.size
-                self.embed += leaf.size if names[:2] == ("trunk", "embed") else 0
-            else:
-                self.split += leaf.size // group
-
-
-def _forward(image: _ImageCosts, images: int, item: int, aggregate: str) -> list[Transfer]:
+def _forward(share: _Share, aggregate: str) -> list[Transfer]:
     """Maps gathered between sharded convolutions, then the CLS tokens: the smallest aggregate."""
-    c, group, sent = image.config, image.group, []
-    if image.gathered:
-        size, calls = images * item * sum(image.gathered), len(image.gathered)
-        sent.append(Transfer("group", "all-gather", group, size, calls, "feature maps"))
-    size = images * c.embed_dim * item
+    c, group, sent = share.config, share.group, _gathers(share, "all-gather", "feature maps")
+    size = c.embed_dim * share.value
     if c.groups and aggregate == "psum":
-        sent.append(Transfer("group", "all-reduce", group, size, 1, "CLS tokens"))
+        sent.append(Transfer("group", "all-reduce", group, size, 1, CLS_TOKENS))
     elif c.groups and aggregate == "ordered":
-        sent.append(Transfer("group", "all-gather", group, c.groups * size, 1, "CLS tokens"))
+        sent.append(Transfer("group", "all-gather", group, c.groups * size, 1, CLS_TOKENS))
     elif c.groups:
-        sent += _compressed("group", group, images, 2 * c.embed_dim, "CLS tokens")
+        sent += _compressed("group", group, share.images, 2 * c.embed_dim, CLS_TOKENS)
     return sent
+
+
+def _gathers(share: _Share, kind: str, what: str) -> list[Transfer]:
+    size, calls = share.value * sum(share.gathered), len(share.gathered)
+    return [Transfer("group", kind, share.group, size, calls, what)] if calls else []
 
 
 def _compressed(axis: str, devices: int, rows: int, row: int, what: str) -> list[Transfer]:
@@ -357,35 +310,31 @@ def _compressed(axis: str, devices: int, rows: int, row: int, what: str) -> list
     return [Transfer(axis, kind, devices, size, 1, what) for kind in ("all-to-all", "all-gather")]
 
 
-def _backward(
-    image: _ImageCosts, images: int, item: int, data: int, held: _Parameters, gradients: str
-) -> list[Transfer]:
+def _backward(share: _Share, data: int, gradients: str) -> list[Transfer]:
     """Transfers that training adds: gradients of arrays shared over `group`, and over `data` the
     moments of BatchNorm with their gradients and the parameters'."""
-    c, group, sent = image.config, image.group, []
-    parameters, compressed = held.shared + held.split, gradients == "bf16" and data > 1
-    if image.gathered:
-        size, calls = images * item * sum(image.gathered), len(image.gathered)
-        sent.append(Transfer("group", "reduce-scatter", group, size, calls, "map gradients"))
-    if image.way == "replicated" and c.groups and c.convolution:
-        size = images * c.conv_channels[-1] * c.embed_dim * item
+    c, group = share.config, share.group
+    parameters, compressed = share.shared + share.split, gradients == "bf16" and data > 1
+    sent = _gathers(share, "reduce-scatter", "map gradients")
+    if share.way == "replicated" and c.groups and c.convolution:
+        size = c.conv_channels[-1] * c.embed_dim * share.value
         sent.append(Transfer("group", "all-reduce", group, size, 1, "token gradients"))
-    if image.norm_channels:
+    if share.norm_channels:
         # Forward: mean, then variance. Backward: scale and shift at once, then the variance's way
         # back to the mean; the gradients of scale and shift are those sums, or compressed.
-        size, calls = 5 * _FLOAT * sum(image.norm_channels), 4 * len(image.norm_channels)
+        size, calls = 5 * _FLOAT * sum(share.norm_channels), 4 * len(share.norm_channels)
         sent.append(Transfer("data", "all-reduce", data, size, calls, "BatchNorm"))
-        parameters -= 2 * sum(image.norm_channels)
-    if image.way == "sharded" and group > 1:
+        parameters -= 2 * sum(share.norm_channels)
+    if share.way == "sharded" and group > 1:
         # One projection for all devices' tokens: its gradient is a sum over both axes, at once
         # unless the sum over `data` is compressed.
         both = data > 1 and not compressed
         axis, devices = ("data+group", data * group) if both else ("group", group)
-        size = _FLOAT * held.embed
+        size = _FLOAT * share.embed
         sent.append(Transfer(axis, "all-reduce", devices, size, 1, "projection gradient"))
-        parameters -= held.embed
+        parameters -= share.embed
     if compressed:
-        for numbers in filter(None, (held.shared, held.split)):
+        for numbers in filter(None, (share.shared, share.split)):
             sent += _compressed("data", data, numbers, 2, "gradients")
     else:
         sent.append(Transfer("data", "all-reduce", data, _FLOAT * parameters, 1, "gradients"))

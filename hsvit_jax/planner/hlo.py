@@ -105,10 +105,7 @@ def compile_network(
         )
     # Machine code is not run, so it need not be fast; the program is optimised all the same.
     options = {"xla_backend_optimization_level": 0}
-    forward_program, step_program = (
-        read(p.compile(compiler_options=options), group) for p in programs
-    )
-    return forward_program, step_program
+    return tuple(read(p.compile(compiler_options=options), group) for p in programs)
 
 
 def read(compiled: Any, group: int) -> Program:
@@ -174,8 +171,7 @@ def overlaps(text: str, group: int) -> list[Overlap]:
     needs: list[int] = []  # of each instruction, itself and those it waits for: a bit for each
     flops, collectives = [], []
     for i, (_, _, _, rest) in enumerate(lines):
-        names = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
-        operands = [place[name] for name in names if name in place]
+        operands = [place[name] for name in _operands(rest) if name in place]
         needs.append(functools.reduce(operator.or_, (needs[j] for j in operands), 1 << i))
         inputs = [(*lines[j][:2], "parameter", "") for j in operands]
         flops.append(_count({**computations, "": [*inputs, lines[i]]}, "", group)[0])
@@ -220,14 +216,13 @@ def _integers(text: str) -> list[int]:
     return [int(n) for n in text.split(",") if n]
 
 
-def _operands(rest: str, shapes: dict[str, str]) -> list[list[int]]:
-    names = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
-    return [_sizes(shapes[name]) for name in names]
+def _operands(rest: str) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
 
 
 def _dot_flops(shape: str, rest: str, shapes: dict[str, str]) -> int:
     """Two for each element of the result and each contracted one."""
-    left = _operands(rest, shapes)[0]
+    left = _sizes(shapes[_operands(rest)[0]])
     axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[1]
     contracted = math.prod(left[axis] for axis in _integers(axes))
     return 2 * math.prod(_sizes(shape)) * contracted
@@ -235,7 +230,7 @@ def _dot_flops(shape: str, rest: str, shapes: dict[str, str]) -> int:
 
 def _convolution_flops(shape: str, rest: str, shapes: dict[str, str]) -> int:
     """Two for each element of the result and each of a kernel's weights, padding or not."""
-    kernel = _operands(rest, shapes)[1]
+    kernel = _sizes(shapes[_operands(rest)[1]])
     order = re.search(r"dim_labels=\w+_(\w+)->", rest)[1]
     weights = math.prod(n for n, axis in zip(kernel, order, strict=True) if axis != "o")
     return 2 * math.prod(_sizes(shape)) * weights

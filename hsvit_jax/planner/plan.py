@@ -52,8 +52,7 @@ def run(
         moments: values that the optimizer keeps for each parameter.
 
     Raises:
-        ValueError: devices below 1, a group that does not divide, an impossible machine, or too few
-            fake devices.
+        ValueError: a group that does not divide, an impossible machine, or too few fake devices.
     """
     result = plan(
         config,
@@ -91,16 +90,16 @@ def plan(
     layouts = [
         (way, n, costs.group_axis(way, network, n, group))
         for way, network in networks.items()
-        for n in (counts(devices) if devices > 1 else [devices])
+        for n in counts(devices)
     ]
     if batch is None:
         batch = math.lcm(config.train.batch, *(n // g for _, n, g in layouts))
     rows, left_out, alone = [], [], {}
     for way, n, axis in layouts:
-        if batch % (n // axis) and batch >= 1:
+        if batch % (n // axis):
             left_out.append({"way": way, "devices": n, "data": n // axis})
             continue
-        cost = costs.predict(
+        cost = costs.Cost(
             way,
             networks[way],
             data=n // axis,
@@ -133,7 +132,7 @@ def plan(
     if submodules in networks:
         network = networks[submodules]
         result["aggregate"] = [
-            _aggregate(row, network, machine)
+            _aggregate(row, machine)
             for row in rows
             if row["way"] == submodules and row["group"] > 1
         ]
@@ -159,17 +158,14 @@ def _row(cost: Cost, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _aggregate(row: dict[str, Any], network: Any, machine: Machine) -> dict[str, Any]:
+def _aggregate(row: dict[str, Any], machine: Machine) -> dict[str, Any]:
     """The time of the CLS tokens' sum in a forward pass, and the crossover: the FLOPs of an image
     that take as long."""
-    images, n = row["images_per_device"], row["group"]
-    size = images * network.config.embed_dim * network.dtype.itemsize
-    seconds = machine.seconds(Transfer("group", "all-reduce", n, size, 1, "CLS tokens"))
+    sent = [Transfer(**t) for t in row["transfers"] if t["what"] == costs.CLS_TOKENS]
+    seconds, images = sum(map(machine.seconds, sent)), row["images_per_device"]
     return {
-        "devices": row["devices"],
-        "group": n,
-        "images_per_device": images,
-        "bytes": size,
+        **{name: row[name] for name in ("devices", "group", "images_per_device")},
+        "bytes": sum(t.bytes for t in sent),
         "seconds": seconds,
         "forward_flops_per_image": row["forward_flops"] // images,
         "crossover_flops_per_image": seconds * machine.flops / images,
@@ -214,7 +210,7 @@ def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[
     larger network.
     """
     way = "towers" if network.config.towers > 1 else "replicated"
-    cost = costs.predict(way, network, data=1, group=network.group_axis_limit, batch=1)
+    cost = costs.Cost(way, network, data=1, group=network.group_axis_limit, batch=1)
     return [
         {
             "devices": k,
@@ -269,7 +265,7 @@ def compare(
     axis = costs.group_axis(way, network, devices, group)
     layout = {"data": devices // axis, "group": axis, "batch": VERIFY_BATCH}
     settings = {**layout, "aggregate": aggregate, "gradients": gradients}
-    cost = costs.predict(way, network, **settings)
+    cost = costs.Cost(way, network, **settings)
     forward, step = hlo.compile_network(network, **settings)
     rows = []
     for name, flops, depthwise, transfers, program in (

@@ -91,7 +91,7 @@ def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
     }
     return [
         "the smallest aggregate, one device's CLS sum in a forward pass: images × embedding × bytes"
-        " of a number, whatever the network's size.",
+        " of a number, whatever the network's size (mesh.aggregate=ordered: times the groups).",
         "Above the crossover a device computes longer than it takes, and the links are no limit:",
         *report.aligned(report.table(columns, rows)),
     ]

@@ -139,7 +139,7 @@ def test_costs_are_of_a_tile():
     assert sum(count for count, _ in rows.values()) == model_costs.parameters(network)
     whole = hsvit.TowerHSViT(dataclasses.replace(CONFIG, tiles=(1, 1)))
     tiled, dense = (
-        costs.predict("towers", n, data=1, group=8, batch=1).forward_flops for n in (network, whole)
+        costs.Cost("towers", n, data=1, group=8, batch=1).forward_flops for n in (network, whole)
     )
     assert tiled < 0.4 * dense
 

@@ -96,10 +96,10 @@ def test_the_plan_knows_it():
         for row in plan.compare(way, NETWORKS[way], 2):
             if not row["quantity"].startswith("activations"):
                 assert row["predicted"] == pytest.approx(row["compiled"], rel=0.01), row
-    cost = costs.predict("data", NETWORKS["replicated"], data=1, group=1, batch=1)
+    cost = costs.Cost("data", NETWORKS["replicated"], data=1, group=1, batch=1)
     by_hand = 2 * (32 * 9 * 4 + 8 * (25 * 4 + 9 * 8))
     assert cost.depthwise_flops == (by_hand, 3 * by_hand)
-    dense = costs.predict(
+    dense = costs.Cost(
         "data", hsvit.HSViT(dataclasses.replace(CONFIG, separable=False)), data=1, group=1, batch=1
     )
     assert dense.depthwise_flops == (0, 0) and dense.forward_flops > cost.forward_flops
