@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -84,27 +85,17 @@ class Server:
         self._requests = self._bytes = 0
         self._last: Answer | None = None
         self._metrics = prometheus.CollectorRegistry()
-        self._answered = prometheus.Counter(
-            "hsvit_requests", "Requests by status.", ["status"], registry=self._metrics
+        counter, gauge, histogram = (
+            functools.partial(kind, registry=self._metrics)
+            for kind in (prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
         )
-        self._seconds = prometheus.Histogram(
-            "hsvit_request_seconds", "Seconds of answered requests.", registry=self._metrics
-        )
-        self._images = prometheus.Counter(
-            "hsvit_images", "Images classified.", registry=self._metrics
-        )
-        self._votes = prometheus.Gauge(
-            "hsvit_votes", "Groups that voted on the last image.", registry=self._metrics
-        )
-        self._parts = prometheus.Gauge(
-            "hsvit_part_answered",
-            "Whether a part answered the last batch.",
-            ["part"],
-            registry=self._metrics,
-        )
-        waiting = prometheus.Gauge(
-            "hsvit_queue_images", "Images that wait.", registry=self._metrics
-        )
+        self._answered = counter("hsvit_requests", "Requests by status.", ["status"])
+        self._seconds = histogram("hsvit_request_seconds", "Seconds of answered requests.")
+        self._images = counter("hsvit_images", "Images classified.")
+        self._votes = gauge("hsvit_votes", "Groups that voted on the last image.")
+        answered = "Whether a part answered the last batch."
+        self._parts = gauge("hsvit_part_answered", answered, ["part"])
+        waiting = gauge("hsvit_queue_images", "Images that wait.")
         waiting.set_function(lambda: len(batcher))
         routes = [Route(path, self._file) for path in _FILES]
         routes += [
