@@ -30,11 +30,8 @@ size and cut to its centre (see data/images.py), not from the file's own pixels.
     python -m hsvit_jax.main --config=configs/backbone.py:mobilenet_v2_1.4,folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("hsvit_backbone", argument)
+get_config = partial(variants.get_config, "hsvit_backbone")

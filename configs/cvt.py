@@ -21,11 +21,8 @@ Tiny-ImageNet (table 2, note 2; the authors' script for Tiny-ImageNet leaves CvT
     python -m hsvit_jax.main --config=configs/cvt.py:folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("cvt", argument)
+get_config = partial(variants.get_config, "cvt")

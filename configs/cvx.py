@@ -28,11 +28,8 @@ converted from the authors' weights computes as theirs does (True).
     python -m hsvit_jax.main --config=configs/cvx.py:folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("cvx", argument)
+get_config = partial(variants.get_config, "cvx")

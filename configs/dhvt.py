@@ -34,11 +34,8 @@ normalised as ImageNet's, BatchNorm goes on averaging, no layer decays.
     python -m hsvit_jax.main --config=configs/dhvt.py:t,finetune,cifar100 --config.init.from=PATH
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("dhvt", argument)
+get_config = partial(variants.get_config, "dhvt")

@@ -16,11 +16,8 @@ to 64 px there. At 32 px the last map is one pixel, and attention has nothing to
     python -m hsvit_jax.main --config=configs/efficientformer.py:folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("efficientformer", argument)
+get_config = partial(variants.get_config, "efficientformer")

@@ -20,11 +20,8 @@ weights is left out. BatchNorm stands before the classifier: a batch of two imag
     python -m hsvit_jax.main --config=configs/efficientvit.py:folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("efficientvit", argument)
+get_config = partial(variants.get_config, "efficientvit")

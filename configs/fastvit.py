@@ -21,11 +21,8 @@ every data set; MA36's MixUp of 0.8 is left out (0.2, as for the others).
     python -m hsvit_jax.main --config=configs/fastvit.py:sa36,folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("fastvit", argument)
+get_config = partial(variants.get_config, "fastvit")

@@ -33,11 +33,8 @@ The patch is 16 from 112 px on, else the largest that leaves 7×7 tokens: 4 at 2
     python -m hsvit_jax.main --config=configs/hvt.py:folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("hvt", argument)
+get_config = partial(variants.get_config, "hvt")

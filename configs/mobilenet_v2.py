@@ -19,11 +19,8 @@ The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py)
     python -m hsvit_jax.main --config=configs/mobilenet_v2.py:folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("mobilenet_v2", argument)
+get_config = partial(variants.get_config, "mobilenet_v2")

@@ -20,11 +20,8 @@ is left to stride over, and it says so.
     python -m hsvit_jax.main --config=configs/resnet.py:18,folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("resnet", argument)
+get_config = partial(variants.get_config, "resnet")

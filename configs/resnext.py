@@ -17,11 +17,8 @@ what it leaves out). The network divides a side by 32: below 17 px nothing is le
     python -m hsvit_jax.main --config=configs/resnext.py:folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("resnext", argument)
+get_config = partial(variants.get_config, "resnext")

@@ -19,11 +19,8 @@ The recipe `paper` is that of the authors' scripts for ImageNet, at 224 px for e
     python -m hsvit_jax.main --config=configs/smt.py:s,folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("smt", argument)
+get_config = partial(variants.get_config, "smt")

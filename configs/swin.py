@@ -22,11 +22,8 @@ image, of at least 32 px; a window is cut to a map that is smaller.
     python -m hsvit_jax.main --config=configs/swin.py:s,folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("swin", argument)
+get_config = partial(variants.get_config, "swin")

@@ -24,11 +24,8 @@ weights need `model.qk_scale` = width^-0.5, 0.05103103630798288 for T2T-ViT-14.
     python -m hsvit_jax.main --config=configs/t2t.py:7,folder=my_images
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("t2t", argument)
+get_config = partial(variants.get_config, "t2t")

@@ -18,11 +18,8 @@ for Food-101 with 16, as in the authors' scripts.
     python -m hsvit_jax.main --config=configs/vit.py:b-patch16,imagenet
 """
 
-import ml_collections
+from functools import partial
 
-from hsvit_jax.config import variants as _variants
+from hsvit_jax.config import variants
 
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: variant, data set, recipe, switches, by commas (`hsvit_jax.config.variants`)."""
-    return _variants.get_config("vit", argument)
+get_config = partial(variants.get_config, "vit")
