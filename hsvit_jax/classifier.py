@@ -5,7 +5,7 @@ Networks, and Flax with them, are imported where one is built: that takes as lon
 
 import dataclasses
 import os
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ class Classifier:
         images_BHWC, one = self._fitted(images)
         if not len(images_BHWC):
             return np.zeros((0, len(self.class_names)), np.float32)
-        forward = self._forward
         batch, count = batch or config_lib.eval_batch(self.config), len(images_BHWC)
         size = min(batch, 1 << (count - 1).bit_length())
         if size > count:  # few sizes of batches, as each is compiled
@@ -81,7 +80,7 @@ class Classifier:
         split = data.Split(np.zeros(len(images_BHWC), np.int32), images_BHWC)
         out = []
         for part, _, valid in evaluate.padded_batches(split, batch, self.mesh.shape["data"]):
-            logits = forward(self.params, self.stats, mesh_lib.put_batch(self.mesh, part))
+            logits = self._forward(self.params, self.stats, mesh_lib.put_batch(self.mesh, part))
             out.append(np.asarray(logits)[valid])
         logits_BK = np.concatenate(out)[:count]
         return logits_BK[0] if one else logits_BK
@@ -94,20 +93,18 @@ class Classifier:
         path_or_picture = isinstance(images, str | bytes | os.PathLike) or hasattr(images, "mode")
         one = path_or_picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
         every = [images] if one else images
-        fit = self.config.data.get("fit", "crop")
+        fit = self.config.data.fit
         fitted = [data.fit_image(image, size, channels, fit) for image in every]
         return np.stack(fitted) if fitted else np.zeros((0, *size, channels), np.uint8), one
 
-    @property
+    @cached_property
     def _forward(self) -> Any:
         """The forward pass, compiled once for each instance."""
-        if "forward" not in self.__dict__:
-            from hsvit_jax.train.evaluate import make_forward as make
+        from hsvit_jax.train import evaluate
 
-            forward = make(self.model, self.mesh, self.config, self.aggregate)
-            whole = mesh_lib.replicated(self.mesh)  # every process has the answers
-            self.__dict__["forward"] = jax.jit(forward, out_shardings=whole)
-        return self.__dict__["forward"]
+        forward = evaluate.make_forward(self.model, self.mesh, self.config, self.aggregate)
+        whole = mesh_lib.replicated(self.mesh)  # every process has the answers
+        return jax.jit(forward, out_shardings=whole)
 
     def predict(self, images: Any) -> np.ndarray:
         """Computes class probabilities, float32 (B, K), of one image (K,); `logits` has images."""
@@ -124,31 +121,25 @@ class Classifier:
         Returns:
           float32 (B, D), of one image (D,).
         """
-        if "embedder" not in self.__dict__:
-            self.__dict__["embedder"] = self._embedder()
-        return self.__dict__["embedder"].logits(images)
+        return self._embedder.logits(images)
 
+    @cached_property
     def _embedder(self) -> "Classifier":
         """The same network with the identity for a classifier: its logits are embeddings."""
-        ours = jax.eval_shape(self.model.init, jax.random.key(0))[0]
-        other = self.model.resized(num_classes=len(self.class_names) + 1)
-        more = jax.eval_shape(other.init, jax.random.key(0))[0]
-        width = max(
-            x.shape[0]
-            for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(more), strict=True)
-            if x.shape != y.shape and len(x.shape) == 2
-        )
-        model = self.model.resized(num_classes=width)
-        wanted = jax.eval_shape(model.init, jax.random.key(0))[0]
-
-        def replaced(leaf: jax.Array, old: Any, other: Any, new: Any) -> Any:
-            if old.shape == other.shape:
-                return leaf
-            identity = np.eye(width) if len(new.shape) == 2 else np.zeros(new.shape)
-            return identity.astype(new.dtype)
-
         fetched = mesh_lib.fetch(self.mesh, self.params)
-        params = jax.tree.map(replaced, fetched, ours, more, wanted)
+        other = self.model.resized(num_classes=len(self.class_names) + 1)
+        other_params, _ = jax.eval_shape(other.init, jax.random.key(0))
+        of_classes = jax.tree.map(lambda x, y: x.shape != y.shape, fetched, other_params)
+        leaves = zip(jax.tree.leaves(fetched), jax.tree.leaves(of_classes), strict=True)
+        width = max(len(leaf) for leaf, changes in leaves if changes and leaf.ndim == 2)
+
+        def replaced(leaf: jax.Array, changes: bool) -> Any:
+            if not changes:
+                return leaf
+            return np.eye(width, dtype=np.float32) if leaf.ndim == 2 else np.zeros(width, "f")
+
+        model = self.model.resized(num_classes=width)
+        params = jax.tree.map(replaced, fetched, of_classes)
         params = mesh_lib.place(self.mesh, params, model)
         names = tuple(map(str, range(width)))
         return dataclasses.replace(self, model=model, params=params, class_names=names)
@@ -165,13 +156,15 @@ class Classifier:
         Raises:
           ValueError: the network has nothing to show.
         """
+        images_BHWC, one = self._fitted(images)
+        found = [self._viewer(image_HWC) for image_HWC in images_BHWC]
+        return found[0] if one else found
+
+    @cached_property
+    def _viewer(self) -> Any:
         from hsvit_jax import views
 
-        if "viewer" not in self.__dict__:
-            self.__dict__["viewer"] = views.Viewer(self)
-        images_BHWC, one = self._fitted(images)
-        found = [self.__dict__["viewer"](image_HWC) for image_HWC in images_BHWC]
-        return found[0] if one else found
+        return views.Viewer(self)
 
     def cut(self, count: int) -> tuple[list[Any], Any]:
         """Cuts an HSViT into parts that can run apart, and the head (`models.hsvit.parts`).
@@ -184,9 +177,9 @@ class Classifier:
         """
         from hsvit_jax.models.hsvit import parts
 
-        mean, std = tuple(self.config.data.mean), tuple(self.config.data.std)
         params, stats = mesh_lib.fetch(self.mesh, (self.params, self.stats))
-        normalise = partial(augment.normalise, mean=mean, std=std)
+        pixels = self.config.data
+        normalise = partial(augment.normalise, mean=pixels.mean, std=pixels.std)
         return parts.cut(self.model, params, stats, count, normalise)
 
     def fused(self) -> "Classifier":
@@ -225,8 +218,7 @@ class Classifier:
 
     def read(self, path: str | Path) -> np.ndarray:
         """Reads an image file at the network's size, uint8 (H, W, C). Raises BadImage."""
-        fit = self.config.data.get("fit", "crop")
-        return data.read_image(path, self.image_size, self.channels, fit=fit)
+        return data.read_image(path, self.image_size, self.channels, fit=self.config.data.fit)
 
 
 def load(
@@ -264,17 +256,9 @@ def load(
     mesh = mesh_lib.make(group, data, groups=stored.model.group_axis_limit, devices=devices)
     network = {"params": stored.params, "stats": stored.stats}
     placed = mesh_lib.place(mesh, network, stored.model)
-    return Classifier(
-        stored.config,
-        stored.class_names,
-        stored.model,
-        placed["params"],
-        placed["stats"],
-        stored.step,
-        mesh,
-        stored.fingerprint,
-        aggregate,
-    )
+    about = (stored.config, stored.class_names, stored.model)
+    more = {"step": stored.step, "fingerprint": stored.fingerprint, "aggregate": aggregate}
+    return Classifier(*about, **placed, mesh=mesh, **more)
 
 
 def build_model(

@@ -130,8 +130,7 @@ def selection(config: ml_collections.ConfigDict) -> tuple[str, str]:
 def eval_batch(config: ml_collections.ConfigDict) -> int:
     """Batch size of evaluation: eval.batch, or what the training step computes at a time, which
     needs more memory."""
-    # Configurations of older checkpoints have no train.accumulate.
-    return config.eval.batch or config.train.batch // config.train.get("accumulate", 1)
+    return config.eval.batch or config.train.batch // config.train.accumulate
 
 
 def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
