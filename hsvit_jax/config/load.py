@@ -60,7 +60,7 @@ def named_model(name: str) -> dict[str, Any]:
     Raises ValueError for an unknown name.
     """
     if name in variants.SIBLINGS:
-        return variants.model_section(name)
+        return FAMILIES[name].settings()
     if name not in _NAMES:
         raise ValueError(
             f"unknown network {name!r}.{keys.nearest(name, _NAMES)} "
@@ -115,9 +115,9 @@ def _check_keys(config: Any, path: Path) -> None:
         )
     given = dict(keys.leaves(config))
     family, variant = given.get("model.family", "hsvit"), given.get("model.variant", "")
-    is_known = family in FAMILIES and variant in FAMILIES[family].variants
     try:
-        model = variants.model_section(family, variant if is_known else "")
+        record = variants.family_of(family)
+        model = record.settings(variant if variant in record.variants else "")
         expected = [key for key, _ in keys.leaves(defaults.base(None, model))]
         for key in given:
             if key not in expected:

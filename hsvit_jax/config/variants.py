@@ -6,7 +6,6 @@ order; `configs/hvt.py:s-4` by its name. All other words are those of `defaults.
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import ml_collections
 
@@ -31,34 +30,25 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
       ValueError: a word is unknown, the words name no variant of the family or several, or the
         family is unknown.
     """
-    variant, rest = split(family, argument)
-    model, (data, recipe, _) = model_section(family, variant), defaults.parse_argument(rest)
+    record = family_of(family)
+    variant, rest = _split(record, argument)
+    model, (data, recipe, _) = record.settings(variant), defaults.parse_argument(rest)
     if data == "digits" and recipe != "paper":
-        model |= FAMILIES[family].digits(model)
+        model |= record.digits(model)
     return defaults.base(rest, model)
 
 
-def model_section(family: str, variant: str = "") -> dict[str, Any]:
-    """The `model` section of a variant, the default one if it is empty.
-
-    Raises ValueError for an unknown family or variant.
-    """
-    if family not in FAMILIES:
-        near = keys.nearest(family, FAMILIES)
-        raise ValueError(f"unknown family {family!r}.{near} Known: {keys.few(FAMILIES)}")
-    names = FAMILIES[family].variants
-    if variant and variant not in names:
-        near = keys.nearest(variant, names)
-        raise ValueError(f"unknown {family} variant {variant!r}.{near} {_known(family)}")
-    return FAMILIES[family].settings(variant)
+def family_of(name: str) -> Family:
+    """The record of a family. Raises ValueError for an unknown name."""
+    if name not in FAMILIES:
+        near = keys.nearest(name, FAMILIES)
+        raise ValueError(f"unknown family {name!r}.{near} Known: {keys.few(FAMILIES)}")
+    return FAMILIES[name]
 
 
-def split(family: str, argument: str | None) -> tuple[str, str]:
-    """Separates the text after the colon into the variant and the other words, with commas.
-
-    Raises ValueError as `get_config`.
-    """
-    names = tuple(FAMILIES[family].variants)
+def _split(record: Family, argument: str | None) -> tuple[str, str]:
+    """Separates the text after the colon into the variant and the other words, with commas."""
+    names = tuple(record.variants)
     known = {part for name in names for part in _parts(name)}
     variant, rest = [], []
     for word in filter(None, (w.strip() for w in (argument or "").split(","))):
@@ -70,23 +60,24 @@ def split(family: str, argument: str | None) -> tuple[str, str]:
             common = (*defaults.DATA_SETS, *defaults.RECIPES, *defaults.SWITCHES)
             near = keys.nearest(word, (*names, *sorted(known), *common))
             raise ValueError(
-                f"unknown word {word!r} after the colon.{near} {_known(family)}; other words: "
+                f"unknown word {word!r} after the colon.{near} {_known(record)}; other words: "
                 f"{keys.few(common)}"
             )
-    return _variant(family, names, variant, "finetune" in rest), ",".join(rest)
+    return _variant(record, variant, "finetune" in rest), ",".join(rest)
 
 
 def _parts(name: str) -> list[str]:
     return re.split("[-_]", name)
 
 
-def _variant(family: str, names: tuple[str, ...], words: list[str], finetuned: bool) -> str:
+def _variant(record: Family, words: list[str], finetuned: bool) -> str:
     """The one variant with just these parts; their order decides between several.
 
     For fine-tuning also the one of these parts and others whose weights have an image size.
     """
     if not words:
-        return FAMILIES[family].default_variant
+        return record.default_variant
+    names = record.variants
     parts = [part for word in words for part in _parts(word)]
     same = [name for name in names if sorted(_parts(name)) == sorted(parts)]
     exact = [name for name in same if _parts(name) == parts]
@@ -94,17 +85,17 @@ def _variant(family: str, names: tuple[str, ...], words: list[str], finetuned: b
         return (exact or same)[0]
     wanted = ",".join(words)
     wider = same or [name for name in names if not set(parts) - set(_parts(name))]
-    native = [name for name in wider if finetuned and name in FAMILIES[family].native_sizes]
+    native = [name for name in wider if finetuned and name in record.native_sizes]
     if len(native) == 1:
         return native[0]
     if wider:
         raise ValueError(
-            f"{wanted} could be {keys.few(wider, ' or ')}: name one of them after {family}.py:, "
-            "whole or by its parts"
+            f"{wanted} could be {keys.few(wider, ' or ')}: name one of them after "
+            f"{record.name}.py:, whole or by its parts"
         )
     near = keys.nearest("_".join(parts), names)
-    raise ValueError(f"{wanted} names no variant of {family}.{near} {_known(family)}")
+    raise ValueError(f"{wanted} names no variant of {record.name}.{near} {_known(record)}")
 
 
-def _known(family: str) -> str:
-    return f"Known variants of {family}: {keys.few(FAMILIES[family].variants)}"
+def _known(record: Family) -> str:
+    return f"Known variants of {record.name}: {keys.few(record.variants)}"

@@ -73,14 +73,10 @@ def test_words_that_do_not_are_told(spec, message):
         config_lib.get_config(spec)
 
 
-def test_a_section_by_family_and_variant():
-    assert variants.model_section("hvt")["variant"] == "s-4"
-    assert config_lib.named_model("ccx") == variants.model_section("ccx", "ccn")
+def test_a_section_by_family():
+    assert config_lib.named_model("ccx") == models.FAMILIES["ccx"].settings("ccn")
     with pytest.raises(ValueError, match=r"unknown family 'viit'. Did you mean vit\?"):
-        variants.model_section("viit")
-    with pytest.raises(ValueError, match=r"unknown deit variant 'ti-nocl'. Did you mean ti-nocls"):
-        variants.model_section("deit", "ti-nocl")
-    assert set(FAMILIES) == set(models.FAMILIES) - {"hsvit"}
+        variants.get_config("viit")
 
 
 @pytest.mark.parametrize(

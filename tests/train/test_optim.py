@@ -13,7 +13,6 @@ import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import models, train
-from hsvit_jax.config import variants
 from hsvit_jax.train import optim
 
 
@@ -156,7 +155,7 @@ def test_muon_leaves_depthwise_kernels_to_adam():
     separable = muon_shapes(small_network(model__convolution="separable"))
     assert "trunk.blocks.1.kernels.1" in separable
     assert not any("depthwise" in name for name in separable)
-    settings = {"dtype": "float32", **variants.model_section("ccx")}
+    settings = {"dtype": "float32", **models.FAMILIES["ccx"].settings()}
     ccn = muon_shapes(models.build(settings, image_size=(32, 32), channels=3, num_classes=10))
     assert {name.rpartition(".")[2] for name in ccn} == {"kernel"}  # no residual_kernel
 
