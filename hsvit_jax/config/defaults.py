@@ -12,6 +12,7 @@ from operator import getitem
 from typing import Any
 
 import ml_collections
+from flax import traverse_util
 
 from hsvit_jax.config import keys, recipes
 from hsvit_jax.models import FAMILIES
@@ -40,89 +41,6 @@ _ABLATIONS = ("conv_only", "attention_only")  # of hsvit
 
 #: optim.warmup_epochs that is not set by hand: see `derived.with_warmup`.
 AUTOMATIC = -1.0
-
-#: All keys outside `model`, with the strong recipe.
-STRONG: Mapping[str, Any] = {
-    "seed": 0,
-    "recipe": "strong",
-    "by_hand": (),  # keys that were set in so many words, which `derived.for_few_images` leaves
-    "data": {
-        "name": "cifar10",
-        "dir": "",  # empty: $HSVIT_DATA_DIR, or a folder in the user's cache
-        "fit": "crop",  # or 'pad', 'stretch'
-        "image_size": (),  # the next five follow from the data set when left empty
-        "channels": 0,
-        "num_classes": 0,
-        "mean": (),
-        "std": (),
-        "val_fraction": 0.1,
-        "fraction": 1.0,
-        "balance": "none",  # or 'weights', 'sample'
-        "repeats": 1,
-        "on_bad_image": "error",  # or 'skip', with a warning
-    },
-    "augment": {
-        "crop_padding": 4,
-        "flip": True,
-        "rand_augment_ops": 2,
-        "rand_augment_magnitude": 9,
-        "rand_augment_kind": "torchvision",  # or 'timm'
-        "trivial_augment": False,
-        "random_resized_crop": (),  # or the least and largest share of the area, 0.08,1
-        "erasing": 0.25,
-        "erasing_noise": False,
-        "mixup": 0.8,
-        "cutmix": 1.0,
-        "mix_probability": 0.5,
-        "label_smoothing": 0.1,
-    },
-    "train": {
-        "batch": 128,
-        "epochs": 100.0,
-        "steps": 0,  # instead of epochs (then epochs is 0)
-        "accumulate": 1,
-        "log_every": 10,
-        "loggers": ("tensorboard",),
-        "eval_every": 1,  # epochs
-        "ema_decay": 0.999,
-        "bad_steps_limit": 3,  # non-finite steps in a row before stopping
-        "select_on": "val",  # split that chooses the best checkpoint; 'test' only on request
-        "patience": 0,
-    },
-    "eval": {
-        "batch": 0,  # see `derived.eval_batch`
-        "tta": "none",
-    },
-    "optim": {
-        "name": "adamw",
-        "learning_rate": 1e-3,
-        "weight_decay": 0.05,
-        "decay_all": False,
-        "warmup_epochs": AUTOMATIC,
-        "schedule": "cosine",
-        "cosine_per": "step",
-        "layer_decay": 1.0,
-        "clip_norm": 1.0,
-        "beta1": 0.9,
-        "beta2": 0.999,
-    },
-    "init": {
-        "from": "",  # a run's or checkpoint folder, a file of weights, zoo:NAME or hub:OWNER/NAME
-        "classifier": "keep",  # or 'new' for other classes, 'drop_first' for a background class
-        "stem": "keep",  # or 'refit' for other image channels
-        "positions": "keep",  # or 'resize' for another image size
-        "whiten": False,  # the first convolution of random weights, of hsvit
-        "freeze": "",  # parts of the network that are not trained, separated by commas
-        "cache": "",  # a folder for the outputs of the frozen parts, computed once
-    },
-    "mesh": {
-        "group": 1,
-        "data": -1,
-        "aggregate": "psum",  # of CLS tokens over group; or 'ordered', 'bf16'
-        "gradients": "float32",  # sent over data; or 'bf16'
-    },
-    "checkpoint": {"every": 1, "keep_latest": 2, "keep_best": 1},  # every: epochs
-}
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
 
@@ -190,7 +108,8 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
 
 def plain(data: str, recipe: str, model: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The configuration of a data set, a recipe and a `model` section, before any switch."""
-    config = ml_collections.ConfigDict(STRONG)
+    strong = {path: key.initial for path, key in keys.KEYS.items()}
+    config = ml_collections.ConfigDict(traverse_util.unflatten_dict(strong, sep="."))
     config.recipe, config.data.name = recipe, data
     family = model.get("family", "hsvit")
     sizes = FAMILIES[family].defaults if family == "hsvit" else {}

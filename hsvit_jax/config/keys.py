@@ -1,8 +1,8 @@
-"""The table of configuration keys: meaning, type and range of each.
+"""The table of configuration keys: meaning, type, range and default of each.
 
-Validation, the parsing of `--config.KEY=VALUE`, `--help` and the tables in docs/ derive from it. A
-value outside its key's range is refused before anything is loaded or built; a conflict with data,
-devices or other sizes is refused where these are known.
+The default configuration, validation, the parsing of `--config.KEY=VALUE`, `--help` and the tables
+in docs/ derive from it. A value outside its key's range is refused before anything is loaded or
+built; a conflict with data, devices or other sizes is refused where these are known.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import difflib
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import ml_collections
@@ -23,27 +24,38 @@ _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """The meaning and the range of a key.
+    """The meaning, the range and the default of a key.
 
     Attributes:
       meaning: a phrase, without a full stop.
-      kind: int, float, bool or str.
       low, high: the range of a number, its ends included.
+      kind: int, float, bool or str.
       above, below: the range of a number, its ends left out.
       besides: special values outside the range.
       choices: all values of an enumeration; () for other keys.
       several: whether the value is a tuple of such values.
+      default: the strong recipe's value, where it is not the one that `initial` falls back on.
     """
 
     meaning: str
-    kind: type
     low: float = -math.inf
     high: float = math.inf
+    kind: type = float
     above: float = -math.inf
     below: float = math.inf
     besides: tuple[float, ...] = ()
     choices: tuple[Any, ...] = ()
     several: bool = False
+    default: Any = None
+
+    @property
+    def initial(self) -> Any:
+        """The value by the strong recipe: the default, or else the lowest, first or empty one."""
+        if self.default is not None or self.several:
+            return () if self.default is None else self.default
+        if self.choices:
+            return self.choices[0]
+        return self.kind(self.low) if self.kind in (int, float) else self.kind()
 
     @property
     def expected(self) -> str:
@@ -105,71 +117,38 @@ class Key:
         return self.kind(text)
 
 
-def _whole(meaning: str, low: int, high: int, *besides: int) -> Key:
-    return Key(meaning, int, low=low, high=high, besides=besides)
+_whole = partial(Key, kind=int)
+_number = partial(Key, kind=float)
+_positive = partial(Key, kind=float, above=0.0)
+_rate = partial(Key, kind=float, low=0.0, below=1.0)
+_flag = partial(Key, kind=bool)
+_text = partial(Key, kind=str)
+_width = partial(_whole, low=1, high=2**16)
+_depth = partial(_whole, low=1, high=256)
+_kernel = partial(_whole, low=1, high=255)
+_stride = partial(_whole, low=1, high=256)
+_ratio = partial(_positive, high=64.0)
 
 
-def _number(meaning: str, low: float, high: float, *besides: float) -> Key:
-    return Key(meaning, float, low=low, high=high, besides=besides)
+def _choice(meaning: str, *choices: Any, default: Any = None) -> Key:
+    return Key(meaning, kind=type(choices[0]), choices=choices, default=default)
 
 
-def _positive(meaning: str, high: float) -> Key:
-    return Key(meaning, float, above=0.0, high=high)
+def _each(key: Key, default: Any = None) -> Key:
+    return dataclasses.replace(key, several=True, default=default)
 
 
-def _rate(meaning: str) -> Key:
-    return Key(meaning, float, low=0.0, below=1.0)
-
-
-def _flag(meaning: str) -> Key:
-    return Key(meaning, bool)
-
-
-def _text(meaning: str) -> Key:
-    return Key(meaning, str)
-
-
-def _choice(meaning: str, *choices: Any) -> Key:
-    return Key(meaning, type(choices[0]), choices=choices)
-
-
-def _each(key: Key) -> Key:
-    return dataclasses.replace(key, several=True)
-
-
-def _width(meaning: str, low: int = 1) -> Key:
-    return _whole(meaning, low, 2**16)
-
-
-def _depth(meaning: str, low: int = 1) -> Key:
-    return _whole(meaning, low, 256)
-
-
-def _kernel(meaning: str, low: int = 1) -> Key:
-    return _whole(meaning, low, 255)
-
-
-def _stride(meaning: str) -> Key:
-    return _whole(meaning, 1, 256)
-
-
-def _ratio(meaning: str) -> Key:
-    return _positive(meaning, 64.0)
-
-
-#: Keys outside `model`.
+#: Keys outside `model`, with the strong recipe.
 KEYS: Mapping[str, Key] = {
     "seed": _whole("seed of every random number of the run", 0, 2**32 - 1),
     "recipe": _choice(
         "recipe of training and augmentation, named after the colon",
-        "strong",
-        "fast",
-        "paper",
-        "small",
-        "finetune",
+        *("strong", "fast", "paper", "small", "finetune"),
     ),
     "by_hand": _each(_text("keys set by hand, which the recipe small leaves as they are")),
-    "data.name": _text("data set: a name, folder=PATH, csv=PATH, hf=NAME or tfds=NAME"),
+    "data.name": _text(
+        "data set: a name, folder=PATH, csv=PATH, hf=NAME or tfds=NAME", default="cifar10"
+    ),
     "data.dir": _text("directory of data sets; empty: $HSVIT_DATA_DIR, or the user's cache"),
     "data.fit": _choice(
         "fitting of photos: cropped, padded with black, or stretched to the image size",
@@ -183,14 +162,17 @@ KEYS: Mapping[str, Key] = {
     "data.mean": _each(
         _number("mean of each channel, pixels in [0, 1]; empty: the data set's", 0.0, 1.0)
     ),
-    "data.std": _each(_positive("standard deviation of each channel; empty: the data set's", 1.0)),
+    "data.std": _each(
+        _positive("standard deviation of each channel; empty: the data set's", high=1.0)
+    ),
     "data.val_fraction": _number(
-        "fraction of the training images held out for validation", 0.0, 0.8
+        "fraction of the training images held out for validation", 0.0, 0.8, default=0.1
     ),
     "data.fraction": _positive(
         "fraction of each class's training and validation images that is used; smaller ones lie "
         "within larger ones",
-        1.0,
+        high=1.0,
+        default=1.0,
     ),
     "data.balance": _choice(
         "for uneven classes: weights in the loss, or equally many draws of each class",
@@ -200,36 +182,45 @@ KEYS: Mapping[str, Key] = {
         "repeated augmentation: how often an epoch shows an image, of 1/n of the images", 1, 64
     ),
     "data.on_bad_image": _choice("reaction to an unreadable image", "error", "skip"),
-    "augment.crop_padding": _whole("padding in pixels before a random crop", 0, 4096),
+    "augment.crop_padding": _whole("padding in pixels before a random crop", 0, 4096, default=4),
     "augment.random_resized_crop": _each(
-        _positive("smallest and largest area of a random resized crop; empty: none", 1)
+        _positive("smallest and largest area of a random resized crop; empty: none", high=1)
     ),
-    "augment.flip": _flag("random horizontal flips"),
-    "augment.rand_augment_ops": _whole("RandAugment operations per image; 0: none", 0, 64),
-    "augment.rand_augment_magnitude": _whole("RandAugment magnitude", 0, 30),
+    "augment.flip": _flag("random horizontal flips", default=True),
+    "augment.rand_augment_ops": _whole(
+        "RandAugment operations per image; 0: none", 0, 64, default=2
+    ),
+    "augment.rand_augment_magnitude": _whole("RandAugment magnitude", 0, 30, default=9),
     "augment.rand_augment_kind": _choice(
         "ops and ranges of RandAugment; timm: as its m9-mstd0.5-inc1", *("torchvision", "timm")
     ),
     "augment.trivial_augment": _flag("TrivialAugment in place of RandAugment"),
-    "augment.erasing": _number("probability of random erasing", 0.0, 1.0),
+    "augment.erasing": _number("probability of random erasing", 0.0, 1.0, default=0.25),
     "augment.erasing_noise": _flag("erased boxes are filled with noise, not the mean"),
-    "augment.mixup": _number("alpha of MixUp; 0: none", 0.0, 1000.0),
-    "augment.cutmix": _number("alpha of CutMix; 0: none", 0.0, 1000.0),
-    "augment.mix_probability": _number("probability that a batch is mixed", 0.0, 1.0),
-    "augment.label_smoothing": _number("label smoothing", 0.0, 1.0),
-    "train.batch": _whole("global batch size of training", 1, 2**20),
-    "train.epochs": _number("length of the run in epochs, where train.steps is 0", 0.0, 1e6),
+    "augment.mixup": _number("alpha of MixUp; 0: none", 0.0, 1000.0, default=0.8),
+    "augment.cutmix": _number("alpha of CutMix; 0: none", 0.0, 1000.0, default=1.0),
+    "augment.mix_probability": _number("probability that a batch is mixed", 0.0, 1.0, default=0.5),
+    "augment.label_smoothing": _number("label smoothing", 0.0, 1.0, default=0.1),
+    "train.batch": _whole("global batch size of training", 1, 2**20, default=128),
+    "train.epochs": _number(
+        "length of the run in epochs, where train.steps is 0", 0.0, 1e6, default=100.0
+    ),
     "train.steps": _whole("length of the run in steps, where train.epochs is 0", 0, MOST_STEPS),
     "train.accumulate": _whole(
         "parts of a batch whose gradients are computed one after another and averaged", 1, 2**16
     ),
-    "train.log_every": _whole("steps between lines of metrics", 1, MOST_STEPS),
+    "train.log_every": _whole("steps between lines of metrics", 1, MOST_STEPS, default=10),
     "train.loggers": _each(
-        _choice("services that show the metrics", "tensorboard", "wandb", "mlflow")
+        _choice("services that show the metrics", "tensorboard", "wandb", "mlflow"),
+        default=("tensorboard",),
     ),
     "train.eval_every": _whole("epochs between evaluations", 1, MOST_STEPS),
-    "train.ema_decay": _rate("decay of the exponential moving average of the weights; 0: none"),
-    "train.bad_steps_limit": _whole("consecutive non-finite steps that end the run", 1, MOST_STEPS),
+    "train.ema_decay": _rate(
+        "decay of the exponential moving average of the weights; 0: none", default=0.999
+    ),
+    "train.bad_steps_limit": _whole(
+        "consecutive non-finite steps that end the run", 1, MOST_STEPS, default=3
+    ),
     "train.select_on": _choice(
         "what selects the best checkpoint: accuracy on a split, or macro-averaged F1 on val",
         *("val", "test", "macro_f1"),
@@ -247,24 +238,34 @@ KEYS: Mapping[str, Key] = {
         "optimizer, with decoupled weight decay; muon: on kernels, Adam on other parameters",
         *("adamw", "nadamw", "sgd", "lamb", "lion", "muon"),
     ),
-    "optim.learning_rate": _positive("peak learning rate", 1e3),
-    "optim.weight_decay": _number("decoupled weight decay", 0.0, 1e3),
+    "optim.learning_rate": _positive("peak learning rate", high=1e3, default=1e-3),
+    "optim.weight_decay": _number("decoupled weight decay", 0.0, 1e3, default=0.05),
     "optim.decay_all": _flag("weight decay on biases, norms and positions too"),
     "optim.warmup_epochs": _number(
-        "epochs of linear warm-up; -1: the recipe's, at most a tenth of the run", 0.0, 1e6, -1.0
+        "epochs of linear warm-up; -1: the recipe's, at most a tenth of the run",
+        0.0,
+        1e6,
+        besides=(-1.0,),
+        default=-1.0,
     ),
     "optim.schedule": _choice("decay of the rate to zero after warm-up", "cosine", "linear"),
     "optim.cosine_per": _choice(
-        "granularity of the schedule; never: a constant rate", "epoch", "step", "never"
+        "granularity of the schedule; never: a constant rate",
+        *("epoch", "step", "never"),
+        default="step",
     ),
     "optim.layer_decay": _positive(
-        "factor of the learning rate from a block to the one before it; 1: none", 1.0
+        "factor of the learning rate from a block to the one before it; 1: none",
+        high=1.0,
+        default=1.0,
     ),
-    "optim.clip_norm": _number("largest global norm of the gradient; 0: no clipping", 0.0, 1e9),
+    "optim.clip_norm": _number(
+        "largest global norm of the gradient; 0: no clipping", 0.0, 1e9, default=1.0
+    ),
     "optim.beta1": _rate(
-        "decay rate of the first moment; momentum of sgd; muon has 0.95 on kernels"
+        "decay rate of the first moment; momentum of sgd; muon has 0.95 on kernels", default=0.9
     ),
-    "optim.beta2": _rate("decay rate of the second moment"),
+    "optim.beta2": _rate("decay rate of the second moment", default=0.999),
     "init.from": _text(
         "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights"
     ),
@@ -282,15 +283,19 @@ KEYS: Mapping[str, Key] = {
     "init.whiten": _flag("random weights whose first convolution whitens image patches (HSViT)"),
     "init.freeze": _text("frozen parts of the network, separated by commas"),
     "init.cache": _text("folder of cached features of the frozen parts; empty: no cache"),
-    "mesh.group": _whole("devices on the group axis; -1: the remaining ones", 1, 2**20, -1),
-    "mesh.data": _whole("devices on the data axis; -1: the remaining ones", 1, 2**20, -1),
+    "mesh.group": _whole(
+        "devices on the group axis; -1: the remaining ones", 1, 2**20, besides=(-1,)
+    ),
+    "mesh.data": _whole(
+        "devices on the data axis; -1: the remaining ones", 1, 2**20, besides=(-1,), default=-1
+    ),
     "mesh.aggregate": _choice(
         "sum of the groups' CLS tokens: by one all-reduce, in the groups' order, or in bfloat16",
         *("psum", "ordered", "bf16"),
     ),
     "mesh.gradients": _choice("format of gradients sent between devices", "float32", "bf16"),
     "checkpoint.every": _whole("epochs between checkpoints", 1, MOST_STEPS),
-    "checkpoint.keep_latest": _whole("number of latest checkpoints kept", 1, 10_000),
+    "checkpoint.keep_latest": _whole("number of latest checkpoints kept", 1, 10_000, default=2),
     "checkpoint.keep_best": _whole("number of best checkpoints kept", 1, 10_000),
 }
 
@@ -303,9 +308,9 @@ MODEL_KEYS: Mapping[str, Key] = {
     "ablation": _choice("ablation of the HSViT paper", "none", "conv_only", "attention_only"),
     "convolution": _choice("kind of the trunk's convolutions", "dense", "separable"),
     "conv_channels": _each(_width("channels of each convolution block")),
-    "conv_kernels": _each(_kernel("kernel size of each convolution block", 0)),
+    "conv_kernels": _each(_kernel("kernel size of each convolution block", low=0)),
     "pool_strides": _each(_stride("stride of each block's pool; empty: by the image size")),
-    "groups": _width("attention groups; 0: none", 0),
+    "groups": _width("attention groups; 0: none", low=0),
     "towers": _width("independent towers"),
     "tiles": _each(
         _whole("rows and columns of image tiles, each seen by its own towers", 1, 2**13)
@@ -316,9 +321,9 @@ MODEL_KEYS: Mapping[str, Key] = {
     "votes": _choice("weights of the groups' CLS tokens", "equal", "learned"),
     "group_dropout": _rate("probability of dropping a group's CLS token in training"),
     # Transformers
-    "depth": _depth("attention or transformer blocks", 0),
+    "depth": _depth("attention or transformer blocks", low=0),
     "depths": _each(_depth("blocks of each stage")),
-    "embed_dim": _width("token width; 0 on a backbone: by the size of its last map", 0),
+    "embed_dim": _width("token width; 0 on a backbone: by the size of its last map", low=0),
     "widths": _each(_width("token width of each stage")),
     "heads": _whole("attention heads", 1, 1024),
     **dict.fromkeys(
@@ -340,19 +345,19 @@ MODEL_KEYS: Mapping[str, Key] = {
     "mlp_ratio": _ratio("hidden width of the feed-forward over the token's width"),
     "mlp_ratios": _each(_ratio("hidden width of each stage's feed-forward over its tokens' width")),
     "attention_ratio": _ratio("width of values over that of keys"),
-    "attention_blocks": _depth("attention blocks of the last stage", 0),
+    "attention_blocks": _depth("attention blocks of the last stage", low=0),
     "qkv_bias": _flag("biases of queries, keys and values"),
     "cvt.qkv_bias": _each(_flag("biases of queries, keys and values, by stage")),
     "patch": _whole("patch size in pixels; 0: by the image size", 0, 2**13),
     "patches": _each(_whole("patch size of each stage", 1, 2**13)),
     "strides": _each(_stride("stride of each stage")),
-    "paddings": _each(_kernel("padding of each stage", 0)),
+    "paddings": _each(_kernel("padding of each stage", low=0)),
     "cls": _flag("classify a CLS token rather than the tokens' mean"),
     "positions": _choice("positional encoding", "learned", "rope"),
     "dhvt.positions": _flag("learned positions"),
     "activation": _text("name of the activation"),
-    "eps": _positive("epsilon of normalisation", 1.0),
-    "norm_eps": _positive("epsilon of batch normalisation", 1.0),
+    "eps": _positive("epsilon of normalisation", high=1.0),
+    "norm_eps": _positive("epsilon of batch normalisation", high=1.0),
     "layer_scale": _number("initial layer scale; 0: none", 0.0, 1e3),
     "dropout": _rate("dropout rate"),
     "dropouts": _each(_rate("dropout rate of each stage")),
@@ -374,7 +379,7 @@ MODEL_KEYS: Mapping[str, Key] = {
     "one_kv_head": _flag("one key and value head in Linformer"),
     "landmarks": _width("number of Nyström landmarks"),
     "residual_kernel": _whole("kernel size of Nyström's residual convolution", 1, 2**16 - 1),
-    "features": _width("number of Performer's random features; 0: by the head's width", 0),
+    "features": _width("number of Performer's random features; 0: by the head's width", low=0),
     "batch_coupling": _flag(
         "stabilising maximum of Performer and Nyström over the batch, as the authors', rather "
         "than over each image"
@@ -390,9 +395,9 @@ MODEL_KEYS: Mapping[str, Key] = {
     "pool_dims": _choice("pooling of tokens as a sequence (1) or a map (2)", 1, 2),
     "pool_window": _kernel("window of a pool"),
     "pool_stride": _stride("stride of a pool"),
-    "stage_depth": _depth("blocks between pools; 0: no pools", 0),
+    "stage_depth": _depth("blocks between pools; 0: no pools", low=0),
     "retained": _each(_whole("tokens kept by each block; empty: all", 1, 2**26)),
-    "flops_share": _positive("fraction of the FLOPs that a token-pruning schedule keeps", 1.0),
+    "flops_share": _positive("fraction of the FLOPs that a token-pruning schedule keeps", high=1.0),
     "head_tokens": _flag("head tokens in attention"),
     "sope": _flag("patch embedding by several convolutions (SOPE)"),
     "affine": _flag("affine maps around the patch embedding"),
@@ -417,8 +422,8 @@ MODEL_KEYS: Mapping[str, Key] = {
     "kernel": _kernel("kernel size"),
     "kernels": _each(_kernel("kernel size of each stage")),
     "efficientvit.kernels": _each(_kernel("kernel size of each head's queries")),
-    "query_paddings": _each(_kernel("padding of each stage's queries", 0)),
-    "key_paddings": _each(_kernel("padding of each stage's keys", 0)),
+    "query_paddings": _each(_kernel("padding of each stage's queries", low=0)),
+    "key_paddings": _each(_kernel("padding of each stage's keys", low=0)),
     "key_strides": _each(_stride("stride of each stage's keys and values")),
     "expand": _each(_whole("expansion ratio of each stage's blocks", 1, 64)),
     "mobilenet_v2.expand": _ratio("expansion ratio of a block"),
@@ -436,7 +441,7 @@ MODEL_KEYS: Mapping[str, Key] = {
     "full_top": _flag("full width of the last convolution in narrow networks"),
     "stride_in_first_stage": _flag("stride in the first stage"),
     "stride_in_first_conv": _flag("stride in a bottleneck's first convolution"),
-    "bn_eps": _positive("epsilon of batch normalisation", 1.0),
+    "bn_eps": _positive("epsilon of batch normalisation", high=1.0),
     "bn_momentum": _number("momentum of batch normalisation: weight of the old averages", 0.0, 1.0),
     "expand_bn_momentum": _number("the same, of a block's expansion", 0.0, 1.0),
     "downsamples": _each(_flag("downsampling after each stage")),
@@ -447,12 +452,12 @@ MODEL_KEYS: Mapping[str, Key] = {
     "down_activation": _text("name of the activation behind a large downsampling kernel"),
     "squeezes": _each(_flag("squeeze-and-excitation in the downsampling before each stage")),
     "mixers": _each(_choice("token mixer of each stage", "repmixer", "attention")),
-    "position_kernels": _each(_kernel("positional convolution before each stage; 0: none", 0)),
+    "position_kernels": _each(_kernel("positional convolution before each stage; 0: none", low=0)),
     "top_ratio": _ratio("channels before the classifier over the last stage's width"),
     "fused": _flag("each sum of branches as one convolution, for inference"),
     "down_kernel": _kernel("kernel size of downsampling convolutions"),
     "down_stride": _stride("stride of downsampling convolutions"),
-    "down_padding": _kernel("padding of downsampling convolutions", 0),
+    "down_padding": _kernel("padding of downsampling convolutions", low=0),
     "queries": _choice("pooling of queries", "equal", "weighted"),
 }
 _BACKBONES = ("resnet", "efficientnet", "mobilenet_v2")

@@ -1,6 +1,6 @@
 """Recipes: the papers' by family, and the strong one's changes by data set.
 
-`defaults` holds the strong recipe, which is the same for all families, and applies these to it.
+`keys` holds the strong recipe, which is the same for all families; `defaults` applies these to it.
 
 Sources: HSViT paper, table 2, and its scripts for the batches of ViT; ViX paper, section 4, the
 authors' scripts where it is silent; HVT paper, section 5, and Touvron et al. (DeiT, ICML 2021),
@@ -14,27 +14,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from hsvit_jax.models import FAMILIES
+from hsvit_jax.models.family import Family
 
-# Where the rate changes at all, it does by a cosine.
-_ADAMW = {
+#: AdamW at a rate that is constant or, after the warm-up, a cosine; plain images. Each recipe of a
+#: paper says what it has besides.
+_BARE: Mapping[str, Any] = {
+    "train.ema_decay": 0.0,
     "optim.name": "adamw",
+    "optim.learning_rate": 1e-3,
+    "optim.decay_all": False,
+    "optim.warmup_epochs": 0.0,
     "optim.schedule": "cosine",
+    "optim.clip_norm": 0.0,
     "optim.beta1": 0.9,
     "optim.beta2": 0.999,
-}
-
-# 'Adam' is AdamW in the authors' code, which decays every parameter; no schedule, no augmentation.
-_VIX: Mapping[str, Any] = {
-    "train.batch": 64,
-    "train.epochs": 100.0,
-    "train.ema_decay": 0.0,
-    "optim.learning_rate": 1e-3,
-    "optim.weight_decay": 0.01,
-    "optim.decay_all": True,
-    "optim.warmup_epochs": 0.0,
-    "optim.cosine_per": "never",
-    "optim.clip_norm": 0.0,
-    **_ADAMW,
     "augment.crop_padding": 0,
     "augment.random_resized_crop": (),
     "augment.flip": False,
@@ -50,21 +43,27 @@ _VIX: Mapping[str, Any] = {
     "augment.label_smoothing": 0.0,
 }
 
+# 'Adam' is AdamW in the authors' code, which decays every parameter; no schedule, no augmentation.
+_VIX: Mapping[str, Any] = {
+    **_BARE,
+    "train.batch": 64,
+    "train.epochs": 100.0,
+    "optim.weight_decay": 0.01,
+    "optim.decay_all": True,
+    "optim.cosine_per": "never",
+}
+
 #: DeiT's augmentation and schedule, which both HVT and DHVT take over.
 _DEIT: Mapping[str, Any] = {
+    **_BARE,
     "data.repeats": 3,
     "train.epochs": 300.0,
-    "train.ema_decay": 0.0,
-    "optim.decay_all": False,
+    "optim.warmup_epochs": 5.0,
     "optim.cosine_per": "epoch",
-    "optim.clip_norm": 0.0,
-    **_ADAMW,
-    "augment.crop_padding": 0,
     "augment.random_resized_crop": (0.08, 1.0),
+    "augment.flip": True,
     "augment.rand_augment_ops": 2,
-    "augment.rand_augment_magnitude": 9,
     "augment.rand_augment_kind": "timm",
-    "augment.trivial_augment": False,
     "augment.erasing": 0.25,
     "augment.erasing_noise": True,
     "augment.mixup": 0.8,
@@ -80,18 +79,11 @@ _HVT: Mapping[str, Any] = {
     "train.batch": 128,
     "optim.learning_rate": 1.25e-4,
     "optim.weight_decay": 0.025,
-    "optim.warmup_epochs": 5.0,
 }
 # 5e-4 for 512 images, raised with the batch.
 _HVT_IMAGENET: Mapping[str, Any] = {**_HVT, "train.batch": 1024, "optim.learning_rate": 1e-3}
 
-_DHVT: Mapping[str, Any] = {
-    **_DEIT,
-    "train.batch": 512,
-    "optim.learning_rate": 1e-3,
-    "optim.weight_decay": 0.05,
-    "optim.warmup_epochs": 5.0,
-}
+_DHVT: Mapping[str, Any] = {**_DEIT, "train.batch": 512, "optim.weight_decay": 0.05}
 # Up to 32 pixels the authors crop the padded image.
 _PADDED: Mapping[str, Any] = {"augment.crop_padding": 4, "augment.random_resized_crop": ()}
 _DHVT_IMAGENET: Mapping[str, Any] = {
@@ -107,16 +99,13 @@ _EFFICIENTVIT: Mapping[str, Any] = {
     "train.batch": 2048,
     "optim.learning_rate": 4e-3,
     "optim.weight_decay": 0.025,
-    "optim.warmup_epochs": 5.0,
 }
 _FASTVIT: Mapping[str, Any] = {
     **_DEIT,
     "data.repeats": 1,
     "train.batch": 1024,
     "train.ema_decay": 0.9995,
-    "optim.learning_rate": 1e-3,
     "optim.weight_decay": 0.05,
-    "optim.warmup_epochs": 5.0,
     "augment.mixup": 0.2,
 }
 _SMT: Mapping[str, Any] = {
@@ -141,31 +130,19 @@ _FINETUNE: Mapping[str, Any] = {
 
 # HSViT's, with which its paper also trained the networks that it compares with.
 _HSVIT: Mapping[str, Any] = {
+    **_BARE,
     "train.batch": 512,
     "train.epochs": 300.0,
-    "train.ema_decay": 0.0,
-    "optim.learning_rate": 1e-3,
     "optim.weight_decay": 0.01,
     "optim.decay_all": True,  # as the reference, which decays biases and norms too
-    "optim.warmup_epochs": 0.0,
     "optim.cosine_per": "epoch",
     "optim.clip_norm": 0.01,
-    **_ADAMW,
-    "augment.crop_padding": 0,
-    "augment.random_resized_crop": (),
-    "augment.flip": False,
     "augment.rand_augment_ops": 2,
-    "augment.rand_augment_magnitude": 9,
-    "augment.rand_augment_kind": "torchvision",
-    "augment.trivial_augment": False,
-    "augment.erasing": 0.0,
-    "augment.erasing_noise": False,
     "augment.mixup": 1.0,  # the paper names no alpha: torchvision's default
     "augment.cutmix": 1.0,
     "augment.mix_probability": 1.0,
-    "augment.label_smoothing": 0.0,
 }
-#: ViT converges at this rate only (note 2 of table 2), and so do two of the CvTs: see `paper`.
+#: ViT converges at this rate only (note 2 of table 2), and two of the CvTs: `_CVT_LOW_RATE`.
 _LOW_RATE: Mapping[str, Any] = {"optim.learning_rate": 1e-4}
 _HSVIT_VIT: Mapping[str, Any] = {**_HSVIT, **_LOW_RATE}
 #: Data sets whose images have at most 32 pixels a side.
@@ -189,7 +166,7 @@ _BACKBONE: Mapping[str, Any] = {
 }
 
 #: Recipes by the name in a family's record; those of HSViT's paper differ in rate or image size.
-PAPER: Mapping[str, Mapping[str, Any]] = {
+_PAPER: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("hsvit", "hsvit_cvt", "hsvit_convnet", "hsvit_enlarged"), _HSVIT),
     "hsvit_vit": _HSVIT_VIT,
     "hsvit_backbone": _BACKBONE,
@@ -199,6 +176,7 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
     "vix": _VIX,
     "hvt": _HVT,
     "dhvt": _DHVT,
+    "finetune": _FINETUNE,
 }
 #: Where a data set has a recipe of its own.
 _PAPER_ON: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -249,20 +227,43 @@ _CVT_LOW_RATE = (("13-patch4", "food101"), ("21-patch4", "tiny_imagenet"))
 
 
 def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """The values of a recipe that differ from `defaults`, by 'section.key'.
+    """The values of a recipe that differ from the keys' defaults, by 'section.key'.
 
     Args:
       recipe: its name; 'small' is 'strong' until the images are counted.
+      model: of the family and variant, which decide what a paper says of their images' size.
     """
-    if recipe == "paper":
-        return paper(model["family"], data, model["variant"])
-    if recipe == "finetune":
-        return finetune(model["family"], data, model["variant"])
-    fast = {}
+    record = FAMILIES[model["family"]]
+    if recipe in ("paper", "finetune"):
+        return _published(recipe, record, model["variant"], data)
+    found = {"optim.warmup_epochs": 5.0, **_STRONG_ON.get(data, {})}
+    if data == "fashion_mnist" and record.native_size:  # a stride of 32 does not fit 28
+        found["data.image_size"] = (32, 32)
     if recipe == "fast":
-        fast = _FAST | _FAST_ON.get(data, {}) | {"init.whiten": model["family"] == "hsvit"}
-        fast |= {"model.dropout": 0.0} if "dropout" in model else {}
-    return strong(model["family"], data) | fast
+        found |= _FAST | _FAST_ON.get(data, {}) | {"init.whiten": record.name == "hsvit"}
+        found |= {"model.dropout": 0.0} if "dropout" in model else {}
+    return found
+
+
+def _published(recipe: str, record: Family, variant: str, data: str) -> dict[str, Any]:
+    """The recipe of the family's paper, or DHVT's fine-tuning, which is for every family."""
+    name = "finetune" if recipe == "finetune" else record.paper_recipe
+    found = dict(_PAPER_ON.get((name, data.partition("/")[0])) or _PAPER[name])
+    if name == "hsvit_cvt" and (variant, data) in _CVT_LOW_RATE:
+        found |= _LOW_RATE
+    side = record.native_sizes.get(variant, record.native_size)
+    if name == "hsvit_convnet":
+        side = {"imagenet": side, "food101": 128}.get(data, 64)
+    elif name == "hsvit_enlarged" and data in _SMALL and data != "digits":
+        side = 64
+    if side:
+        found["data.image_size"] = (side, side)
+        if name == "finetune" and record.paper_recipe == "dhvt":  # as their weights saw pixels
+            found |= {"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)}
+    elif name in ("dhvt", "finetune") and data in _SMALL:
+        found |= _PADDED
+    found["augment.flip"] &= data != "digits"  # a mirrored digit is another digit
+    return found
 
 
 def small(
@@ -290,61 +291,3 @@ def small(
         "checkpoint.every": interval,
         "init.whiten": model.get("ablation") in ("none", "conv_only"),
     }
-
-
-def paper(family: str, data: str, variant: str = "") -> dict[str, Any]:
-    """The recipe of the paper that `family` comes from.
-
-    Args:
-      family: its record names the recipe.
-      data: the data set. Digits are never mirrored; others are where the recipe is DeiT's.
-      variant: of a convolutional network, whose native image size it decides, or of CvT, whose
-        learning rate it decides.
-
-    Returns:
-      values by 'section.key'.
-    """
-    record = FAMILIES[family]
-    name = record.paper_recipe
-    recipe = dict(_PAPER_ON.get((name, data.partition("/")[0])) or PAPER[name])
-    if name == "hsvit_cvt" and (variant, data) in _CVT_LOW_RATE:
-        recipe |= _LOW_RATE
-    side = record.native_sizes.get(variant, record.native_size)
-    if name == "hsvit_convnet":
-        side = {"imagenet": side, "food101": 128}.get(data, 64)
-    elif name == "hsvit_backbone":
-        recipe["augment.flip"] = data != "digits"
-    elif name == "hsvit_enlarged" and data in _SMALL and data != "digits":
-        side = 64
-    if side:
-        recipe["data.image_size"] = (side, side)
-    elif name == "dhvt" and data in _SMALL:
-        recipe |= _PADDED
-    recipe.setdefault("augment.flip", data != "digits")
-    return recipe
-
-
-def finetune(family: str, data: str, variant: str = "") -> dict[str, Any]:
-    """DHVT's fine-tuning, for every family: values by 'section.key'.
-
-    Args:
-      family: those of DHVT's paper get pixels normalised as ImageNet's, which their weights saw.
-      variant: with its family it decides the image size, where their weights have one.
-    """
-    record = FAMILIES[family]
-    recipe: dict[str, Any] = {**_FINETUNE, "augment.flip": data != "digits"}
-    if side := record.native_sizes.get(variant, record.native_size):
-        recipe["data.image_size"] = (side, side)
-        if record.paper_recipe == "dhvt":
-            recipe |= {"data.mean": (0.485, 0.456, 0.406), "data.std": (0.229, 0.224, 0.225)}
-    elif data in _SMALL:
-        recipe |= _PADDED
-    return recipe
-
-
-def strong(family: str, data: str) -> dict[str, Any]:
-    """The strong recipe's values for a data set that differ from `defaults`."""
-    recipe = {"optim.warmup_epochs": 5.0, **_STRONG_ON.get(data, {})}
-    if data == "fashion_mnist" and FAMILIES[family].native_size:  # a stride of 32 does not fit 28
-        recipe["data.image_size"] = (32, 32)
-    return recipe

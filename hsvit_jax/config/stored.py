@@ -102,9 +102,9 @@ def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Adds, in a copy, the keys that are newer than a stored configuration; their defaults are what
     was done before."""
     config = config.copy_and_resolve_references().unlock()
-    for key, value in keys.leaves(ml_collections.ConfigDict(defaults.STRONG)):
-        section, _, name = key.rpartition(".")
+    for path, key in keys.KEYS.items():
+        section, _, name = path.rpartition(".")
         part = config[section] if section else config
         if name not in part:
-            part[name] = value
+            part[name] = key.initial
     return config.lock()

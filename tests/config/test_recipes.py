@@ -28,7 +28,8 @@ def test_a_paper_s_recipe_leaves_nothing_to_another(family, data_set):
     decided |= {"train.batch", "train.epochs", "train.ema_decay"}
     decided -= {"optim.layer_decay"}  # for pretrained weights
     decided |= {"init.freeze"} if family == "hsvit_backbone" else set()
-    found = set(recipes.paper(family, data_set)) - {"data.image_size", "data.repeats"}
+    model = {"family": family, "variant": ""}
+    found = set(recipes.values("paper", model, data_set)) - {"data.image_size", "data.repeats"}
     assert found == decided
 
 
