@@ -192,24 +192,25 @@ class SqueezeExcite(nnx.Module):
 
 
 class NormedStem(nnx.Module):
-    """Two stride-2 convolutions, each with BatchNorm and ReLU."""
+    """3×3 convolutions of stride 2, each with BatchNorm and ReLU; without the last one's ReLU where
+    `linear`.
 
-    def __init__(self, channels: int, width: int, eps: float, key: Array) -> None:
-        self.convs, sizes = nnx.List(), (channels, width // 2, width)
-        for i, conv_key in enumerate(jax.random.split(key, 2)):
-            self.convs.append(
-                ConvNorm(
-                    *(sizes[i], sizes[i + 1], 3, conv_key),
-                    stride=2,
-                    bias=True,
-                    activation="relu",
-                    eps=eps,
-                    init="normal",
-                )
-            )
+    widths: the image's channels, then of every convolution; others: of `ConvNorm`.
+    """
+
+    def __init__(
+        self, widths: Sequence[int], key: Array, *, linear: bool = False, **others: Any
+    ) -> None:
+        activations = ["relu"] * (len(widths) - 2) + ["none" if linear else "relu"]
+        shapes = zip(widths[:-1], widths[1:], activations, strict=True)
+        keys = jax.random.split(key, len(activations))
+        self.convs = nnx.List(
+            ConvNorm(c_in, c_out, 3, k, stride=2, activation=activation, **others)
+            for (c_in, c_out, activation), k in zip(shapes, keys, strict=True)
+        )
 
     def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, ⌈H/4⌉, ⌈W/4⌉, D)."""
+        """(B, H, W, C) → (B, H', W', D), rows and columns halved by each and rounded up."""
         for layer in self.convs:
             images_BHWC = layer(images_BHWC, context)
         return images_BHWC
@@ -227,3 +228,12 @@ def map_size(image_size: tuple[int, int], strides: Sequence[int]) -> tuple[int, 
     for stride in strides:
         rows, columns = -(-rows // stride), -(-columns // stride)
     return rows, columns
+
+
+def rounded(value: float, divisor: int, least: int | None = None) -> int:
+    """The multiple of divisor nearest to value, not below 0.9 of it or `least` (the divisor).
+
+    Source: the MobileNet authors' code (`_make_divisible`).
+    """
+    nearest = max(least or divisor, int(value + divisor / 2) // divisor * divisor)
+    return nearest + divisor if nearest < 0.9 * value else nearest

@@ -23,6 +23,7 @@ from hsvit_jax.models import conv_layers, layers, network
         (6, 6, 5, 6, {}),
         (6, 6, 3, 6, {"stride": 2}),
         (6, 6, 5, 6, {"stride": 2, "padding": ((1, 2), (2, 1))}),
+        (6, 6, 3, 6, {"padding": "same", "stride": 2}),
         (6, 6, 2, 6, {"padding": 0}),
         (6, 6, 3, 6, {"dilation": 2}),
         (6, 8, 3, 2, {"padding": "same", "stride": 3}),

@@ -1,15 +1,10 @@
 """Names of tensors in other libraries, as their own listings of parameters have them."""
 
-import types
-
 import pytest
+from support import hf_files
 
 from hsvit_jax.weights import layouts
 
-#: EfficientNet-B1's sizes, of which published lists of parameters exist.
-B1 = types.SimpleNamespace(
-    repeats=(1, 2, 2, 3, 3, 4, 1), expand=(1, 6, 6, 6, 6, 6, 6), depth=1.1, width=1.0
-)
 BLOCK = "efficientnet.encoder.blocks"
 
 #: (family, the key of transformers, of torchvision, of timm).
@@ -98,13 +93,19 @@ SAMPLES = [
 ]
 
 
+def matched(family, wanted, keys):
+    """The layout of a network's file; of EfficientNet-B1's, whose parameters are published."""
+    changes = {"depth": 1.1} if family == "efficientnet" else {}
+    return layouts.match(family, hf_files.network(family, **changes).config, wanted, keys)
+
+
 @pytest.mark.parametrize(("place", "library"), [(2, "torchvision"), (3, "timm")])
 @pytest.mark.parametrize("family", ["resnet", "mobilenet_v2", "efficientnet"])
 @pytest.mark.parametrize("before", ["", "module.model."])
 def test_names_and_the_layout_that_has_them(family, place, library, before):
     """Found by the names alone, also behind a wrapper's prefix."""
     keys = {s[1]: before + s[place] for s in SAMPLES if s[0] == family}
-    match = layouts.match(family, B1, keys, {*keys.values(), before + "num_batches_tracked"})
+    match = matched(family, keys, {*keys.values(), before + "num_batches_tracked"})
     assert match.names == keys and match.count == len(keys)
     assert library in match.layout.library
 
@@ -119,7 +120,7 @@ def test_a_bare_network_keeps_its_names(family, name, place, library):
     keys = [s[place] for s in SAMPLES if s[0] == family and "classifier" not in s[place]]
     bare = {key.removeprefix(f"{family}.") for key in keys if not key.startswith("fc")}
     wanted = [s[1] for s in SAMPLES if s[0] == family and "classifier" not in s[1]]
-    match = layouts.match(family, B1, wanted, bare)
+    match = matched(family, wanted, bare)
     assert match.count == len(wanted) and set(match.names.values()) == bare
 
 

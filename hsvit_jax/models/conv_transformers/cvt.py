@@ -23,7 +23,8 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes
+from hsvit_jax.models.conv_transformers.stages import StageSizes
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear, split_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 
@@ -42,7 +43,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class CvTConfig(Sizes):
+class CvTConfig(StageSizes):
     """Sizes of a CvT; a tuple has one entry per stage.
 
     patches, strides and paddings are those of the stages' first convolutions, kernels those of the
@@ -70,7 +71,7 @@ class CvTConfig(Sizes):
         others = ("image_size", "image_channels", "num_classes", "depths", "drop_path_of")
         self.check_stages(*(name for name in vars(self) if name not in others))
         sizes = (*self.patches, *self.strides, *self.widths, *self.heads, *self.depths)
-        sizes += (*self.kernels, *self.key_strides, *map(self.hidden, range(len(self.depths))))
+        sizes += (*self.kernels, *self.key_strides, *self.hidden_widths)
         paddings = (*self.paddings, *self.query_paddings, *self.key_paddings)
         self.check_sizes(*sizes, min(paddings) + 1)
         for width, heads in zip(self.widths, self.heads, strict=True):
@@ -86,10 +87,6 @@ class CvTConfig(Sizes):
         self.check_choices(drop_path_of=("tokens", "branch"))
         for stage in range(len(self.depths)):
             self.key_map(stage)  # raises for too small an image
-
-    def hidden(self, stage: int) -> int:
-        """Width inside a feed-forward of this stage."""
-        return int(round(self.widths[stage] * self.mlp_ratios[stage], 6))
 
     def maps(self) -> tuple[tuple[int, int], ...]:
         """Rows and columns of the tokens, by stage."""
@@ -170,7 +167,7 @@ class Block(layers.Block):
     def __init__(self, c: CvTConfig, stage: int, number: int, key: Array) -> None:
         mix_key, feed_key = jax.random.split(key)
         feed_forward = layers.FeedForward(
-            *(c.widths[stage], c.hidden(stage), feed_key),
+            *(c.widths[stage], c.hidden_widths[stage], feed_key),
             dropout=c.dropouts[stage],
             inner_dropout=False,
             init="normal",

@@ -45,9 +45,6 @@ class EfficientFormerConfig(StagedConfig):
         attention_blocks: of the last stage; all other blocks pool.
         eps: LayerNorm's.
         norm_eps: BatchNorm's.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
     depths: tuple[int, ...] = (3, 2, 6, 4)
@@ -101,7 +98,7 @@ class PoolBlock(nnx.Module):
     def __init__(self, c: EfficientFormerConfig, stage: int, rate: float, key: Array) -> None:
         up_key, down_key = jax.random.split(key)
         self.window, self.rate, self.dropout = c.pool_window, rate, c.dropout
-        width, hidden = c.widths[stage], c.hidden(stage)
+        width, hidden = c.widths[stage], c.hidden_widths[stage]
         shared = {"bias": True, "eps": c.norm_eps, "init": "normal"}
         self.up = ConvNorm(width, hidden, 1, up_key, activation=c.activation, **shared)
         self.down = ConvNorm(hidden, width, 1, down_key, **shared)
@@ -156,7 +153,7 @@ class AttentionBlock(nnx.Module):
         self.norm1, self.norm2 = LayerNorm(width, c.eps), LayerNorm(width, c.eps)
         self.attention = BiasedAttention(c, c.maps()[-1], attention_key)
         self.feed_forward = layers.FeedForward(
-            *(width, c.hidden(stage), feed_key),
+            *(width, c.hidden_widths[stage], feed_key),
             dropout=c.dropout,
             activation=c.activation,
             init="normal",
@@ -209,7 +206,7 @@ class EfficientFormer(Network):
         c = self.config
         stem_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
         return {
-            "stem": conv_layers.NormedStem(c.image_channels, c.widths[0], c.norm_eps, stem_key),
+            "stem": c.stem(c.norm_eps, stem_key),
             **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
             "norm": LayerNorm(c.widths[-1], c.eps),
             "head": layers.TwoHeads(c.widths[-1], c.num_classes, head_key),

@@ -226,23 +226,6 @@ class Downsampling(nnx.Module):
         return self.after(self.merge(self.before(x_BHWC, context), context), context)
 
 
-class Stem(nnx.Module):
-    """Four stride-2 convolutions with BatchNorm, the first three with ReLU."""
-
-    def __init__(self, channels: int, width: int, key: Array) -> None:
-        sizes = (channels, width // 8, width // 4, width // 2, width)
-        self.convs = nnx.List(
-            ConvNorm(*sizes[i : i + 2], 3, k, stride=2, activation="relu" if i < 3 else "none")
-            for i, k in enumerate(jax.random.split(key, 4))
-        )
-
-    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, ⌈H/16⌉, ⌈W/16⌉, D)."""
-        for layer in self.convs:
-            images_BHWC = layer(images_BHWC, context)
-        return images_BHWC
-
-
 class Stage(nnx.Module):
     """A downsampling where there is one, and blocks."""
 
@@ -267,8 +250,9 @@ class EfficientViT(Network):
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         c = self.config
         stem_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
+        widths = (c.image_channels, *(c.widths[0] // n for n in (8, 4, 2, 1)))
         return {
-            "stem": Stem(c.image_channels, c.widths[0], stem_key),
+            "stem": conv_layers.NormedStem(widths, stem_key, linear=True),
             **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
             "norm": layers.BatchNorm(c.widths[-1]),
             "head": layers.Linear(c.widths[-1], c.num_classes, head_key, init="normal"),

@@ -18,20 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes
+from hsvit_jax.models.conv_transformers.stages import StageSizes
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import BatchNorm
-from hsvit_jax.models.network import (
-    BoundModules,
-    ForwardContext,
-    Network,
-    grid_of,
-    plain,
-    without_empty,
-)
+from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.activations import activation as by_name
 
 Array = jax.Array
@@ -59,7 +54,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class FastViTConfig(Sizes):
+class FastViTConfig(StageSizes):
     """Sizes of a FastViT, one depth, width, mixer, … per stage.
 
     Attributes:
@@ -96,14 +91,14 @@ class FastViTConfig(Sizes):
         self.check_stages(
             "widths", "mlp_ratios", "mixers", "position_kernels", "downsamples", "squeezes"
         )
-        self.check_sizes(*self.depths, *self.widths, self.down_stride)
-        self.check_sizes(*map(self.hidden, range(len(self.depths))))
+        self.check_sizes(*self.depths, *self.widths, *self.hidden_widths)
+        self.check_sizes(self.down_stride, self.top)
         kernels = (self.kernel, self.down_kernel, *filter(None, self.position_kernels))
         if min(kernels) < 1 or any(size % 2 == 0 for size in kernels) or self.down_kernel < 3:
             raise ValueError(f"kernels must be odd, down_kernel from 3 on; got {kernels}")
         pairs = zip(self.widths, (*self.widths[1:], self.top), strict=True)
         for width, following in pairs:
-            if following % width or not following:
+            if following % width:
                 raise ValueError(f"a width of {following} must be a multiple of {width} before it")
         for width, mixer in zip(self.widths, self.mixers, strict=True):
             if mixer not in ("repmixer", "attention"):
@@ -118,10 +113,6 @@ class FastViTConfig(Sizes):
     def top(self) -> int:
         """Channels before the classifier."""
         return int(round(self.widths[-1] * self.top_ratio, 6))
-
-    def hidden(self, stage: int) -> int:
-        """Width inside the feed-forward of this stage."""
-        return int(round(self.widths[stage] * self.mlp_ratios[stage], 6))
 
     def width_before(self, stage: int) -> int:
         """Channels that a stage gets."""
@@ -252,10 +243,8 @@ class Positions(Foldable):
         return x_BHWC + self.conv(x_BHWC)
 
     def folded(self) -> tuple[Array, Array]:
-        kernel = self.conv.kernel[...]
-        return kernel + _identity(len(kernel), kernel.shape[3], kernel.shape[3]), self.conv.bias[
-            ...
-        ]
+        kernel, bias = self.conv.kernel[...], self.conv.bias[...]
+        return kernel + _identity(len(kernel), len(bias), len(bias)), bias
 
 
 def _with_scale(size: int) -> tuple[int, ...]:
@@ -316,7 +305,7 @@ class FeedForward(nnx.Module):
         width = c.widths[stage]
         self.local = ConvNorm(width, width, 7, local_key, groups=width, init="normal")
         self.feed = layers.FeedForward(
-            width, c.hidden(stage), feed_key, dropout=c.dropout, init="normal"
+            width, c.hidden_widths[stage], feed_key, dropout=c.dropout, init="normal"
         )
 
     def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
@@ -461,36 +450,27 @@ class FastViT(Network):
         config = dataclasses.replace(self.config, fused=True)
         if self.config.fused:
             return self, params, stats
-        new_params, new_stats = {}, {}
         with jax.enable_x64(True):  # so that folding rounds once
             wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (params, stats))
-            bound = self.bind(*wide)
+            bound, trees = self.bind(*wide), [*map(flatten_dict, wide)]
             for name in self.part_names:
-                trees = [plain(bound[name], kind) for kind in (nnx.Param, nnx.BatchStat)]
                 for path, module in nnx.iter_modules(bound[name]):
                     if isinstance(module, Foldable):
+                        place = (name, *map(str, path))
+                        trees = [
+                            {k: v for k, v in tree.items() if k[: len(place)] != place}
+                            for tree in trees
+                        ]
                         kernel, bias = module.folded()
-                        folded = {"fused": {"kernel": kernel, "bias": bias}}
-                        trees = [_replaced(trees[0], path, folded), _replaced(trees[1], path, {})]
-                new_params[name], new_stats[name] = trees
-        narrow = jax.tree.map(lambda x: np.asarray(x, np.float32), (new_params, new_stats))
-        network = type(self)(config, self.dtype)
-        return network, *map(without_empty, narrow)
+                        trees[0][*place, "fused", "kernel"] = kernel
+                        trees[0][*place, "fused", "bias"] = bias
+        narrow = jax.tree.map(lambda x: np.asarray(x, np.float32), [*map(unflatten_dict, trees)])
+        return type(self)(config, self.dtype), *narrow
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
         """As `Network.grid`: of a stage with attention."""
         stages = zip(self.config.maps(), self.config.mixers, strict=True)
         return grid_of((size for size, mixer in stages if mixer == "attention"), tokens)
-
-
-def _replaced(tree: dict, path: tuple[Any, ...], leaf: dict) -> dict:
-    """The tree with another subtree at a path, left out where it is empty."""
-    if not path:
-        return leaf
-    name = str(path[0])
-    below = _replaced(tree.get(name, {}), path[1:], leaf)
-    rest = {k: v for k, v in tree.items() if k != name}
-    return {**rest, name: below} if below else rest
 
 
 FAMILY = Family(

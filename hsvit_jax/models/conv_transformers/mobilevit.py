@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
+from hsvit_jax.models.conv_layers import Conv, ConvNorm, rounded, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes
+from hsvit_jax.models.conv_transformers.stages import StageSizes
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.ops.activations import activation as by_name
@@ -39,7 +40,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class MobileViTConfig(Sizes):
+class MobileViTConfig(StageSizes):
     """Sizes of a MobileViT.
 
     Attributes:
@@ -72,7 +73,7 @@ class MobileViTConfig(Sizes):
                 "a MobileViT has seven channels (stem, five layers, last convolution) and three "
                 f"widths of tokens; got channels={self.channels} and widths={self.widths}"
             )
-        sizes = (*self.channels, *self.widths, *map(self.hidden, range(3)))
+        sizes = (*self.channels, *self.widths, *self.hidden_widths)
         self.check_sizes(*sizes, self.heads, self.patch)
         if any(width % self.heads for width in self.widths):
             raise ValueError(f"widths={self.widths} are not all divisible by heads={self.heads}")
@@ -82,16 +83,6 @@ class MobileViTConfig(Sizes):
         self.check_rates("dropout", "attention_dropout", "head_dropout")
         by_name(self.activation)
         self.maps()  # raises for too small an image
-
-    def hidden(self, layer: int) -> int:
-        """Width inside a feed-forward of the third layer (0) to the fifth (2)."""
-        return int(round(self.widths[layer] * self.mlp_ratio, 6))
-
-    def expanded(self, channels: int) -> int:
-        """Channels inside an inverted residual: a multiple of 8, at least 0.9 of the product."""
-        wanted = round(channels * self.expand_ratio)
-        near = max(8, (wanted + 4) // 8 * 8)
-        return near + 8 if near < 0.9 * wanted else near
 
     def strides(self) -> tuple[tuple[int, int], ...]:
         """(stride, dilation) of the first inverted residual of the third to fifth layer."""
@@ -121,7 +112,7 @@ class InvertedResidual(nnx.Module):
     def __init__(
         self, c: MobileViTConfig, c_in: int, c_out: int, key: Array, stride: int, dilation: int = 1
     ) -> None:
-        keys, inner = jax.random.split(key, 3), c.expanded(c_in)
+        keys, inner = jax.random.split(key, 3), rounded(round(c_in * c.expand_ratio), 8)
         self.residual = stride == 1 and c_in == c_out
         self.expand = _conv(c, c_in, inner, 1, keys[0])
         self.depthwise = ConvNorm(
@@ -212,7 +203,7 @@ def _block(c: MobileViTConfig, layer: int, key: Array) -> layers.Block:
         init="normal",
     )
     feed_forward = layers.FeedForward(
-        *(width, c.hidden(layer), feed_key),
+        *(width, c.hidden_widths[layer], feed_key),
         dropout=c.dropout,
         inner_dropout=False,
         activation=c.activation,

@@ -19,7 +19,8 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
-from hsvit_jax.models.family import Family, Sizes
+from hsvit_jax.models.conv_transformers.stages import StageSizes
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.activations import gelu
@@ -40,7 +41,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SMTConfig(Sizes):
+class SMTConfig(StageSizes):
     """Sizes of an SMT, one depth, width, … per stage.
 
     Attributes:
@@ -68,8 +69,8 @@ class SMTConfig(Sizes):
 
     def __post_init__(self) -> None:
         self.check_stages("widths", "modulated", "modulation_heads", "heads", "mlp_ratios")
-        self.check_sizes(*self.depths, *self.widths, self.expand_ratio, self.stem_kernel)
-        self.check_sizes(*map(self.hidden, range(len(self.depths))))
+        self.check_sizes(*self.depths, *self.widths, *self.hidden_widths)
+        self.check_sizes(self.expand_ratio, self.stem_kernel)
         for stage, width in enumerate(self.widths):
             kinds = {self.attends(stage, block) for block in range(self.depths[stage])}
             for attends in kinds:
@@ -87,10 +88,6 @@ class SMTConfig(Sizes):
     def stem_padding(self) -> int:
         """Zeros around the image."""
         return 3 if self.stem_kernel == 7 else 1
-
-    def hidden(self, stage: int) -> int:
-        """Width inside the feed-forward of this stage."""
-        return int(round(self.widths[stage] * self.mlp_ratios[stage], 6))
 
     def attends(self, stage: int, block: int) -> bool:
         """Whether a block of a stage attends; else it modulates."""
@@ -172,7 +169,7 @@ class FeedForward(nnx.Module):
 
     def __init__(self, c: SMTConfig, stage: int, key: Array) -> None:
         up_key, local_key, down_key = jax.random.split(key, 3)
-        width, hidden, self.rate = c.widths[stage], c.hidden(stage), c.dropout
+        width, hidden, self.rate = c.widths[stage], c.hidden_widths[stage], c.dropout
         self.up = Linear(width, hidden, up_key, init="normal")
         self.local = _conv(hidden, hidden, 3, local_key, groups=hidden)
         self.down = Linear(hidden, width, down_key, init="normal")

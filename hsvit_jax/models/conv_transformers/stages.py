@@ -1,16 +1,27 @@
-"""Stages of EfficientFormer and SwiftFormer, each of a width, and the convolutions between."""
+"""Sizes of networks in stages, each of a width; stem and downsampling of two such networks."""
 
 import dataclasses
 
 import jax
 
-from hsvit_jax.models.conv_layers import ConvNorm, size_out
+from hsvit_jax.models.conv_layers import ConvNorm, NormedStem, size_out
 from hsvit_jax.models.family import Sizes
 from hsvit_jax.ops.activations import activation as by_name
 
 
+class StageSizes(Sizes):
+    """Sizes of stages, each of a width, with one ratio of hidden widths to those or one a stage."""
+
+    @property
+    def hidden_widths(self) -> tuple[int, ...]:
+        """Width inside a feed-forward of each stage."""
+        ratios = getattr(self, "mlp_ratios", None) or (self.mlp_ratio,) * len(self.widths)
+        pairs = zip(self.widths, ratios, strict=True)
+        return tuple(int(round(width * ratio, 6)) for width, ratio in pairs)
+
+
 @dataclasses.dataclass(frozen=True)
-class StagedConfig(Sizes):
+class StagedConfig(StageSizes):
     """Sizes of stages behind a `conv_layers.NormedStem`, one depth and width per stage.
 
     Attributes:
@@ -38,15 +49,11 @@ class StagedConfig(Sizes):
                 f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
                 f"downsamples={self.downsamples} one less"
             )
-        sizes = (self.widths[0] // 2, *map(self.hidden, range(stages)))
+        sizes = (self.widths[0] // 2, *self.hidden_widths)
         self.check_sizes(*sizes, self.down_kernel, self.down_stride, self.down_padding + 1)
         self.check_rates("drop_path", "dropout")
         by_name(self.activation)
         self.maps()  # raises for too small an image
-
-    def hidden(self, stage: int) -> int:
-        """Width inside a block of this stage."""
-        return int(round(self.widths[stage] * self.mlp_ratio, 6))
 
     def follows(self, stage: int) -> bool:
         """Whether a convolution follows this stage."""
@@ -64,15 +71,15 @@ class StagedConfig(Sizes):
                 size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
         return tuple(maps)
 
+    def stem(self, eps: float, key: jax.Array) -> NormedStem:
+        """The two convolutions before the first stage."""
+        widths = (self.image_channels, self.widths[0] // 2, self.widths[0])
+        return NormedStem(widths, key, bias=True, eps=eps, init="normal")
+
     def down(self, stage: int, eps: float, key: jax.Array) -> ConvNorm | None:
         """The convolution from a stage to the next, if any."""
         if not self.follows(stage):
             return None
-        return ConvNorm(
-            *(self.widths[stage], self.widths[stage + 1], self.down_kernel, key),
-            stride=self.down_stride,
-            padding=self.down_padding,
-            bias=True,
-            eps=eps,
-            init="normal",
-        )
+        size = (*self.widths[stage : stage + 2], self.down_kernel)
+        around = {"stride": self.down_stride, "padding": self.down_padding}
+        return ConvNorm(*size, key, **around, bias=True, eps=eps, init="normal")

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import conv_layers, layers
+from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
@@ -44,9 +44,6 @@ class SwiftFormerConfig(StagedConfig):
 
     Attributes:
         eps: BatchNorm's.
-
-    Raises:
-        ValueError: the sizes do not fit each other.
     """
 
     depths: tuple[int, ...] = (3, 3, 6, 4)
@@ -102,17 +99,16 @@ class AdditiveAttention(nnx.Module):
         global_B1D = q.sum(1, keepdims=True)
         if self.queries == "weighted":
             weights_BT1 = (q @ self.score[...].astype(q.dtype)[:, None]) * q.shape[-1] ** -0.5
-            norm = jnp.sqrt(jnp.square(weights_BT1).sum(1, keepdims=True))
-            global_B1D = (weights_BT1 / jnp.maximum(norm, 1e-12) * q).sum(1, keepdims=True)
+            global_B1D = (_unit(weights_BT1, 1) * q).sum(1, keepdims=True)
         return self.out(self.mix(global_B1D * k) + q)
 
 
-def _unit(x_BTD: Array) -> Array:
-    """Tokens divided by their length, of at least 1e-12."""
-    wide = x_BTD.astype(jnp.promote_types(x_BTD.dtype, jnp.float32))
+def _unit(x: Array, axis: int = -1) -> Array:
+    """Vectors along an axis divided by their length, of at least 1e-12."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     # Never the root of zero, whose derivative is infinite.
-    square = jnp.maximum(jnp.square(wide).sum(-1, keepdims=True), 1e-24)
-    return (wide / jnp.sqrt(square)).astype(x_BTD.dtype)
+    square = jnp.maximum(jnp.square(wide).sum(axis, keepdims=True), 1e-24)
+    return (wide / jnp.sqrt(square)).astype(x.dtype)
 
 
 class AttentionBlock(nnx.Module):
@@ -148,7 +144,7 @@ class Stage(nnx.Module):
         *keys, down_key = jax.random.split(key, depth + 1)
         self.first = sum(c.depths[:number])
         last_rate = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first + depth - 1]
-        sizes = (width, c.hidden(number))
+        sizes = (width, c.hidden_widths[number])
         self.blocks = nnx.List(ConvBlock(c, *sizes, c.conv_drop_path, k) for k in keys[:-1])
         self.blocks.append(AttentionBlock(c, *sizes, last_rate, keys[-1]))
         self.down = c.down(number, c.eps, down_key)
@@ -167,7 +163,7 @@ class SwiftFormer(Network):
         c = self.config
         stem_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
         return {
-            "stem": conv_layers.NormedStem(c.image_channels, c.widths[0], c.eps, stem_key),
+            "stem": c.stem(c.eps, stem_key),
             **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
             "norm": layers.BatchNorm(c.widths[-1], eps=c.eps),
             "head": layers.TwoHeads(c.widths[-1], c.num_classes, head_key),

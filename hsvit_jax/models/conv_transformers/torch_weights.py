@@ -5,6 +5,7 @@ EfficientViT and FastViT timm's, those of SMT its authors'.
 """
 
 from collections.abc import Collection
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hsvit_jax.models.torch_weights import (
@@ -23,10 +24,30 @@ from hsvit_jax.models.torch_weights import (
 if TYPE_CHECKING:
     from hsvit_jax.models.conv_transformers.efficientformer import EfficientFormerConfig
     from hsvit_jax.models.conv_transformers.smt import SMTConfig
-    from hsvit_jax.models.conv_transformers.swiftformer import SwiftFormerConfig
+    from hsvit_jax.models.conv_transformers.stages import StagedConfig
     from hsvit_jax.models.family import Family
 
 Sections = tuple[dict[str, Any], dict[str, Any]]
+
+_QKV = ("query", "key", "value")
+
+
+def _layer(ours: str, theirs: str) -> Table:
+    """The `transformers` library's pre-norm layer, but for queries, keys and values."""
+    return {
+        f"{ours}/norm1": f"{theirs}.layernorm_before",
+        f"{ours}/norm2": f"{theirs}.layernorm_after",
+        f"{ours}/mixer/out": f"{theirs}.attention.output.dense",
+        f"{ours}/feed_forward/up": f"{theirs}.intermediate.dense",
+        f"{ours}/feed_forward/down": f"{theirs}.output.dense",
+    }
+
+
+def _conv_norms(names: dict[str, str]) -> Table:
+    """`ConvNorm`s by the path of each, in timm's names."""
+    tables = (conv_norm(ours, theirs, "conv", "bn") for ours, theirs in names.items())
+    return {path: name for table in tables for path, name in table.items()}
+
 
 # --- CvT -----------------------------------------------------------------------------------------
 
@@ -50,6 +71,7 @@ _CVT_FIELDS = {
 }
 _CVT_STAGE = "cvt.encoder.stages.{s}"
 _CVT_EMBEDDING = f"{_CVT_STAGE}.embedding.convolution_embeddings"
+_CVT_FIRST = f"{_CVT_EMBEDDING.format(s=0)}.projection.weight"
 _CVT_LAYER = f"{_CVT_STAGE}.layers.{{i}}"
 _CVT_ATTENTION = f"{_CVT_LAYER}.attention.attention"
 _CVT_CONV = f"{_CVT_ATTENTION}.convolution_projection_{{q}}.convolution_projection"
@@ -57,18 +79,9 @@ _CVT: Table = {
     "stage{s}/conv": f"{_CVT_EMBEDDING}.projection",
     "stage{s}/norm": f"{_CVT_EMBEDDING}.normalization",
     "stage{s}/cls": f"{_CVT_STAGE}.cls_token [1,1,:]",
-    "stage{s}/blocks/{i}/mixer/local/{q}/conv": f"{_CVT_CONV}.convolution",
-    "stage{s}/blocks/{i}/mixer/local/{q}/norm": f"{_CVT_CONV}.normalization",
-    "stage{s}/blocks/{i}/mixer/qkv": (
-        f"{_CVT_ATTENTION}.projection_query",
-        f"{_CVT_ATTENTION}.projection_key",
-        f"{_CVT_ATTENTION}.projection_value",
-    ),
-    "stage{s}/blocks/{i}/mixer/out": f"{_CVT_LAYER}.attention.output.dense",
-    "stage{s}/blocks/{i}/norm1": f"{_CVT_LAYER}.layernorm_before",
-    "stage{s}/blocks/{i}/norm2": f"{_CVT_LAYER}.layernorm_after",
-    "stage{s}/blocks/{i}/feed_forward/up": f"{_CVT_LAYER}.intermediate.dense",
-    "stage{s}/blocks/{i}/feed_forward/down": f"{_CVT_LAYER}.output.dense",
+    **conv_norm("stage{s}/blocks/{i}/mixer/local/{q}", _CVT_CONV),
+    "stage{s}/blocks/{i}/mixer/qkv": tuple(f"{_CVT_ATTENTION}.projection_{q}" for q in _QKV),
+    **_layer("stage{s}/blocks/{i}", _CVT_LAYER),
     "norm": "layernorm",
     "head": "classifier",
 }
@@ -81,11 +94,10 @@ def _cvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     only(given, "stride_q", (1,) * stages)
     only(given, "qkv_projection_method", ("dw_bn",) * stages)
     model["drop_path_of"] = "tokens"
-    first = f"{_CVT_EMBEDDING.format(s=0)}.projection.weight"
-    return model, data_section(tensors, given, first, "classifier.weight")
+    return model, data_section(tensors, given, _CVT_FIRST, "classifier.weight")
 
 
-CVT = TorchWeights((f"{_CVT_EMBEDDING.format(s=0)}.projection.weight",), _cvt_settings, _CVT)
+CVT = TorchWeights((_CVT_FIRST,), _cvt_settings, _CVT)
 
 # --- MobileViT -----------------------------------------------------------------------------------
 
@@ -128,16 +140,10 @@ _MOBILEVIT: Table = {
     **_inverted_residual("layer{l}/down", f"{_MOBILE_LAYER}.downsampling_layer"),
     **conv_norm("layer{l}/local", f"{_MOBILE_LAYER}.conv_kxk"),
     "layer{l}/project": f"{_MOBILE_LAYER}.conv_1x1.convolution",
-    "layer{l}/blocks/{i}/norm1": f"{_MOBILE_BLOCK}.layernorm_before",
-    "layer{l}/blocks/{i}/mixer/qkv": (
-        f"{_MOBILE_BLOCK}.attention.attention.query",
-        f"{_MOBILE_BLOCK}.attention.attention.key",
-        f"{_MOBILE_BLOCK}.attention.attention.value",
+    **_layer("layer{l}/blocks/{i}", _MOBILE_BLOCK),
+    "layer{l}/blocks/{i}/mixer/qkv": tuple(
+        f"{_MOBILE_BLOCK}.attention.attention.{q}" for q in _QKV
     ),
-    "layer{l}/blocks/{i}/mixer/out": f"{_MOBILE_BLOCK}.attention.output.dense",
-    "layer{l}/blocks/{i}/norm2": f"{_MOBILE_BLOCK}.layernorm_after",
-    "layer{l}/blocks/{i}/feed_forward/up": f"{_MOBILE_BLOCK}.intermediate.dense",
-    "layer{l}/blocks/{i}/feed_forward/down": f"{_MOBILE_BLOCK}.output.dense",
     "layer{l}/norm": f"{_MOBILE_LAYER}.layernorm",
     **conv_norm("layer{l}/back", f"{_MOBILE_LAYER}.conv_projection"),
     **conv_norm("layer{l}/fuse", f"{_MOBILE_LAYER}.fusion"),
@@ -184,6 +190,12 @@ def _swiftformer_settings(family: "Family", tensors: Tensors, given: dict[str, A
     return model, data_section(tensors, given, f"{_SWIFT_STEM}.0.weight", "head.weight")
 
 
+def _places(c: "StagedConfig") -> list[int]:
+    """The number of each stage among stages and the convolutions behind them."""
+    stages = range(len(c.depths) - 1)
+    return list(accumulate((1 + c.follows(stage) for stage in stages), initial=0))
+
+
 def _swift_conv_block(ours: str, theirs: str) -> Table:
     return {
         **conv_norm(f"{ours}/depthwise", theirs, "depth_wise_conv", "norm"),
@@ -193,7 +205,7 @@ def _swift_conv_block(ours: str, theirs: str) -> Table:
     }
 
 
-def _swiftformer(c: "SwiftFormerConfig", keys: Collection[str]) -> Table:
+def _swiftformer(c: "StagedConfig", keys: Collection[str]) -> Table:
     table = {
         **conv_norm("stem/convs/0", _SWIFT_STEM, "0", "1"),
         **conv_norm("stem/convs/1", _SWIFT_STEM, "3", "4"),
@@ -201,10 +213,10 @@ def _swiftformer(c: "SwiftFormerConfig", keys: Collection[str]) -> Table:
         "head/own": "head",
         "head/teacher": "dist_head",
     }
-    place = 0
-    for stage in range(len(c.depths)):
-        key = f"swiftformer.encoder.network.{place}"
-        ours, theirs = f"stage{stage}/blocks/{{i}}", f"{key}.blocks.{{i}}"
+    network = "swiftformer.encoder.network"
+    for stage, place in enumerate(_places(c)):
+        ours, theirs = f"stage{stage}/blocks/{{i}}", f"{network}.{place}.blocks.{{i}}"
+        table |= conv_norm(f"stage{stage}/down", f"{network}.{place + 1}", "proj", "norm")
         table |= _swift_conv_block(ours, theirs)
         table |= _swift_conv_block(f"{ours}/local", f"{theirs}.local_representation")
         table |= {
@@ -219,11 +231,6 @@ def _swiftformer(c: "SwiftFormerConfig", keys: Collection[str]) -> Table:
             f"{ours}/scales/scales/0": f"{theirs}.layer_scale_1 [:,1,1]",
             f"{ours}/scales/scales/1": f"{theirs}.layer_scale_2 [:,1,1]",
         }
-        place += 1
-        if c.follows(stage):
-            down = f"swiftformer.encoder.network.{place}"
-            table |= conv_norm(f"stage{stage}/down", down, "proj", "norm")
-            place += 1
     return table
 
 
@@ -294,8 +301,9 @@ def _efficientformer(c: "EfficientFormerConfig", keys: Collection[str]) -> Table
         "head/own": "classifier",
         "head/teacher": "distillation_classifier",
     }
-    place = 0
-    for stage in range(len(c.depths)):
+    for stage, place in enumerate(_places(c)):
+        down = f"{encoder}.intermediate_stages.{place + 1}"
+        table |= conv_norm(f"stage{stage}/down", down, "projection", "norm")
         last = stage == len(c.depths) - 1
         key = f"{encoder}.last_stage" if last else f"{encoder}.intermediate_stages.{place}"
         pool, attention = f"stage{stage}/pool_blocks/{{i}}", f"stage{stage}/attention_blocks/{{i}}"
@@ -313,11 +321,6 @@ def _efficientformer(c: "EfficientFormerConfig", keys: Collection[str]) -> Table
         }
         for ours, theirs in ((pool, pool_key), (attention, key)):
             table |= {f"{ours}/scales/scales/{n}": f"{theirs}.layer_scale_{n + 1}" for n in (0, 1)}
-        place += 1
-        if c.follows(stage):
-            down = f"{encoder}.intermediate_stages.{place}"
-            table |= conv_norm(f"stage{stage}/down", down, "projection", "norm")
-            place += 1
     return table
 
 
@@ -350,12 +353,6 @@ def _efficientvit_settings(family: "Family", tensors: Tensors, given: dict[str, 
     if nominal // 16 != min(data["image_size"]) // 16:
         raise ValueError(f"img_size={nominal} does not fit an image of {data['image_size']}")
     return model, data
-
-
-def _conv_norms(names: dict[str, str]) -> Table:
-    """`ConvNorm`s by the path of each, in timm's names."""
-    tables = (conv_norm(ours, theirs, "conv", "bn") for ours, theirs in names.items())
-    return {path: name for table in tables for path, name in table.items()}
 
 
 def _local_mix(ours: str, local: str, feed: str) -> Table:

@@ -13,14 +13,13 @@ import dataclasses
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.conv_layers import Pads, convolve, pads, size_out
-from hsvit_jax.models.family import Checked, Sizes
+from hsvit_jax.models.conv_layers import Padding, Pads, convolve, pads, size_out
+from hsvit_jax.models.family import Sizes
 from hsvit_jax.models.network import UNSHARDED, BoundModules, ForwardContext, GroupShard, Network
-from hsvit_jax.ops.activations import ACTIVATIONS
+from hsvit_jax.ops.activations import activation as by_name
 
 Array = jax.Array
 
@@ -31,8 +30,7 @@ class Conv:
 
     Attributes:
         size: rows and columns of a kernel.
-        padding: zeros (before, after) the map along both axes, or 'same': as many as leave
-            ⌈side/stride⌉, the odd one after (TensorFlow's and XLA's SAME).
+        padding: see `conv_layers.Padding`; None: symmetric, size//2·dilation.
         groups: of channels, each convolved to its part of the output.
         activation: a name of `activations.ACTIVATIONS`.
         eps: BatchNorm's.
@@ -44,7 +42,7 @@ class Conv:
     c_out: int
     size: int
     stride: int = 1
-    padding: str | tuple[int, int] = "same"
+    padding: Padding | None = "same"
     dilation: int = 1
     depthwise: bool = False
     groups: int = 1
@@ -55,8 +53,7 @@ class Conv:
 
     def pads(self, size: tuple[int, int]) -> Pads:
         """Zeros (before, after) rows and columns of a map."""
-        padding = self.padding if self.padding == "same" else (self.padding, self.padding)
-        return pads(self.size, size, self.stride, padding, self.dilation)
+        return pads(self.size, size, self.stride, self.padding, self.dilation)
 
     def map_size(self, size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of the output for a map of this size."""
@@ -85,7 +82,7 @@ class ConvNorm(nnx.Module):
         spec, kernel = self.spec, self.kernel[...].astype(x_BHWC.dtype)
         y_BHWC = convolve(x_BHWC, kernel, spec.stride, spec.pads(x_BHWC.shape[1:3]), spec.dilation)
         y_BHWC = self.norm(y_BHWC, train=context.train, batch_axes=context.batch_axes)
-        return ACTIVATIONS[spec.activation](y_BHWC)
+        return by_name(spec.activation)(y_BHWC)
 
 
 # --- Sizes ---------------------------------------------------------------------------------------
@@ -104,10 +101,7 @@ class ConvNetConfig(Sizes, abc.ABC):
         for conv in self.convs():
             if min(conv.c_in, conv.c_out, conv.size, conv.stride, conv.dilation) < 1:
                 raise ValueError(f"sizes of a convolution must be positive; got {conv}")
-            if conv.activation not in ACTIVATIONS:
-                raise ValueError(
-                    f"unknown activation {conv.activation!r}; choose one of {sorted(ACTIVATIONS)}"
-                )
+            by_name(conv.activation)
             if not 0 <= conv.momentum < 1 or conv.eps <= 0:
                 raise ValueError(
                     "BatchNorm needs a momentum in [0, 1) and a positive eps; got "
@@ -115,9 +109,8 @@ class ConvNetConfig(Sizes, abc.ABC):
                 )
         last_map(self)
 
-    @property
     @abc.abstractmethod
-    def head(self) -> "HeadConfig":
+    def head(self, key: Array) -> "Head":
         """The classifier on the last map."""
 
     @abc.abstractmethod
@@ -164,27 +157,24 @@ def last_map(c: ConvNetConfig) -> tuple[int, int]:
 # --- The classifier ------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadConfig(Checked):
-    """Sizes of a `Head`; pooling is 'mean' or 'max', init as in `layers.init_kernel`."""
-
-    channels: int
-    num_classes: int
-    dropout: float = 0.0
-    pooling: str = "mean"
-    init: str = "normal"
-
-    def __post_init__(self) -> None:
-        self.check_rates("dropout")
-        self.check_choices(pooling=("mean", "max"))
-
-
 class Head(nnx.Module):
-    """Global average or max pooling, dropout and a linear classifier."""
+    """Global average or max pooling, dropout and a linear classifier.
 
-    def __init__(self, c: HeadConfig, key: Array) -> None:
-        self.dropout, self.pooling = c.dropout, c.pooling
-        self.linear = layers.Linear(c.channels, c.num_classes, key, init=c.init)
+    pooling: 'mean' or 'max'; init: see `layers.init_kernel`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        classes: int,
+        key: Array,
+        *,
+        dropout: float = 0.0,
+        pooling: str = "mean",
+        init: str = "normal",
+    ) -> None:
+        self.dropout, self.pooling = dropout, pooling
+        self.linear = layers.Linear(channels, classes, key, init=init)
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, h, w, C) → logits (B, K)."""
@@ -199,17 +189,10 @@ class ConvNet(Network):
         backbone_key, head_key = jax.random.split(key)
         return {
             "backbone": self.config.features(backbone_key),
-            "head": Head(self.config.head, head_key),
+            "head": self.config.head(head_key),
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BHWC = bound["backbone"](images_BHWC, context)
         context.call_hook("maps", lambda: x_BHWC)
         return bound["head"](x_BHWC, context)
-
-    def features(self, params: dict, stats: dict, images_BHWC: Array) -> Array:
-        """The last map (B, h, w, C) of normalised images (B, H, W, C), in inference mode."""
-        context = ForwardContext(
-            train=False, key_words=None, example_ids_B=jnp.arange(len(images_BHWC))
-        )
-        return self.bind(params, stats)["backbone"](images_BHWC, context)

@@ -14,14 +14,16 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any
 
+import jax
+
+from hsvit_jax.models.conv_layers import Padding, rounded
 from hsvit_jax.models.convnets import torch_weights
-from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
+from hsvit_jax.models.convnets.convnet import ConvNet, Head
 from hsvit_jax.models.convnets.inverted_residual import (
     DROPS,
     Inverted,
     InvertedConfig,
     Plan,
-    rounded,
 )
 from hsvit_jax.models.family import Family
 
@@ -81,9 +83,10 @@ class EfficientNetConfig(InvertedConfig):
                     f"in_channels={self.in_channels}, out_channels={self.out_channels}"
                 )
         self.check_choices(padding=("native", "same", "symmetric"), drop=DROPS)
+        self.check_choices(pooling=("mean", "max"))
         if self.squeeze < 0:
             raise ValueError(f"squeeze must be at least 0; got {self.squeeze}")
-        self.check_rates("drop_rate")
+        self.check_rates("dropout", "drop_rate")
         super().__post_init__()
 
     def channels(self, base: int) -> int:
@@ -93,79 +96,44 @@ class EfficientNetConfig(InvertedConfig):
         """
         return rounded(base * self.width, self.divisor)
 
-    @property
-    def head(self) -> HeadConfig:
-        return HeadConfig(self.channels(_TOP), self.num_classes, self.dropout, self.pooling)
+    def head(self, key: jax.Array) -> Head:
+        options = {"dropout": self.dropout, "pooling": self.pooling}
+        return Head(self.channels(_TOP), self.num_classes, key, **options)
 
-    def _conv(self, c_in: int, c_out: int, size: int, **more: Any) -> Conv:
-        usual = {"activation": self.activation, "momentum": self.bn_momentum, "eps": self.bn_eps}
-        return Conv(c_in, c_out, size, **{**usual, **more})
+    def places(self) -> list[tuple[int, int]]:
+        counts = [ceil(self.depth * repeats) for repeats in self.repeats]
+        return [(stage, j) for stage, count in enumerate(counts) for j in range(count)]
 
     def plan(self) -> Plan:
-        stem = self._conv(
-            self.image_channels,
-            self.channels(_STEM),
-            3,
-            stride=2,
-            padding={"native": (0, 1), "same": "same", "symmetric": (1, 1)}[self.padding],
+        stem, last, top = (self.channels(n) for n in (_STEM, self.out_channels[-1], _TOP))
+        return Plan(
+            self.conv(self.image_channels, stem, 3, stride=2, padding=self._padding(3, 2)),
+            tuple(self._blocks()),
+            self.conv(last, top, 1),
         )
-        blocks = list(self._blocks())
-        count = len(blocks)
-        blocks = tuple(
-            block._replace(rate=self.drop_rate * i / count) for i, block in enumerate(blocks)
-        )
-        last = self.channels(self.out_channels[-1])
-        return Plan(stem, blocks, self._conv(last, self.channels(_TOP), 1))
 
     def _blocks(self) -> Iterator[Inverted]:
-        number = 0
-        for i, repeats in enumerate(self.repeats):
-            width, c_out = self.channels(self.in_channels[i]), self.channels(self.out_channels[i])
-            for j in range(ceil(self.depth * repeats)):
-                stride = 1 if j else self.strides[i]
-                half = self.kernels[i] // 2
-                padding = (half, half)
-                native = self.padding == "native"
-                if native and stride == 2 and number not in self.symmetric_blocks:
-                    padding = (half - 1, half)
-                yield self._block(
-                    width,
-                    c_out,
-                    self.kernels[i],
-                    stride,
-                    self.expand[i],
-                    "same" if self.padding == "same" else padding,
-                    residual=j > 0,
-                )
-                width, number = c_out, number + 1
+        places = self.places()
+        for number, (stage, j) in enumerate(places):
+            c_in, c_out = (self.channels(n[stage]) for n in (self.in_channels, self.out_channels))
+            c_in, stride = (c_out, 1) if j else (c_in, self.strides[stage])
+            inner, size = c_in * self.expand[stage], self.kernels[stage]
+            wider = self.conv(c_in, inner, 1, momentum=self.expand_bn_momentum)
+            around = {"stride": stride, "padding": self._padding(size, stride, number)}
+            yield Inverted(
+                wider if self.expand[stage] != 1 else None,
+                self.conv(inner, inner, size, depthwise=True, **around),
+                self.conv(inner, c_out, 1, activation=""),
+                squeeze=max(1, int(c_in * self.squeeze)),
+                residual=j > 0,
+                rate=self.drop_rate * number / len(places),
+                drop=self.drop,
+            )
 
-    def _block(
-        self,
-        c_in: int,
-        c_out: int,
-        size: int,
-        stride: int,
-        expand: int,
-        padding: tuple[int, int] | str,
-        *,
-        residual: bool,
-    ) -> Inverted:
-        inner = c_in * expand
-        wider = self._conv(c_in, inner, 1, momentum=self.expand_bn_momentum)
-        return Inverted(
-            wider if expand != 1 else None,
-            self._conv(inner, inner, size, stride=stride, padding=padding, depthwise=True),
-            self._conv(inner, c_out, 1, activation=""),
-            squeeze=max(1, int(c_in * self.squeeze)),
-            residual=residual,
-            drop=self.drop,
-        )
-
-
-def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a smoke run: few channels, and blocks in proportion to its own."""
-    scales = {"width": 0.08 * settings["width"], "depth": 0.3 * settings["depth"], "divisor": 4}
-    return {**scales, "expand": (1, 2, 2, 2, 2, 2, 2)}
+    def _padding(self, size: int, stride: int, block: int | None = None) -> Padding | None:
+        if self.padding == "native" and stride == 2 and block not in self.symmetric_blocks:
+            return ((size // 2 - 1, size // 2),) * 2
+        return "same" if self.padding == "same" else None
 
 
 FAMILY = Family(
@@ -177,7 +145,10 @@ FAMILY = Family(
     native_size=224,
     native_sizes={"b3": 300, "b4": 380, "b5": 456},
     paper_recipe="hsvit_convnet",
-    tiny=tiny,
+    tiny=lambda settings: {
+        **{"width": 0.08 * settings["width"], "depth": 0.3 * settings["depth"], "divisor": 4},
+        "expand": (1, 2, 2, 2, 2, 2, 2),
+    },
     model_type="efficientnet",
-    torch_weights=torch_weights.classifier("efficientnet", "classifier"),
+    torch_weights=torch_weights.EFFICIENTNET,
 )

@@ -10,7 +10,7 @@ al., "Squeeze-and-Excitation Networks", section 3; Tan and Le, "EfficientNet", s
 import abc
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,15 @@ class InvertedConfig(ConvNetConfig):
     @abc.abstractmethod
     def plan(self) -> Plan:
         """All convolutions."""
+
+    @abc.abstractmethod
+    def places(self) -> list[tuple[int, int]]:
+        """The stage of each block, and its number there."""
+
+    def conv(self, c_in: int, c_out: int, size: int, **more: Any) -> Conv:
+        """A convolution with the network's activation and BatchNorm, unless `more` has others."""
+        usual = {"activation": self.activation, "momentum": self.bn_momentum, "eps": self.bn_eps}
+        return Conv(c_in, c_out, size, **{**usual, **more})
 
     def convs(self) -> Iterator[Conv]:
         plan = self.plan()
@@ -132,12 +141,3 @@ class Features(nnx.Module):
         for i, block in enumerate(self.blocks):
             x_BHWC = block(x_BHWC, context, kernels, i)
         return self.top(x_BHWC, context, kernels)
-
-
-def rounded(value: float, divisor: int, least: int | None = None) -> int:
-    """The multiple of divisor nearest to value, not below 0.9 of it or `least` (the divisor).
-
-    Source: the MobileNet authors' code (`_make_divisible`).
-    """
-    nearest = max(least or divisor, int(value + divisor / 2) // divisor * divisor)
-    return nearest + divisor if nearest < 0.9 * value else nearest

@@ -10,18 +10,20 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
+
+from hsvit_jax.models.conv_layers import rounded
 from hsvit_jax.models.convnets import torch_weights
-from hsvit_jax.models.convnets.convnet import Conv, ConvNet, HeadConfig
-from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan, rounded
+from hsvit_jax.models.convnets.convnet import Conv, ConvNet, Head
+from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan
 from hsvit_jax.models.family import Family
 
 #: Named networks by their width, as they differ from the defaults.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {"1.0": {}, "1.4": {"width": 1.4}}
 
-# Channels before scaling: of the stem, of the first block and the others; and the others' strides.
-_STEM, _TOP = 32, 1280
-_CHANNELS = (16, *(24,) * 2, *(32,) * 3, *(64,) * 4, *(96,) * 3, *(160,) * 3, 320)
-_STRIDES = (2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1)
+_STEM, _TOP = 32, 1280  # channels before scaling
+#: Of each stage: channels before scaling, blocks, the first block's stride.
+_STAGES = ((16, 1, 1), (24, 2, 2), (32, 3, 2), (64, 4, 2), (96, 3, 1), (160, 3, 2), (320, 1, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +51,10 @@ class MobileNetV2Config(InvertedConfig):
                 f"{self}"
             )
         self.check_choices(padding=("same", "symmetric"), output_stride=(2, 4, 8, 16, 32))
+        self.check_rates("dropout")
         super().__post_init__()
 
-    def channels(self, base: int) -> int:
+    def channels(self, base: float) -> int:
         """A scaled width of the unscaled network."""
         return self._rounded(base * self.width)
 
@@ -63,53 +66,42 @@ class MobileNetV2Config(InvertedConfig):
         """Channels of the last map."""
         return _TOP if self.full_top and self.width < 1 else self.channels(_TOP)
 
-    @property
-    def head(self) -> HeadConfig:
-        return HeadConfig(self.top_channels, self.num_classes, self.dropout)
+    def head(self, key: jax.Array) -> Head:
+        return Head(self.top_channels, self.num_classes, key, dropout=self.dropout)
 
-    def _conv(self, c_in: int, c_out: int, size: int, **more: Any) -> Conv:
-        half = (size - 1) // 2 * more.get("dilation", 1)
-        usual = {
-            "padding": "same" if self.padding == "same" else (half, half),
-            "activation": self.activation,
-            "momentum": self.bn_momentum,
-            "eps": self.bn_eps,
-        }
-        return Conv(c_in, c_out, size, **{**usual, **more})
+    def conv(self, c_in: int, c_out: int, size: int, **more: Any) -> Conv:
+        padding = "same" if self.padding == "same" else None
+        return super().conv(c_in, c_out, size, padding=padding, **more)
+
+    def places(self) -> list[tuple[int, int]]:
+        return [(stage, j) for stage, (_, count, _) in enumerate(_STAGES) for j in range(count)]
 
     def plan(self) -> Plan:
-        stem = self._conv(self.image_channels, self.channels(_STEM), 3, stride=2)
-        last = self.channels(_CHANNELS[-1])
-        return Plan(stem, tuple(self._blocks()), self._conv(last, self.top_channels, 1))
+        stem, last = self.channels(_STEM), self.channels(_STAGES[-1][0])
+        return Plan(
+            self.conv(self.image_channels, stem, 3, stride=2),
+            tuple(self._blocks()),
+            self.conv(last, self.top_channels, 1),
+        )
 
     def _blocks(self) -> Iterator[Inverted]:
-        width, c_out = self.channels(_STEM), self.channels(_CHANNELS[0])
-        yield Inverted(
-            self._conv(width, width, 1) if self.stem_expansion else None,
-            self._conv(width, width, 3, depthwise=True),
-            self._conv(width, c_out, 1, activation=""),
-        )
-        running, dilation = 2, 1
-        for c_in, c_out, nominal in zip(_CHANNELS[:-1], _CHANNELS[1:], _STRIDES, strict=True):
-            c_in, c_out = self.channels(c_in), self.channels(c_out)
-            inner = self._rounded(c_in * self.expand)
+        c_in, running, dilation = self.channels(_STEM), 2, 1
+        for stage, j in self.places():
+            base, _, nominal = _STAGES[stage]
+            c_out, nominal = self.channels(base), 1 if j else nominal
+            inner = self._rounded(c_in * self.expand) if stage else c_in
             stride, dilated = nominal, 1
             if running == self.output_stride:
                 stride, dilated, dilation = 1, dilation, dilation * nominal
             else:
                 running *= nominal
             yield Inverted(
-                self._conv(c_in, inner, 1),
-                self._conv(inner, inner, 3, stride=stride, dilation=dilated, depthwise=True),
-                self._conv(inner, c_out, 1, activation=""),
-                residual=stride == 1 and c_in == c_out,
+                self.conv(c_in, inner, 1) if stage or self.stem_expansion else None,
+                self.conv(inner, inner, 3, stride=stride, dilation=dilated, depthwise=True),
+                self.conv(inner, c_out, 1, activation=""),
+                residual=stage > 0 and stride == 1 and c_in == c_out,
             )
-
-
-def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a smoke run: few channels."""
-    widths = {"width": 0.08 * settings["width"], "divisor": 4, "least_channels": 4}
-    return {**widths, "expand": 2.0, "full_top": False}
+            c_in = c_out
 
 
 FAMILY = Family(
@@ -120,7 +112,10 @@ FAMILY = Family(
     network=ConvNet,
     native_size=224,
     paper_recipe="hsvit_convnet",
-    tiny=tiny,
+    tiny=lambda settings: {
+        **{"width": 0.08 * settings["width"], "divisor": 4, "least_channels": 4},
+        **{"expand": 2.0, "full_top": False},
+    },
     model_type="mobilenet_v2",
-    torch_weights=torch_weights.classifier("mobilenet_v2", "classifier"),
+    torch_weights=torch_weights.MOBILENET_V2,
 )

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models.convnets import torch_weights
-from hsvit_jax.models.convnets.convnet import Conv, ConvNet, ConvNetConfig, ConvNorm, HeadConfig
+from hsvit_jax.models.convnets.convnet import Conv, ConvNet, ConvNetConfig, ConvNorm, Head
 from hsvit_jax.models.family import Family, defaults_of
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
-from hsvit_jax.ops.activations import ACTIVATIONS
+from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.max_pool import max_pool
 
 Array = jax.Array
@@ -34,7 +34,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 #: The stem's max pool, described as the convolution that shrinks a map alike.
-_POOL = Conv(1, 1, 3, stride=2, padding=(1, 1))
+_POOL = Conv(1, 1, 3, stride=2, padding=None)
 
 
 class Residual(NamedTuple):
@@ -69,68 +69,52 @@ class ResNetConfig(ConvNetConfig):
             )
         super().__post_init__()
 
-    @property
-    def head(self) -> HeadConfig:
-        return HeadConfig(self.channels[-1], self.num_classes, init="torch")
+    def head(self, key: Array) -> Head:
+        return Head(self.channels[-1], self.num_classes, key, init="torch")
 
-    def conv(
-        self,
-        c_in: int,
-        c_out: int,
-        size: int,
-        stride: int = 1,
-        activation: str = "",
-        groups: int = 1,
-    ) -> Conv:
+    def conv(self, c_in: int, c_out: int, size: int, stride: int = 1, **more: Any) -> Conv:
         """A convolution padded by size//2 on all sides."""
-        return Conv(
-            *(c_in, c_out, size, stride, (size // 2, size // 2)),
-            groups=groups,
-            activation=activation,
-            momentum=self.bn_momentum,
-            init="fan_out",
-        )
+        usual = {"padding": None, "momentum": self.bn_momentum, "init": "fan_out"}
+        return Conv(c_in, c_out, size, stride, **usual, **more)
 
     @property
     def stem(self) -> Conv:
         """The first convolution; a max pool follows."""
-        return self.conv(self.image_channels, self.stem_channels, 7, 2, self.activation)
+        return self.conv(self.image_channels, self.stem_channels, 7, 2, activation=self.activation)
 
-    def stages(self) -> Iterator[list[Residual]]:
-        """The blocks of each stage."""
+    def blocks(self) -> Iterator[Residual]:
+        """In order of computation."""
         c_in = self.stem_channels
         for i, (c_out, depth) in enumerate(zip(self.channels, self.depths, strict=True)):
-            stage = []
             for j in range(depth):
                 stride = 1 if j or not (i or self.stride_in_first_stage) else 2
-                stage.append(self._residual(c_in, c_out, stride))
+                yield self._residual(c_in, c_out, stride)
                 c_in = c_out
-            yield stage
 
     def _residual(self, c_in: int, c_out: int, stride: int) -> Residual:
         shortcut = self.conv(c_in, c_out, 1, stride) if stride > 1 or c_in != c_out else None
+        relu = {"activation": "relu"}
         if self.block == "basic":
-            first = self.conv(c_in, c_out, 3, stride, "relu")
+            first = self.conv(c_in, c_out, 3, stride, **relu)
             return Residual((first, self.conv(c_out, c_out, 3)), shortcut)
-        inner, early = c_out // 4 * self.base_width // 64 * self.groups, self.stride_in_first_conv
-        reduce = self.conv(c_in, inner, 1, stride if early else 1, "relu")
-        middle = self.conv(inner, inner, 3, 1 if early else stride, "relu", self.groups)
+        inner = c_out // 4 * self.base_width // 64 * self.groups
+        strides = (stride, 1) if self.stride_in_first_conv else (1, stride)
+        reduce = self.conv(c_in, inner, 1, strides[0], **relu)
+        middle = self.conv(inner, inner, 3, strides[1], groups=self.groups, **relu)
         return Residual((reduce, middle, self.conv(inner, c_out, 1)), shortcut)
 
     def convs(self) -> Iterator[Conv]:
         yield self.stem
-        for stage in self.stages():
-            for block in stage:
-                if block.shortcut is not None:
-                    yield block.shortcut
-                yield from block.convs
+        for block in self.blocks():
+            if block.shortcut is not None:
+                yield block.shortcut
+            yield from block.convs
 
     def main_path(self) -> Iterator[Conv]:
         yield self.stem
         yield _POOL
-        for stage in self.stages():
-            for block in stage:
-                yield from block.convs
+        for block in self.blocks():
+            yield from block.convs
 
     def features(self, key: Array) -> nnx.Module:
         return Features(self, key)
@@ -156,14 +140,14 @@ class Block(nnx.Module):
             x_BHWC = self.shortcut(y_BHWC, context, kernels)
         for conv in self.convs:
             y_BHWC = conv(y_BHWC, context, kernels)
-        return ACTIVATIONS[self.activation](x_BHWC + y_BHWC)
+        return by_name(self.activation)(x_BHWC + y_BHWC)
 
 
 class Features(nnx.Module):
     """The backbone: images to the last map."""
 
     def __init__(self, c: ResNetConfig, key: Array) -> None:
-        residuals = [block for stage in c.stages() for block in stage]
+        residuals = list(c.blocks())
         stem_key, *keys = jax.random.split(key, len(residuals) + 1)
         self.stem = ConvNorm(c.stem, stem_key)
         self.blocks = nnx.List(
@@ -183,12 +167,6 @@ class Features(nnx.Module):
         return x_BHWC
 
 
-def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a smoke run: few channels, and blocks in proportion to its own."""
-    depths = tuple(max(1, round(depth / 4)) for depth in settings["depths"])
-    return {"stem_channels": 8, "channels": (8, 16, 16, 32), "depths": depths}
-
-
 FAMILY = Family(
     name="resnet",
     defaults=DEFAULTS,
@@ -198,7 +176,10 @@ FAMILY = Family(
     network=ConvNet,
     native_size=224,
     paper_recipe="hsvit_convnet",
-    tiny=tiny,
+    tiny=lambda settings: {
+        **{"stem_channels": 8, "channels": (8, 16, 16, 32)},
+        "depths": tuple(max(1, round(depth / 4)) for depth in settings["depths"]),
+    },
     model_type="resnet",
-    torch_weights=torch_weights.classifier("resnet", "classifier.1"),
+    torch_weights=torch_weights.RESNET,
 )

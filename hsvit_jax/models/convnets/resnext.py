@@ -12,11 +12,8 @@ from hsvit_jax.models.family import Family
 
 #: What a variant leaves as it is: the `model` section of ResNeXt-50 32×4d.
 DEFAULTS = {
-    "stem_channels": 64,
-    "channels": (256, 512, 1024, 2048),  # out of each stage
-    "depths": (3, 4, 6, 3),
-    "groups": 32,
-    "base_width": 4,
+    **{key: resnet.DEFAULTS[key] for key in ("stem_channels", "channels", "depths")},
+    **{"groups": 32, "base_width": 4},
 }
 
 FAMILY = Family(
@@ -29,6 +26,6 @@ FAMILY = Family(
     aliases=("timm resnext",),
     native_size=224,
     paper_recipe="dhvt",
-    tiny=lambda settings: {**resnet.tiny(settings), "groups": 2, "base_width": 32},
+    tiny=lambda settings: {**resnet.FAMILY.tiny(settings), "groups": 2, "base_width": 32},
     torch_weights=torch_weights.RESNEXT,
 )

@@ -7,7 +7,7 @@ plain fields, of which only those that change the network are read.
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hsvit_jax.models.convnets.inverted_residual import rounded
+from hsvit_jax.models.conv_layers import rounded
 from hsvit_jax.models.torch_weights import (
     Table,
     Tensors,
@@ -168,17 +168,17 @@ def _efficientnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
 
 
 def _efficientnet(c: "EfficientNetConfig", prefix: str) -> Table:
-    block, theirs = "backbone/blocks/{i}", f"{prefix}encoder.blocks.{{i}}"
-    squeeze = f"{theirs}.squeeze_excite.{{part}} [:,:,1,1]"
+    table = unit("backbone/stem", f"{prefix}embeddings", "convolution", "batchnorm")
+    table |= unit("backbone/top", f"{prefix}encoder", "top_conv", "top_bn")
     depthwise = ("depthwise_conv", "depthwise_norm")
-    return {
-        **unit("backbone/stem", f"{prefix}embeddings", "convolution", "batchnorm"),
-        **unit(f"{block}/expand", f"{theirs}.expansion", "expand_conv", "expand_bn"),
-        **unit(f"{block}/depthwise", f"{theirs}.depthwise_conv", *depthwise),
-        f"{block}/squeeze/{{part}}": squeeze,
-        **unit(f"{block}/project", f"{theirs}.projection", "project_conv", "project_bn"),
-        **unit("backbone/top", f"{prefix}encoder", "top_conv", "top_bn"),
-    }
+    for i in range(len(c.places())):
+        block, theirs = f"backbone/blocks/{i}", f"{prefix}encoder.blocks.{i}"
+        table |= unit(f"{block}/expand", f"{theirs}.expansion", "expand_conv", "expand_bn")
+        table |= unit(f"{block}/depthwise", f"{theirs}.depthwise_conv", *depthwise)
+        table |= unit(f"{block}/project", f"{theirs}.projection", "project_conv", "project_bn")
+        for part in ("reduce", "expand"):
+            table[f"{block}/squeeze/{part}"] = f"{theirs}.squeeze_excite.{part} [:,:,1,1]"
+    return table
 
 
 # --- MobileNetV2 ---------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def _mobilenet_v2_sizes(family: "Family", given: Given) -> dict[str, Any]:
 def _mobilenet_v2(c: "MobileNetV2Config", prefix: str) -> Table:
     table = unit("backbone/stem", f"{prefix}conv_stem.first_conv")
     table |= unit("backbone/top", f"{prefix}conv_1x1")
-    for i in range(len(c.plan().blocks)):
+    for i in range(len(c.places())):
         block, theirs = f"backbone/blocks/{i}", prefix + (f"layer.{i - 1}" if i else "conv_stem")
         table |= unit(f"{block}/expand", f"{theirs}.expand_1x1")
         table |= unit(f"{block}/depthwise", f"{theirs}.conv_3x3")
@@ -223,7 +223,7 @@ EXTRACTORS: Mapping[str, tuple[Callable[..., dict], Callable[..., Table], str]] 
 }
 
 
-def classifier(name: str, head: str) -> TorchWeights:
+def _classifier(name: str, head: str) -> TorchWeights:
     """How the files of a family's classifier are read; head: the linear layer's key."""
     sizes, table, first = EXTRACTORS[name]
 
@@ -238,3 +238,8 @@ def classifier(name: str, head: str) -> TorchWeights:
         settings,
         lambda config, keys: {**table(config, f"{name}."), "head/linear": head},
     )
+
+
+RESNET = _classifier("resnet", "classifier.1")
+EFFICIENTNET = _classifier("efficientnet", "classifier")
+MOBILENET_V2 = _classifier("mobilenet_v2", "classifier")

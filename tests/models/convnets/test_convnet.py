@@ -1,14 +1,12 @@
-"""What convolutional networks share: padding, depthwise strides, statistics, freezing, refusals."""
+"""What convolutional networks share: statistics, activations, freezing, refusals."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from support import small_runs
 
 from hsvit_jax import models
-from hsvit_jax.models.conv_layers import convolve
 from hsvit_jax.models.convnets import convnet
 from hsvit_jax.models.convnets.convnet import Conv
 from hsvit_jax.models.network import ForwardContext
@@ -20,29 +18,6 @@ CALL = ForwardContext(train=True, key_words=None, example_ids_B=np.arange(3))
 def built(family, size=(33, 40), **changes):
     settings = {**models.FAMILIES[family].defaults, "family": family, "dtype": "float32"}
     return models.build(settings | changes, image_size=size, channels=3, num_classes=5)
-
-
-@pytest.mark.parametrize("stride, dilation, size", [(1, 2, 3), (2, 1, 3), (2, 1, 5), (1, 1, 3)])
-@pytest.mark.parametrize("padding", ["same", (0, 1), (2, 2)])
-@pytest.mark.parametrize("depthwise", [False, True])
-def test_a_convolution_is_xla_s(depthwise, padding, stride, dilation, size):
-    """And 'same' leaves what XLA's SAME leaves, at even and odd sides."""
-    spec = Conv(6, 6, size, stride, padding, dilation, depthwise)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 9, 12, 6)).astype(np.float32)
-    kernel = rng.normal(size=(size, size, 1 if depthwise else 6, 6)).astype(np.float32)
-    expected = lax.conv_general_dilated(
-        x,
-        kernel,
-        (stride, stride),
-        "SAME" if padding == "same" else (padding, padding),
-        rhs_dilation=(dilation, dilation),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=6 if depthwise else 1,
-    )
-    ours = convolve(jnp.asarray(x), jnp.asarray(kernel), stride, spec.pads((9, 12)), dilation)
-    assert ours.shape[1:3] == spec.map_size((9, 12))
-    np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
 def test_statistics_follow_momentum_and_eps():
@@ -70,32 +45,12 @@ def test_activations_by_their_published_names():
         np.testing.assert_allclose(ACTIVATIONS[name](x), expected, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def small():
-    """A small ResNet with parameters, statistics and images."""
-    network = built(
-        "resnet", block="basic", stem_channels=4, channels=(4, 6), depths=(1, 1), size=(17, 20)
-    )
+def test_a_frozen_backbone_neither_learns_nor_counts():
+    sizes = {"block": "basic", "stem_channels": 4, "channels": (4, 6), "depths": (1, 1)}
+    network = built("resnet", (17, 20), **sizes)
     params, stats = small_runs.random_tree(jax.eval_shape(network.init, jax.random.key(0)))
     images = np.random.default_rng(2).normal(size=(4, 17, 20, 3)).astype(np.float32)
-    return network, params, stats, images
-
-
-def test_features_are_what_the_head_classifies(small):
-    network, params, stats, images = small
-    x_BHWC = network.features(params, stats, images)
-    assert x_BHWC.shape == (4, *network.config.map_size, 6) == (4, 3, 3, 6)
-    linear = params["head"]["linear"]
-    expected = x_BHWC.mean((1, 2)) @ linear["kernel"] + linear["bias"][None]
-    logits, _ = network.apply(params, stats, images)
-    np.testing.assert_allclose(logits, expected, atol=1e-5)
-
-
-def test_a_frozen_backbone_neither_learns_nor_counts(small):
-    network, params, stats, images = small
-    frozen = convnet.ConvNet(network.config)
-    assert frozen.frozen == frozenset()
-    frozen.frozen = frozenset({"backbone"})
+    frozen = network.with_frozen({"backbone"})
 
     def loss(model):
         def value(params):
@@ -129,10 +84,20 @@ def test_an_image_too_small_for_the_strides_says_so(family, side):
     [
         ("resnet", {"block": "wide"}, "unknown model.block 'wide'; choose one of"),
         ("resnet", {"depths": (1, 2)}, "channels and a depth of at least 1 for each stage"),
-        ("resnet", {"activation": "prelu"}, "unknown activation 'prelu'; choose one of"),
+        ("resnet", {"activation": "prelu"}, "unknown activation 'prelu'; known: none"),
         ("resnet", {"bn_momentum": 1.0}, r"momentum in \[0, 1\) and a positive eps; got 1.0"),
         ("resnet", {"channels": (2, 4, 8, 16)}, "sizes of a convolution must be positive"),
         ("efficientnet", {"padding": "valid"}, r"unknown model.padding"),
+        ("efficientnet", {"strides": (1, 3, 2, 2, 1, 2, 1)}, r"strides must be 1 or 2.*\(1, 3, 2"),
+        ("efficientnet", {"kernels": (3, 3, 4, 3, 5, 5, 3)}, r"kernels odd; got .*\(3, 3, 4"),
+        (
+            *("efficientnet", {"in_channels": (32, 16, 24, 40, 80, 100, 192)}),
+            "what comes before it, 112; got 100",
+        ),
+        ("efficientnet", {"repeats": (1, 1)}, "one entry for each stage"),
+        ("efficientnet", {"drop_rate": 1.0}, r"drop_rate must be in \[0, 1\)"),
+        ("mobilenet_v2", {"width": 0}, "must be positive; got MobileNetV2Config"),
+        ("mobilenet_v2", {"output_stride": 12}, r"unknown model\.output_stride 12; choose one of"),
         ("efficientnet", {"drop": "all"}, r"unknown model.drop"),
         ("efficientnet", {"pooling": "sum"}, "unknown model.pooling 'sum'"),
         ("mobilenet_v2", {"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax import models
-from hsvit_jax.models.convnets import convnet, inverted_residual, mobilenet_v2
+from hsvit_jax.models.convnets import inverted_residual, mobilenet_v2
 
 
 def built(size, classes, **changes):
@@ -34,11 +34,6 @@ def test_dilation_in_place_of_strides(output_stride, side, dilations):
     assert [block.depthwise.dilation for block in blocks] == dilations
 
 
-def test_no_other_output_stride():
-    with pytest.raises(ValueError, match=r"unknown model\.output_stride 12; choose one of \(2, 4"):
-        built(64, 10, output_stride=12)
-
-
 def test_which_blocks_are_residual():
     blocks = built(64, 10).config.plan().blocks[1:]
     residual = [i for i, block in enumerate(blocks) if block.residual]
@@ -55,7 +50,7 @@ def test_the_last_convolution_of_a_narrow_network():
 def test_initial_values_are_the_reference_s():
     config = built(32, 50).config
     block = inverted_residual.Block(config.plan().blocks[9], jax.random.key(0))
-    linear = convnet.Head(config.head, jax.random.key(0)).linear
+    linear = config.head(jax.random.key(0)).linear
     for kernel in (block.expand.kernel, block.depthwise.kernel, linear.kernel):
         assert np.std(kernel[...]) == pytest.approx(0.02, rel=0.05)
     assert not np.any(linear.bias[...])

@@ -1,0 +1,105 @@
+"""Files of convolutional networks: goldens with their training steps, the way back, any
+constructor, named networks, and fields that do not fit."""
+
+import pytest
+from support import convnet_files, hf_files, torch_files
+
+from hsvit_jax import models
+
+#: ResNets of basic blocks, an EfficientNet, a MobileNetV2 with dilation and images that are not
+#: square, a ResNeXt in timm's names.
+GOLDENS = ("hf-resnet-basic", "hf-efficientnet-train", "hf-mobilenetv2-train", "timm-resnext")
+#: Family → fields of its configuration that name a variant, and the settings they are of.
+NAMED_BY = {
+    "resnet": {"layer_type": "block", "hidden_sizes": "channels", "depths": "depths"},
+    "efficientnet": {
+        **{"width_coefficient": "width", "depth_coefficient": "depth", "dropout_rate": "dropout"},
+        "depthwise_padding": "symmetric_blocks",
+    },
+    "mobilenet_v2": {"depth_multiplier": "width", "classifier_dropout_prob": "dropout"},
+}
+RESNET = {
+    **{"num_channels": 2, "embedding_size": 6, "hidden_sizes": [8, 12], "depths": [1, 2]},
+    **{"layer_type": "basic", "num_labels": 5, "image_size": [21, 17]},
+}
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_logits_and_the_way_back(name, golden_dir):
+    convnet_files.comes_back(golden_dir / f"{name}.npz")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.endswith("-train")) for n in GOLDENS]
+)
+def test_a_training_step(name, golden_dir):
+    convnet_files.training_step_agrees(golden_dir / f"{name}.npz")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"layer_type": "bottleneck", "downsample_in_bottleneck": True, "hidden_act": "gelu"},
+        {"downsample_in_first_stage": True, "depths": [2, 1], "hidden_act": "tanh"},
+    ],
+    ids=str,
+)
+def test_any_constructor_of_a_resnet(changes):
+    given = {**RESNET, **changes}
+    network, _ = hf_files.check_every_tensor_has_its_place("resnet", given, image=(2, 21, 17))
+    assert (network.config.image_channels, network.config.num_classes) == (2, 5)
+
+
+@pytest.mark.parametrize("family", NAMED_BY)
+def test_named_networks_are_recognised(family):
+    """At their native size; the published ones of MobileNetV2 have a class more, the background."""
+    record = models.FAMILIES[family]
+    for variant in record.variants:
+        own = record.settings(variant)
+        given = {theirs: own[ours] for theirs, ours in NAMED_BY[family].items()}
+        settings, data = torch_files.settings(family, {}, {**given, "num_labels": 1001})
+        assert settings == own
+        side = record.native_sizes.get(variant, 224)
+        assert data == {"image_size": (side, side), "channels": 3, "num_classes": 1001}
+
+
+def test_shapes_tell_a_resnext(golden_dir):
+    """Without a constructor, too."""
+    assert torch_files.variant_of_shapes("resnext", "50-32x4d") == "50-32x4d"
+    tensors, *_, family, description = convnet_files.read(golden_dir / "timm-resnext.npz")
+    shown, told = (
+        models.torch_settings(family, tensors, given)[0]
+        for given in ({}, description["constructor"])
+    )
+    assert shown == told and told["channels"] == (16, 32, 32, 40)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("resnet", {"layer_type": "wide"}, "layer_type='wide' is not supported; expected 'bottle"),
+        ("resnet", {"hidden_act": "prelu"}, "hidden_act: unknown activation 'prelu'; known: none,"),
+        (
+            *("resnet", {"downsample_in_first_stage": 1}),
+            "downsample_in_first_stage must be of type bool; got 1",
+        ),
+        ("resnet", {"hidden_sizes": "8"}, "hidden_sizes must be a list of int; got '8'"),
+        ("resnet", {"num_labels": None}, "neither num_labels nor a classifier tells the number"),
+        ("efficientnet", {"pooling_type": "none"}, "pooling_type='none' is not supported"),
+        (
+            *("efficientnet", {"hidden_dim": 1000}),
+            "hidden_dim=1000, but the last convolution has 1280",
+        ),
+        ("efficientnet", {"hidden_act": "geglu"}, "hidden_act: unknown activation 'geglu'"),
+        ("efficientnet", {"batch_norm_momentum": 2.0}, r"momentum in \[0, 1\)"),
+        ("mobilenet_v2", {"depth_multiplier": True}, "must be of type float; got True"),
+        ("mobilenet_v2", {"output_stride": 7.5}, "output_stride must be of type int; got 7.5"),
+        ("mobilenet_v2", {"image_size": 16}, "16×16 pixels is too small"),
+    ],
+)
+def test_fields_that_do_not_fit_say_so(family, changes, message):
+    given = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "num_labels": 7, **changes}
+    with pytest.raises(ValueError, match=message):
+        settings, data = torch_files.settings(family, {}, given)
+        models.FAMILIES[family].sizes(settings, **data)
