@@ -284,11 +284,6 @@ class Checkpoints:
                 f"step {step} not saved: {self.directory} already holds another state under this "
                 "number; resume from it, or save into another directory"
             )
-        if record.metric is not None and saved.metric != record.metric:
-            _warn(
-                f"step {step} is already in {self.directory} with metric {saved.metric}, which "
-                f"stands; {record.metric} was not recorded"
-            )
         return True
 
     def _first(

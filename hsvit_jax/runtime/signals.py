@@ -58,6 +58,11 @@ class StopRequests:
         """The signal to stop for, if there is one; to be called between two steps."""
         return self.signum
 
+    def check(self, step: int) -> None:
+        """Raises Interrupted, after `step`, if there is a signal to stop for."""
+        if (signum := self.due()) is not None:
+            raise Interrupted(signum, step)
+
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
 

@@ -22,14 +22,6 @@ _FOREIGN = (
 )
 
 
-class Start(NamedTuple):
-    """The weights a run starts from, NumPy arrays, and notes on how they were made to fit."""
-
-    params: dict
-    stats: dict
-    notes: tuple[str, ...]
-
-
 def frozen_parts(freeze: str) -> frozenset[str]:
     """The parts of the network that `init.freeze` names."""
     return frozenset(word.strip() for word in freeze.split(",") if word.strip())
@@ -87,7 +79,7 @@ def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict
     return config.lock()
 
 
-def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
+def load(config: ml_collections.ConfigDict, model: Any) -> adapt.Refitted | None:
     """Loads the weights for `model` that `config.init` names.
 
     A run's folder gives its best checkpoint, averaged as it would be evaluated, and so does an
@@ -99,7 +91,7 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
         model: the network to start.
 
     Returns:
-        the weights; None where `init.from` is empty.
+        the weights, with notes on how they were made to fit; None where `init.from` is empty.
 
     Raises:
         ValueError: there are no good weights, they are another network's (with the differences), or
@@ -109,19 +101,17 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
     source = config.init["from"]
     if not source:
         return None
-    init, key = config.init, step.run_key(config.seed, step.INIT)
-    how = {"classifier": init.classifier, "stem": init.stem, "positions": init.positions}
+    key = step.run_key(config.seed, step.INIT)
+    how = {name: config.init[name] for name in ("classifier", "stem", "positions")}
     try:
         path = sources.locate(source)
         tensors, description = files.read(path) if files.is_weights(path) else (None, {})
         if tensors is not None and not release.is_release(description):
-            fresh = how["classifier"] == "new"
-            published = sources.pixels(source)
+            published, fresh = sources.pixels(source), how["classifier"] == "new"
             if published and published.blue_first:
                 tensors = _red_first(tensors)
-            loaded = pretrained.load(
-                path, tensors, config.model.family, model, fresh_classifier=fresh
-            )
+            family = config.model.family
+            loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
         else:
             loaded = _read_network(path, config, model)
         params, stats, old, same_family, origin = loaded
@@ -130,8 +120,7 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
         _check_frozen(refitted.fresh, model)
     except ValueError as error:
         raise ValueError(f"init.from={source}: {error}") from error
-    params, stats = refitted.params, refitted.stats
-    total = len(jax.tree.leaves((params, stats)))
+    total = len(jax.tree.leaves((refitted.params, refitted.stats)))
     notes = [f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"]
     if found := sources.pixels(source):
         said = [config_lib.per_channel(found.file, x, config.data.channels) for x in found[:2]]
@@ -139,7 +128,7 @@ def load(config: ml_collections.ConfigDict, model: Any) -> Start | None:
         notes.append(f"pixels are {'' if as_said else 'not '}normalised as {found.file} says")
         if found.blue_first:
             notes.append("the first convolution's channels are reversed: published for blue first")
-    return Start(params, stats, (*notes, *refitted.notes))
+    return refitted._replace(notes=(*notes, *refitted.notes))
 
 
 def _red_first(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -225,12 +226,7 @@ class Loop:
     ) -> tuple[evaluate_lib.Evaluation | None, evaluate_lib.Evaluation]:
         """Evaluates the state of the best `step` on the validation split, where there is one, and
         the test split; a request to stop ends this at once, as everything is saved."""
-
-        def give_up() -> None:
-            signum = self.stop.due()
-            if signum is not None:
-                raise signals.Interrupted(signum, int(self.state["step"]))
-
+        give_up = functools.partial(self.stop.check, int(self.state["step"]))
         has_val = len(self.run.dataset.val)
         validation = self.evaluate(state, "val", give_up) if has_val else None
         test = self.evaluate(state, "test", give_up)

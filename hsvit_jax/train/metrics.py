@@ -163,8 +163,9 @@ class Progress:
         start: the step it resumes from.
         best: the highest validation accuracy so far, where there is one.
         enabled: False shows nothing.
-        every: seconds between two plain lines.
     """
+
+    _EVERY = 10.0  # seconds between two plain lines
 
     def __init__(
         self,
@@ -174,11 +175,10 @@ class Progress:
         *,
         best: float | None = None,
         enabled: bool = True,
-        every: float = 10.0,
     ) -> None:
         self.best = best
         self._total, self._steps_per_epoch = total, steps_per_epoch
-        self._enabled, self._every = enabled, every
+        self._enabled = enabled
         self._bar, self._printed = None, -math.inf
         if not enabled:
             return
@@ -224,7 +224,7 @@ class Progress:
         if self._bar is not None:
             self._bar.postfix = text
             self.advance(step)
-        elif time.monotonic() - self._printed >= self._every or step == self._total:
+        elif time.monotonic() - self._printed >= self._EVERY or step == self._total:
             self._printed = time.monotonic()
             self.say(f"step {step:,}/{self._total:,}  {self._epoch(step)}  {text}")
 

@@ -115,11 +115,24 @@ def _meaning(key: str, value: Any) -> Any:
 def _refuse_mismatch(saved: dict, wanted: dict) -> None:
     """Refuses a checkpoint of other shapes, classes or data; settings that may have caused the
     differences come first."""
-    lines = []
-    for name in ("shapes", "class_names", "fingerprint"):
-        old, new = saved.get(name), wanted[name]
-        if old is not None and old != new:
-            lines += _differences(name, old, new)
+    sizes = [
+        {name: "×".join(map(str, shape)) for name, shape in meta["shapes"].items()}
+        for meta in (saved, wanted)
+    ]
+    lines = checkpoint.diff(*sizes)
+    old, new = saved["class_names"], wanted["class_names"]
+    gone, added = ([x for x in one if x not in other] for one, other in ((old, new), (new, old)))
+    if gone or added:
+        gone, added = (checkpoint.few(list(map(str, names))) or "none" for names in (gone, added))
+        lines.append(
+            f"class_names: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {added}"
+        )
+    elif old != new:
+        moved = checkpoint.few(checkpoint.diff({"class_names": old}, {"class_names": new}))
+        lines.append(f"the same class_names in another order: {moved}")
+    old, new = (str(meta["fingerprint"]) for meta in (saved, wanted))
+    if old != new:
+        lines.append(f"fingerprint: checkpoint {old[:12]}…, now {new[:12]}…")
     if lines:
         settings = [
             {part: meta["config"][part] for part in ("model", "data")} for meta in (saved, wanted)
@@ -130,20 +143,3 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
             f"{checkpoint.few(lines)}. Go on with the old settings and data, or start afresh in "
             "another --workdir"
         )
-
-
-def _differences(name: str, old: Any, new: Any) -> list[str]:
-    if isinstance(old, dict):
-        old, new = ({k: "×".join(map(str, v)) for k, v in x.items()} for x in (old, new))
-        return checkpoint.diff(old, new)
-    if isinstance(old, list):
-        missing = [c for c in old if c not in new]
-        added = [c for c in new if c not in old]
-        if not missing and not added:
-            moved = checkpoint.few(checkpoint.diff({name: old}, {name: new}))
-            return [f"the same {name} in another order: {moved}"]
-        missing, added = (
-            checkpoint.few(list(map(str, some))) or "none" for some in (missing, added)
-        )
-        return [f"{name}: checkpoint {len(old)}, data {len(new)}; gone {missing}, new {added}"]
-    return [f"{name}: checkpoint {str(old)[:12]}…, now {str(new)[:12]}…"]

@@ -15,7 +15,7 @@ import ml_collections
 from hsvit_jax import checkpoint, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.runtime import coordination, memory, signals, watchdog
+from hsvit_jax.runtime import coordination, memory, watchdog
 from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
@@ -215,8 +215,7 @@ def train(
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
     _check_arguments(config, workdir)
-    started, workdir = time.monotonic(), checkpoint.local(workdir)
-    lead = coordination.is_lead()
+    started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
         stall_timeout = 600.0 if several else 3600.0
@@ -232,7 +231,9 @@ def train(
 
     with contextlib.ExitStack() as stack:
         run, checkpoints = coordination.agree(open_run)
-        _check_processes(run, workdir)
+        coordination.check_same("configuration", config_lib.to_json(run.config))
+        coordination.check_same("data set", run.dataset.fingerprint)
+        coordination.agree(lambda: workdir_lib.check_shared(workdir))
         dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))
         stop = stack.enter_context(coordination.StopTogether(dog.hurry))
 
@@ -245,8 +246,7 @@ def train(
 
             def before_batch() -> None:
                 dog.heartbeat("a batch of features", slow=True)
-                if (signum := stop.due()) is not None:
-                    raise signals.Interrupted(signum, first)
+                stop.check(first)
 
             run = feature_cache.attach(run, state, bar.say, before_batch)
         bar.say(_opening(run, first))
@@ -299,12 +299,6 @@ def _check_arguments(config: object, workdir: object) -> None:
     if not isinstance(workdir, str | os.PathLike):
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
     loggers.check(config.train.loggers)
-
-
-def _check_processes(run: Run, workdir: Path) -> None:
-    coordination.check_same("configuration", config_lib.to_json(run.config))
-    coordination.check_same("data set", run.dataset.fingerprint)
-    coordination.agree(lambda: workdir_lib.check_shared(workdir))
 
 
 def _data_progress(what: str, done: int, total: int) -> None:

@@ -24,17 +24,6 @@ _FILES = (".lock", ".job", "config.json", "environment.json")
 _FILES += ("metrics.jsonl", "metrics.damaged", "curves.png", "report.html")
 
 
-def make(workdir: Path) -> None:
-    """Makes the folder and writes to it, so that it fails now, not at the first checkpoint.
-
-    Raises:
-        ValueError: it cannot, or a file of the run is a link, a fifo or a folder there.
-    """
-    checkpoint.probe(workdir)
-    for name in _FILES:
-        report.refuse_special(workdir / name)
-
-
 def environment() -> dict[str, str]:
     """The command, versions and devices of this process."""
     program, *words = sys.argv if Path(sys.argv[0]).stem == "hsvit" else sys.orig_argv
@@ -53,15 +42,18 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpoint.Checkpoints]:
-    """Makes the folder and locks it for this run.
+    """Makes the folder, writes to it so that it fails now, and locks it for this run.
 
     Yields:
         its checkpoints.
 
     Raises:
-        ValueError: it cannot be written, or another run has it.
+        ValueError: it cannot be written, another run has it, or a file of the run is a link, a fifo
+            or a folder there.
     """
-    make(workdir)
+    checkpoint.probe(workdir)
+    for name in _FILES:
+        report.refuse_special(workdir / name)
     with (
         _only_run_in(workdir, coordination.is_lead()),
         checkpoint.Checkpoints(

@@ -39,7 +39,7 @@ def plant(request, tmp_path):
 def test_every_file_of_a_run_is_looked_at_before_any_is_written(tmp_path, plant, name):
     path = plant(tmp_path / "run" / name)
     with pytest.raises(ValueError, match=f"{name} is a link or no regular file, .*: remove it"):
-        workdir.make(tmp_path / "run")
+        workdir.opened(tmp_path / "run", None).__enter__()
     assert list((tmp_path / "run").iterdir()) == [path]
 
 

@@ -203,7 +203,7 @@ VALUES |= {"images_per_second": 1234.0, "seconds_left": 90_061.0}
 
 
 def test_plain_lines_when_not_a_terminal(capsys):
-    with metrics.Progress(100, 0, 30, every=1e9) as progress:
+    with metrics.Progress(100, 0, 30) as progress:
         progress.phase("the training step", compiling=True)
         progress.phase("evaluation", compiling=False)  # takes no time to speak of
         progress.advance(10)

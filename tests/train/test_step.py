@@ -22,12 +22,11 @@ UNEVEN = np.repeat(np.arange(2, dtype=np.int32), [60, 10])
 class Trainer:
     """A prepared run with its jitted step, a fresh state and its first batches."""
 
-    def __init__(self, *, sgd=False, **settings):
+    def __init__(self, **settings):
         run = train.prepare(small_config(**settings), dataset=DATASET)
-        if sgd:  # Adam divides by the size of a gradient, which may be rounding alone
-            tx = optax.sgd(0.05)
-            shape = jax.eval_shape(lambda: step.init_state(run.model, tx, run.config))
-            run = dataclasses.replace(run, tx=tx, state_shape=shape)
+        tx = optax.sgd(0.05, 0.9)  # Adam divides by a gradient's size, which may be rounding alone
+        shape = jax.eval_shape(lambda: step.init_state(run.model, tx, run.config))
+        run = dataclasses.replace(run, tx=tx, state_shape=shape)
         self.run, self.fresh, self.step = run, step.first_state(run), step.jit_step(run)
         self.batches = list(itertools.islice(batches.source(run, 0), 6))
 
@@ -45,8 +44,12 @@ class Trainer:
 
 
 @functools.cache
+def on_mesh(group, data):
+    return Trainer(mesh__group=group, mesh__data=data, train__log_every=3)
+
+
 def one_device():
-    return Trainer(train__log_every=3)
+    return on_mesh(1, 1)
 
 
 def assert_same_bits(got, expected):
@@ -61,7 +64,7 @@ def assert_same_bits(got, expected):
 @pytest.mark.parametrize("shape", [(1, 1), (2, 4)])
 def test_resident_and_streamed_batches_are_the_same_and_compile_once(shape):
     """From any step on, over the end of an epoch of 4."""
-    trainer = one_device() if shape == (1, 1) else sgd_trainer(*shape)
+    trainer = on_mesh(*shape)
     streamed = dataclasses.replace(trainer.run, dataset=small_dataset(streamed=True))
     for number, batch in enumerate(batches.source(streamed, 2), 2):
         assert_same_bits(batch, trainer.batches[number])
@@ -92,15 +95,10 @@ def test_working_memory_does_not_hold_the_data_set():
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 0.01 * count * images[0].nbytes
 
 
-@functools.cache
-def sgd_trainer(group, data):
-    return Trainer(sgd=True, mesh__group=group, mesh__data=data)
-
-
 @pytest.mark.parametrize("shape", [(2, 4), pytest.param((8, 1), marks=pytest.mark.slow)])
 def test_a_run_does_not_depend_on_the_mesh(shape):
     """Augmentation, mixing and dropout included: the same losses, statistics and averages."""
-    (one, rows), (state, spread) = sgd_trainer(1, 1).take(3), sgd_trainer(*shape).take(3)
+    (one, rows), (state, spread) = one_device().take(3), on_mesh(*shape).take(3)
     expected = [float(row["loss"]) for row in rows]
     np.testing.assert_allclose([float(row["loss"]) for row in spread], expected, rtol=1e-5)
     averages = (jax.tree.leaves(jax.device_get(step.averaged(s))) for s in (state, one))
@@ -112,8 +110,8 @@ def test_a_run_does_not_depend_on_the_mesh(shape):
 def test_accumulated_gradients_are_those_of_the_batch():
     """Of pairs of equal examples, in two parts: what one of each pair gives, in less memory."""
     settings = {"augment__mix_probability": 0.0, "train__ema_decay": 0.0}
-    plain = Trainer(sgd=True, train__batch=8, **settings)
-    parts = Trainer(sgd=True, train__accumulate=2, **settings)
+    plain = Trainer(train__batch=8, **settings)
+    parts = Trainer(train__accumulate=2, **settings)
     state, values = plain.step(plain.state(), plain.batches[0])
     pairs = tuple(jnp.repeat(x, 2, 0) for x in plain.batches[0])
     got, summed = parts.step(parts.state(), pairs)
@@ -138,21 +136,31 @@ def without_counters(state):
     return {k: v for k, v in state.items() if k not in COUNTERS}
 
 
+def replaced(leaf, value):
+    """Where the leaf was: another place would be compiled for anew."""
+    return jax.device_put(np.asarray(value, leaf.dtype), leaf.sharding)
+
+
 def test_a_bad_step_changes_only_the_counters():
     """A parameter of one group that is not finite, and so are loss and gradient; then an update
     that overflows, of a gradient that is finite."""
     trainer = one_device()
     state, _ = trainer.take(1)
-    group = state["params"]["groups"]["blocks"]["0"]
-    kernel, meter = np.array(group["out_kernel"]), jax.tree.map(np.array, state["meter"])
-    for number, value in enumerate((np.nan, np.inf, -np.inf, 0.0), 1):
+    kernel = np.array(state["params"]["groups"]["blocks"]["0"]["out_kernel"])
+    meter = jax.tree.map(np.array, state["meter"])
+
+    def put(state, value, moment):
         group = state["params"]["groups"]["blocks"]["0"]
-        group["out_kernel"] = jnp.array(kernel).at[7, 0, 0].set(value)
-        if value == 0:
-            moment = optax.tree.get(state["opt"], "mu")
-            moment["head"]["linear"]["bias"] = jnp.full(CLASSES, 3e38)
-            state["opt"] = optax.tree.set(state["opt"], mu=moment)
-        before = jax.device_get(state)
+        kernel[7, 0, 0] = value
+        group["out_kernel"] = replaced(group["out_kernel"], kernel.copy())
+        moments = optax.tree.get(state["opt"], "trace")
+        bias = moments["head"]["linear"]["bias"]
+        moments["head"]["linear"]["bias"] = replaced(bias, np.full(CLASSES, moment))
+        return state | {"opt": optax.tree.set(state["opt"], trace=moments)}
+
+    cases = ((np.nan, 0.0), (np.inf, 0.0), (-np.inf, 0.0), (0.0, 3e38))
+    for number, (value, moment) in enumerate(cases, 1):
+        before = jax.device_get(state := put(state, value, moment))
         state, values = trainer.step(state, trainer.batches[number])
         assert np.isfinite(values["grad_norm"]) == (value == 0)
         assert_same_bits(without_counters(state), without_counters(before))
@@ -163,10 +171,7 @@ def test_a_bad_step_changes_only_the_counters():
             assert_same_bits(state["meter"], meter)  # the mean is of the steps that were taken
             assert float(values["loss"]) == pytest.approx(float(meter["loss"]))
     # A good step follows: counted, and no longer in a row.
-    moment = optax.tree.get(state["opt"], "mu")
-    moment["head"]["linear"]["bias"] = jnp.zeros(CLASSES)
-    state["opt"] = optax.tree.set(state["opt"], mu=moment)
-    state, values = trainer.step(state, trainer.batches[5])
+    _, values = trainer.step(put(state, 0.0, 0.0), trainer.batches[5])
     assert (int(values["bad"]), int(values["skipped"])) == (0, 4)
 
 

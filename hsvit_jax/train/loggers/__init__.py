@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 _MOST_WAITING = 10_000  # lines of a logger
 _PATIENCE = 20.0  # seconds in which it takes the last ones
@@ -20,16 +20,6 @@ _KNOWN = {
     "wandb": ("services", "WeightsAndBiases", "wandb"),
     "mlflow": ("services", "MLflow", "mlflow"),
 }
-
-
-class Logger(Protocol):
-    """Shows figures; made as `Logger(workdir, start_step, config)`, called from one thread."""
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Shows figures of a step by their names, such as 'train/loss'."""
-
-    def close(self) -> None:
-        """Ends it, all figures shown."""
 
 
 def check(names: Collection[str]) -> None:
@@ -43,7 +33,7 @@ def start(name: str, workdir: Path, start_step: int, config: Mapping[str, Any]) 
     """Starts a logger of a run that goes on from a step."""
     module, kind, _ = _KNOWN[name]
 
-    def make() -> Logger:
+    def make() -> Any:
         module_here = importlib.import_module(f"hsvit_jax.train.loggers.{module}")
         return getattr(module_here, kind)(workdir, start_step, config)
 
@@ -51,9 +41,9 @@ def start(name: str, workdir: Path, start_step: int, config: Mapping[str, Any]) 
 
 
 class Background(threading.Thread):
-    """A logger that is made and called in a thread."""
+    """A thread that makes a logger and calls its `log(step, scalars)`, then its `close()`."""
 
-    def __init__(self, name: str, make: Callable[[], Logger]) -> None:
+    def __init__(self, name: str, make: Callable[[], Any]) -> None:
         super().__init__(name=name, daemon=True)
         self._make, self._error = make, None
         self._lines: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_MOST_WAITING)
