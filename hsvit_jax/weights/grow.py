@@ -24,16 +24,20 @@ _FIXED = (
 def misfits(old: Any, new: Any) -> list[str]:
     """Lists the reasons why a network of config `new` cannot be grown from one of config `old`.
 
-    Towers: any number more, each of the same size. One tower: no fewer channels in each block, and
-    as many tokens in a group as before. More groups need learned votes.
+    Families other than HSViT do not grow; their rates of dropout may differ. Towers: any number
+    more, each of the same size. One tower: no fewer channels in each block, and as many tokens in a
+    group as before. More groups need learned votes.
     """
-    if not (isinstance(old, HSViTConfig) and isinstance(new, HSViTConfig)):
-        return _other_settings(old, new)
+    if type(old) is not type(new):
+        return [f"sizes: checkpoint {old}, config {new}"]
+    names = [field.name for field in dataclasses.fields(old) if "drop" not in field.name]
     lines = [
         f"{name}: checkpoint {getattr(old, name)}, config {getattr(new, name)}"
-        for name in _FIXED
+        for name in (_FIXED if isinstance(old, HSViTConfig) else names)
         if getattr(old, name) != getattr(new, name)
     ]
+    if not isinstance(old, HSViTConfig):
+        return lines
     if new.towers < old.towers:
         lines.append(f"towers: checkpoint {old.towers}, config {new.towers}, which are fewer")
     elif len(new.conv_channels) != len(old.conv_channels):
@@ -67,17 +71,6 @@ def misfits(old: Any, new: Any) -> list[str]:
     return lines
 
 
-def _other_settings(old: Any, new: Any) -> list[str]:
-    """Lists the settings of a network of any family that differ; dropout rates may."""
-    if type(old) is not type(new):
-        return [f"sizes: checkpoint {old}, config {new}"]
-    return [
-        f"{field.name}: checkpoint {getattr(old, field.name)}, config {getattr(new, field.name)}"
-        for field in dataclasses.fields(old)
-        if "drop" not in field.name and getattr(old, field.name) != getattr(new, field.name)
-    ]
-
-
 def check(old: Any, new: Any) -> None:
     """Raises ValueError with every difference when `new` is not a larger `old`; see `misfits`."""
     lines = misfits(old, new)
@@ -100,27 +93,15 @@ def grow(params: dict, stats: dict, old: Any, new: Any, key: Array) -> tuple[dic
     """
     fresh_params, fresh_stats = jax.tree.map(np.asarray, jax.jit(new.init)(key))
     if getattr(new.config, "votes", "equal") == "learned":
-        params = _with_votes(params, old.config)
-        _groups(fresh_params)["vote"] = np.zeros_like(_groups(fresh_params)["vote"])
+        params = jax.tree.map(np.asarray, params)  # dicts of our own
+        trees = (params, fresh_params)
+        groups, fresh_groups = (tree.get("towers", tree)["groups"] for tree in trees)
+        equal = np.full(groups["cls"].shape[:-1], 1 / old.config.groups, np.float32)
+        groups.setdefault("vote", equal)
+        fresh_groups["vote"] = np.zeros_like(fresh_groups["vote"])
     if getattr(new.config, "towers", 1) > 1 and old.config.towers == 1:
         params, stats = _as_tower(params), _as_tower(stats)
     return _placed(fresh_params, params), _placed(fresh_stats, stats)
-
-
-def _groups(params: dict) -> dict:
-    return params.get("towers", params)["groups"]
-
-
-def _with_votes(params: dict, old: HSViTConfig) -> dict:
-    """Writes equal votes as learned ones: 1/groups each."""
-    if old.votes == "learned":
-        return params
-    groups = _groups(params)
-    shape = groups["cls"].shape[:-1]
-    groups = {**groups, "vote": np.full(shape, 1 / old.groups, np.float32)}
-    if "towers" in params:
-        return {**params, "towers": {**params["towers"], "groups": groups}}
-    return {**params, "groups": groups}
 
 
 def _as_tower(tree: dict) -> dict:

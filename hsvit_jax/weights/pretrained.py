@@ -155,9 +155,9 @@ class _Reading:
 
     def fill(self, network: Network, keys: set[str]) -> None:
         """Adds zeros for those of `keys` that the file does not have."""
-        for key, shape in self.expected(network).items():
-            if key in keys and key not in self.tensors:
-                self.tensors = {**self.tensors, key: np.zeros(shape, np.float32)}
+        shapes = self.expected(network)
+        zeros = {key: np.zeros(shapes[key], np.float32) for key in keys & shapes.keys()}
+        self.tensors = zeros | self.tensors
 
     def read(self, network: Network, classifier: set[str]) -> tuple[dict, dict]:
         """Converts the tensors to (params, stats); a ValueError uses the file's names."""
