@@ -91,11 +91,10 @@ class Viewer:
         arrays = jax.device_get(self._views(c.params, c.stats, image_HWC))
         if not set(arrays) - {"logits"}:
             model = c.config.model
-            mixer = f" with mixer={model.mixer!r}" if "mixer" in model else ""
             raise ValueError(
-                f"{model.variant} ({model.family}){mixer} has nothing to show: neither attention "
-                "weights nor groups nor tokens at known places. Visualize a network with softmax "
-                "attention, an hsvit, or a family of vix, pix, hvt, deit and dhvt"
+                f"{model.variant} ({model.family}) has nothing to show: neither attention weights "
+                "nor groups nor tokens at known places. Visualize an hsvit or a transformer, such "
+                "as one of vix, levix, ccx, cvx, pix, hvt, deit and dhvt"
             )
         return views_of(c.model, arrays, 0)
 

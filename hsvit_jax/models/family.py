@@ -74,6 +74,11 @@ class Sizes(Checked):
     num_classes: int
 
 
+def scaled(width: int, ratio: float) -> int:
+    """width·ratio rounded down, but up where only a float's rounding keeps it below an integer."""
+    return int(round(width * ratio, 6))
+
+
 def check_heads(dim: int, heads: int) -> None:
     """Raises ValueError for heads that do not divide a token's width."""
     if heads < 1 or dim % heads:

@@ -10,7 +10,7 @@ example, stream) alone, where the stream numbers the dropout layers of a network
 stream … stream + 3, and `Block` gives each branch of each block its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import jax
@@ -368,7 +368,10 @@ class FeedForward(nnx.Module):
 
 
 class Block(nnx.Module):
-    """x + DropPath(mixer(LN(x))), then x + DropPath(feed_forward(LN(x)))."""
+    """x + DropPath(mixer(LN(x))), then x + DropPath(feed_forward(LN(x))).
+
+    norm: makes what stands in LN's place, from a width and an epsilon.
+    """
 
     def __init__(
         self,
@@ -378,10 +381,11 @@ class Block(nnx.Module):
         *,
         eps: float = 1e-5,
         drop_path: float = 0.0,
+        norm: Callable[[int, float], Callable[[Array], Array]] = LayerNorm,
     ) -> None:
         self.rate = drop_path
-        self.norm1, self.mixer = LayerNorm(dim, eps), mixer
-        self.norm2, self.feed_forward = LayerNorm(dim, eps), feed_forward
+        self.norm1, self.mixer = norm(dim, eps), mixer
+        self.norm2, self.feed_forward = norm(dim, eps), feed_forward
 
     def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
         """(B, T, D) → (B, T, D); the index among the blocks gives the streams of its masks."""
@@ -404,6 +408,19 @@ class Block(nnx.Module):
     def add(self, x_BTD: Array, y_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """The residual sum with stochastic depth; stream: the branch's."""
         return x_BTD + drop_path(y_BTD, self.rate, context, stream + 4)
+
+
+class Encoder(nnx.Module):
+    """Blocks in a row; first: the index of the first of them among the network's."""
+
+    def __init__(self, blocks: Iterable[nnx.Module], first: int = 0) -> None:
+        self.blocks, self.first = nnx.List(blocks), first
+
+    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
+        """(B, T, D) → (B, T, D)."""
+        for i, block in enumerate(self.blocks, self.first):
+            x_BTD = block(x_BTD, context, i)
+        return x_BTD
 
 
 class TokenHead(nnx.Module):

@@ -14,7 +14,7 @@ from hsvit_jax import views as views_lib
 from hsvit_jax.commands import visualize
 from hsvit_jax.models import layers, network
 from hsvit_jax.models.vit import dhvt, hvt
-from hsvit_jax.models.vix import levix, vix
+from hsvit_jax.models.vix import vix
 
 SIZE, NAMES = (8, 12), tuple(f"class {k}" for k in range(7))
 HSVIT = {
@@ -40,9 +40,8 @@ FAMILIES = {
     "vit": vix.DEFAULTS
     | {"family": "vix", "variant": "vit", "patch": 2, "heads": 3, "head_dim": 4}
     | {"embed_dim": 10, "depth": 2, "mlp_dim": 5},
-    "levin": levix.DEFAULTS
-    | {"family": "levix", "variant": "levin", "mixer": "nystrom", "landmarks": 4, "heads": 2}
-    | {"head_dim": 4, "embed_dim": 6, "depth": 1, "stem_channels": (2,), "stem_strides": (1, 1)},
+    "swiftformer": models.FAMILIES["swiftformer"].settings()
+    | {"depths": (1, 1), "widths": (6, 10), "downsamples": (True,)},
 }
 
 
@@ -266,10 +265,13 @@ def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path):
 
 
 def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(classifier, "load", lambda *_, **__: make("levin"))
+    monkeypatch.setattr(classifier, "load", lambda *_, **__: make("swiftformer"))
     for words, message in (
         (["--checkpoint=x", tmp_path / "none.png"], "no such file"),
-        (["--checkpoint=x", photos[0], f"--out={tmp_path / 'o'}"], "'nystrom' has nothing to show"),
+        (
+            ["--checkpoint=x", photos[0], f"--out={tmp_path / 'o'}"],
+            "(swiftformer) has nothing to show",
+        ),
         (["--checkpoint=x", photos[0], f"--out={photos[1]}"], "is a file"),
     ):
         assert command(*words) == 1

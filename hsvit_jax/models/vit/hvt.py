@@ -21,7 +21,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import token_pruning, torch_weights
 from hsvit_jax.ops.max_pool import max_pool
@@ -92,7 +92,7 @@ class HVTConfig(Sizes):
     @property
     def hidden(self) -> int:
         """Width inside a feed-forward."""
-        return int(round(self.dim * self.mlp_ratio, 6))
+        return scaled(self.dim, self.mlp_ratio)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -252,11 +252,12 @@ class Encoder(nnx.Module):
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T', D), T' after all pools."""
         for i, block in enumerate(self.blocks):
-            if self.retained:
-                keep = self.retained[i]
-                x_BTD = token_pruning.block_with_elimination(
-                    block, x_BTD, context, i, keep, cls=self.cls
+            if self.retained and self.retained[i] < x_BTD.shape[1]:
+                x_BTD, significance_BT = token_pruning.mix(block, x_BTD, context, i)
+                x_BTD = token_pruning.keep_significant(
+                    x_BTD, significance_BT, self.retained[i], cls=self.cls
                 )
+                x_BTD = block.feed(x_BTD, context, i)
             else:
                 x_BTD = block(x_BTD, context, i)
             if f"after{i}" in self.pools:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes, defaults_of
+from hsvit_jax.models.family import Family, Sizes, defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import torch_weights
 from hsvit_jax.ops.attention import biased_attention
@@ -53,13 +53,9 @@ class SwinConfig(Sizes):
     drop_path: float = 0.2
 
     def __post_init__(self) -> None:
-        stages = (self.widths, self.depths, self.heads, self.windows)
-        if len({len(sizes) for sizes in stages}) > 1 or not self.depths:
-            raise ValueError(
-                "widths, depths, heads and windows need a value for each stage; got "
-                f"{self.widths}, {self.depths}, {self.heads} and {self.windows}"
-            )
-        self.check_sizes(*sum(stages, ()), *(int(w * self.mlp_ratio) for w in self.widths))
+        self.check_stages("widths", "heads", "windows")
+        hidden = (scaled(width, self.mlp_ratio) for width in self.widths)
+        self.check_sizes(*self.widths, *self.depths, *self.heads, *self.windows, *hidden)
         if any(width % heads for width, heads in zip(self.widths, self.heads, strict=True)):
             raise ValueError(f"heads={self.heads} do not divide widths={self.widths}")
         self.check_rates("drop_path")
@@ -192,33 +188,29 @@ def window_masks(map_size: Size, window: Size, shift: Size) -> np.ndarray:
     return np.where(regions[:, :, None] == regions[:, None], 0.0, _APART)
 
 
-class Stage(nnx.Module):
+class Stage(layers.Encoder):
     """Merging, but before the first stage, and blocks."""
 
     def __init__(self, c: SwinConfig, number: int, key: Array) -> None:
         merge_key, *keys = jax.random.split(key, c.depths[number] + 1)
-        dim, maps, self.first = c.widths[number], c.maps(), sum(c.depths[:number])
+        super().__init__((), first=sum(c.depths[:number]))
+        dim, maps = c.widths[number], c.maps()
         rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first :]
         self.merging = (
             Merging(maps[number - 1], c.widths[number - 1], dim, merge_key) if number else None
         )
-        self.blocks = nnx.List()
         for i, block_key in enumerate(keys):
             mix_key, feed_key = jax.random.split(block_key)
             mixer = WindowAttention(
                 *(dim, c.heads[number], maps[number], *c.window(number, i), mix_key, c.qkv_bias)
             )
-            hidden = int(dim * c.mlp_ratio)
+            hidden = scaled(dim, c.mlp_ratio)
             feed_forward = layers.FeedForward(dim, hidden, feed_key, init="normal")
             self.blocks.append(layers.Block(dim, mixer, feed_forward, drop_path=rates[i]))
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T', D')."""
-        if self.merging is not None:
-            x_BTD = self.merging(x_BTD)
-        for i, block in enumerate(self.blocks, self.first):
-            x_BTD = block(x_BTD, context, i)
-        return x_BTD
+        return super().__call__(x_BTD if self.merging is None else self.merging(x_BTD), context)
 
 
 class Swin(Network):

@@ -96,17 +96,6 @@ def learned_schedule(retention_LP: np.ndarray, *, cls: bool) -> tuple[int, ...]:
     return tuple(max(int(n) + cls, 1) for n in np.minimum.accumulate(sums_L))
 
 
-def block_with_elimination(
-    block: layers.Block, x_BTD: Array, context: ForwardContext, index: int, keep: int, *, cls: bool
-) -> Array:
-    """A pre-norm block that prunes to `keep` tokens after its attention: (B, keep, D)."""
-    if keep == x_BTD.shape[1]:
-        return block(x_BTD, context, index)
-    x_BTD, significance_BT = mix(block, x_BTD, context, index)
-    x_BTD = keep_significant(x_BTD, significance_BT, keep, cls=cls)
-    return block.feed(x_BTD, context, index)
-
-
 def mix(
     block: layers.Block, x_BTD: Array, context: ForwardContext, index: int
 ) -> tuple[Array, Array]:

@@ -10,6 +10,8 @@ Source: the ViX paper, tables 3 and 4, and the authors' code. The paper has a fe
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -54,13 +56,7 @@ class CCXConfig(Sizes):
 
     def __post_init__(self) -> None:
         self.check_sizes(self.embed_dim, self.depth, self.mlp_dim, self.pool_stride)
-        if min(self.conv_kernel, self.pool_window) < 1 or not self.conv_kernel % 2 == 1 == (
-            self.pool_window % 2
-        ):
-            raise ValueError(
-                f"convolution and pool must be odd; got conv_kernel={self.conv_kernel} and "
-                f"pool_window={self.pool_window}"
-            )
+        self.check_odd("conv_kernel", "pool_window")
         self.check_rates("dropout", "drop_path")
         stems.check_stem(self.conv_widths, self.conv_strides, "conv_strides")
         self.mixing.check_tokens(self.tokens)
@@ -79,7 +75,7 @@ class CCXConfig(Sizes):
     @property
     def tokens(self) -> int:
         """Tokens of the sequence."""
-        return self.map_size[0] * self.map_size[1]
+        return prod(self.map_size)
 
 
 #: Settings of a `model` section, with the paper's values; () follows from the image size. Heads
@@ -116,44 +112,36 @@ class Tokenizer(nnx.Module):
         return conv_layers.flatten(images_BHWC)
 
 
-class Block(nnx.Module):
+class Block(layers.Block):
     """s = LN(x + DropPath(mix(LN(x)))), then s + DropPath(FF(s)), a norm on the main path."""
 
     def __init__(self, c: CCXConfig, drop_path: float, key: Array) -> None:
         mixer_key, ff_key = jax.random.split(key)
         d = c.embed_dim
-        self.rate = drop_path
-        self.norm1, self.norm2 = LayerNorm(d), LayerNorm(d)
-        self.mixer = mixers.build(c.mixing, c.tokens, d, mixer_key)
-        self.feed_forward = layers.FeedForward(
-            d, c.mlp_dim, ff_key, dropout=c.dropout, init="normal"
-        )
+        mixer = mixers.build(c.mixing, c.tokens, d, mixer_key)
+        feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=c.dropout, init="normal")
+        super().__init__(d, mixer, feed_forward, drop_path=drop_path)
 
-    def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """(B, T, D) → (B, T, D); the block's index keys its masks."""
-        stream = index * layers.STREAMS_PER_BLOCK
-        y_BTD = self.mixer(self.norm1(x_BTD), context, stream)
-        s_BTD = self.norm2(x_BTD + layers.drop_path(y_BTD, self.rate, context, stream + 4))
-        stream += layers.STREAMS_PER_BLOCK // 2
-        y_BTD = self.feed_forward(s_BTD, context, stream)
-        return s_BTD + layers.drop_path(y_BTD, self.rate, context, stream + 4)
+    def feed(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
+        """The norm, and the residual branch of the feed-forward."""
+        stream = index * layers.STREAMS_PER_BLOCK + layers.STREAMS_PER_BLOCK // 2
+        s_BTD = self.norm2(x_BTD)
+        s_BTD = self.add(s_BTD, self.feed_forward(s_BTD, context, stream), context, stream)
+        context.call_hook("tokens", lambda: s_BTD)
+        return s_BTD
 
 
-class Encoder(nnx.Module):
+class Encoder(layers.Encoder):
     """Learned positions and the blocks."""
 
     def __init__(self, c: CCXConfig, key: Array) -> None:
         position_key, *keys = jax.random.split(key, c.depth + 1)
         self.position = nnx.Param(0.2 * jax.random.normal(position_key, (c.tokens, c.embed_dim)))
-        rates = layers.drop_path_rates(c.drop_path, c.depth)
-        self.blocks = nnx.List(Block(c, r, k) for r, k in zip(rates, keys, strict=True))
+        super().__init__(map(partial(Block, c), layers.drop_path_rates(c.drop_path, c.depth), keys))
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T, D)."""
-        x_BTD = layers.add_positions(x_BTD, self.position[...])
-        for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, context, i)
-        return x_BTD
+        return super().__call__(layers.add_positions(x_BTD, self.position[...]), context)
 
 
 class Head(nnx.Module):
@@ -196,14 +184,10 @@ def _config(
 ) -> CCXConfig:
     """A CCX's sizes. Raises ValueError for heads that do not divide the width."""
     check_heads(embed_dim, heads)
-    sizes = mixer_config.with_mixing(
-        {**settings, "heads": heads},
-        head_dim=embed_dim // heads,
-        attention_dropout=attention_dropout,
-        init="normal",
-        dropout=0.0,
-    )
-    return CCXConfig(embed_dim=embed_dim, dropout=dropout, **sizes)
+    fixed = {"heads": heads, "head_dim": embed_dim // heads, "init": "normal", "dropout": 0.0}
+    fixed["attention_dropout"] = attention_dropout
+    config = partial(CCXConfig, embed_dim=embed_dim, dropout=dropout)
+    return mixer_config.mixed(config, fixed, **settings)
 
 
 FAMILY = mixer_config.family(

@@ -9,6 +9,8 @@ Source: the ViX paper, tables 3 and 4, and the authors' notebooks.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -22,7 +24,6 @@ from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
-from hsvit_jax.ops.attention import attention, attention_weights
 
 Array = jax.Array
 
@@ -46,14 +47,10 @@ class CvXConfig(Sizes):
     mlp_dim: int = 256
 
     def __post_init__(self) -> None:
-        if len(self.depths) != len(self.stage_strides) or not self.depths:
-            raise ValueError(
-                f"depths={self.depths} and stage_strides={self.stage_strides} need one entry per "
-                "stage each"
-            )
+        self.check_stages("stage_strides")
         self.check_sizes(self.embed_dim, self.mlp_dim, *self.depths, *self.stage_strides)
-        for rows, columns in self.map_sizes:
-            self.mixing.check_tokens(rows * columns)
+        for map_size in self.map_sizes:
+            self.mixing.check_tokens(prod(map_size))
 
     @property
     def map_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -69,9 +66,10 @@ DEFAULTS = {**mixer_config.DEFAULTS, **defaults_of(CvXConfig)}
 
 
 class ChannelNorm(nnx.Module):
-    """(x − mean)/(std + 1e-5) over channels: the epsilon is added to the deviation."""
+    """(x − mean)/(std + eps) over channels: the epsilon is added to the deviation."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        self.eps = eps
         self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
 
     def __call__(self, x: Array) -> Array:
@@ -80,7 +78,7 @@ class ChannelNorm(nnx.Module):
         centred = wide - wide.mean(-1, keepdims=True)
         # Never the root of zero, whose derivative is infinite.
         variance = jnp.maximum(jnp.square(centred).mean(-1, keepdims=True), 1e-30)
-        y = centred / (jnp.sqrt(variance) + 1e-5) * layers.over_last(self.scale[...], wide)
+        y = centred / (jnp.sqrt(variance) + self.eps) * layers.over_last(self.scale[...], wide)
         return (y + layers.over_last(self.bias[...], wide)).astype(x.dtype)
 
 
@@ -111,37 +109,25 @@ class ConvAttention(nnx.Module):
 
         k_and_v = jnp.split(self.key_value(local(self.kv_conv, self.kv_norm)), 2, axis=-1)
         parts = (self.query(local(self.q_conv, self.q_norm)), *k_and_v)
-        q, k, v = (layers.split_heads(part, self.m.heads)[None] for part in parts)
-        context.call_hook("attention", lambda: attention_weights(q, k)[0])
-        o_BTD = layers.merge_heads(attention(0.0, q, k, v, ())[0])
+        q, k, v = (layers.split_heads(part, self.m.heads) for part in parts)
+        o_BTD = layers.merge_heads(layers.attend(q, k, v, 0.0, context, stream))
         return layers.dropout(self.out(o_BTD), self.m.dropout, context, stream)
 
 
-class Block(nnx.Module):
+def _block(c: CvXConfig, map_size: tuple[int, int], key: Array) -> layers.Block:
     """x + mix(norm(x)), then x + FF(norm(x))."""
-
-    def __init__(self, c: CvXConfig, map_size: tuple[int, int], key: Array) -> None:
-        mixer_key, ff_key = jax.random.split(key)
-        d, m = c.embed_dim, c.mixing
-        if m.name == "softmax":
-            self.mixer = ConvAttention(m, map_size, d, mixer_key)
-        else:
-            self.mixer = mixers.build(m, map_size[0] * map_size[1], d, mixer_key)
-        self.feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=m.dropout)
-        self.norm1, self.norm2 = ChannelNorm(d), ChannelNorm(d)
-
-    def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """(B, T, D) → (B, T, D); the block's index keys its masks."""
-        stream = index * layers.STREAMS_PER_BLOCK
-        x_BTD = x_BTD + self.mixer(self.norm1(x_BTD), context, stream)
-        y_BTD = self.feed_forward(
-            self.norm2(x_BTD), context, stream + layers.STREAMS_PER_BLOCK // 2
-        )
-        return x_BTD + y_BTD
+    mixer_key, ff_key = jax.random.split(key)
+    d, m = c.embed_dim, c.mixing
+    if m.name == "softmax":
+        mixer = ConvAttention(m, map_size, d, mixer_key)
+    else:
+        mixer = mixers.build(m, prod(map_size), d, mixer_key)
+    feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=m.dropout)
+    return layers.Block(d, mixer, feed_forward, norm=ChannelNorm)
 
 
-class Stage(nnx.Module):
-    """A convolution with its norm, then blocks; first: the index of its first block."""
+class Stage(layers.Encoder):
+    """A convolution with its norm, then blocks."""
 
     def __init__(self, c: CvXConfig, number: int, key: Array) -> None:
         conv_key, *keys = jax.random.split(key, c.depths[number] + 1)
@@ -149,16 +135,13 @@ class Stage(nnx.Module):
         stride = c.stage_strides[number]
         self.conv = Conv(channels, c.embed_dim, 3, conv_key, stride=stride)
         self.norm = ChannelNorm(c.embed_dim)
-        self.first = sum(c.depths[:number])
-        self.blocks = nnx.List(Block(c, c.map_sizes[number], k) for k in keys)
+        blocks = (_block(c, c.map_sizes[number], k) for k in keys)
+        super().__init__(blocks, first=sum(c.depths[:number]))
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', D)."""
         x_BHWD = self.norm(self.conv(x_BHWC))
-        x_BTD = conv_layers.flatten(x_BHWD)
-        for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, context, self.first + i)
-        return x_BTD.reshape(x_BHWD.shape)
+        return super().__call__(conv_layers.flatten(x_BHWD), context).reshape(x_BHWD.shape)
 
 
 class CvX(Network):
@@ -177,16 +160,12 @@ class CvX(Network):
         return bound["head"](x_BHWC.mean((1, 2)))
 
 
-def _config(**settings: Any) -> CvXConfig:
-    return CvXConfig(**mixer_config.with_mixing(settings))
-
-
 FAMILY = mixer_config.family(
     name="cvx",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="cvn",
-    config=_config,
+    config=partial(mixer_config.mixed, CvXConfig, {}),
     network=CvX,
     automatic={"stage_strides": stems.strides_for("depths")},
     torch_weights=torch_weights.CVX,

@@ -10,6 +10,8 @@ paper, without its position biases.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -23,7 +25,6 @@ from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.activations import gelu
-from hsvit_jax.ops.attention import attention, attention_weights
 
 Array = jax.Array
 
@@ -65,7 +66,7 @@ class LeViXConfig(Sizes):
     @property
     def tokens(self) -> int:
         """Tokens of the sequence."""
-        return self.map_size[0] * self.map_size[1]
+        return prod(self.map_size)
 
 
 #: Settings of a `model` section, with the paper's values; () follows from the image size.
@@ -91,46 +92,23 @@ class LeViTAttention(nnx.Module):
         how = {"train": context.train, "batch_axes": context.batch_axes}
 
         def project(linear: Linear, norm: BatchNorm) -> Array:
-            return layers.split_heads(norm(linear(x_BTD), **how), self.heads)[None]
+            return layers.split_heads(norm(linear(x_BTD), **how), self.heads)
 
         q, k = project(self.query, self.query_norm), project(self.key, self.key_norm)
-        context.call_hook("attention", lambda: attention_weights(q, k)[0])
-        o_GBNTE = attention(0.0, q, k, project(self.value, self.value_norm), ())
-        y_BTD = self.out(gelu(layers.merge_heads(o_GBNTE[0])))
+        v = project(self.value, self.value_norm)
+        o_BNTE = layers.attend(q, k, v, 0.0, context, stream)
+        y_BTD = self.out(gelu(layers.merge_heads(o_BNTE)))
         return layers.dropout(self.out_norm(y_BTD, **how), self.rate, context, stream)
 
 
-class Block(nnx.Module):
+def _block(c: LeViXConfig, key: Array) -> layers.Block:
     """x + mix(x), then x + FF(x)."""
-
-    def __init__(self, c: LeViXConfig, key: Array) -> None:
-        mixer_key, ff_key = jax.random.split(key)
-        if c.mixing.name == "softmax":
-            self.mixer = LeViTAttention(c.mixing, c.embed_dim, mixer_key)
-        else:
-            self.mixer = mixers.build(c.mixing, c.tokens, c.embed_dim, mixer_key)
-        self.feed_forward = layers.FeedForward(
-            c.embed_dim, c.mlp_dim, ff_key, dropout=c.mixing.dropout
-        )
-
-    def __call__(self, x_BTD: Array, context: ForwardContext, index: int) -> Array:
-        """(B, T, D) → (B, T, D); the block's index keys its masks."""
-        stream = index * layers.STREAMS_PER_BLOCK
-        x_BTD = x_BTD + self.mixer(x_BTD, context, stream)
-        return x_BTD + self.feed_forward(x_BTD, context, stream + layers.STREAMS_PER_BLOCK // 2)
-
-
-class Encoder(nnx.Module):
-    """All blocks."""
-
-    def __init__(self, c: LeViXConfig, key: Array) -> None:
-        self.blocks = nnx.List(Block(c, k) for k in jax.random.split(key, c.depth))
-
-    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
-        """(B, T, D) → (B, T, D)."""
-        for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, context, i)
-        return x_BTD
+    mixer_key, ff_key = jax.random.split(key)
+    m, d = c.mixing, c.embed_dim
+    attends = m.name == "softmax"
+    mixer = LeViTAttention(m, d, mixer_key) if attends else mixers.build(m, c.tokens, d, mixer_key)
+    feed_forward = layers.FeedForward(d, c.mlp_dim, ff_key, dropout=m.dropout)
+    return layers.Block(d, mixer, feed_forward, norm=lambda dim, eps: lambda x_BTD: x_BTD)
 
 
 class LeViX(Network):
@@ -141,7 +119,7 @@ class LeViX(Network):
         stem_key, encoder_key, head_key = jax.random.split(key, 3)
         return {
             "stem": stems.ConvStem(c.image_channels, c.stem_widths, c.stem_strides, stem_key),
-            "encoder": Encoder(c, encoder_key),
+            "encoder": layers.Encoder(_block(c, k) for k in jax.random.split(encoder_key, c.depth)),
             "head": Linear(c.embed_dim, c.num_classes, head_key),
         }
 
@@ -150,16 +128,12 @@ class LeViX(Network):
         return bound["head"](x_BTD.mean(1))
 
 
-def _config(**settings: Any) -> LeViXConfig:
-    return LeViXConfig(**mixer_config.with_mixing(settings))
-
-
 FAMILY = mixer_config.family(
     name="levix",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="levip",
-    config=_config,
+    config=partial(mixer_config.mixed, LeViXConfig, {}),
     network=LeViX,
     automatic={"stem_strides": stems.strides_for("stem_channels", 1)},
     torch_weights=torch_weights.LEVIX,

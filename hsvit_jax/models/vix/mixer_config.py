@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hsvit_jax.models.family import Checked, Family, defaults_of
+from hsvit_jax.models.family import Checked, Family, defaults_of, scaled
 
 #: The mixers.
 NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
@@ -58,18 +58,14 @@ class Mixing(Checked):
             raise ValueError(
                 f"head_dim={self.head_dim} gives performer features=0: set model.features"
             )
-        if self.rope:
-            self._check_rope()
-
-    def _check_rope(self) -> None:
-        if self.name not in _ATTENTION:
+        if self.rope and self.name not in _ATTENTION:
             raise ValueError(
                 f"positions='rope' turns queries and keys, and mixer={self.name!r} has none: "
                 f"choose positions='learned', or a mixer of {list(_ATTENTION)}"
             )
-        if self.head_dim % 2:
+        if self.rope and self.head_dim % 2:
             raise ValueError(f"positions='rope' turns pairs; got an odd head_dim={self.head_dim}")
-        if self.name == "linformer" and self.one_kv_head:
+        if self.rope and self.name == "linformer" and self.one_kv_head:
             raise ValueError(
                 "positions='rope' turns each head's keys, and linformer has one_kv_head=True: "
                 "set model.one_kv_head=False"
@@ -92,7 +88,7 @@ class Mixing(Checked):
 
     def hidden(self, tokens: int) -> int:
         """Width of mlp_mixer's hidden layer."""
-        return int(tokens * self.expansion)
+        return scaled(tokens, self.expansion)
 
     def check_tokens(self, tokens: int) -> None:
         """Raises ValueError for more landmarks or projected positions than tokens."""
@@ -118,11 +114,11 @@ _FREE = frozenset(
 )
 
 
-def with_mixing(settings: Mapping[str, Any], **others: Any) -> dict[str, Any]:
-    """A family's settings with the mixer's as one `mixing`; `others` are fixed by the family."""
-    mixer = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in others}
+def mixed(config: Callable[..., Any], fixed: Mapping[str, Any], /, **settings: Any) -> Any:
+    """A config with the mixer's settings as one `mixing`, in which the family fixes some."""
+    mixer = {("name" if k == "mixer" else k): settings[k] for k in DEFAULTS if k not in fixed}
     rest = {key: value for key, value in settings.items() if key not in DEFAULTS}
-    return {**rest, "mixing": Mixing(**mixer, **others)}
+    return config(mixing=Mixing(**mixer, **fixed), **rest)
 
 
 def digits(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ Array = jax.Array
 
 def build(m: Mixing, tokens: int, dim: int, key: Array) -> nnx.Module:
     """The mixer of `m` for sequences of `tokens` vectors of width `dim`, initialised from `key`."""
-    m.check_tokens(tokens)
     makers: dict[str, Callable[[], nnx.Module]] = {
         "softmax": lambda: Softmax(m, dim, key),
         "performer": lambda: Performer(m, dim, key),
@@ -108,10 +107,8 @@ class Performer(nnx.Module):
 
     def __init__(self, m: Mixing, dim: int, key: Array) -> None:
         self.m = m
-        q_key, k_key, v_key, out_key, feature_key = jax.random.split(key, 5)
-        self.query = Linear(dim, m.inner, q_key, init=m.init)
-        self.key = Linear(dim, m.inner, k_key, init=m.init)
-        self.value = Linear(dim, m.inner, v_key, init=m.init)
+        *keys, out_key, feature_key = jax.random.split(key, 5)
+        self.query, self.key, self.value = (Linear(dim, m.inner, k, init=m.init) for k in keys)
         self.out = Linear(m.inner, dim, out_key, init=m.init)
         self.features = nnx.BatchStat(orthogonal_features(feature_key, m.feature_count, m.head_dim))
 
@@ -137,9 +134,9 @@ class Performer(nnx.Module):
             q, k = rotate(q), rotate(k)
         q_BNTR = self._positive(q, lambda u: u.max(-1, keepdims=True))
         k_BNTR = self._positive(k, lambda u: _maximum(u, context, self.m.batch_coupling))
-        context = jnp.einsum("bntr,bnte->bnre", k_BNTR.astype(v.dtype), v)
+        values_BNRE = jnp.einsum("bntr,bnte->bnre", k_BNTR.astype(v.dtype), v)
         norm = jnp.einsum("bntr,bnr->bnt", q_BNTR, k_BNTR.sum(2))[..., None]
-        o_BNTE = jnp.einsum("bntr,bnre->bnte", q_BNTR.astype(v.dtype), context)
+        o_BNTE = jnp.einsum("bntr,bnre->bnte", q_BNTR.astype(v.dtype), values_BNRE)
         return (_wide(o_BNTE) / norm).astype(v.dtype)
 
 

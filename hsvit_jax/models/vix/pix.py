@@ -8,6 +8,8 @@ Source: the ViX paper, table 5; blocks as in `vix`.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -17,8 +19,8 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.layers import Linear
-from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, torch_weights, vix
+from hsvit_jax.models.network import ForwardContext
+from hsvit_jax.models.vix import mixer_config, stems, torch_weights, vix
 
 Array = jax.Array
 
@@ -66,7 +68,7 @@ class PiXConfig(vix.ViXConfig):
         stages = []
         for i, depth in enumerate(self.depths):
             size = conv_layers.map_size(self.map_size, (2,) * i)
-            stages.append(Stage(depth, size, size[0] * size[1] + 1, self.embed_dim * 2**i))
+            stages.append(Stage(depth, size, prod(size) + 1, self.embed_dim * 2**i))
         return tuple(stages)
 
 
@@ -108,12 +110,8 @@ class Encoder(nnx.Module):
         self.position = nnx.Param(jax.random.normal(position_key, (c.tokens, c.embed_dim)))
         self.stages, self.pools = nnx.List(), nnx.List()
         for i, stage in enumerate(c.stages):
-            block_keys = list(jax.random.split(keys[2 * i], stage.depth))
-            self.stages.append(
-                vix.mixer_blocks(
-                    c.mixing, stage.tokens, stage.dim, c.mlp_dim, c.dropout, block_keys
-                )
-            )
+            block_keys = jax.random.split(keys[2 * i], stage.depth)
+            self.stages.append(nnx.List(vix.mixer_blocks(c, stage.tokens, stage.dim, block_keys)))
             if i + 1 < len(c.depths):
                 self.pools.append(Pool(stage, keys[2 * i + 1]))
 
@@ -130,7 +128,7 @@ class Encoder(nnx.Module):
         return x_BTD
 
 
-class PiX(Network):
+class PiX(vix.ViX):
     """Parameters: {'patches', 'encoder' (cls, position, stages, pools), 'head'}."""
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
@@ -142,22 +140,14 @@ class PiX(Network):
             "head": layers.TokenHead(c.stages[-1].dim, c.num_classes, head_key),
         }
 
-    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x_BTD = bound["encoder"](bound["patches"](images_BHWC), context)
-        return bound["head"](x_BTD)
-
-
-def _config(**settings: Any) -> PiXConfig:
-    sizes = {**mixer_config.with_mixing(settings), **vix.embedding_sizes(settings)}
-    return PiXConfig(dropout=settings["dropout"], **sizes)
-
 
 FAMILY = mixer_config.family(
     name="pix",
     defaults=DEFAULTS,
     variants=VARIANTS,
     default_variant="hybrid_pin",
-    config=_config,
+    config=partial(mixer_config.mixed, PiXConfig, {}),
     network=PiX,
+    automatic=stems.AUTOMATIC,
     torch_weights=torch_weights.PIX,
 )

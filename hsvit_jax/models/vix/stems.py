@@ -39,7 +39,7 @@ class ConvStem(nnx.Module):
 
 def check_stem(widths: Sequence[int], strides: Sequence[int], key: str = "stem_strides") -> None:
     """Raises ValueError for unequal numbers of widths and strides."""
-    if not widths or len(widths) != len(strides) or min(*widths, *strides) < 1:
+    if len(widths) != len(strides) or min(*widths, *strides) < 1:
         raise ValueError(
             "a stem needs one positive width and stride per convolution; got widths "
             f"{tuple(widths)} (the last is model.embed_dim) and {key}={tuple(strides)}"
@@ -69,3 +69,14 @@ def default_strides(image_size: tuple[int, int], convs: int) -> tuple[int, ...]:
 def strides_for(key: str, more: int = 0) -> Callable[[Mapping[str, Any], tuple[int, int]], tuple]:
     """`default_strides` for as many convolutions as the setting `key` lists, and `more`."""
     return lambda settings, image_size: default_strides(image_size, len(settings[key]) + more)
+
+
+#: What patches or a stem get by the image size, for `Family.automatic`.
+AUTOMATIC: Mapping[str, Callable[[Mapping[str, Any], tuple[int, int]], Any]] = {
+    "patch": lambda settings, size: 1 if settings["stem_channels"] else default_patch(size),
+    "stem_strides": lambda settings, size: (
+        default_strides(size, len(settings["stem_channels"]) + 1)
+        if settings["stem_channels"]
+        else ()
+    ),
+}

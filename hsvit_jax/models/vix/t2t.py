@@ -17,7 +17,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixers, torch_weights
 from hsvit_jax.ops import remat
@@ -62,10 +62,15 @@ class T2TConfig(Sizes):
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        self.check_sizes(self.token_dim // 2, self.depth, int(self.embed_dim * self.mlp_ratio))
+        self.check_sizes(self.token_dim // 2, self.depth, self.hidden)
         self.check_choices(token_layer=("performer", "softmax"))
         check_heads(self.embed_dim, self.heads)
         self.check_rates("token_dropout", "drop_path")
+
+    @property
+    def hidden(self) -> int:
+        """Width inside a block's feed-forward."""
+        return scaled(self.embed_dim, self.mlp_ratio)
 
     @property
     def tokens(self) -> int:
@@ -201,24 +206,10 @@ class Attention(layers.MultiHeadAttention):
         return q * self.factor, k, v
 
 
-class Encoder(nnx.Module):
-    """The blocks."""
-
-    def __init__(self, c: T2TConfig, key: Array) -> None:
-        self.blocks, hidden = nnx.List(), int(c.embed_dim * c.mlp_ratio)
-        rates = layers.drop_path_rates(c.drop_path, c.depth)
-        for rate, block_key in zip(rates, jax.random.split(key, c.depth), strict=True):
-            mix_key, feed_key = jax.random.split(block_key)
-            feed_forward = layers.FeedForward(c.embed_dim, hidden, feed_key, init="normal")
-            self.blocks.append(
-                layers.Block(c.embed_dim, Attention(c, mix_key), feed_forward, drop_path=rate)
-            )
-
-    def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
-        """(B, T, D) → (B, T, D)."""
-        for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, context, i)
-        return x_BTD
+def _block(c: T2TConfig, drop_path: float, key: Array) -> layers.Block:
+    mix_key, feed_key = jax.random.split(key)
+    feed_forward = layers.FeedForward(c.embed_dim, c.hidden, feed_key, init="normal")
+    return layers.Block(c.embed_dim, Attention(c, mix_key), feed_forward, drop_path=drop_path)
 
 
 class T2T(Network):
@@ -227,12 +218,15 @@ class T2T(Network):
     frozen = frozenset({"constants"})
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
-        c, (embedding_key, *keys) = self.config, jax.random.split(key, 4)
+        c, keys = self.config, jax.random.split(key, 4)
+        rates = layers.drop_path_rates(c.drop_path, c.depth)
         return {
-            "embedding": Embedding(c, embedding_key),
-            "constants": Constants(c, keys[0]),
-            "encoder": Encoder(c, keys[1]),
-            "head": layers.TokenHead(c.embed_dim, c.num_classes, keys[2], init="normal"),
+            "embedding": Embedding(c, keys[0]),
+            "constants": Constants(c, keys[1]),
+            "encoder": layers.Encoder(
+                map(partial(_block, c), rates, jax.random.split(keys[2], c.depth))
+            ),
+            "head": layers.TokenHead(c.embed_dim, c.num_classes, keys[3], init="normal"),
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:

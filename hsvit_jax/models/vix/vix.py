@@ -8,14 +8,15 @@ Source: the ViX paper, tables 1, 2 and 6, and the authors' code, which the publi
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Sizes
+from hsvit_jax.models.family import Sizes, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -83,12 +84,11 @@ class ViXConfig(Sizes):
     embed_dim: int = 128
     depth: int = 4
     mlp_dim: int = 256
-    dropout: float = 0.0
     embed_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self.check_sizes(self.embed_dim, self.depth, self.mlp_dim)
-        self.check_rates("dropout", "embed_dropout")
+        self.check_rates("embed_dropout")
         if self.stem_channels:
             stems.check_stem(self.stem_widths, self.stem_strides)
             if self.patch != 1:
@@ -97,6 +97,11 @@ class ViXConfig(Sizes):
                     f"and stem_channels={self.stem_channels}: set model.patch=1; strides are "
                     "model.stem_strides"
                 )
+        elif self.stem_strides:
+            raise ValueError(
+                f"stem_strides={self.stem_strides} are of a stem, and there is none: set "
+                "model.stem_channels, or model.patch instead"
+            )
         layers.check_patches(self.image_size, self.patch)
         self.mixing.check_tokens(self.tokens)
 
@@ -120,7 +125,7 @@ class ViXConfig(Sizes):
     @property
     def tokens(self) -> int:
         """Tokens of the sequence, CLS included."""
-        return self.map_size[0] * self.map_size[1] + self.cls
+        return prod(self.map_size) + self.cls
 
     @property
     def position_table(self) -> bool:
@@ -143,7 +148,7 @@ class Patches(nnx.Module):
         return conv_layers.flatten(x) if x.ndim == 4 else x
 
 
-class Encoder(nnx.Module):
+class Encoder(layers.Encoder):
     """The CLS token, positions and the blocks."""
 
     def __init__(self, c: ViXConfig, key: Array) -> None:
@@ -153,7 +158,7 @@ class Encoder(nnx.Module):
         self.cls = nnx.Param(jax.random.normal(cls_key, (d,))) if c.cls else None
         start = jax.random.normal(position_key, (c.tokens, d)) if c.position_table else None
         self.position = None if start is None else nnx.Param(start)
-        self.blocks = mixer_blocks(c.mixing, c.tokens, d, c.mlp_dim, c.dropout, block_keys)
+        super().__init__(mixer_blocks(c, c.tokens, d, block_keys))
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T + 1, D) with a CLS, first, or (B, T, D)."""
@@ -162,23 +167,18 @@ class Encoder(nnx.Module):
         if self.position is not None and not self.rope:
             x_BTD = layers.add_positions(x_BTD, self.position[...])
         x_BTD = layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
-        for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, context, i)
-        return x_BTD
+        return super().__call__(x_BTD, context)
 
 
 def mixer_blocks(
-    m: Mixing, tokens: int, dim: int, hidden: int, dropout: float, keys: list[Array]
-) -> nnx.List:
-    """A pre-norm block for each key: the mixer, then a feed-forward of width `hidden`."""
-    out = nnx.List()
+    c: ViXConfig, tokens: int, dim: int, keys: Iterable[Array]
+) -> Iterator[layers.Block]:
+    """A pre-norm block of this width for each key: the mixer, then a feed-forward."""
     for key in keys:
         mixer_key, ff_key = jax.random.split(key)
-        mixer = mixers.build(m, tokens, dim, mixer_key)
-        out.append(
-            layers.Block(dim, mixer, layers.FeedForward(dim, hidden, ff_key, dropout=dropout))
-        )
-    return out
+        mixer = mixers.build(c.mixing, tokens, dim, mixer_key)
+        feed_forward = layers.FeedForward(dim, c.mlp_dim, ff_key, dropout=c.mixing.dropout)
+        yield layers.Block(dim, mixer, feed_forward)
 
 
 class ViX(Network):
@@ -198,29 +198,17 @@ class ViX(Network):
         return bound["head"](x_BTD)
 
 
-def embedding_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """patch, stem_channels and stem_strides; what is left open follows from the image size."""
-    stem, image_size = settings["stem_channels"], settings["image_size"]
-    if not stem:
-        patch = settings["patch"] or stems.default_patch(image_size)
-        return {"patch": patch, "stem_channels": (), "stem_strides": ()}
-    strides = settings["stem_strides"] or stems.default_strides(image_size, len(stem) + 1)
-    return {"patch": settings["patch"] or 1, "stem_channels": stem, "stem_strides": strides}
-
-
-def _config(**settings: Any) -> ViXConfig:
+def _config(*, positions: str, expansion: float, **settings: Any) -> ViXConfig:
     """A ViX's sizes. For mlp_mixer, `expansion` makes both hidden widths, and mlp_dim is not used.
 
     Raises ValueError for unknown positions.
     """
-    positions, expansion = settings.pop("positions"), settings.pop("expansion")
     if positions not in ("learned", "rope"):
         raise ValueError(f"unknown model.positions {positions!r}; choose learned or rope")
-    sizes = mixer_config.with_mixing(settings, rope=positions == "rope", expansion=expansion)
-    mixing = sizes["mixing"]
-    if mixing.name == "mlp_mixer":
-        sizes["mlp_dim"] = mixing.hidden(sizes["embed_dim"])
-    return ViXConfig(dropout=settings["dropout"], **{**sizes, **embedding_sizes(settings)})
+    if settings["mixer"] == "mlp_mixer":
+        settings["mlp_dim"] = scaled(settings["embed_dim"], expansion)
+    fixed = {"rope": positions == "rope", "expansion": expansion}
+    return mixer_config.mixed(ViXConfig, fixed, **settings)
 
 
 FAMILY = mixer_config.family(
@@ -230,5 +218,6 @@ FAMILY = mixer_config.family(
     default_variant="hybrid_vin",
     config=_config,
     network=ViX,
+    automatic=stems.AUTOMATIC,
     torch_weights=torch_weights.VIX,
 )
