@@ -23,9 +23,6 @@ from hsvit_jax.models.torch_weights import (
 
 if TYPE_CHECKING:
     from hsvit_jax.models.family import Family
-    from hsvit_jax.models.vit.dhvt_sizes import DHVTConfig
-    from hsvit_jax.models.vit.hvt import HVTConfig
-    from hsvit_jax.models.vit.swin import SwinConfig
 
 Sections = tuple[dict[str, Any], dict[str, Any]]
 _BLOCK = "encoder/blocks/{i}"
@@ -71,7 +68,7 @@ def _vit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     return model, data_section(tensors, given, first, "classifier.weight")
 
 
-def _vit(c: "HVTConfig", keys: Collection[str]) -> Table:
+def _vit(c: Any, keys: Collection[str]) -> Table:
     """The names of version 5 of the library where a key is one of them, else of version 4."""
     if any(key.startswith("vit.layers.") for key in keys):
         block = "vit.layers.{i}"
@@ -100,87 +97,80 @@ VIT = TorchWeights(("vit.embeddings.cls_token",), _vit_settings, _vit)
 
 # --- HVT and DeiT --------------------------------------------------------------------------------
 
+_POOL_POSITION = re.compile(r"blocks\.(\d+)\.pos_embed$")
 #: A pool that is a convolution has the only weight of a block with the window's axes on top.
 _POOL_CONV = re.compile(r"blocks\.(\d+)\.(?!attn\.|mlp\.|norm)(.+)\.weight$")
 
 
-def _data(known: Mapping[str, Any], one: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "image_size": pair(known["image_size"]),
-        "channels": one["num_channels"],
-        "num_classes": one["num_classes"],
+#: Other names of a constructor's arguments.
+_ALIASES = {"img_size": "image_size", "input_size": "image_size", "in_chans": "num_channels"}
+_ALIASES |= {"num_blocks": "depth", "drop_path_rate": "drop_path"}
+#: What no default stands in for, and the option that says it.
+_NEEDED = {"image_size": "--image_size", "num_channels": "", "patch_size": "", "depth": ""}
+_NEEDED |= {"embed_dim": "", "num_classes": "", "num_heads": "--heads"}
+
+
+def _timm_settings(
+    family: "Family", shapes: Mapping[str, Shape], given: Mapping[str, Any], **inferred: Any
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The sections `model`, with what HVT, DeiT and DHVT share, and `data`; and all that is known.
+
+    inferred: sizes that the family's own tensors tell. Raises ValueError for what stays unknown.
+    """
+    head, images = shapes.get("head.weight", ()), shapes.get("input", ())
+    if len(head) == 2:
+        inferred |= {"num_classes": head[0], "embed_dim": head[1]}
+    if blocks := [int(k.split(".")[1]) for k in shapes if re.match(r"blocks\.\d+\.", k)]:
+        inferred["depth"] = 1 + max(blocks)
+    inferred |= {_ALIASES[k]: v for k, v in given.items() if k in _ALIASES and v is not None}
+    if len(images) == 4:
+        inferred["image_size"] = images[2:]
+    known = known_sizes(inferred, given, _NEEDED)
+    one = {k: ints(k, known[k])[0] for k in _NEEDED if k != "image_size"}
+    model = {
+        "patch": one["patch_size"],
+        "heads": one["num_heads"],
+        "depth": one["depth"],
+        "mlp_ratio": field(known, "mlp_ratio", 4.0),
+        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+        "drop_path": field(known, "drop_path", family.defaults["drop_path"]),
     }
+    data = {"image_size": pair(known["image_size"]), "channels": one["num_channels"]}
+    return model, {**data, "num_classes": one["num_classes"]}, {**known, **one}
 
 
 def _hvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     """The pool, which no tensor tells apart from another, is read from the file's `variant`
     ('average' or 'avg', '2d'), or from `pool` and `pool_dims` in its constructor; a maximum
     otherwise. Without pools it is a DeiT."""
-    shapes = {k: v.shape for k, v in tensors.items()}
-    needed = {"image_size": "--image_size", "num_channels": "", "patch_size": ""}
-    needed |= {"num_blocks": "", "embed_dim": "", "num_classes": "", "num_heads": "--heads"}
-    known = known_sizes(_hvt_shapes(shapes, given), given, needed)
-    one = {k: ints(k, known[k])[0] for k in needed if k != "image_size"}
-    dim, heads = one["embed_dim"], one["num_heads"]
-    if heads < 1 or dim % heads:
-        raise ValueError(f"num_heads={heads} do not divide the width of a token, {dim}")
-    cls = "cls_token" in tensors
-    pooled = sorted(
-        int(m[1]) for m in (re.match(r"blocks\.(\d+)\.pos_embed$", k) for k in shapes) if m
-    )
-    model = {
-        "patch": one["patch_size"],
-        "heads": heads,
-        "head_dim": dim // heads,
-        "depth": one["num_blocks"],
-        "mlp_ratio": float(known["mlp_ratio"]),
-        "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
-        "drop_path": float(known.get("drop_path", known.get("drop_path_rate", 0.1))),
-        "eps": float(known.get("ln_eps", 1e-6)),
-    }
-    if cls or not pooled:
-        model |= {"family": "deit", "cls": cls, "retained": (), "flops_share": 1.0}
-    else:
-        model |= {"family": "hvt", **_pool(shapes, known, pooled, one["num_blocks"])}
-    return model, _data(known, one)
-
-
-def _hvt_shapes(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of an HVT inferred from the tensors' shapes and the papers' head width of 64."""
+    shapes, cls = {k: v.shape for k, v in tensors.items()}, "cls_token" in tensors
     inferred: dict[str, Any] = {}
-    for names in (
-        ("input_size", "image_size"),
-        ("img_size", "image_size"),
-        ("depth", "num_blocks"),
-    ):
-        if given.get(names[0]) is not None:
-            inferred[names[1]] = given[names[0]]
-    patch, head = shapes.get("patch_embed.proj.weight", ()), shapes.get("head.weight", ())
+    patch, hidden = shapes.get("patch_embed.proj.weight", ()), shapes.get("blocks.0.mlp.fc1.weight")
     if len(patch) == 4:
         inferred |= {"embed_dim": patch[0], "num_channels": patch[1], "patch_size": patch[2]}
         if patch[0] % 64 == 0:
             inferred["num_heads"] = patch[0] // 64  # in every network of the papers
         positions = shapes.get("pos_embed", ())
-        if len(positions) == 3 and "image_size" not in inferred:
-            side = math.isqrt(positions[1] - ("cls_token" in shapes))
-            if side**2 == positions[1] - ("cls_token" in shapes):
+        if len(positions) == 3:
+            side = math.isqrt(positions[1] - cls)
+            if side**2 == positions[1] - cls:
                 inferred["image_size"] = side * patch[2]
-    if len(head) == 2:
-        inferred["num_classes"] = head[0]
-    numbers = [int(m[1]) for m in (re.match(r"blocks\.(\d+)\.", k) for k in shapes) if m]
-    if numbers:
-        inferred["num_blocks"] = 1 + max(numbers)
-    hidden = shapes.get("blocks.0.mlp.fc1.weight", ())
-    inferred["mlp_ratio"] = 4.0
-    if len(hidden) == 2 and hidden[1]:
+    if hidden and len(hidden) == 2 and hidden[1]:
         inferred["mlp_ratio"] = hidden[0] / hidden[1]
-    if "input" in shapes and len(shapes["input"]) == 4:
-        inferred["image_size"] = shapes["input"][2:]
-    return inferred
+    model, data, known = _timm_settings(family, shapes, given, **inferred)
+    dim, heads = known["embed_dim"], known["num_heads"]
+    if heads < 1 or dim % heads:
+        raise ValueError(f"num_heads={heads} do not divide the width of a token, {dim}")
+    model |= {"head_dim": dim // heads, "eps": field(known, "ln_eps", 1e-6)}
+    if cls or not (pooled := sorted(int(m[1]) for m in map(_POOL_POSITION.match, shapes) if m)):
+        model |= {"family": "deit", "cls": cls, "retained": (), "flops_share": 1.0}
+    else:
+        model |= {"family": "hvt", **_pool(shapes, known, pooled)}
+    return model, data
 
 
 def _pool(
-    shapes: Mapping[str, Shape], known: Mapping[str, Any], pooled: list[int], depth: int
+    shapes: Mapping[str, Shape], known: Mapping[str, Any], pooled: list[int]
 ) -> dict[str, Any]:
     """Kind, dimensions and window of the pools, which stand after the blocks `pooled`."""
     said = str(known.get("variant", "")).lower()
@@ -189,11 +179,9 @@ def _pool(
     pool = known.get("pool", "conv" if conv else "average" if average else "max")
     flat = len(conv) == 3 if conv else not ("2d" in said or "2-d" in said)
     window = conv[-1] if conv else ints("pool_kernel_size", known.get("pool_kernel_size", 3))[0]
-    stage_depth = known.get("pool_block_width")
-    if stage_depth is None:
-        stage_depth = pooled[1] - pooled[0] if len(pooled) > 1 else depth
+    between = pooled[1] - pooled[0] if len(pooled) > 1 else known["depth"]
     return {
-        "stage_depth": ints("pool_block_width", stage_depth)[0],
+        "stage_depth": ints("pool_block_width", known.get("pool_block_width", between))[0],
         "pool": pool,
         "pool_dims": ints("pool_dims", known.get("pool_dims", 1 if flat else 2))[0],
         "pool_window": window,
@@ -211,7 +199,7 @@ _TIMM: Table = {
 }
 
 
-def _hvt(c: "HVTConfig", keys: Collection[str]) -> Table:
+def _hvt(c: Any, keys: Collection[str]) -> Table:
     """A pool's convolution is called as the file's keys have it, 'downsample' without any."""
     pools = {m[1]: m[2] for m in map(_POOL_CONV.match, keys) if m}
     convs = {
@@ -242,50 +230,24 @@ HVT = TorchWeights(
 
 def _dhvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     shapes = {k: v.shape for k, v in tensors.items()}
-    needed = {"image_size": "--image_size", "num_channels": "", "patch_size": "", "depth": ""}
-    needed |= {"embed_dim": "", "num_heads": "--heads", "num_classes": ""}
-    known = known_sizes(_dhvt_shapes(shapes, given), given, needed)
-    one = {k: ints(k, known[k])[0] for k in needed if k != "image_size"}
-    model = {
-        **family.defaults,
-        "patch": one["patch_size"],
-        "heads": one["num_heads"],
-        "embed_dim": one["embed_dim"],
-        "depth": one["depth"],
-        "mlp_ratio": float(known["mlp_ratio"]),
-        "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
-        "drop_path": float(known.get("drop_path_rate", family.defaults["drop_path"])),
-        "affine": "patch_embed.pre_affine.alpha" in tensors,
-        "head_tokens": "blocks.0.attn.ht_proj.weight" in tensors,
-        "positions": "pos_embed" in tensors,
-    }
-    return model, _data(known, one)
-
-
-def _dhvt_shapes(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
-    inferred: dict[str, Any] = {"mlp_ratio": 4.0}
+    inferred: dict[str, Any] = {}
     convs = [k for k, v in shapes.items() if k.startswith("patch_embed.proj.") and len(v) == 4]
     if "patch_embed.proj.0.0.weight" in convs:
         inferred["num_channels"] = shapes["patch_embed.proj.0.0.weight"][1]
         inferred["patch_size"] = 2 ** len(convs)
-    head, up = shapes.get("head.weight", ()), shapes.get("blocks.0.mlp.conv1.weight", ())
-    if len(head) == 2:
-        inferred |= {"num_classes": head[0], "embed_dim": head[1]}
-    if len(up) == 4:
+    up, heads = shapes.get("blocks.0.mlp.conv1.weight"), shapes.get("blocks.0.attn.pos_embed")
+    if up and len(up) == 4:
         inferred["mlp_ratio"] = up[0] / up[1]
-    heads = shapes.get("blocks.0.attn.pos_embed", ())
-    if len(heads) == 3:
+    if heads and len(heads) == 3:
         inferred["num_heads"] = heads[1]
-    numbers = [int(k.split(".")[1]) for k in shapes if k.startswith("blocks.")]
-    if numbers:
-        inferred["depth"] = 1 + max(numbers)
-    if given.get("img_size") is not None:
-        inferred["image_size"] = given["img_size"]
-    if given.get("in_chans") is not None:
-        inferred["num_channels"] = given["in_chans"]
-    if len(shapes.get("input", ())) == 4:
-        inferred["image_size"] = shapes["input"][2:]
-    return inferred
+    model, data, known = _timm_settings(family, shapes, given, **inferred)
+    model |= {
+        "embed_dim": known["embed_dim"],
+        "affine": "patch_embed.pre_affine.alpha" in tensors,
+        "head_tokens": "blocks.0.attn.ht_proj.weight" in tensors,
+        "positions": "pos_embed" in tensors,
+    }
+    return {**family.defaults, **model}, data
 
 
 def _affine(ours: str, theirs: str) -> Table:
@@ -295,7 +257,7 @@ def _affine(ours: str, theirs: str) -> Table:
     }
 
 
-def _dhvt(c: "DHVTConfig", keys: Collection[str]) -> Table:
+def _dhvt(c: Any, keys: Collection[str]) -> Table:
     """The reference knows SOPE, DAFF and BatchNorm only."""
     mixer, feed = f"{_BLOCK}/mixer", f"{_BLOCK}/feed_forward"
     attention = f"{mixer}/attention" if c.head_tokens else mixer
@@ -346,7 +308,7 @@ def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
     tables = of_first("attn.relative_position_bias_table")
     windows = given.get("window_size") or [(math.isqrt(n) + 1) // 2 for n, _ in tables]
     (hidden, width), *_ = of_first("mlp.fc1.weight")
-    given = {**given, "image_size": given.get("img_size") or given.get("image_size")}
+    given = {"image_size": given.get("img_size"), **given}
     model = {
         "patch": shapes[f"{_SWIN_PATCHES}.weight"][2],
         "widths": tuple(width for (width,) in of_first("norm1.weight")),
@@ -363,7 +325,7 @@ def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
     return model, data_section(tensors, given, f"{_SWIN_PATCHES}.weight", f"{_SWIN_HEAD}.weight")
 
 
-def _swin(c: "SwinConfig", keys: Collection[str]) -> Table:
+def _swin(c: Any, keys: Collection[str]) -> Table:
     block, theirs = "stage{s}/blocks/{i}", "layers.{s}.blocks.{i}"
     return {
         **_patches(_SWIN_PATCHES, c.patch),

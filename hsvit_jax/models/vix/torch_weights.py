@@ -5,7 +5,7 @@ ViX's MLP-Mixers are plain sequences, whose keys are numbers; the others have na
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,17 +26,14 @@ from hsvit_jax.models.vix.mixer_config import DEFAULTS
 
 if TYPE_CHECKING:
     from hsvit_jax.models.family import Family
-    from hsvit_jax.models.vix.ccx import CCXConfig
-    from hsvit_jax.models.vix.cvx import CvXConfig
-    from hsvit_jax.models.vix.pix import PiXConfig
-    from hsvit_jax.models.vix.t2t import T2TConfig
-    from hsvit_jax.models.vix.vix import ViXConfig
 
 Sections = tuple[dict[str, Any], dict[str, Any]]
 
 #: Rotary tables, which are computed.
 _IGNORED = r"(.*\.)?layer_pos_emb\."
 _TOKEN_MLP = re.compile(r"(\d+)\.0\.fn\.0\.weight$")
+#: The projection that makes queries: its name, its tensor's rank, and what it makes beside them.
+_QUERIES = (("to_qkv", 2, 3), ("qkv", 2, 3), ("to_q.0", 4, 1), ("to_q.net.2", 4, 1))
 
 # --- What the tensors' shapes tell ---------------------------------------------------------------
 
@@ -62,25 +59,41 @@ def _images(tensors: Tensors) -> Shape:
     return images if len(images) == 4 else ()
 
 
-def count(tensors: Tensors, key: Callable[[int], str]) -> int:
-    """How many of key(0), key(1), … begin names of tensors, without a gap."""
-    number = 0
-    while any(k.startswith(key(number)) for k in tensors):
+def _image_size(given: Mapping[str, Any], otherwise: Shape = ()) -> Shape:
+    """Rows and columns by option or constructor; raises ValueError for other than one or two."""
+    size = given.get("image_size", given.get("img_size"))
+    return otherwise if size is None else pair(size)
+
+
+def _side(tokens: int | None) -> int:
+    """Of a square map. Raises ValueError where the tokens are unknown or make none."""
+    side = math.isqrt(tokens or 0)
+    if not tokens or side * side != tokens:
+        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
+    return side
+
+
+def count(tensors: Tensors, key: str, start: int = 0) -> int:
+    """How many numbers from `start` on, in place of '{}' in `key`, begin names of tensors."""
+    number = start
+    while any(k.startswith(key.format(number)) for k in tensors):
         number += 1
-    return number
+    return number - start
 
 
 def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the mixer whose tensors' names begin with `key`, such as 'layers.0.fn.'.
 
     Heads that no shape tells come from the constructor, and so do nystrom's landmarks
-    (`num_landmarks` or `m`; 64 without either). What is converted couples the batch as the
-    reference does. Raises ValueError for heads that stay unknown or do not fit.
+    (`num_landmarks` or `m`; 64 without either) and the dropout. What is converted couples the batch
+    as the reference does. Raises ValueError for heads that stay unknown or do not fit.
     """
     inferred: dict[str, Any] = {**DEFAULTS, "batch_coupling": True}
+    inferred["dropout"] = field(given, "dropout", 0.0)
     table = next((t for k, t in tensors.items() if k.endswith("layer_pos_emb.emb")), None)
     width = table.shape[-1] if table is not None and table.ndim == 2 else None
     heads = argument(given, "num_heads", "heads")
+    queries = next((row for row in _QUERIES if f"{key}{row[0]}.weight" in tensors), None)
     if f"{key}fast_attention.projection_matrix" in tensors:
         inferred["mixer"] = "performer"
         inferred["features"], width = shape(tensors, f"{key}fast_attention.projection_matrix", 2)
@@ -92,68 +105,54 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
         keys = shape(tensors, f"{key}to_k.weight", 2)[0]
         inferred["one_kv_head"] = keys != inner or (heads == 1 and table is None)
         width = keys if inferred["one_kv_head"] else width
-    elif f"{key}res_conv.weight" in tensors:
-        inferred["mixer"] = "nystrom"
-        heads, _, inferred["residual_kernel"], _ = shape(tensors, f"{key}res_conv.weight", 4)
-        inferred["landmarks"] = argument(given, "num_landmarks", "landmarks", "m") or 64
-        inner = shape(tensors, f"{key}to_qkv.weight", 2)[0] // 3
-    elif f"{key}to_qkv.weight" in tensors or f"{key}qkv.weight" in tensors:
-        name = "to_qkv" if f"{key}to_qkv.weight" in tensors else "qkv"
-        inner = shape(tensors, f"{key}{name}.weight", 2)[0] // 3
+    elif queries:
+        name, rank, parts = queries
+        inner = shape(tensors, f"{key}{name}.weight", rank)[0] // parts
+        if f"{key}res_conv.weight" in tensors:
+            inferred["mixer"] = "nystrom"
+            heads, _, inferred["residual_kernel"], _ = shape(tensors, f"{key}res_conv.weight", 4)
+            inferred["landmarks"] = argument(given, "num_landmarks", "landmarks", "m") or 64
+        elif not heads:
+            width = width or argument(given, "dim_head")
     else:
-        inferred["mixer"] = "fnet"
-        return inferred
-    inferred["heads"], inferred["head_dim"] = split(inner, heads, width)
-    return inferred
-
-
-def split(inner: int, heads: int | None, width: int | None) -> tuple[int, int]:
-    """Heads and their width, of which the tensors tell the product and perhaps one."""
+        return {**inferred, "mixer": "fnet"}
     if width is None and heads is None:
         raise ValueError("the tensors' shapes do not tell the number of heads: say --heads")
     heads = inner // width if width else heads
     if heads < 1 or inner % heads or (width and heads * width != inner):
         raise ValueError(f"heads={heads} (width {width}) do not divide the attention's {inner}")
-    return heads, inner // heads
+    return {**inferred, "heads": heads, "head_dim": inner // heads}
 
 
-def conv_count(tensors: Tensors, key: str) -> int:
-    """Convolutions of a stem whose tensors' names begin with `key`; 0 for a linear map."""
-    return sum(
-        1
-        for k, t in tensors.items()
-        if re.match(re.escape(key) + r"\d+\.weight$", k) and t.ndim == 4
-    )
+def conv_weights(tensors: Tensors, key: str) -> list[tuple[int, ...]]:
+    """Shapes of a stem's convolutions, whose tensors' names begin with `key`; [] for none."""
+    names = [
+        re.match(re.escape(key) + r"(\d+)\.weight$", k) for k, t in tensors.items() if t.ndim == 4
+    ]
+    return [shape(tensors, f"{key}{i}.weight", 4) for i in range(sum(map(bool, names)))]
 
 
-def token_count(tensors: Tensors, sequence_key: str) -> int | None:
+def token_count(tensors: Tensors, mixer: str, cls: int = 0) -> int | None:
     """Tokens without CLS, where positions or a projection along the sequence tell."""
-    if "pos_embedding" in tensors:
-        return shape(tensors, "pos_embedding", 3)[1] - 1
-    return shape(tensors, sequence_key, 2)[0] - 1 if sequence_key in tensors else None
+    for key, rank in (("pos_embedding", 3), (f"{mixer}proj_k", 2)):
+        if key in tensors:
+            return shape(tensors, key, rank)[rank - 2] - cls
+    return None
 
 
 def embedding(
-    tensors: Tensors,
-    given: Mapping[str, Any],
-    key: str,
-    convs: int,
-    tokens: int | None,
-    *,
-    linear_at: int,
-) -> tuple[dict[str, Any], tuple[int, int], int]:
-    """(settings of patches or stem, image size, channels).
+    tensors: Tensors, given: Mapping[str, Any], key: str, tokens: int | None, *, linear_at: int
+) -> Sections:
+    """Settings of patches or stem, and of the section `data` all but the classes.
 
-    key: what the tensors' names begin with; convs: convolutions of the stem, or 0; linear_at:
-    number of the linear map of patches otherwise.
+    key: what the tensors' names begin with; linear_at: number of the linear map of patches.
     """
-    images = _images(tensors)
-    if convs:
-        weights = [shape(tensors, f"{key}{i}.weight", 4) for i in range(convs)]
-        image_size, strides = stem_sizes(given, images[2:], convs, tokens)
+    images, weights = _images(tensors), conv_weights(tensors, key)
+    if weights:
+        image_size, strides = stem_sizes(given, images[2:], len(weights), tokens)
         widths = tuple(w[0] for w in weights[:-1])
         sizes = {"patch": 1, "stem_channels": widths, "stem_strides": strides}
-        return sizes, image_size, weights[0][1]
+        return sizes, {"image_size": image_size, "channels": weights[0][1]}
     pixels = shape(tensors, f"{key}{linear_at}.weight", 2)[1]
     channels = argument(given, "num_channels", "channels") or (images[1] if images else 3)
     patch = argument(given, "patch_size") or math.isqrt(pixels // channels)
@@ -162,18 +161,14 @@ def embedding(
             f"{key}{linear_at}.weight is for patches of {pixels} values, which are not "
             f"{patch}×{patch} pixels of {channels} channels: say --channels"
         )
-    size = given.get("image_size", given.get("img_size", images[2:] or None))
-    if size is None:
-        side = math.isqrt(tokens or 0)
-        if not tokens or side * side != tokens:
-            raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
-        size = side * patch
-    return {"patch": patch, "stem_channels": (), "stem_strides": ()}, pair(size), channels
+    size = _image_size(given, images[2:]) or (_side(tokens) * patch,) * 2
+    data = {"image_size": size, "channels": channels}
+    return {"patch": patch, "stem_channels": (), "stem_strides": ()}, data
 
 
 def stem_sizes(
-    given: Mapping[str, Any], image: tuple[int, ...], convs: int, tokens: int | None
-) -> tuple[tuple[int, int], tuple[int, ...]]:
+    given: Mapping[str, Any], image: Shape, convs: int, tokens: int | None
+) -> tuple[Shape, Shape]:
     """Image size and strides of a stem, from what is known of both and of the map's tokens.
 
     image: rows and columns of the file's images, or (). The reference calls `image_size` what its
@@ -183,25 +178,22 @@ def stem_sizes(
         (ints(k, given[k]) for k in ("pool_strides", "stem_strides", "stride") if given.get(k)), ()
     )
     strides = (*strides, *(1,) * (convs - len(strides))) if strides else ()
-    size = given.get("image_size", given.get("img_size"))
-    size = pair(size) if size is not None else None
+    size, shrinks = _image_size(given), math.prod(strides)
     if image:
-        left, size = size, (image[0], image[1])
-        if not tokens and left is not None and not strides:
-            tokens = left[0] * left[1]
-    elif size is None:
-        side = math.isqrt(tokens or 0)
-        if not tokens or side * side != tokens:
-            raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
-        size = (side * math.prod(strides),) * 2
-    elif strides and math.prod(strides) > 1 and tokens == size[0] * size[1]:
-        size = (size[0] * math.prod(strides), size[1] * math.prod(strides))
+        if size and not tokens and not strides:
+            tokens = math.prod(size)
+        size = image
+    elif not size:
+        size = (_side(tokens) * shrinks,) * 2
+    elif tokens == math.prod(size):
+        size = (size[0] * shrinks, size[1] * shrinks)
     if not strides:
-        ways = [(2,) * n + (1,) * (convs - n) for n in range(convs + 1)]
-        ways += [(4, *(1,) * (convs - 1))]
-        maps = [conv_layers.map_size(size, way) for way in ways]
-        fitting = (w for w, (r, c) in zip(ways, maps, strict=True) if r * c == tokens)
-        strides = next(fitting, None) or ways[0]
+        ways = [
+            *((2,) * n + (1,) * (convs - n) for n in range(convs + 1)),
+            (4, *(1,) * (convs - 1)),
+        ]
+        maps = (math.prod(conv_layers.map_size(size, way)) for way in ways)
+        strides = next((w for w, n in zip(ways, maps, strict=True) if n == tokens), ways[0])
     return size, strides
 
 
@@ -243,33 +235,31 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 
 
 def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    model = {"family": "vix", "variant": "custom", "dropout": field(given, "dropout", 0.0)}
-    model["embed_dropout"] = field(given, "emb_dropout", 0.0)
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
-        model = {**find(tensors, "", given), **model, "mixer": "mlp_mixer"}
-        key, start = "", min(first)
-        model["depth"] = count(tensors, lambda i: f"{start + i}.0.fn.")
+        start, key = min(first), ""
+        depth = count(tensors, "{}.0.fn.", start)
+        head = f"{start + depth + 2}.weight"
         hidden, tokens, _ = shape(tensors, f"{start}.0.fn.0.weight", 3)
-        model |= {"expansion": hidden / tokens, "mlp_dim": 256, "positions": "learned"}
-        head = f"{start + model['depth'] + 2}.weight"
+        model = find(tensors, "", given) | {"mixer": "mlp_mixer", "expansion": hidden / tokens}
+        model |= {"mlp_dim": 256, "positions": "learned"}
     else:
         mixer = "transformer.layers.0.0.fn."
-        model = {**find(tensors, mixer, given), **model, "expansion": 1.0}
         key, head = "to_patch_embedding.", "mlp_head.1.weight"
-        model["depth"] = count(tensors, lambda i: f"transformer.layers.{i}.")
+        depth = count(tensors, "transformer.layers.{}.")
+        tokens = token_count(tensors, mixer, cls=1)
+        model = find(tensors, mixer, given) | {"expansion": 1.0}
         model["mlp_dim"] = shape(tensors, "transformer.layers.0.1.fn.net.0.weight", 2)[0]
         rope = any(re.match(_IGNORED, k) for k in tensors) or "pos_embedding" not in tensors
         model["positions"] = "rope" if rope else "learned"
-        tokens = token_count(tensors, f"{mixer}proj_k")
-    classes, model["embed_dim"] = shape(tensors, head, 2)
-    convs = conv_count(tensors, key)
-    sizes, image_size, channels = embedding(tensors, given, key, convs, tokens, linear_at=1)
-    model |= sizes
-    return model, {"image_size": image_size, "channels": channels, "num_classes": classes}
+    classes, dim = shape(tensors, head, 2)
+    sizes, data = embedding(tensors, given, key, tokens, linear_at=1)
+    model |= {**sizes, "embed_dim": dim, "depth": depth}
+    model["embed_dropout"] = field(given, "emb_dropout", 0.0)
+    return model, {**data, "num_classes": classes}
 
 
-def _vix(c: "ViXConfig", keys: Collection[str]) -> Table:
+def _vix(c: Any, keys: Collection[str]) -> Table:
     if c.mixing.name == "mlp_mixer":
         start = len(c.stem_widths) + 1 if c.stem_channels else 2
         table = {
@@ -302,26 +292,18 @@ _LEVIX_FIRST = "backbone.0.layers.0."
 
 
 def _levix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    convs = conv_count(tensors, "conv_embedding.")
-    weights = [shape(tensors, f"conv_embedding.{i}.weight", 4) for i in range(convs or 1)]
-    images = _images(tensors)
-    projection = f"{_LEVIX_FIRST}0.proj_k"
-    tokens = shape(tensors, projection, 2)[0] if projection in tensors else None
-    image_size, strides = stem_sizes(given, images[2:], len(weights), tokens)
+    first = "conv_embedding.0.weight"
+    weights = conv_weights(tensors, "conv_embedding.") or [shape(tensors, first, 4)]
+    tokens = token_count(tensors, f"{_LEVIX_FIRST}0.")
+    image_size, strides = stem_sizes(given, _images(tensors)[2:], len(weights), tokens)
     model = {
         **find(tensors, f"{_LEVIX_FIRST}0.", given),
-        "dropout": field(given, "dropout", 0.0),
         "stem_channels": tuple(w[0] for w in weights[:-1]),
         "stem_strides": strides,
         "embed_dim": weights[-1][0],
-        "depth": count(tensors, lambda i: f"backbone.0.layers.{i}."),
+        "depth": count(tensors, "backbone.0.layers.{}."),
         "mlp_dim": shape(tensors, f"{_LEVIX_FIRST}1.net.0.weight", 4)[0],
     }
-    if f"{_LEVIX_FIRST}0.to_q.0.weight" in tensors:  # LeViT's attention, of convolutions
-        inner = shape(tensors, f"{_LEVIX_FIRST}0.to_q.0.weight", 4)[0]
-        heads = argument(given, "num_heads", "heads")
-        heads, width = split(inner, heads, None if heads else argument(given, "dim_head"))
-        model |= {"mixer": "softmax", "heads": heads, "head_dim": width}
     classes = shape(tensors, "mlp_head.weight", 2)[0]
     return model, {"image_size": image_size, "channels": weights[0][1], "num_classes": classes}
 
@@ -337,12 +319,8 @@ def _levix(c: Any, keys: Collection[str]) -> Table:
         "head": "mlp_head",
     }
     if c.mixing.name == "softmax":  # LeViT's: 1×1 convolutions, each with a BatchNorm
-        for ours, name, place in (
-            ("query", "to_q", 0),
-            ("key", "to_k", 0),
-            ("value", "to_v", 0),
-            ("out", "to_out", 1),
-        ):
+        places = {"query": ("to_q", 0), "key": ("to_k", 0), "value": ("to_v", 0)}
+        for ours, (name, place) in (*places.items(), ("out", ("to_out", 1))):
             table[f"{block}/mixer/{ours}"] = f"{theirs}0.{name}.{place} [:,:,1,1]"
             table[f"{block}/mixer/{ours}_norm"] = f"{theirs}0.{name}.{place + 1}"
     return table
@@ -358,9 +336,8 @@ _CCX_BLOCK = "classifier.blocks."
 def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Raises ValueError also for a constructor that asks for what no CCX of the paper has: other
     positions than learned ones, other padding than half a window."""
-    convs = count(tensors, lambda i: f"tokenizer.conv_layers.{i}.0.") or 1
+    convs = count(tensors, "tokenizer.conv_layers.{}.0.") or 1
     weights = [shape(tensors, f"tokenizer.conv_layers.{i}.0.weight", 4) for i in range(convs)]
-    images = _images(tensors)
     kernel, d = weights[0][2], weights[-1][0]
     window = argument(given, "pooling_kernel_size") or 3
     for name, size in (("padding", kernel), ("pooling_padding", window)):
@@ -370,9 +347,7 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         raise ValueError(
             f"positional_embedding={given['positional_embedding']!r} is not known; only 'learnable'"
         )
-    size = given.get("img_size", given.get("image_size", images[2:] or None))
-    if size is None:
-        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
+    image_size = _image_size(given, _images(tensors)[2:]) or (_side(None),) * 2
     strides = ints("stride", given.get("pool_strides", given.get("stride", 1)))
     strides = strides * convs if len(strides) == 1 else strides
     mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
@@ -382,23 +357,22 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     softmax = mixer["mixer"] == "softmax"
     model = {
         **mixer,
-        "dropout": field(given, "dropout", 0.0),
         "conv_channels": tuple(w[0] for w in weights[:-1]),
         "conv_strides": strides,
         "conv_kernel": kernel,
         "pool_window": window,
         "pool_stride": argument(given, "pooling_stride") or 1,
         "embed_dim": d,
-        "depth": count(tensors, lambda i: f"{_CCX_BLOCK}{i}."),
+        "depth": count(tensors, f"{_CCX_BLOCK}{{}}."),
         "mlp_dim": shape(tensors, f"{_CCX_BLOCK}0.linear1.weight", 2)[0],
         "attention_dropout": field(given, "attention_dropout", 0.1) if softmax else 0.0,
         "drop_path": field(given, "stochastic_depth", 0.1),
     }
     classes = shape(tensors, "classifier.fc.weight", 2)[0]
-    return model, {"image_size": pair(size), "channels": weights[0][1], "num_classes": classes}
+    return model, {"image_size": image_size, "channels": weights[0][1], "num_classes": classes}
 
 
-def _ccx(c: "CCXConfig", keys: Collection[str]) -> Table:
+def _ccx(c: Any, keys: Collection[str]) -> Table:
     block, theirs = "encoder/blocks/{i}", f"{_CCX_BLOCK}{{i}}"
     softmax = c.mixing.name == "softmax"
     qkv, out = ("qkv", "proj") if softmax else ("to_qkv", _mixer_out(c.mixing.name))
@@ -427,33 +401,21 @@ def _cvx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     """The image's size, which no parameter tells but Linformer's, comes from the file's `input`, an
     option, or `fmap` (a side of the first stage's map) and `stride` in its constructor.
     """
-    stages = count(tensors, lambda i: f"layers.{i}.0.")
+    stages = count(tensors, "layers.{}.0.")
     d, channels, *_ = shape(tensors, "layers.0.0.weight", 4)
     attention = "layers.0.2.layers.0.0.fn."
-    images = _images(tensors)
-    projection = f"{attention}proj_k"
-    tokens = shape(tensors, projection, 2)[0] if projection in tensors else None
     fmap, stride = argument(given, "fmap"), argument(given, "stride") or 1
     if fmap and "image_size" not in given:
         given = {**given, "image_size": fmap * stride}
-    if "image_size" not in given and not images and tokens is None:
-        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
-    image_size, strides = stem_sizes(given, images[2:], stages, tokens)
+    tokens = token_count(tensors, attention)
+    image_size, strides = stem_sizes(given, _images(tensors)[2:], stages, tokens)
     model = {
         **find(tensors, attention, given),
-        "dropout": field(given, "dropout", 0.0),
         "stage_strides": strides,
-        "depths": tuple(
-            count(tensors, lambda i, s=s: f"layers.{s}.2.layers.{i}.") for s in range(stages)
-        ),
+        "depths": tuple(count(tensors, f"layers.{s}.2.layers.{{}}.") for s in range(stages)),
         "embed_dim": d,
         "mlp_dim": shape(tensors, "layers.0.2.layers.0.1.fn.net.0.weight", 4)[0],
     }
-    if f"{attention}to_kv.net.2.weight" in tensors:
-        inner = shape(tensors, f"{attention}to_q.net.2.weight", 4)[0]
-        heads = argument(given, "num_heads", "heads")
-        heads, width = split(inner, heads, None if heads else argument(given, "dim_head"))
-        model |= {"mixer": "softmax", "heads": heads, "head_dim": width}
     classes = shape(tensors, f"layers.{stages + 2}.weight", 2)[0]
     return model, {"image_size": image_size, "channels": channels, "num_classes": classes}
 
@@ -462,7 +424,7 @@ def _channel_norm(ours: str, theirs: str) -> Table:
     return {f"{ours}/scale": f"{theirs}.g [1,:,1,1]", f"{ours}/bias": f"{theirs}.b [1,:,1,1]"}
 
 
-def _cvx(c: "CvXConfig", keys: Collection[str]) -> Table:
+def _cvx(c: Any, keys: Collection[str]) -> Table:
     block, theirs = "stage{s}/blocks/{i}", "layers.{s}.2.layers.{i}."
     table = {
         "stage{s}/conv": "layers.{s}.0",
@@ -493,28 +455,21 @@ _PIX_LINEAR = 2  # place of the patches' linear map, after unfolding and a trans
 
 
 def _pix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    key = "to_patch_embedding."
-    convs, tokens = conv_count(tensors, key), token_count(tensors, "")
-    sizes, image_size, channels = embedding(
-        tensors, given, key, convs, tokens, linear_at=_PIX_LINEAR
-    )
-    stages = -(-count(tensors, lambda i: f"layers.{i}.") // 2)
+    tokens = token_count(tensors, "", cls=1)
+    sizes, data = embedding(tensors, given, "to_patch_embedding.", tokens, linear_at=_PIX_LINEAR)
+    stages = -(-count(tensors, "layers.{}.") // 2)
     model = {
         **find(tensors, "layers.0.layers.0.0.fn.", given),
-        "dropout": field(given, "dropout", 0.0),
         "embed_dropout": field(given, "emb_dropout", 0.0),
         **sizes,
         "embed_dim": shape(tensors, "cls_token", 3)[2],
-        "depths": tuple(
-            count(tensors, lambda i, s=s: f"layers.{2 * s}.layers.{i}.") for s in range(stages)
-        ),
+        "depths": tuple(count(tensors, f"layers.{2 * s}.layers.{{}}.") for s in range(stages)),
         "mlp_dim": shape(tensors, "layers.0.layers.0.1.fn.net.0.weight", 2)[0],
     }
-    classes = shape(tensors, "mlp_head.1.weight", 2)[0]
-    return model, {"image_size": image_size, "channels": channels, "num_classes": classes}
+    return model, {**data, "num_classes": shape(tensors, "mlp_head.1.weight", 2)[0]}
 
 
-def _pix(c: "PiXConfig", keys: Collection[str]) -> Table:
+def _pix(c: Any, keys: Collection[str]) -> Table:
     """Stages and pools alternate in one list: stage i is its entry 2i, the pool after it 2i + 1."""
 
     def by_pixel(tensor: np.ndarray, shape: Shape) -> np.ndarray:
@@ -561,7 +516,7 @@ def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         "token_dim": inner // 3,
         "token_dropout": usual["token_dropout"] if performer else 0.0,
         "embed_dim": dim,
-        "depth": count(tensors, "blocks.{}.norm1.weight".format),
+        "depth": count(tensors, "blocks.{}.norm1.weight"),
         "heads": argument(given, "num_heads") or max(dim // 64, 1),
         "mlp_ratio": field(
             given, "mlp_ratio", shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0] / dim
@@ -571,9 +526,8 @@ def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         "drop_path": field(given, "drop_path_rate", usual["drop_path"]),
     }
     side = 16 * math.isqrt(shape(tensors, "pos_embed", 3)[1] - 1)
-    images = tensors["input"].shape[2:] if "input" in tensors else given.get("img_size", side)
     data = {
-        "image_size": pair(images),
+        "image_size": _images(tensors)[2:] or _image_size(given, (side, side)),
         "channels": pixels // 49,
         "num_classes": shape(tensors, "head.weight", 2)[0],
     }
@@ -590,7 +544,7 @@ def _joined(name: str, size: int) -> Placed:
     return Placed((name,), lambda shape: shape[::-1], ours)
 
 
-def _t2t(c: "T2TConfig", keys: Collection[str]) -> Table:
+def _t2t(c: Any, keys: Collection[str]) -> Table:
     block, theirs = "encoder/blocks/{i}", "blocks.{i}"
     table = {
         "constants/position": "pos_embed [1,:,:]",
