@@ -11,7 +11,7 @@ import zipfile
 import jax
 import numpy as np
 import pytest
-from support import state_dicts
+from support import state_dicts, torch_files
 
 from hsvit_jax import config as configs
 from hsvit_jax import main, models
@@ -322,31 +322,17 @@ def test_pytorch_files_without_pytorch(tmp_path, monkeypatch):
         convert.convert_file(tmp_path / "a.ckpt")
 
 
-class FakeTensor:
-    """As much of a torch tensor as a state dict's reader touches."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def is_floating_point(self):
-        return self.array.dtype.kind == "f"
-
-    def float(self):
-        return FakeTensor(self.array.astype(np.float32))
-
-    def detach(self):
-        return types.SimpleNamespace(numpy=lambda: self.array)  # a parameter itself has no NumPy
-
-
 def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
-    tensors = {f"model.{k}": FakeTensor(v) for k, v in state_dicts.tensors("hsvit").items()}
+    tensors = {
+        f"model.{k}": torch_files.FakeTensor(v) for k, v in state_dicts.tensors("hsvit").items()
+    }
     asked = {}
 
     def load(path, **options):
         asked.update(options)
         return {"epoch": 3, "state_dict": tensors}
 
-    fake = types.SimpleNamespace(load=load, Tensor=FakeTensor)
+    fake = types.SimpleNamespace(load=load, Tensor=torch_files.FakeTensor)
     monkeypatch.setitem(sys.modules, "torch", fake)
     source = tmp_path / "last.ckpt"
     source.write_bytes(b"x")

@@ -1,6 +1,7 @@
 """Every family alike: published sizes and costs, training over devices, masks of dropout."""
 
 import csv
+import re
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +121,7 @@ SMALL = {
 #: Of another one's parts; run by the longer suite.
 SLOW_MASKS = {"deit", "mobilevit", "pix", "cvx", "levix", "mobilenet_v2", "swin"}
 SLOW_MASKS |= {"efficientvit", "fastvit", "smt"}
+FAST_BFLOAT16 = {"vix", "hvt", "dhvt", "swin"}
 SLOW_DEVICES = set(SMALL) - {"vix", "hvt", "dhvt", "resnet"}
 
 
@@ -229,3 +231,19 @@ def test_masks_follow_key_and_example(name):
     np.testing.assert_allclose(turned[::-1], first, rtol=1e-4, atol=1e-4)
     assert np.abs(first - run(images, ids, jax.random.key(4))).max() > 1e-3
     assert np.abs(first - run(images, ids + 1, jax.random.key(3))).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST_BFLOAT16)) for n in SMALL]
+)
+def test_bfloat16_computes_narrow(name):
+    """Every product is of bfloat16 numbers, but those of a Performer's features."""
+    network = small(name)
+    trees = jax.eval_shape(network.init, jax.random.key(0))
+    images = jax.ShapeDtypeStruct((2, *network.config.image_size, 3), jnp.float32)
+    narrow = type(network)(network.config, jnp.bfloat16)
+    program = jax.jit(lambda *args: narrow.apply(*args)[0]).lower(*trees, images)
+    assert program.out_info.dtype == jnp.float32
+    product = re.compile(r"stablehlo\.(dot_general|convolution)\b")
+    lines = [line for line in program.as_text().splitlines() if product.search(line)]
+    assert lines and (name == "t2t" or all("xbf16>" in line for line in lines))

@@ -12,12 +12,14 @@ from hsvit_jax.commands import convert
 
 
 def check_golden(source, out, family):
-    """The file names its family, is converted, and agrees to 1e-9: the converter's are float64."""
+    """The file names its family, is converted, and agrees to 1e-9: the converter's are float64;
+    to 1e-6 with rotary positions, whose table is float32."""
     report = convert.convert_file(source, out)
     with np.load(source) as golden:
         assert report["parameters"] == json.loads(golden["config"].item())["n_params"]
-    assert report["max_abs_error"] <= 1e-9 * report["max_abs_logit"]
     written = configs.from_json((out / "config.json").read_text())
+    tolerance = 1e-6 if written.model.get("positions") == "rope" else 1e-9
+    assert report["max_abs_error"] <= tolerance * report["max_abs_logit"]
     assert (written.model.family, written.model.variant) == (family, "custom")
 
 

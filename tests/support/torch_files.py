@@ -1,8 +1,26 @@
 """PyTorch files of a family by its name: settings, tensors, and the trees made of them."""
 
+import types
+
 import numpy as np
 
 from hsvit_jax import models
+
+
+class FakeTensor:
+    """As much of a torch tensor as a state dict's reader touches."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def is_floating_point(self):
+        return self.array.dtype.kind == "f"
+
+    def float(self):
+        return FakeTensor(self.array.astype(np.float32))
+
+    def detach(self):
+        return types.SimpleNamespace(numpy=lambda: self.array)  # a parameter itself has no NumPy
 
 
 def settings(family, tensors, given):
@@ -20,12 +38,16 @@ def load(family, tensors, network):
     return models.FAMILIES[family].torch_weights.load(tensors, network)
 
 
-def variant_of_shapes(family, variant, side=224):
-    """The name that the shapes alone of a variant's file give it."""
+def variant_of_shapes(family, variant, side=224, tables=None, **given):
+    """The name that the shapes of a variant's file give it, with what its constructor may add.
+
+    The image's size is an option, which says more than the constructor. tables: more tensors.
+    """
     record = models.FAMILIES[family]
     sizes = {"image_size": (side, side), "channels": 3, "num_classes": 1000}
     entries = listing(family, record.build(record.settings(variant), **sizes))
     tensors = {entry.key: np.broadcast_to(np.float32(0), entry.shape) for entry in entries}
-    model, data = settings(family, tensors, {"image_size": side})
+    given = {"img_size": side // 2, **given, "image_size": side}
+    model, data = settings(family, tensors | (tables or {}), given)
     assert data == sizes
     return model["variant"]

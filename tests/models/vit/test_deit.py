@@ -1,25 +1,10 @@
-"""DeiT: exact sizes and costs, with and without CLS, and a schedule of PoWER for its FLOPs."""
+"""DeiT: the cost of a schedule of retained tokens, and PoWER's schedule for its FLOPs."""
 
-import jax
 import pytest
 
 from hsvit_jax import models
 from hsvit_jax.models import costs
 from hsvit_jax.models.vit import deit
-
-#: (variant, classes) at 224 pixels → trained values, 10⁻⁹ multiply-adds (HVT paper, tables 1, 2,
-#: 9; of PoWER, whose schedule is ours, to the paper's two digits).
-COSTS = {
-    ("ti", 1000): (5_717_416, 1.2537),
-    ("ti", 100): (5_543_716, 1.2535),
-    ("s", 1000): (22_050_664, 4.5989),
-    ("s", 100): (21_704_164, 4.5985),
-    ("ti-nocls", 1000): (5_717_032, 1.2466),
-    ("ti-nocls", 100): (5_543_332, 1.2464),
-    ("s-nocls", 100): (21_703_396, 4.5737),
-    ("ti-power", 1000): (5_717_416, 0.80),
-    ("s-power", 1000): (22_050_664, 2.70),
-}
 
 
 def built(variant, size, classes, **changes):
@@ -29,22 +14,14 @@ def built(variant, size, classes, **changes):
     )
 
 
-@pytest.mark.parametrize("case", COSTS, ids=str)
-def test_parameters_and_multiply_adds(case):
-    variant, classes = case
-    model = built(variant, 224, classes)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    macs, digits = costs.multiply_adds(model), 2 if "power" in variant else 4
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert count == COSTS[case][0]
-    assert round(macs / 1e9, digits) == COSTS[case][1]
+@pytest.mark.parametrize("variant", ["ti-nocls", "s-power"])
+def test_the_formula_of_a_schedule_s_cost(variant):
+    """And the share of PoWER's is the paper's, table 1, to its two digits."""
+    model = built(variant, 224, 1000)
+    macs = costs.multiply_adds(model)
     retained = model.config.retained or (model.config.tokens,) * model.config.depth
     assert deit.multiply_adds(model.config, retained) == macs
-
-
-def test_every_named_variant_has_a_count():
-    assert set(deit.VARIANTS) == {variant for variant, _ in COSTS}
-    assert {("deit", variant) for variant in deit.VARIANTS} <= set(models.VARIANTS)
+    assert variant != "s-power" or round(macs / 1e9, 2) == 2.70
 
 
 def test_the_schedule_follows_the_image():

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import small_runs
 
 from hsvit_jax import models
 from hsvit_jax.models import costs, network
@@ -59,24 +58,6 @@ def test_flops_as_the_paper_counts_them(cases):
         model = built(*case)
         flops, _ = model.paper_flops(costs.multiply_adds(model))
         assert flops / 1e9 == pytest.approx(macs, abs=6e-4), case
-
-
-@pytest.fixture(scope="module")
-def small():
-    """A small network, its parameters and statistics, images."""
-    model = dhvt.DHVT(dataclasses.replace(SMALL, depth=1))
-    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(1)))
-    images = np.random.default_rng(2).normal(size=(8, 8, 12, 3)).astype(np.float32)
-    return model, params, stats, images
-
-
-def test_bfloat16_computes_narrow_and_returns_float32(small):
-    model, params, stats, images = small
-    narrow = dhvt.DHVT(model.config, jnp.bfloat16)
-    exact = jax.jit(lambda p: model.apply(p, stats, images)[0])(params)
-    logits = jax.jit(lambda p: narrow.apply(p, stats, images)[0])(params)
-    assert logits.dtype == jnp.float32
-    assert 1e-5 < np.abs(logits - exact).max() / np.abs(exact).max() < 0.1
 
 
 # --- What the feed-forward's ablations do --------------------------------------------------------

@@ -165,37 +165,3 @@ def test_orthogonal_features_are_orthogonal_in_blocks():
     squares = np.square(many).sum(1)  # chi-squared with eight degrees of freedom
     assert abs(squares.mean() - 8) < 4 * math.sqrt(16 / 800)
     assert abs(squares.var() - 16) < 6
-
-
-# --- What does not fit ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"name": "ring"}, r"unknown model.mixer 'ring'; choose one of \['softmax'"),
-        ({"heads": 0}, "must be positive"),
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\); got 1.0"),
-        ({"attention_dropout": -0.1}, r"dropout must be in \[0, 1\); got -0.1"),
-        ({"residual_kernel": 4}, "residual_kernel must be odd; got 4"),
-        ({"name": "performer", "head_dim": 1}, "head_dim=1 gives performer features=0"),
-        ({"name": "fnet", "rope": True}, "mixer='fnet' has none"),
-        ({"head_dim": 3, "rope": True}, "odd head_dim=3"),
-        ({"name": "linformer", "rope": True}, "one_kv_head=True: set model.one_kv_head=False"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Mixing(**{"name": "softmax", **changes})
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nystrom", "landmarks=64 needs at least as many tokens; there are 13"),
-        ("linformer", "projections=64 needs at least as many tokens; there are 13"),
-    ],
-)
-def test_too_few_tokens_say_so(name, message):
-    with pytest.raises(ValueError, match=message):
-        Alone(Mixing(name))

@@ -1,0 +1,95 @@
+"""State dicts of the ViX paper's families: goldens, named variants, and what no file says."""
+
+import json
+
+import numpy as np
+import pytest
+from support import hf_files, torch_files, vix_files
+
+from hsvit_jax import config as configs
+from hsvit_jax import models
+from hsvit_jax.commands import convert
+
+FAMILIES = ("vix", "levix", "ccx", "cvx", "pix")
+#: Settings of small networks for images of 4×4 pixels.
+SMALL = {
+    "vix": {"patch": 2},
+    "levix": {"stem_channels": (5,), "stem_strides": (1, 1)},
+    "ccx": {"heads": 2, "conv_strides": (1, 1)},
+    "cvx": {"stage_strides": (1, 1)},
+}
+
+
+def state(family):
+    settings = vix_files.small(family, **SMALL[family])
+    network = models.build(settings, image_size=(4, 4), channels=3, num_classes=7)
+    return vix_files.state(family, network)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vix-viprope", "vix-mlpmixer", "vix-fnet"),
+        *("cct-ccn", "cvx-cvl", "levix-levil", "pix-pit"),
+    ],
+)
+def test_goldens(name, golden_dir, tmp_path):
+    family = {"cct": "ccx"}.get(name.partition("-")[0], name.partition("-")[0])
+    hf_files.check_golden(golden_dir / f"{name}.npz", tmp_path / "out", family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shapes_tell_the_variant(family):
+    rotary = {"layer_pos_emb.emb": np.broadcast_to(np.float32(0), (1025, 32))}
+    for variant, changes in models.FAMILIES[family].variants.items():
+        tables = rotary if changes.get("positions") == "rope" else {}
+        assert torch_files.variant_of_shapes(family, variant, 32, tables, heads=4) == variant
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "message"),
+    [
+        ("vix", {"heads": 5}, "heads=5.*do not divide the attention's 12"),
+        ("levix", {}, "say --image_size"),
+        ("levix", {"image_size": 4}, "say --heads"),
+        ("cvx", {"heads": 3}, "say --image_size"),
+        ("cvx", {"image_size": 4}, "say --heads"),
+        ("ccx", {}, "say --image_size"),
+        ("ccx", {"img_size": 8}, "say --heads"),
+        ("ccx", {"img_size": 8, "num_heads": 3}, "heads=3.*do not divide the attention's 10"),
+        ("ccx", {"img_size": 8, "padding": 0}, "padding=0 does not fit a window of 3: 1"),
+        ("ccx", {"img_size": 8, "pooling_padding": 2}, "pooling_padding=2 does not fit a window"),
+        ("ccx", {"img_size": 8, "positional_embedding": "sine"}, "positional_embedding='sine'"),
+        ("ccx", {"img_size": 8, "num_heads": 2, "dropout": "0.1"}, "must be of type float"),
+    ],
+)
+def test_what_the_tensors_do_not_tell_is_asked_for(family, given, message):
+    with pytest.raises(ValueError, match=message):
+        torch_files.settings(family, state(family), given)
+
+
+def test_the_image_of_a_cvx_is_its_first_map_by_its_stride():
+    _, data = torch_files.settings("cvx", state("cvx"), {"heads": 3, "fmap": 4, "stride": 2})
+    assert data["image_size"] == (8, 8)
+
+
+def test_sizes_from_shapes_and_options(tmp_path):
+    """Nothing but tensors: heads are asked for, a square image is taken from the positions."""
+    tensors = {f"module.{k}": v for k, v in state("vix").items()}
+    np.savez(tmp_path / "bare.npz", **tensors, config=json.dumps({"family": "vix"}))
+    with pytest.raises(ValueError, match="do not tell the number of heads: say --heads"):
+        convert.convert_file(tmp_path / "bare.npz")
+    convert.convert_file(tmp_path / "bare.npz", heads=3)
+    config = configs.from_json((tmp_path / "bare-jax" / "config.json").read_text())
+    assert config.data.image_size == (4, 4) and config.data.channels == 3
+    assert (config.model.patch, config.model.head_dim, config.model.depth) == (2, 4, 2)
+
+
+@pytest.mark.parametrize(("index", "message"), [((), "has the shape"), (None, "is missing")])
+def test_a_tensor_that_sizes_are_read_from_is_named(index, message):
+    tensors = state("vix")
+    weight = tensors.pop("mlp_head.1.weight")
+    if index is not None:
+        tensors["mlp_head.1.weight"] = weight[0]
+    with pytest.raises(ValueError, match=f"the network's sizes: mlp_head.1.weight {message}"):
+        torch_files.settings("vix", tensors, {"heads": 3})
