@@ -21,8 +21,6 @@ from hsvit_jax.data.images import fit_image, fit_pillow
 from hsvit_jax.data.listing import Listing, arrange, walk
 from hsvit_jax.data.tfds import is_prepared, load_tfds, open_builder
 
-_MOST_EXAMPLES = 70_000  # in any set published as arrays; known before they are read
-
 
 @dataclass(frozen=True)
 class Named:
@@ -208,13 +206,6 @@ def _load_arrays(
     counted = found is not None and not found.published
     if counted:
         key = {**key, "files": found.identity()}
-    resident = request.resident(_MOST_EXAMPLES)
-    # Images that do not fit in memory once fitted are kept as published, and fitted when read.
-    native = [*entry.info.image_size, entry.info.channels]
-    key = {**key, "shape": request.shape if resident else native}
-
-    def fit(image: np.ndarray) -> np.ndarray:
-        return fit_image(image, request.image_size, request.channels, request.fit)
 
     def build(scratch: Path) -> dict[str, Any]:
         images, labels, parts, class_names = entry.parse(found.paths() if found else fetch_all())
@@ -223,18 +214,23 @@ def _load_arrays(
             _check_counts(name, found.folder, parts)
             digest = hashlib.sha256(images.tobytes() + labels.tobytes())
             notes["content"] = digest.hexdigest()
-        if resident and images.shape[1:] != (*request.image_size, request.channels):
-            with ThreadPoolExecutor() as pool:
-                images = np.stack(list(pool.map(fit, images)))
-        np.save(scratch / "images.npy", images)
-        np.save(scratch / "labels.npy", labels)
-        np.save(scratch / "parts.npy", parts)
+        for stem, array in (("images", images), ("labels", labels), ("parts", parts)):
+            np.save(scratch / f"{stem}.npy", array)
         return notes
 
     arrays, notes = read_or_build(cache_folder(request.data_dir, name, key), build)
     images, labels, parts = (np.asarray(arrays[key]) for key in ("images", "labels", "parts"))
-    examples = Split(labels, images if resident else None, lambda index: fit(images[index]))
-    return Source(examples, parts, tuple(notes["class_names"]), notes["content"])
+
+    def fitted(index: int) -> np.ndarray:
+        return fit_image(images[index], request.image_size, request.channels, request.fit)
+
+    whole = images if request.resident(len(images)) else None
+    if whole is not None and images.shape[1:] != (*request.image_size, request.channels):
+        with ThreadPoolExecutor() as pool:
+            whole = np.stack(list(pool.map(fitted, range(len(images)))))
+    return Source(
+        Split(labels, whole, fitted), parts, tuple(notes["class_names"]), notes["content"]
+    )
 
 
 def _check_counts(name: str, folder: Path, parts: np.ndarray) -> None:

@@ -7,19 +7,14 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from PIL import Image
+from support.data_files import noise
 
 from hsvit_jax.augment import Augment, resized_crop, train_batch
 
 # Identity normalisation: float pixels can be compared with the uint8 ones.
 AREA = (0.08, 1.0)
 RAW = Augment(mean=(0.0,) * 3, std=(1 / 255,) * 3, num_classes=7, random_resized_crop=AREA)
-
-
-def noise(shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def pillow(image_HWC: np.ndarray, box, mirrored: bool) -> np.ndarray:
@@ -59,44 +54,29 @@ def drawn(count, size, area=(0.08, 1.0), seed=0):
     return np.asarray(draw(np.arange(count, dtype=np.int32)))
 
 
-def test_boxes_are_spread_as_they_should_be():
-    """Area uniform and ratio log-uniform where all of them fit; every place is reached."""
-    height, width = 300, 400
-    low, high = 0.08, 0.5  # 0.5·4/3 of the area of 300×400 is less than either side squared
-    top, left, rows, columns = drawn(20_000, (height, width), (low, high)).T
-    share, ratio = rows * columns / (height * width), columns / rows
-    assert 0.079 < share.min() < 0.082 and 0.495 < share.max() < 0.502
-    assert abs(share.mean() - (low + high) / 2) < 0.003
-    assert abs(np.quantile(share, 0.25) - (low + (high - low) / 4)) < 0.005
-    bound = math.log(4 / 3)
-    assert abs(np.log(ratio)).max() < bound + 0.02  # sides are whole pixels
-    assert abs(np.log(ratio).mean()) < 0.004
-    assert abs(np.quantile(np.log(ratio), 0.75) - bound / 2) < 0.006
-    for start, length, side in ((top, rows, height), (left, columns, width)):
-        assert start.min() == 0 and (start + length).max() == side
-        place = start / np.maximum(side - length, 1)
-        assert abs(place.mean() - 0.5) < 0.01 and abs((place < 0.1).mean() - 0.1) < 0.01
-
-
 def test_as_torchvision_draws_them():
     """The same ten tries written down with NumPy's numbers: quantiles agree within the noise."""
-    rng, size, count = np.random.default_rng(5), 224, 8_000
-    area = size * size * rng.uniform(0.08, 1.0, (count, 10))
+    rng, count = np.random.default_rng(5), 8_000
+    height, width = size = 200, 240
+    area = height * width * rng.uniform(0.08, 1.0, (count, 10))
     root = np.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3), (count, 10)) / 2)
     columns, rows = np.round(np.sqrt(area) * root), np.round(np.sqrt(area) / root)
-    fits = (columns <= size) & (rows <= size)
+    fits = (columns <= width) & (rows <= height)
     first = np.where(fits.any(1), fits.argmax(1), 0)
-    columns, rows = (
-        np.where(fits.any(1), x[np.arange(count), first], size) for x in (columns, rows)
-    )
-    found = drawn(count, (size, size))
+    columns = np.where(fits.any(1), columns[np.arange(count), first], width)
+    rows = np.where(fits.any(1), rows[np.arange(count), first], height)
+    found = drawn(count, size)
     for quantile in (0.1, 0.3, 0.5, 0.7, 0.9):
         for ours, theirs in ((found[:, 2], rows), (found[:, 3], columns)):
             assert abs(np.quantile(ours, quantile) - np.quantile(theirs, quantile)) < 6
         ours, theirs = found[:, 2] * found[:, 3], rows * columns
         assert abs(np.quantile(ours, quantile) / np.quantile(theirs, quantile) - 1) < 0.06
-    assert (found >= [0, 0, 1, 1]).all()
-    assert (found[:, :2] + found[:, 2:] <= size).all()
+    for axis, side in enumerate(size):  # every place is reached, evenly
+        start, room = found[:, axis], side - found[:, axis + 2]
+        assert (start >= 0).all() and (start <= room).all()
+        place = start[room > 20] / room[room > 20]
+        assert place.min() == 0.0 and place.max() == 1.0
+        assert abs(place.mean() - 0.5) < 0.015 and abs((place < 0.1).mean() - 0.1) < 0.03
 
 
 def test_what_never_fits_falls_back_to_the_centre():
@@ -111,37 +91,20 @@ def compiled(settings: Augment):
 
 
 def run(settings, images, ids, seed=0):
-    labels = np.zeros(len(images), np.int32)
     keys = jax.random.key(seed), jax.random.key(1)
-    if isinstance(images, jax.Array):
-        labels = jax.device_put(labels, images.sharding)
-    return np.asarray(compiled(settings)(*keys, images, labels, ids)[0])
+    return np.asarray(compiled(settings)(*keys, images, np.zeros(len(images), np.int32), ids)[0])
 
 
 def test_a_batch_is_cropped_by_its_own_draws():
     """The batch holds the pixels of its boxes, mirrored half of the time."""
     images, ids = noise((40, 13, 17, 3)), np.arange(40, dtype=np.int32) * 31 + 5
     draw = jax.jit(lambda ids: resized_crop.random_boxes(jax.random.key(0), ids, (13, 17), AREA))
-    boxes = draw(ids)
     plain = run(RAW, images, ids)
-    expected = np.stack([pillow(*args, False) for args in zip(images, boxes, strict=True)])
+    expected = np.stack([pillow(*args, False) for args in zip(images, draw(ids), strict=True)])
     np.testing.assert_array_equal(plain, expected)
     flipped = run(dataclasses.replace(RAW, flip=True), images, ids)
     mirrored = (flipped == plain[:, :, ::-1]).all(axis=(1, 2, 3))
     assert (mirrored | (flipped == plain).all(axis=(1, 2, 3))).all() and 8 < mirrored.sum() < 32
-    assert (run(RAW, images, ids, seed=9) != plain).any(axis=(1, 2, 3)).mean() > 0.9
-
-
-def test_neither_neighbours_nor_devices_matter():
-    images, ids = noise((32, 13, 17, 3)), np.arange(32, dtype=np.int32)
-    settings = dataclasses.replace(RAW, flip=True, erasing=0.5)
-    alone = run(settings, images, ids)
-    order = np.random.default_rng(1).permutation(32)[:5]
-    np.testing.assert_array_equal(run(settings, images[order], ids[order]), alone[order])
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    spread = NamedSharding(mesh, PartitionSpec("data"))
-    together = run(settings, *(jax.device_put(x, spread) for x in (images, ids)))
-    np.testing.assert_array_equal(together, alone)
 
 
 def test_the_other_draws_stay():
@@ -152,20 +115,3 @@ def test_the_other_draws_stay():
     found = run(with_crop, images, ids)
     np.testing.assert_array_equal(found, run(without, images, ids))
     assert (found == 0).any()
-
-
-def test_settings_that_exclude_each_other_are_refused():
-    for change, message in (
-        ({"random_resized_crop": (0.5,)}, r"random_resized_crop is \(0.5,\).*\(0.08, 1.0\)"),
-        ({"random_resized_crop": (0.9, 0.5)}, r"is \(0.9, 0.5\)"),
-        ({"crop_padding": 4}, "crop_padding is 4: set it to 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            dataclasses.replace(RAW, **change)
-
-
-def test_a_list_is_a_tuple():
-    settings = dataclasses.replace(RAW, random_resized_crop=[0.08, 1])
-    assert settings == RAW and hash(settings) == hash(RAW)
-    off = dataclasses.replace(RAW, random_resized_crop=())
-    assert set(RAW.active()) - set(off.active()) == {"random_resized_crop"}
