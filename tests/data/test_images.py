@@ -8,18 +8,9 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from support.data_files import encoded, noise
 
 from hsvit_jax.data import BadImage, fit_image, images, read_image
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def noise(shape, seed=0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def picture(seed: int, channels: int = 3) -> np.ndarray:
@@ -46,9 +37,9 @@ def test_the_right_size_is_untouched_bit_for_bit(tmp_path):
     """Whatever the name: the format is told by the content."""
     pixels, grey = noise((13, 17, 3)), noise((13, 17))
     path = tmp_path / "ünïcode 图.JPEG"
-    path.write_bytes(encoded(Image.fromarray(pixels)))
+    path.write_bytes(encoded(pixels))
     np.testing.assert_array_equal(read_image(path, (13, 17), 3), pixels)
-    content = encoded(Image.fromarray(grey))
+    content = encoded(grey)
     np.testing.assert_array_equal(read_image(content, (13, 17), 1), grey[..., None])
     for mode, options in (("RGB", {}), ("RGB", {"progressive": True}), ("CMYK", {}), ("L", {})):
         pixels = picture(2, len(mode)).squeeze()
@@ -61,22 +52,16 @@ def test_the_right_size_is_untouched_bit_for_bit(tmp_path):
 
 
 def test_shorter_side_then_centre_crop():
+    """And antialiased bicubic."""
     pixels = np.zeros((20, 60, 3), np.uint8)
     pixels[:, 20:40] = (10, 200, 30)  # the central square
     pixels[:, :20] = 255
-    np.testing.assert_array_equal(
-        read_image(encoded(Image.fromarray(pixels)), (20, 20), 3), pixels[:, 20:40]
-    )
-    half = read_image(encoded(Image.fromarray(pixels)), (10, 10), 3)
+    np.testing.assert_array_equal(read_image(encoded(pixels), (20, 20), 3), pixels[:, 20:40])
+    half = read_image(encoded(pixels), (10, 10), 3)
     np.testing.assert_array_equal(half[:, 2:-2], np.broadcast_to((10, 200, 30), (10, 6, 3)))
-
-
-def test_downscaling_is_antialiased_bicubic():
     pixels = noise((64, 64, 3))
     expected = Image.fromarray(pixels).resize((16, 16), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(
-        read_image(encoded(Image.fromarray(pixels)), (16, 16), 3), np.asarray(expected)
-    )
+    np.testing.assert_array_equal(read_image(encoded(pixels), (16, 16), 3), np.asarray(expected))
 
 
 def test_large_jpegs_decoded_small_keep_their_colours():
@@ -91,7 +76,7 @@ def test_large_jpegs_decoded_small_keep_their_colours():
 
 def test_any_shape_fits_any_target():
     for shape in ((1, 200, 3), (200, 1, 3), (7, 5, 3)):
-        content = encoded(Image.fromarray(noise(shape)))
+        content = encoded(noise(shape))
         for size in ((11, 11), (30, 10), (10, 30), (1, 1)):
             assert read_image(content, size, 3).shape == (*size, 3)
 
@@ -113,37 +98,30 @@ def test_exif_rotation_is_applied():
 
 def test_sixteen_bits_are_scaled_and_never_saturate():
     values = np.array([[0, 257, 1000, 32896, 65535]], np.uint16)
-    image = read_image(encoded(Image.fromarray(values)), (1, 5), 1)
-    np.testing.assert_array_equal(image[..., 0], [[0, 1, 4, 128, 255]])
-    np.testing.assert_array_equal(
-        read_image(encoded(Image.fromarray(values)), (1, 5), 3)[..., 2], [[0, 1, 4, 128, 255]]
-    )
-    tiff = read_image(encoded(Image.fromarray(values), "TIFF"), (1, 5), 1)
-    np.testing.assert_array_equal(tiff[..., 0], [[0, 1, 4, 128, 255]])
+    for kind, channels in (("PNG", 1), ("PNG", 3), ("TIFF", 1)):
+        image = read_image(encoded(values, kind), (1, 5), channels)
+        np.testing.assert_array_equal(image[..., -1], [[0, 1, 4, 128, 255]])
 
 
-def test_alpha_is_composited_on_white():
+def test_every_mode_becomes_the_colour_that_it_shows():
+    """Transparency is seen on white; the palette's second colour is (10, 20, 30)."""
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([255, 0, 0, 10, 20, 30])
+    cases = [
+        (encoded(palette), 3, [10, 20, 30]),
+        (encoded(palette, transparency=1), 3, [255, 255, 255]),
+        (encoded(palette, "GIF"), 1, [18]),
+        (encoded(Image.new("1", (4, 4), 1)), 3, [255, 255, 255]),
+        (encoded(Image.new("L", (4, 4), 77)), 3, [77, 77, 77]),
+    ]
     for mode, colour in (("LA", (40,)), ("RGBA", (40, 40, 40))):
         for channels in (1, 3):
             for alpha, seen in ((0, 255), (255, 40)):
-                image = Image.new(mode, (3, 3), (*colour, alpha))
-                assert (read_image(encoded(image), (3, 3), channels) == seen).all()
-
-
-def test_palette_with_and_without_transparency():
-    image = Image.new("P", (4, 4), 1)
-    image.putpalette([255, 0, 0, 10, 20, 30])
-    np.testing.assert_array_equal(read_image(encoded(image), (4, 4), 3)[0, 0], [10, 20, 30])
-    np.testing.assert_array_equal(
-        read_image(encoded(image, transparency=1), (4, 4), 3)[0, 0], [255, 255, 255]
-    )
-    assert read_image(encoded(image, "GIF"), (4, 4), 1).shape == (4, 4, 1)
-
-
-def test_bilevel_and_grey():
-    assert read_image(encoded(Image.new("1", (5, 5), 1)), (5, 5), 3).min() == 255
-    grey = read_image(encoded(Image.new("L", (5, 5), 77)), (5, 5), 3)
-    np.testing.assert_array_equal(np.unique(grey), 77)
+                image = Image.new(mode, (4, 4), (*colour, alpha))
+                cases.append((encoded(image), channels, [seen] * channels))
+    for content, channels, colour in cases:
+        expected = np.broadcast_to(np.array(colour, np.uint8), (4, 4, channels))
+        np.testing.assert_array_equal(read_image(content, (4, 4), channels), expected)
 
 
 def test_decompression_bombs_are_never_decoded(monkeypatch):
@@ -161,13 +139,13 @@ def test_decompression_bombs_are_never_decoded(monkeypatch):
         read_image(png_header(9500, 9500), (8, 8), 3)
 
 
-GOOD = encoded(Image.fromarray(noise((40, 40, 3))), "JPEG")
+GOOD = encoded(noise((40, 40, 3)), "JPEG")
 BAD_FILES = {
     "empty": (b"", "is empty"),
     "html": (b"<!DOCTYPE html><html>404</html>", "HTML"),
     "text": (b"hello", "not an image"),
     "cut jpeg": (GOOD[: len(GOOD) // 2], "cut off"),
-    "cut png": (encoded(Image.fromarray(noise((40, 40, 3))))[:900], "cut off"),
+    "cut png": (encoded(noise((40, 40, 3)))[:900], "cut off"),
     "script": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
     "float": (encoded(Image.fromarray(np.ones((3, 3), np.float32)), "TIFF"), "floating-point"),
     "int32": (encoded(Image.fromarray(np.full((3, 3), 1 << 20, np.int32)), "TIFF"), "32-bit"),

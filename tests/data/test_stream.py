@@ -37,22 +37,17 @@ def split(bad: int = -1) -> Split:
 def test_order_is_that_of_the_index_batches():
     rng = np.random.default_rng(0)
     batches = [rng.integers(0, N, size) for size in (8, 8, 8, 3, 1, 11)]
-    for threads, prefetch in itertools.product((1, 2, 16), (1, 4)):
-        got = list(stream_batches(split(), iter(batches), threads=threads, prefetch=prefetch))
+    pixels = np.broadcast_to(np.arange(N, dtype=np.uint8)[:, None, None, None], (N, 3, 5, 2))
+    resident = Split(split().labels, pixels)
+    assert list(stream_batches(split(), iter([]))) == []
+    for threads, prefetch, source in itertools.product((1, 16), (1, 4), (split(), resident)):
+        got = list(stream_batches(source, iter(batches), threads=threads, prefetch=prefetch))
         for (images, labels, indices), expected in zip(got, batches, strict=True):
             np.testing.assert_array_equal(indices, expected)
             np.testing.assert_array_equal(labels, expected % 7)
             np.testing.assert_array_equal(images[:, 2, 4, 1], expected)
             assert images.shape == (len(expected), 3, 5, 2)
             assert (images.dtype, labels.dtype, indices.dtype) == (np.uint8, np.int32, np.int64)
-
-
-def test_resident_splits_stream_too():
-    images = np.arange(N * 6, dtype=np.uint8).reshape(N, 2, 3, 1)
-    resident = Split(np.arange(N, dtype=np.int32), images, None)
-    ((got, labels, _),) = stream_batches(resident, iter([np.array([5, 2])]))
-    np.testing.assert_array_equal(got, images[[5, 2]])
-    np.testing.assert_array_equal(labels, [5, 2])
 
 
 def test_endless_iterators_are_read_ahead_only_so_far():
@@ -68,10 +63,6 @@ def test_endless_iterators_are_read_ahead_only_so_far():
     assert next(drawn) < 20 + 2 + 4
     time.sleep(0.05)
     assert source.read.reads == reads  # nothing goes on in the background
-
-
-def test_no_batches_at_all():
-    assert list(stream_batches(split(), iter([]))) == []
 
 
 def test_errors_name_the_file():
