@@ -173,12 +173,7 @@ def train_batch(
     return images_BHWC, targets_BK
 
 
-def normalise(
-    images_BHWC: jax.Array,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    dtype: jax.typing.DTypeLike = jnp.float32,
-) -> jax.Array:
+def normalise(images_BHWC: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
     """Normalises each channel: (pixel - 255·mean) / (255·std).
 
     Computed in float32 as a difference times a constant, which no compiler contracts: the bits are
@@ -187,10 +182,9 @@ def normalise(
     Args:
       mean: C values, of pixels scaled to [0, 1].
       std: C values, above 0.
-      dtype: of the result.
 
     Returns:
-      `dtype` (B, H, W, C).
+      float32 (B, H, W, C).
 
     Raises:
       ValueError: another dtype or rank, or channels that do not match.
@@ -204,7 +198,7 @@ def normalise(
     mean_C = (255.0 * np.asarray(mean, np.float64)).astype(np.float32)
     scale_C = (1.0 / (255.0 * np.asarray(std, np.float64))).astype(np.float32)
     centred_BHWC = images_BHWC.astype(jnp.float32) - jnp.asarray(mean_C)[None, None, None, :]
-    return (centred_BHWC * jnp.asarray(scale_C)[None, None, None, :]).astype(dtype)
+    return centred_BHWC * jnp.asarray(scale_C)[None, None, None, :]
 
 
 def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:

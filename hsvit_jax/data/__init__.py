@@ -109,9 +109,10 @@ def load(
     folder = _data_dir(data_dir)
     remove_abandoned(folder / "cache")
     info, read = _open(name, folder, progress)
-    size = info.image_size if image_size is None else tuple(image_size)
+    size = info.image_size if image_size is None else image_size
     channels = info.channels if channels is None else channels
     check_shape(size, channels, fit)
+    size = tuple(size)
     request = Request(folder, size, channels, fit, on_bad_image, resident_limit_bytes, progress)
     return split(read(request), info.with_shape(size, channels), fit, val_fraction, test_only)
 

@@ -71,11 +71,13 @@ class _Archive:
             )
         return block
 
-    def blocks(self, opener: Callable[[], IO[bytes]]) -> Iterator[bytes]:
+    def blocks(
+        self, opener: Callable[[], IO[bytes]], count: Callable[[bytes], bytes] = bytes
+    ) -> Iterator[bytes]:
         """Reads a member, block by block."""
         with self.reading(), opener() as file:
             while block := file.read(_BLOCK):
-                yield block
+                yield count(block)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -97,19 +99,13 @@ class _Archive:
 class _Counted:
     """A decompressed stream whose bytes count; keeps the last block of a tar, which is zeros."""
 
-    def __init__(self, file: IO[bytes], archive: _Archive):
-        self._file, self._archive = file, archive
+    def __init__(self, file: IO[bytes], count: Callable[[bytes], bytes]):
+        self._file, self._count = file, count
         self.last = b""
-
-    def __enter__(self) -> "_Counted":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
 
     def read(self, size: int) -> bytes:
         """Reads the next bytes."""
-        data = self._archive.count(self._file.read(size))
+        data = self._count(self._file.read(size))
         self.last = (self.last + data)[-tarfile.BLOCKSIZE :]
         return data
 
@@ -181,9 +177,9 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
 def _tar_members(archive: _Archive) -> Iterator[Member]:
     # tarfile's own decompression takes a file that was cut off for one that ends there.
     openers = {"gz": gzip.open, "xz": lzma.open, "z2": bz2.open}
-    file = openers.get(archive.path.name.lower()[-2:], open)(archive.path, "rb")
     links = []
-    with _Counted(file, archive) as stream:
+    with openers.get(archive.path.name.lower()[-2:], open)(archive.path, "rb") as file:
+        stream = _Counted(file, archive.count)
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as tar:
             while (info := tar.next()) is not None:
                 tar.members.clear()  # tarfile remembers every member, for going back
@@ -214,9 +210,6 @@ def _zip_members(archive: _Archive) -> Iterator[Member]:
                 raise NotImplementedError(  # others are decompressed without a limit
                     f"member {printable(info.filename)} is neither stored nor deflated"
                 )
-
-            def opener(info: zipfile.ZipInfo = info) -> _Counted:
-                return _Counted(file.open(info), archive)
-
-            blocks = functools.partial(archive.blocks, opener)
+            opener = functools.partial(file.open, info)
+            blocks = functools.partial(archive.blocks, opener, archive.count)
             yield Member(info.filename, info.is_dir(), blocks)

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -139,11 +139,10 @@ class Dataset:
 
 def _first(split: Split, fraction: float) -> Split:
     """A share of each class, in an order that does not depend on the share."""
-    kept = []
-    for label in np.unique(split.labels):
-        members = np.flatnonzero(split.labels == label)
-        members = members[np.argsort(_scramble(members), kind="stable")]
-        kept.append(members[: _share(len(members), fraction, 1, len(members))])
+    kept = [
+        members[: _share(len(members), fraction, 1, len(members))]
+        for members in _classes(split.labels, np.arange(len(split)))
+    ]
     return split.take(np.sort(np.concatenate(kept))) if kept else split
 
 
@@ -217,9 +216,7 @@ def assign_splits(
     test_fraction = TEST_FRACTION if whole else 0.0
     val_fraction = 0.0 if len(val) else val_fraction
     held_test, held_val = [], []
-    for label in np.unique(labels[train]):
-        members = train[labels[train] == label]
-        members = members[np.argsort(_scramble(members), kind="stable")]
+    for members in _classes(labels, train):
         least = max(1, min(_LEAST_HELD_OUT, len(members) // 5)) if whole else 1
         n_test = _share(len(members), test_fraction, least, len(members) - 1)
         n_val = _share(len(members), val_fraction, least, len(members) - 1 - n_test)
@@ -235,6 +232,13 @@ def assign_splits(
             "both need at least one: add images, two or more in every class"
         )
     return train, np.sort(val), np.sort(test)
+
+
+def _classes(labels: np.ndarray, indices: np.ndarray) -> Iterator[np.ndarray]:
+    """The indices of each class, in an order that is fixed for good."""
+    for label in np.unique(labels[indices]):
+        members = indices[labels[indices] == label]
+        yield members[np.argsort(_scramble(members), kind="stable")]
 
 
 def _share(count: int, fraction: float, least: int, most: int) -> int:

@@ -53,7 +53,9 @@ def check_shape(image_size: tuple[int, int], channels: int, fit: str) -> None:
       ValueError: the size is not two positive integers, channels neither 1 nor 3, or an unknown
         way to fit.
     """
-    if len(image_size) != 2 or any(int(n) != n or n < 1 for n in image_size):
+    sides = np.asarray(image_size)
+    whole = sides.shape == (2,) and sides.dtype.kind in "iuf" and not (sides % 1).any()
+    if not whole or sides.min() < 1:
         raise ValueError(f"image_size must be two positive integers (H, W), got {image_size}")
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")

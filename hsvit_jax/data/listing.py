@@ -117,7 +117,12 @@ def arrange(tree: Tree) -> Listing:
     splits = _splits(tree, tops)
     if TRAIN in splits.values():
         groups = _named_splits(tree, prefix, splits)
-        _warn_of_unused(tree, prefix, tops - set(splits))
+        unused = [f"{prefix}{name}" for name in sorted(tops - set(splits))]
+        unused = [n for n in unused if any(file.name.startswith(f"{n}/") for file in tree.files)]
+        if unused:
+            warnings.warn(
+                f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
+            )
     else:
         if splits and set(splits) == set(tops):
             raise ValueError(f"{tree.where} holds {few(sorted(splits))} but no train. {LAYOUT}")
@@ -149,16 +154,6 @@ def _splits(tree: Tree, tops: set[str]) -> dict[str, int]:
             f"it to test or val, or take it away. {LAYOUT}"
         )
     return exact
-
-
-def _warn_of_unused(tree: Tree, prefix: str, names: set[str]) -> None:
-    """Warns of folders with files beside the splits."""
-    unused = [f"{prefix}{name}" for name in sorted(names)]
-    unused = [n for n in unused if any(file.name.startswith(f"{n}/") for file in tree.files)]
-    if unused:
-        warnings.warn(
-            f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
-        )
 
 
 def _wrapper(tree: Tree) -> str:

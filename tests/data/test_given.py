@@ -73,6 +73,7 @@ def test_options_out_of_their_range_are_refused(arrays):
         ({"fit": "cover"}, "fit must be 'crop', 'pad' or 'stretch', got 'cover'"),
         ({"val_fraction": 20}, "val_fraction must be from 0 to 0.8, got 20"),
         ({"channels": 4}, "channels must be 1 .* got 4"),
+        ({"image_size": 8}, r"image_size must be two positive integers \(H, W\), got 8"),
     ):
         with pytest.raises(ValueError, match=message):
             hsvit_jax.from_arrays(images, labels, **options)
@@ -126,6 +127,9 @@ def test_a_table(arrays, tmp_path):
         data.describe(f"csv={table}")
     table.write_text("file,label,split\na.png,b,exam\na.png,c,train")
     with pytest.raises(ValueError, match="its splits exam"):
+        data.describe(f"csv={table}")
+    table.write_text("file,label\na.png,b\nb.png,c\na.png,b\na.png,c")
+    with pytest.raises(ValueError, match=r"several labels or splits to a\.png: give"):
         data.describe(f"csv={table}")
 
 

@@ -21,7 +21,8 @@ def list_csv(path: str) -> Listing:
     Paths are relative to the table's folder; without `split` a part of every class is held out.
 
     Raises:
-      ValueError: there is no such table, it lacks a column, or fewer than two classes.
+      ValueError: there is no such table, it lacks a column, fewer than two classes, or an
+        image with several labels or splits.
     """
     table = Path(path).expanduser()
     try:
@@ -50,6 +51,12 @@ def list_csv(path: str) -> Listing:
         raise ValueError(
             f"csv={path} needs an image and a label in every line, and two or more labels; its "
             f"labels are {few(names)}" + (f", its splits {few(sorted(unknown))}" if unknown else "")
+        )
+    first: dict[str, dict[str, str]] = {}
+    twice = [line["image"] for line in lines if first.setdefault(line["image"], line) != line]
+    if twice:
+        raise ValueError(
+            f"csv={path} gives several labels or splits to {few(twice)}: give each image one"
         )
     parts = [SPLIT_NAMES[line.get("split") or "train"] for line in lines]
     whole = set(parts) == {TRAIN}

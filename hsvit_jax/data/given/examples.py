@@ -51,7 +51,8 @@ def from_examples(
 
     Args:
       examples: pairs; they are read once and kept in memory.
-      class_names: label i is class_names[i], or one of the names; by default the labels, sorted.
+      class_names: label i is class_names[i], or one of the names; by default the labels, sorted, or
+        of whole numbers all from 0 to the largest.
       name: the run's data set is called 'given=<name>'.
       image_size: (H, W); by default that of the first image, 128×128 where it is a file.
       channels: 1 or 3; by default those of the first image, 3 where it is a file.
@@ -67,7 +68,7 @@ def from_examples(
         try:
             if not images:
                 size, depth = _shape(image)
-                size, channels = tuple(image_size or size), channels or depth
+                size, channels = image_size or size, channels or depth
                 check_shape(size, channels, fit)
             images.append(fit_image(image, size, channels, fit))
         except BadImage as error:
@@ -75,12 +76,12 @@ def from_examples(
         labels.append(label)
     if not images:
         raise ValueError("no examples: give pairs of an image and its label")
-    names, numbers = _classes(labels, class_names)
+    names, numbers = _numbered(labels, class_names)
     pixels = np.stack(images)
     content = hashlib.sha256(numbers.tobytes())
     content.update(np.ascontiguousarray(pixels))
     parts = np.full(len(numbers), UNSPLIT, np.int8)
-    info = DataInfo(f"given={name}", size, channels, names, (), (), flip)
+    info = DataInfo(f"given={name}", tuple(size), channels, names, (), (), flip)
     source = Source(Split(numbers, pixels), parts, names, content.hexdigest())
     dataset = split(source, info, fit, val_fraction, test_only=False)
     train = dataset.train.images
@@ -106,7 +107,7 @@ def _shape(image: Any) -> tuple[tuple[int, int], int]:
     return tuple(shape[:2]), 1 if shape[2:] in ((), (1,)) else 3
 
 
-def _classes(
+def _numbered(
     labels: Sequence[Any], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """The classes' names, and the label of each example as their number, int32 (N,)."""
