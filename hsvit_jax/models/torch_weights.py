@@ -385,6 +385,17 @@ def fields(given: Mapping[str, Any], name: str, default: Collection[Any]) -> tup
     return tuple(field({name: value}, name, like) for value in values)
 
 
+def read(
+    given: Mapping[str, Any], names: Mapping[str, str], usual: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings of ours by their names in `given`, each as `field` or `fields` reads it; `usual` has
+    those of ours where they are left out."""
+    return {
+        ours: (fields if isinstance(usual[ours], tuple) else field)(given, theirs, usual[ours])
+        for ours, theirs in names.items()
+    }
+
+
 def act(given: Mapping[str, Any], name: str, default: str) -> str:
     """Our name of an activation; raises ValueError for one that we have not."""
     word = field(given, name, default)

@@ -19,6 +19,7 @@ from hsvit_jax.models.torch_weights import (
     fields,
     only,
     pair,
+    read,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ _CVT: Table = {
 
 
 def _cvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    model = {key: fields(given, name, family.defaults[key]) for key, name in _CVT_FIELDS.items()}
+    model = read(given, _CVT_FIELDS, family.defaults)
     stages = len(model["depths"])
     only(given, "cls_token", (*(False,) * (stages - 1), True))
     only(given, "stride_q", (1,) * stages)
@@ -105,22 +106,13 @@ _MOBILE_STEM = "mobilevit.conv_stem.convolution.weight"
 
 
 def _mobilevit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    model = {
-        "channels": fields(given, "neck_hidden_sizes", family.defaults["channels"]),
-        "widths": fields(given, "hidden_sizes", family.defaults["widths"]),
-        "heads": field(given, "num_attention_heads", 4),
-        "mlp_ratio": field(given, "mlp_ratio", 2.0),
-        "expand_ratio": field(given, "expand_ratio", 4.0),
-        "kernel": field(given, "conv_kernel_size", 3),
-        "patch": field(given, "patch_size", 2),
-        "output_stride": field(given, "output_stride", 32),
-        "activation": act(given, "hidden_act", "silu"),
-        "qkv_bias": field(given, "qkv_bias", True),
-        "dropout": field(given, "hidden_dropout_prob", 0.1),
-        "attention_dropout": field(given, "attention_probs_dropout_prob", 0.0),
-        "head_dropout": field(given, "classifier_dropout_prob", 0.1),
-        "eps": field(given, "layer_norm_eps", 1e-5),
-    }
+    names = {key: key for key in ("mlp_ratio", "expand_ratio", "output_stride", "qkv_bias")}
+    names |= {"channels": "neck_hidden_sizes", "widths": "hidden_sizes", "eps": "layer_norm_eps"}
+    names |= {"heads": "num_attention_heads", "kernel": "conv_kernel_size", "patch": "patch_size"}
+    names |= {"dropout": "hidden_dropout_prob", "head_dropout": "classifier_dropout_prob"}
+    names |= {"attention_dropout": "attention_probs_dropout_prob"}
+    model = read(given, names, family.defaults)
+    model["activation"] = act(given, "hidden_act", "silu")
     return model, data_section(tensors, given, _MOBILE_STEM, "classifier.weight")
 
 
@@ -168,25 +160,14 @@ def _layer_scale(given: dict[str, Any]) -> float:
 
 
 def _swiftformer_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    usual = family.defaults
-    downsamples = fields(given, "downsamples", (True,) * len(usual["depths"]))
-    depths = fields(given, "depths", usual["depths"])
-    model = {
-        "depths": depths,
-        "widths": fields(given, "embed_dims", usual["widths"]),
-        "mlp_ratio": field(given, "mlp_ratio", 4.0),
-        "downsamples": downsamples[: len(depths) - 1],
-        "down_kernel": field(given, "down_patch_size", 3),
-        "down_stride": field(given, "down_stride", 2),
-        "down_padding": field(given, "down_pad", 1),
-        "activation": act(given, "hidden_act", "gelu"),
-        "layer_scale": _layer_scale(given),
-        "queries": "equal",
-        "drop_path": field(given, "drop_path_rate", 0.0),
-        "dropout": field(given, "drop_mlp_rate", 0.0),
-        "conv_drop_path": field(given, "drop_conv_encoder_rate", 0.0),
-        "eps": field(given, "batch_norm_eps", 1e-5),
-    }
+    names = {"depths": "depths", "widths": "embed_dims", "mlp_ratio": "mlp_ratio"}
+    names |= {"down_kernel": "down_patch_size", "down_stride": "down_stride"}
+    names |= {"down_padding": "down_pad", "drop_path": "drop_path_rate", "eps": "batch_norm_eps"}
+    names |= {"dropout": "drop_mlp_rate", "conv_drop_path": "drop_conv_encoder_rate"}
+    model = read(given, names, family.defaults)
+    downsamples = fields(given, "downsamples", (True,) * 4)[: len(model["depths"]) - 1]
+    model |= {"downsamples": downsamples, "queries": "equal", "layer_scale": _layer_scale(given)}
+    model["activation"] = act(given, "hidden_act", "gelu")
     return model, data_section(tensors, given, f"{_SWIFT_STEM}.0.weight", "head.weight")
 
 
@@ -252,25 +233,14 @@ def _efficientformer_settings(
     family: "Family", tensors: Tensors, given: dict[str, Any]
 ) -> Sections:
     """The image's size is 32·resolution where neither an image nor an option tells it."""
-    usual = family.defaults
-    model = {
-        "depths": fields(given, "depths", usual["depths"]),
-        "widths": fields(given, "hidden_sizes", usual["widths"]),
-        "attention_blocks": field(given, "num_meta3d_blocks", 1),
-        "heads": field(given, "num_attention_heads", 8),
-        "key_dim": field(given, "key_dim", 32),
-        "attention_ratio": field(given, "attention_ratio", 4.0),
-        "mlp_ratio": field(given, "mlp_expansion_ratio", 4.0),
-        "down_kernel": field(given, "downsample_patch_size", 3),
-        "down_stride": field(given, "downsample_stride", 2),
-        "down_padding": field(given, "downsample_pad", 1),
-        "pool_window": field(given, "pool_size", 3),
-        "activation": act(given, "hidden_act", "gelu"),
-        "layer_scale": _layer_scale(given),
-        "dropout": field(given, "hidden_dropout_prob", 0.0),
-        "eps": field(given, "layer_norm_eps", 1e-12),
-        "norm_eps": field(given, "batch_norm_eps", 1e-5),
-    }
+    names = {key: key for key in ("depths", "key_dim", "attention_ratio")}
+    names |= {"widths": "hidden_sizes", "attention_blocks": "num_meta3d_blocks"}
+    names |= {"heads": "num_attention_heads", "mlp_ratio": "mlp_expansion_ratio"}
+    names |= {"down_kernel": "downsample_patch_size", "down_stride": "downsample_stride"}
+    names |= {"down_padding": "downsample_pad", "pool_window": "pool_size"}
+    names |= {"dropout": "hidden_dropout_prob", "eps": "layer_norm_eps"}
+    model = read(given, names | {"norm_eps": "batch_norm_eps"}, family.defaults)
+    model |= {"activation": act(given, "hidden_act", "gelu"), "layer_scale": _layer_scale(given)}
     stages = len(model["depths"])
     model["downsamples"] = fields(given, "downsamples", (True,) * stages)[: stages - 1]
     # The reference's rate is that of the second block; ours is that of the last.
@@ -340,13 +310,12 @@ def _efficientvit_settings(family: "Family", tensors: Tensors, given: dict[str, 
     """Of the arguments of timm's `EfficientVitMsra`, whose own defaults are those of M0."""
     usual = family.settings("m0")
     names = {"depths": "depth", "widths": "embed_dim", "heads": "num_heads", "key_dims": "key_dim"}
-    names |= {"windows": "window_size", "kernels": "kernels"}
-    model = {ours: fields(given, name, usual[ours]) for ours, name in names.items()}
+    names |= {"windows": "window_size", "kernels": "kernels", "head_dropout": "drop_rate"}
+    model = read(given, names, usual)
     downs = given.get("down_ops") or [["subsample" * down, 1 + down] for down in (0, 1, 1)]
     for down in downs:
         only({"down_ops": list(down)}, "down_ops", ("subsample", 2), ("", 1))
     model["downsamples"] = tuple(bool(name) for name, _ in downs)
-    model["head_dropout"] = field(given, "drop_rate", 0.0)
     only(given, "global_pool", "avg")
     data = data_section(tensors, given, _VIT_STEM, "head.linear.weight")
     nominal = min(pair(given.get("img_size", data["image_size"])))
@@ -400,30 +369,22 @@ _FAST_STEM, _FAST_FUSED = "stem.0.conv_kxk.0.conv.weight", "stem.0.reparam_conv.
 
 def _fastvit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Of the arguments of timm's `FastVit`, whose own defaults are S12's."""
-    usual = family.settings("s12")
-    depths = fields(given, "layers", usual["depths"])
-    names = {"widths": "embed_dims", "mlp_ratios": "mlp_ratios", "mixers": "token_mixers"}
-    names |= {"downsamples": "downsamples", "squeezes": "se_downsamples"}
-    model = {
-        "depths": depths,
-        # The reference reads as many entries as there are stages.
-        **{ours: fields(given, name, usual[ours])[: len(depths)] for ours, name in names.items()},
-        "kernel": field(given, "repmixer_kernel_size", 3),
-        "down_kernel": field(given, "down_patch_size", 7),
-        "down_stride": field(given, "down_stride", 2),
-        "down_activation": "gelu" if field(given, "lkc_use_act", False) else "none",
-        "top_ratio": field(given, "cls_ratio", 2.0),
-        "layer_scale": 0.0,
-        "dropout": field(given, "proj_drop_rate", 0.0),
-        "head_dropout": field(given, "drop_rate", 0.0),
-        "drop_path": field(given, "drop_path_rate", 0.0),
-        "fused": _FAST_FUSED in tensors,
-    }
-    kernels = (given.get("pos_embs") or (None,) * len(depths))[: len(depths)]
+    names = {"depths": "layers", "widths": "embed_dims", "mlp_ratios": "mlp_ratios"}
+    names |= {"mixers": "token_mixers", "downsamples": "downsamples", "squeezes": "se_downsamples"}
+    names |= {"kernel": "repmixer_kernel_size", "down_kernel": "down_patch_size"}
+    names |= {"down_stride": "down_stride", "top_ratio": "cls_ratio", "dropout": "proj_drop_rate"}
+    names |= {"head_dropout": "drop_rate", "drop_path": "drop_path_rate"}
+    if given.get("layer_scale_init_value", 1e-5) is not None:
+        names["layer_scale"] = "layer_scale_init_value"
+    model = {"layer_scale": 0.0, **read(given, names, family.settings("s12"))}
+    stages = len(model["depths"])
+    model["down_activation"] = "gelu" if field(given, "lkc_use_act", False) else "none"
+    kernels = given.get("pos_embs") or (None,) * stages
     kernels = [0 if kernel is None else kernel for kernel in kernels]
     model["position_kernels"] = fields({"pos_embs": kernels}, "pos_embs", (7,))
-    if given.get("layer_scale_init_value", 1e-5) is not None:
-        model["layer_scale"] = field(given, "layer_scale_init_value", 1e-5)
+    # The reference reads as many entries as there are stages.
+    model = {k: v[:stages] if isinstance(v, tuple) else v for k, v in model.items()}
+    model["fused"] = _FAST_FUSED in tensors
     only(given, "stem_use_scale_branch", True)
     only(given, "global_pool", "avg")
     first = _FAST_FUSED if model["fused"] else _FAST_STEM
@@ -482,7 +443,12 @@ _FASTVIT: Table = {
     f"{_FAST_OURS}/scales/scales/1": f"{_FAST_BLOCK}.layer_scale_2.gamma [:,1,1]",
     "head": "head.fc",
 }
-FASTVIT = TorchWeights((_FAST_STEM, _FAST_FUSED), _fastvit_settings, _FASTVIT)
+FASTVIT = TorchWeights(
+    (_FAST_STEM, _FAST_FUSED),
+    _fastvit_settings,
+    _FASTVIT,
+    known={"down_activation": ("none", "linear", "", "gelu", "gelu_python")},
+)
 
 # --- SMT -----------------------------------------------------------------------------------------
 
@@ -495,25 +461,20 @@ def _smt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     Heads of a kind that a stage has not are written -1 there.
     """
     usual = family.settings("t") | {"mlp_ratios": (8.0, 6.0, 4.0, 2.0)}
+    usual |= {"qkv_bias": False, "drop_path": 0.0}
     names = {"depths": "depths", "widths": "embed_dims", "mlp_ratios": "mlp_ratios"}
     names |= {"modulation_heads": "ca_num_heads", "heads": "sa_num_heads"}
-    stages = field(given, "num_stages", 4)
-    model = {ours: fields(given, name, usual[ours])[:stages] for ours, name in names.items()}
+    names |= {"expand_ratio": "expand_ratio", "qkv_bias": "qkv_bias", "stem_kernel": "head_conv"}
+    names |= {"dropout": "drop_rate", "attention_dropout": "attn_drop_rate"}
+    model = read(given, names | {"drop_path": "drop_path_rate"}, usual)
     for name in ("modulation_heads", "heads"):
         model[name] = tuple(max(heads, 0) for heads in model[name])
-    kinds = fields(given, "ca_attentions", (1, 1, 1, 0))[:stages]
-    model |= {
-        "modulated": tuple(kind == 1 for kind in kinds),
-        "expand_ratio": field(given, "expand_ratio", 2),
-        "qkv_bias": field(given, "qkv_bias", False),
-        "stem_kernel": field(given, "head_conv", 3),
-        "layer_scale": 0.0,
-        "dropout": field(given, "drop_rate", 0.0),
-        "attention_dropout": field(given, "attn_drop_rate", 0.0),
-        "drop_path": field(given, "drop_path_rate", 0.0),
-    }
-    if field(given, "use_layerscale", False):
-        model["layer_scale"] = field(given, "layerscale_value", 1e-4)
+    kinds = fields(given, "ca_attentions", (1, 1, 1, 0))
+    model["modulated"] = tuple(kind == 1 for kind in kinds)
+    stages = field(given, "num_stages", 4)
+    model = {k: v[:stages] if isinstance(v, tuple) else v for k, v in model.items()}
+    scaled = field(given, "use_layerscale", False)
+    model["layer_scale"] = field(given, "layerscale_value", 1e-4) if scaled else 0.0
     only(given, "qk_scale", None)
     return model, data_section(tensors, given, _SMT_STEM, "head.weight")
 

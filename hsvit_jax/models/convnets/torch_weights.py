@@ -14,10 +14,10 @@ from hsvit_jax.models.torch_weights import (
     TorchWeights,
     act,
     field,
-    fields,
     ints,
     only,
     pair,
+    read,
 )
 
 if TYPE_CHECKING:
@@ -69,13 +69,12 @@ def unit(ours: str, theirs: str, *names: str) -> Table:
 def _resnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
     block = only(given, "layer_type", "bottleneck", "basic")
     in_conv = field(given, "downsample_in_bottleneck", False)
+    names = {"stem_channels": "embedding_size", "channels": "hidden_sizes", "depths": "depths"}
+    names |= {"stride_in_first_stage": "downsample_in_first_stage"}
     return {
+        **read(given, names, family.defaults),
         "block": block,
-        "stem_channels": field(given, "embedding_size", 64),
-        "channels": fields(given, "hidden_sizes", family.defaults["channels"]),
-        "depths": fields(given, "depths", family.defaults["depths"]),
         "activation": _activation(given, "relu"),
-        "stride_in_first_stage": field(given, "downsample_in_first_stage", False),
         "stride_in_first_conv": block == "bottleneck" and in_conv,
         "bn_momentum": 0.9,
     }
@@ -138,26 +137,22 @@ RESNEXT = TorchWeights(("layer1.0.conv3.weight",), _resnext_settings, _resnext)
 
 def _efficientnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
     """Raises ValueError for a width of the last convolution that the network does not have."""
-    usual = family.defaults
+    names = {key: key for key in ("in_channels", "out_channels", "strides")}
+    names |= {
+        "width": "width_coefficient",
+        "depth": "depth_coefficient",
+        "divisor": "depth_divisor",
+    }
+    names |= {"repeats": "num_block_repeats", "kernels": "kernel_sizes", "expand": "expand_ratios"}
+    names |= {"squeeze": "squeeze_expansion_ratio", "symmetric_blocks": "depthwise_padding"}
+    names |= {"dropout": "dropout_rate", "drop_rate": "drop_connect_rate"}
+    names |= {"bn_eps": "batch_norm_eps"}
     model = {
-        "width": field(given, "width_coefficient", 2.0),
-        "depth": field(given, "depth_coefficient", 3.1),
-        "divisor": field(given, "depth_divisor", 8),
-        "in_channels": fields(given, "in_channels", usual["in_channels"]),
-        "out_channels": fields(given, "out_channels", usual["out_channels"]),
-        "repeats": fields(given, "num_block_repeats", usual["repeats"]),
-        "strides": fields(given, "strides", usual["strides"]),
-        "kernels": fields(given, "kernel_sizes", usual["kernels"]),
-        "expand": fields(given, "expand_ratios", usual["expand"]),
-        "squeeze": field(given, "squeeze_expansion_ratio", 0.25),
+        **read(given, names, {**family.defaults, "width": 2.0, "depth": 3.1, "dropout": 0.5}),
         "activation": _activation(given, "swish"),
         "padding": "native",
-        "symmetric_blocks": fields(given, "depthwise_padding", ()),
         "pooling": only(given, "pooling_type", "mean", "max"),
-        "dropout": field(given, "dropout_rate", 0.5),
-        "drop_rate": field(given, "drop_connect_rate", 0.2),
         "drop": "values",
-        "bn_eps": field(given, "batch_norm_eps", 1e-3),
         "bn_momentum": round(1 - field(given, "batch_norm_momentum", 0.99), 12),
         "expand_bn_momentum": 0.9,
     }
@@ -185,18 +180,15 @@ def _efficientnet(c: "EfficientNetConfig", prefix: str) -> Table:
 
 
 def _mobilenet_v2_sizes(family: "Family", given: Given) -> dict[str, Any]:
+    names = {"width": "depth_multiplier", "divisor": "depth_divisible_by"}
+    names |= {"least_channels": "min_depth", "expand": "expand_ratio"}
+    names |= {"output_stride": "output_stride", "full_top": "finegrained_output"}
+    names |= {"dropout": "classifier_dropout_prob", "bn_eps": "layer_norm_eps"}
     return {
-        "width": field(given, "depth_multiplier", 1.0),
-        "divisor": field(given, "depth_divisible_by", 8),
-        "least_channels": field(given, "min_depth", 8),
-        "expand": field(given, "expand_ratio", 6.0),
-        "output_stride": field(given, "output_stride", 32),
+        **read(given, names, {**family.defaults, "dropout": 0.8}),
         "stem_expansion": not field(given, "first_layer_is_expansion", True),
-        "full_top": field(given, "finegrained_output", True),
         "activation": _activation(given, "relu6"),
         "padding": "same" if field(given, "tf_padding", True) else "symmetric",
-        "dropout": field(given, "classifier_dropout_prob", 0.8),
-        "bn_eps": field(given, "layer_norm_eps", 1e-3),
         "bn_momentum": 0.003,
     }
 
@@ -223,7 +215,7 @@ EXTRACTORS: Mapping[str, tuple[Callable[..., dict], Callable[..., Table], str]] 
 }
 
 
-def _classifier(name: str, head: str) -> TorchWeights:
+def _classifier(name: str, head: str, **known: tuple) -> TorchWeights:
     """How the files of a family's classifier are read; head: the linear layer's key."""
     sizes, table, first = EXTRACTORS[name]
 
@@ -237,9 +229,10 @@ def _classifier(name: str, head: str) -> TorchWeights:
         (f"{name}.{first}",),
         settings,
         lambda config, keys: {**table(config, f"{name}."), "head/linear": head},
+        known=known,
     )
 
 
 RESNET = _classifier("resnet", "classifier.1")
-EFFICIENTNET = _classifier("efficientnet", "classifier")
+EFFICIENTNET = _classifier("efficientnet", "classifier", padding=("native",))
 MOBILENET_V2 = _classifier("mobilenet_v2", "classifier")

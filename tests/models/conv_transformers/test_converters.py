@@ -186,6 +186,18 @@ def test_published_sizes_have_their_name(family, given, name):
     assert (model["variant"], data["image_size"]) == (name, (128, 128))
 
 
+def test_networks_that_the_authors_code_has_not():
+    for family, changes in (
+        ("fastvit", {"down_activation": "relu"}),
+        ("swiftformer", {"queries": "weighted"}),
+        ("efficientnet", {"padding": "symmetric"}),
+    ):
+        weights = models.FAMILIES[family].torch_weights
+        weights.check_known(hf_files.network(family).config)
+        with pytest.raises(ValueError, match=f"no network with {next(iter(changes))}="):
+            weights.check_known(hf_files.network(family, **changes).config)
+
+
 def test_indices_are_passed_over():
     shapes, given, image = SMALL["efficientformer"]
     network, tensors, _ = hf_files.small_file("efficientformer", given, shapes, image)
