@@ -90,12 +90,6 @@ def kernel(tensor: np.ndarray, shape: Shape) -> np.ndarray:
     return tensor.transpose(*range(2, tensor.ndim), 1, 0)
 
 
-def conv_norm(ours: str, theirs: str, *names: str) -> Table:
-    """A `ConvNorm` at `ours`; names: of its convolution and BatchNorm below `theirs`."""
-    conv, norm = names or ("convolution", "normalization")
-    return {f"{ours}/conv": f"{theirs}.{conv}", f"{ours}/norm": f"{theirs}.{norm}"}
-
-
 def tensor_table(network: Network, table: Table) -> list[Entry]:
     """Every tensor that the reference saves of such a network.
 

@@ -13,7 +13,6 @@ from hsvit_jax.models.torch_weights import (
     Tensors,
     TorchWeights,
     act,
-    conv_norm,
     data_section,
     field,
     fields,
@@ -23,7 +22,6 @@ from hsvit_jax.models.torch_weights import (
 )
 
 if TYPE_CHECKING:
-    from hsvit_jax.models.conv_transformers.efficientformer import EfficientFormerConfig
     from hsvit_jax.models.conv_transformers.smt import SMTConfig
     from hsvit_jax.models.conv_transformers.stages import StagedConfig
     from hsvit_jax.models.family import Family
@@ -31,23 +29,27 @@ if TYPE_CHECKING:
 Sections = tuple[dict[str, Any], dict[str, Any]]
 
 _QKV = ("query", "key", "value")
+#: Names of a convolution and its BatchNorm in transformers and in timm.
+_HF, _TIMM = ("convolution", "normalization"), ("conv", "bn")
+
+
+def _below(ours: str, theirs: str, names: dict[str, str], *conv_norm: str) -> Table:
+    """Modules below a path by their names below theirs; conv_norm: where they are `ConvNorm`s, the
+    names of the convolution and of the BatchNorm."""
+    parts = zip(("conv", "norm"), conv_norm, strict=True) if conv_norm else [("", "")]
+    return {
+        "/".join(filter(None, (ours, path, part))): ".".join(filter(None, (theirs, name, place)))
+        for part, place in parts
+        for path, name in names.items()
+    }
 
 
 def _layer(ours: str, theirs: str) -> Table:
     """The `transformers` library's pre-norm layer, but for queries, keys and values."""
-    return {
-        f"{ours}/norm1": f"{theirs}.layernorm_before",
-        f"{ours}/norm2": f"{theirs}.layernorm_after",
-        f"{ours}/mixer/out": f"{theirs}.attention.output.dense",
-        f"{ours}/feed_forward/up": f"{theirs}.intermediate.dense",
-        f"{ours}/feed_forward/down": f"{theirs}.output.dense",
-    }
-
-
-def _conv_norms(names: dict[str, str]) -> Table:
-    """`ConvNorm`s by the path of each, in timm's names."""
-    tables = (conv_norm(ours, theirs, "conv", "bn") for ours, theirs in names.items())
-    return {path: name for table in tables for path, name in table.items()}
+    names = {"norm1": "layernorm_before", "norm2": "layernorm_after"}
+    names |= {"mixer/out": "attention.output.dense"}
+    names |= {"feed_forward/up": "intermediate.dense", "feed_forward/down": "output.dense"}
+    return _below(ours, theirs, names)
 
 
 # --- CvT -----------------------------------------------------------------------------------------
@@ -77,14 +79,12 @@ _CVT_LAYER = f"{_CVT_STAGE}.layers.{{i}}"
 _CVT_ATTENTION = f"{_CVT_LAYER}.attention.attention"
 _CVT_CONV = f"{_CVT_ATTENTION}.convolution_projection_{{q}}.convolution_projection"
 _CVT: Table = {
-    "stage{s}/conv": f"{_CVT_EMBEDDING}.projection",
-    "stage{s}/norm": f"{_CVT_EMBEDDING}.normalization",
+    **_below("stage{s}", _CVT_EMBEDDING, {"conv": "projection", "norm": "normalization"}),
     "stage{s}/cls": f"{_CVT_STAGE}.cls_token [1,1,:]",
-    **conv_norm("stage{s}/blocks/{i}/mixer/local/{q}", _CVT_CONV),
+    **_below("stage{s}/blocks/{i}/mixer/local/{q}", _CVT_CONV, {"": ""}, *_HF),
     "stage{s}/blocks/{i}/mixer/qkv": tuple(f"{_CVT_ATTENTION}.projection_{q}" for q in _QKV),
     **_layer("stage{s}/blocks/{i}", _CVT_LAYER),
-    "norm": "layernorm",
-    "head": "classifier",
+    **{"norm": "layernorm", "head": "classifier"},
 }
 
 
@@ -117,29 +117,23 @@ def _mobilevit_settings(family: "Family", tensors: Tensors, given: dict[str, Any
 
 
 def _inverted_residual(ours: str, theirs: str) -> Table:
-    return {
-        **conv_norm(f"{ours}/expand", f"{theirs}.expand_1x1"),
-        **conv_norm(f"{ours}/depthwise", f"{theirs}.conv_3x3"),
-        **conv_norm(f"{ours}/reduce", f"{theirs}.reduce_1x1"),
-    }
+    names = {"expand": "expand_1x1", "depthwise": "conv_3x3", "reduce": "reduce_1x1"}
+    return _below(ours, theirs, names, *_HF)
 
 
 _MOBILE_LAYER = "mobilevit.encoder.layer.{l}"
 _MOBILE_BLOCK = f"{_MOBILE_LAYER}.transformer.layer.{{i}}"
+_MOBILE_CONVS = {"local": "conv_kxk", "back": "conv_projection", "fuse": "fusion"}
 _MOBILEVIT: Table = {
-    **conv_norm("stem", "mobilevit.conv_stem"),
+    **_below("", "mobilevit", {"stem": "conv_stem", "last": "conv_1x1_exp"}, *_HF),
     **_inverted_residual("layer{l}/blocks/{i}", f"{_MOBILE_LAYER}.layer.{{i}}"),
     **_inverted_residual("layer{l}/down", f"{_MOBILE_LAYER}.downsampling_layer"),
-    **conv_norm("layer{l}/local", f"{_MOBILE_LAYER}.conv_kxk"),
-    "layer{l}/project": f"{_MOBILE_LAYER}.conv_1x1.convolution",
+    **_below("layer{l}", _MOBILE_LAYER, _MOBILE_CONVS, *_HF),
+    **_below("layer{l}", _MOBILE_LAYER, {"project": "conv_1x1.convolution", "norm": "layernorm"}),
     **_layer("layer{l}/blocks/{i}", _MOBILE_BLOCK),
     "layer{l}/blocks/{i}/mixer/qkv": tuple(
         f"{_MOBILE_BLOCK}.attention.attention.{q}" for q in _QKV
     ),
-    "layer{l}/norm": f"{_MOBILE_LAYER}.layernorm",
-    **conv_norm("layer{l}/back", f"{_MOBILE_LAYER}.conv_projection"),
-    **conv_norm("layer{l}/fuse", f"{_MOBILE_LAYER}.fusion"),
-    **conv_norm("last", "mobilevit.conv_1x1_exp"),
     "head": "classifier",
 }
 MOBILEVIT = TorchWeights((_MOBILE_STEM,), _mobilevit_settings, _MOBILEVIT)
@@ -178,40 +172,33 @@ def _places(c: "StagedConfig") -> list[int]:
 
 
 def _swift_conv_block(ours: str, theirs: str) -> Table:
+    names = {"up": "point_wise_conv1 [:,:,1,1]", "down": "point_wise_conv2 [:,:,1,1]"}
     return {
-        **conv_norm(f"{ours}/depthwise", theirs, "depth_wise_conv", "norm"),
-        f"{ours}/up": f"{theirs}.point_wise_conv1 [:,:,1,1]",
-        f"{ours}/down": f"{theirs}.point_wise_conv2 [:,:,1,1]",
-        f"{ours}/scale": f"{theirs}.layer_scale [:,1,1]",
+        **_below(ours, theirs, {"depthwise": ""}, "depth_wise_conv", "norm"),
+        **_below(ours, theirs, names | {"scale": "layer_scale [:,1,1]"}),
     }
 
 
 def _swiftformer(c: "StagedConfig", keys: Collection[str]) -> Table:
-    table = {
-        **conv_norm("stem/convs/0", _SWIFT_STEM, "0", "1"),
-        **conv_norm("stem/convs/1", _SWIFT_STEM, "3", "4"),
-        "norm": "norm",
-        "head/own": "head",
-        "head/teacher": "dist_head",
-    }
     network = "swiftformer.encoder.network"
+    table = {
+        **_below("stem/convs/0", _SWIFT_STEM, {"": ""}, "0", "1"),
+        **_below("stem/convs/1", _SWIFT_STEM, {"": ""}, "3", "4"),
+        **{"norm": "norm", "head/own": "head", "head/teacher": "dist_head"},
+    }
+    names = {"attention/score": "attn.w_g [:,1]", "attention/query": "attn.to_query"}
+    names |= {"attention/key": "attn.to_key", "attention/mix": "attn.proj"}
+    names |= {"attention/out": "attn.final", "norm": "linear.norm1"}
+    names |= {
+        f"feed_forward/{ours}": f"linear.fc{n} [:,:,1,1]" for n, ours in ((1, "up"), (2, "down"))
+    }
+    names |= {f"scales/scales/{n}": f"layer_scale_{n + 1} [:,1,1]" for n in (0, 1)}
     for stage, place in enumerate(_places(c)):
         ours, theirs = f"stage{stage}/blocks/{{i}}", f"{network}.{place}.blocks.{{i}}"
-        table |= conv_norm(f"stage{stage}/down", f"{network}.{place + 1}", "proj", "norm")
+        table |= _below(f"stage{stage}", f"{network}.{place + 1}", {"down": ""}, "proj", "norm")
         table |= _swift_conv_block(ours, theirs)
         table |= _swift_conv_block(f"{ours}/local", f"{theirs}.local_representation")
-        table |= {
-            f"{ours}/attention/score": f"{theirs}.attn.w_g [:,1]",
-            f"{ours}/attention/query": f"{theirs}.attn.to_query",
-            f"{ours}/attention/key": f"{theirs}.attn.to_key",
-            f"{ours}/attention/mix": f"{theirs}.attn.proj",
-            f"{ours}/attention/out": f"{theirs}.attn.final",
-            f"{ours}/norm": f"{theirs}.linear.norm1",
-            f"{ours}/feed_forward/up": f"{theirs}.linear.fc1 [:,:,1,1]",
-            f"{ours}/feed_forward/down": f"{theirs}.linear.fc2 [:,:,1,1]",
-            f"{ours}/scales/scales/0": f"{theirs}.layer_scale_1 [:,1,1]",
-            f"{ours}/scales/scales/1": f"{theirs}.layer_scale_2 [:,1,1]",
-        }
+        table |= _below(ours, theirs, names)
     return table
 
 
@@ -262,35 +249,30 @@ def _efficientformer_settings(
     return model, data
 
 
-def _efficientformer(c: "EfficientFormerConfig", keys: Collection[str]) -> Table:
+def _efficientformer(c: "StagedConfig", keys: Collection[str]) -> Table:
     encoder = "efficientformer.encoder"
     table = {
-        **conv_norm("stem/convs/0", _EFFICIENT_STEM, *_FIRST),
-        **conv_norm("stem/convs/1", _EFFICIENT_STEM, *_SECOND),
-        "norm": "efficientformer.layernorm",
-        "head/own": "classifier",
+        **_below("stem/convs/0", _EFFICIENT_STEM, {"": ""}, *_FIRST),
+        **_below("stem/convs/1", _EFFICIENT_STEM, {"": ""}, *_SECOND),
+        **{"norm": "efficientformer.layernorm", "head/own": "classifier"},
         "head/teacher": "distillation_classifier",
     }
+    scales = {f"scales/scales/{n}": f"layer_scale_{n + 1}" for n in (0, 1)}
+    names = {"attention/offset_bias": "token_mixer.attention_biases", "norm1": "layernorm1"}
+    names |= {"attention/qkv": "token_mixer.qkv", "attention/out": "token_mixer.projection"}
+    names |= {"feed_forward/up": "mlp.linear_in", "feed_forward/down": "mlp.linear_out"}
+    names |= {"norm2": "layernorm2", **scales}
     for stage, place in enumerate(_places(c)):
         down = f"{encoder}.intermediate_stages.{place + 1}"
-        table |= conv_norm(f"stage{stage}/down", down, "projection", "norm")
+        table |= _below(f"stage{stage}/down", down, {"": ""}, "projection", "norm")
         last = stage == len(c.depths) - 1
         key = f"{encoder}.last_stage" if last else f"{encoder}.intermediate_stages.{place}"
-        pool, attention = f"stage{stage}/pool_blocks/{{i}}", f"stage{stage}/attention_blocks/{{i}}"
-        pool_key, key = f"{key}.meta4D_layers.blocks.{{i}}", f"{key}.meta3D_layers.blocks.{{i}}"
-        table |= {
-            **conv_norm(f"{pool}/up", f"{pool_key}.mlp", *_FIRST),
-            **conv_norm(f"{pool}/down", f"{pool_key}.mlp", *_SECOND),
-            f"{attention}/attention/offset_bias": f"{key}.token_mixer.attention_biases",
-            f"{attention}/attention/qkv": f"{key}.token_mixer.qkv",
-            f"{attention}/attention/out": f"{key}.token_mixer.projection",
-            f"{attention}/norm1": f"{key}.layernorm1",
-            f"{attention}/norm2": f"{key}.layernorm2",
-            f"{attention}/feed_forward/up": f"{key}.mlp.linear_in",
-            f"{attention}/feed_forward/down": f"{key}.mlp.linear_out",
-        }
-        for ours, theirs in ((pool, pool_key), (attention, key)):
-            table |= {f"{ours}/scales/scales/{n}": f"{theirs}.layer_scale_{n + 1}" for n in (0, 1)}
+        pool, pool_key = f"stage{stage}/pool_blocks/{{i}}", f"{key}.meta4D_layers.blocks.{{i}}"
+        table |= _below(pool, pool_key, scales)
+        table |= _below(pool, pool_key, {"up": "mlp"}, *_FIRST)
+        table |= _below(pool, pool_key, {"down": "mlp"}, *_SECOND)
+        key = f"{key}.meta3D_layers.blocks.{{i}}"
+        table |= _below(f"stage{stage}/attention_blocks/{{i}}", key, names)
     return table
 
 
@@ -324,36 +306,31 @@ def _efficientvit_settings(family: "Family", tensors: Tensors, given: dict[str, 
     return model, data
 
 
-def _local_mix(ours: str, local: str, feed: str) -> Table:
-    return _conv_norms(
-        {f"{ours}/local": local, f"{ours}/up": f"{feed}.pw1", f"{ours}/down": f"{feed}.pw2"}
-    )
+def _local_mix(ours: str, theirs: str, local: str, feed: str) -> Table:
+    names = {"local": f"{local}.m", "up": f"{feed}.m.pw1", "down": f"{feed}.m.pw2"}
+    return _below(ours, theirs, names, *_TIMM)
 
 
-_VIT_DOWN = "stages.{s}.downsample"
-_VIT_BLOCK = "stages.{s}.blocks.{i}"
-_VIT_ATTENTION = f"{_VIT_BLOCK}.mixer.m.attn"
+def _squeeze(ours: str, theirs: str) -> Table:
+    names = {"squeeze/reduce": "se.fc1 [:,:,1,1]", "squeeze/expand": "se.fc2 [:,:,1,1]"}
+    return _below(ours, theirs, names)
+
+
+_VIT_DOWN, _VIT_BLOCK = "stages.{s}.downsample", "stages.{s}.blocks.{i}"
+_VIT_MERGE = ("stage{s}/down/merge", f"{_VIT_DOWN}.patchmerge")
+_VIT_ATTENTION = ("stage{s}/blocks/{i}/attention", f"{_VIT_BLOCK}.mixer.m.attn")
+_VIT_HEADS = {"qkv/{n}": "qkvs.{n}", "local/{n}": "dws.{n}", "out": "proj.1"}
 _EFFICIENTVIT: Table = {
-    "norm": "head.bn",
-    "head": "head.linear",
-    "stage{s}/down/merge/squeeze/reduce": f"{_VIT_DOWN}.patchmerge.se.fc1 [:,:,1,1]",
-    "stage{s}/down/merge/squeeze/expand": f"{_VIT_DOWN}.patchmerge.se.fc2 [:,:,1,1]",
-    "stage{s}/blocks/{i}/attention/offset_bias": f"{_VIT_ATTENTION}.attention_biases",
-    **_local_mix("stage{s}/down/before", f"{_VIT_DOWN}.res1.0.m", f"{_VIT_DOWN}.res1.1.m"),
-    **_local_mix("stage{s}/down/after", f"{_VIT_DOWN}.res2.0.m", f"{_VIT_DOWN}.res2.1.m"),
-    **_local_mix("stage{s}/blocks/{i}/before", f"{_VIT_BLOCK}.dw0.m", f"{_VIT_BLOCK}.ffn0.m"),
-    **_local_mix("stage{s}/blocks/{i}/after", f"{_VIT_BLOCK}.dw1.m", f"{_VIT_BLOCK}.ffn1.m"),
-    **_conv_norms(
-        {
-            **{f"stem/convs/{i}": f"patch_embed.conv{i + 1}" for i in range(4)},
-            "stage{s}/down/merge/expand": f"{_VIT_DOWN}.patchmerge.conv1",
-            "stage{s}/down/merge/local": f"{_VIT_DOWN}.patchmerge.conv2",
-            "stage{s}/down/merge/project": f"{_VIT_DOWN}.patchmerge.conv3",
-            "stage{s}/blocks/{i}/attention/qkv/{n}": f"{_VIT_ATTENTION}.qkvs.{{n}}",
-            "stage{s}/blocks/{i}/attention/local/{n}": f"{_VIT_ATTENTION}.dws.{{n}}",
-            "stage{s}/blocks/{i}/attention/out": f"{_VIT_ATTENTION}.proj.1",
-        }
-    ),
+    **_below("stem/convs", "patch_embed", {f"{i}": f"conv{i + 1}" for i in range(4)}, *_TIMM),
+    **_local_mix("stage{s}/down/before", _VIT_DOWN, "res1.0", "res1.1"),
+    **_local_mix("stage{s}/down/after", _VIT_DOWN, "res2.0", "res2.1"),
+    **_local_mix("stage{s}/blocks/{i}/before", _VIT_BLOCK, "dw0", "ffn0"),
+    **_local_mix("stage{s}/blocks/{i}/after", _VIT_BLOCK, "dw1", "ffn1"),
+    **_squeeze(*_VIT_MERGE),
+    **_below(*_VIT_MERGE, {"expand": "conv1", "local": "conv2", "project": "conv3"}, *_TIMM),
+    **_below(*_VIT_ATTENTION, {"offset_bias": "attention_biases"}),
+    **_below(*_VIT_ATTENTION, _VIT_HEADS, *_TIMM),
+    **{"norm": "head.bn", "head": "head.linear"},
 }
 EFFICIENTVIT = TorchWeights(
     (_VIT_STEM,),
@@ -393,54 +370,37 @@ def _fastvit_settings(family: "Family", tensors: Tensors, given: dict[str, Any])
 
 def _fast_branches(ours: str, theirs: str) -> Table:
     return {
-        **_conv_norms(
-            {f"{ours}/convs/0": f"{theirs}.conv_kxk.0", f"{ours}/convs/1": f"{theirs}.conv_scale"}
-        ),
-        f"{ours}/identity": f"{theirs}.identity",
-        f"{ours}/fused": f"{theirs}.reparam_conv",
+        **_below(ours, theirs, {"convs/0": "conv_kxk.0", "convs/1": "conv_scale"}, *_TIMM),
+        **_below(ours, theirs, {"identity": "identity", "fused": "reparam_conv"}),
     }
 
 
 def _fast_unit(ours: str, theirs: str) -> Table:
-    return {**_fast_branches(f"{ours}/sum", theirs), **_fast_squeeze(ours, theirs)}
+    return {**_fast_branches(f"{ours}/sum", theirs), **_squeeze(ours, theirs)}
 
 
-def _fast_squeeze(ours: str, theirs: str) -> Table:
-    return {
-        f"{ours}/squeeze/reduce": f"{theirs}.se.fc1 [:,:,1,1]",
-        f"{ours}/squeeze/expand": f"{theirs}.se.fc2 [:,:,1,1]",
-    }
-
-
-_FAST_STAGE, _FAST_LARGE = "stages.{s}", "stages.{s}.downsample.proj.0"
-_FAST_BLOCK, _FAST_OURS = "stages.{s}.blocks.{i}", "stage{s}/blocks/{i}"
+_FAST_LARGE = ("stage{s}/down/large", "stages.{s}.downsample.proj.0")
+_FAST_BLOCK = ("stage{s}/blocks/{i}", "stages.{s}.blocks.{i}")
+_FAST_NAMES = {
+    **{"mixer/fused": "token_mixer.reparam_conv", "mixer/norm": "token_mixer.norm.identity"},
+    **{"mixer/qkv": "token_mixer.qkv", "mixer/out": "token_mixer.proj", "norm": "norm"},
+    "mixer/scale/scales/0": "token_mixer.layer_scale.gamma [:,1,1]",
+    **{f"feed_forward/feed/{name}": f"mlp.fc{n} [:,:,1,1]" for n, name in ((1, "up"), (2, "down"))},
+    "scale/scales/0": "layer_scale.gamma [:,1,1]",
+    **{f"scales/scales/{n}": f"layer_scale_{n + 1}.gamma [:,1,1]" for n in (0, 1)},
+}
 _FASTVIT: Table = {
     **_fast_unit("stem/units/{i}", "stem.{i}"),
     **_fast_unit("stage{s}/down/unit", "stages.{s}.downsample.proj.1"),
+    **_squeeze(*_FAST_LARGE),
+    **_below(*_FAST_LARGE, {"sum/convs/0": "large_conv", "sum/convs/1": "small_conv"}, *_TIMM),
+    **_below(*_FAST_LARGE, {"sum/fused": "reparam_conv"}),
+    "stage{s}/positions/conv": "stages.{s}.pos_emb.pos_enc",
+    "stage{s}/positions/fused": "stages.{s}.pos_emb.reparam_conv",
+    **_fast_branches("stage{s}/blocks/{i}/mixer", "stages.{s}.blocks.{i}.token_mixer.mixer"),
+    **_below(*_FAST_BLOCK, {"feed_forward/local": "mlp.conv"}, *_TIMM),
+    **_below(*_FAST_BLOCK, _FAST_NAMES),
     **_fast_unit("top", "final_conv"),
-    **_fast_squeeze("stage{s}/down/large", _FAST_LARGE),
-    **_conv_norms(
-        {
-            "stage{s}/down/large/sum/convs/0": f"{_FAST_LARGE}.large_conv",
-            "stage{s}/down/large/sum/convs/1": f"{_FAST_LARGE}.small_conv",
-            f"{_FAST_OURS}/feed_forward/local": f"{_FAST_BLOCK}.mlp.conv",
-        }
-    ),
-    "stage{s}/down/large/sum/fused": f"{_FAST_LARGE}.reparam_conv",
-    "stage{s}/positions/conv": f"{_FAST_STAGE}.pos_emb.pos_enc",
-    "stage{s}/positions/fused": f"{_FAST_STAGE}.pos_emb.reparam_conv",
-    **_fast_branches(f"{_FAST_OURS}/mixer", f"{_FAST_BLOCK}.token_mixer.mixer"),
-    f"{_FAST_OURS}/mixer/fused": f"{_FAST_BLOCK}.token_mixer.reparam_conv",
-    f"{_FAST_OURS}/mixer/norm": f"{_FAST_BLOCK}.token_mixer.norm.identity",
-    f"{_FAST_OURS}/mixer/scale/scales/0": f"{_FAST_BLOCK}.token_mixer.layer_scale.gamma [:,1,1]",
-    f"{_FAST_OURS}/mixer/qkv": f"{_FAST_BLOCK}.token_mixer.qkv",
-    f"{_FAST_OURS}/mixer/out": f"{_FAST_BLOCK}.token_mixer.proj",
-    f"{_FAST_OURS}/norm": f"{_FAST_BLOCK}.norm",
-    f"{_FAST_OURS}/feed_forward/feed/up": f"{_FAST_BLOCK}.mlp.fc1 [:,:,1,1]",
-    f"{_FAST_OURS}/feed_forward/feed/down": f"{_FAST_BLOCK}.mlp.fc2 [:,:,1,1]",
-    f"{_FAST_OURS}/scale/scales/0": f"{_FAST_BLOCK}.layer_scale.gamma [:,1,1]",
-    f"{_FAST_OURS}/scales/scales/0": f"{_FAST_BLOCK}.layer_scale_1.gamma [:,1,1]",
-    f"{_FAST_OURS}/scales/scales/1": f"{_FAST_BLOCK}.layer_scale_2.gamma [:,1,1]",
     "head": "head.fc",
 }
 FASTVIT = TorchWeights(
@@ -480,34 +440,21 @@ def _smt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
 
 
 def _smt(c: "SMTConfig", keys: Collection[str]) -> Table:
-    table: dict[str, str] = {"head": "head"}
+    table = {"head": "head", "stage0/embed/second": "patch_embed1.conv.3"}
+    table |= _below("stage0/embed", "patch_embed1", {"first": "conv"}, "0", "1")
+    names = {f"mixer/{name}": f"attn.{name}" for name in ("v", "s", "q", "kv")}
+    names |= {"mixer/back": "attn.proj1", "mixer/out": "attn.proj", "norm1": "norm1"}
+    names |= {"mixer/local": "attn.local_conv", "feed_forward/local": "mlp.dwconv.dwconv"}
+    names |= {"feed_forward/up": "mlp.fc1", "feed_forward/down": "mlp.fc2", "norm2": "norm2"}
+    names |= {f"scales/scales/{n}": f"gamma_{n + 1}" for n in (0, 1)}
     for stage in range(len(c.depths)):
-        ours, embed = f"stage{stage}", f"patch_embed{stage + 1}"
-        block, theirs = f"{ours}/blocks/{{i}}", f"block{stage + 1}.{{i}}"
-        if stage:
-            table[f"{ours}/embed/conv"] = f"{embed}.proj"
-        else:
-            table |= conv_norm(f"{ours}/embed/first", f"{embed}.conv", "0", "1")
-            table[f"{ours}/embed/second"] = f"{embed}.conv.3"
-        table |= {
-            f"{ours}/embed/norm": f"{embed}.norm",
-            f"{ours}/norm": f"norm{stage + 1}",
-            f"{block}/norm1": f"{theirs}.norm1",
-            f"{block}/norm2": f"{theirs}.norm2",
-            **conv_norm(f"{block}/mixer/mix", f"{theirs}.attn", "proj0", "bn"),
-            f"{block}/mixer/back": f"{theirs}.attn.proj1",
-            f"{block}/mixer/local": f"{theirs}.attn.local_conv",
-            f"{block}/mixer/out": f"{theirs}.attn.proj",
-            f"{block}/feed_forward/up": f"{theirs}.mlp.fc1",
-            f"{block}/feed_forward/local": f"{theirs}.mlp.dwconv.dwconv",
-            f"{block}/feed_forward/down": f"{theirs}.mlp.fc2",
-        }
-        table |= {
-            f"{block}/mixer/{name}": f"{theirs}.attn.{name}" for name in ("v", "s", "q", "kv")
-        }
-        table |= {f"{block}/scales/scales/{n}": f"{theirs}.gamma_{n + 1}" for n in (0, 1)}
-        for head in range(c.modulation_heads[stage]):
-            table[f"{block}/mixer/local/{head}"] = f"{theirs}.attn.local_conv_{head + 1}"
+        ours, theirs = f"stage{stage}/blocks/{{i}}", f"block{stage + 1}.{{i}}"
+        heads = range(c.modulation_heads[stage])
+        heads = {f"mixer/local/{n}": f"attn.local_conv_{n + 1}" for n in heads}
+        embed = {"embed/conv": f"patch_embed{stage + 1}.proj", "norm": f"norm{stage + 1}"}
+        table |= _below(f"stage{stage}", "", embed | {"embed/norm": f"patch_embed{stage + 1}.norm"})
+        table |= _below(ours, theirs, {"mixer/mix": "attn"}, "proj0", "bn")
+        table |= _below(ours, theirs, names | heads)
     return table
 
 
