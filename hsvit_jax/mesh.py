@@ -4,6 +4,7 @@ Axes: `data` splits the batch, `group` splits the attention groups (every leaf b
 has a leading G axis). One device is the same code with a mesh of 1×1.
 """
 
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -90,15 +91,12 @@ def _fill(group: int, data: int, devices: int, groups: int) -> tuple[int, int]:
     return group, data
 
 
-def spec_of(path: tuple[Any, ...], network: Any = None) -> P:
+def spec_of(path: tuple[Any, ...], network: Any) -> P:
     """Partition of a leaf of a training state: over `group` as its network says, else none.
 
     The optimizer's and the average's copies of a parameter end in the parameter's own path.
-    Without a network, leaves below `groups` or `towers` are split along their first axis.
     """
     names = tuple(str(k.key) for k in path if hasattr(k, "key"))
-    if network is None:
-        return P(GROUP) if {"groups", "towers"} & set(names) else P()
     for start, name in enumerate(names):
         if name in network.part_names:
             axis = network.spread_axis(names[start:])
@@ -110,7 +108,7 @@ def _specs(tree: Any, network: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: spec_of(path, network), tree)
 
 
-def state_shardings(mesh: Mesh, state: Any, network: Any = None) -> Any:
+def state_shardings(mesh: Mesh, state: Any, network: Any) -> Any:
     """Maps a tree of arrays or shapes to the NamedSharding of each leaf; see `spec_of`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(state, network))
 
@@ -243,18 +241,16 @@ def _bf16_sum(x: jax.Array, axis: str, size: int) -> jax.Array:
     return _from_bf16(lax.all_gather(sums, axis, axis=0, tiled=True, to="invarying"))[: len(x)]
 
 
-def _bf16_votes(size: int) -> Callable[[jax.Array], jax.Array]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _bf16_votes(x_BD: jax.Array, size: int) -> jax.Array:
     """`_bf16_sum` over `group`; its gradient passes straight through, as an all-reduce's does."""
+    return _bf16_sum(x_BD, GROUP, size)
 
-    def total(x_BD: jax.Array) -> jax.Array:
-        return _bf16_sum(x_BD, GROUP, size)
 
-    straight = jax.custom_vjp(total)
-    straight.defvjp(
-        lambda x_BD: (total(x_BD), None),
-        lambda _, grad_BD: (lax.pcast(grad_BD, GROUP, to="varying"),),
-    )
-    return straight
+_bf16_votes.defvjp(
+    lambda x_BD, size: (_bf16_votes(x_BD, size), None),
+    lambda size, _, grad_BD: (lax.pcast(grad_BD, GROUP, to="varying"),),
+)
 
 
 class _MeshShard:
@@ -275,7 +271,7 @@ class _MeshShard:
         if self.ordered:
             return lax.all_gather(x_GBD, GROUP, axis=0, tiled=True, to="invarying").sum(0)
         if self.bf16:
-            total_BD = _bf16_votes(self.size)(x_GBD.astype(jnp.float32).sum(0))
+            total_BD = _bf16_votes(x_GBD.astype(jnp.float32).sum(0), self.size)
             return total_BD.astype(x_GBD.dtype)
         return lax.psum(x_GBD.sum(0), GROUP)
 

@@ -50,7 +50,7 @@ def trained():
 def placed(trained, group, count):
     network, params, stats, split = trained
     mesh = mesh_lib.make(group, count, groups=4, devices=jax.devices()[: group * count])
-    trees = (jax.device_put(t, mesh_lib.state_shardings(mesh, t)) for t in (params, stats))
+    trees = (jax.device_put(t, mesh_lib.state_shardings(mesh, t, network)) for t in (params, stats))
     return network, mesh, *trees, split
 
 

@@ -58,7 +58,7 @@ def by_hand(params, split):
 
 def run(params, split, batch, mesh, classes):
     evaluator = evaluate.make_evaluator(Linear(), mesh, config_of(classes))
-    params = jax.device_put(params, mesh_lib.state_shardings(mesh, params))
+    params = jax.device_put(params, mesh_lib.state_shardings(mesh, params, Linear()))
     return evaluator(params, {}, split, batch)
 
 
@@ -67,7 +67,7 @@ def test_exact_counts(group, count):
     """101 and 3 divide by neither the batch nor the devices; resident, and read as needed."""
     mesh, params = mesh_lib.make(group, count, groups=8), linear_params(7)
     evaluator = evaluate.make_evaluator(Linear(), mesh, config_of(7))
-    placed = jax.device_put(params, mesh_lib.state_shardings(mesh, params))
+    placed = jax.device_put(params, mesh_lib.state_shardings(mesh, params, Linear()))
     for examples, batch in ((101, 16), (101, 1000), (3, 16)):
         split = split_of(examples, 7)
         loss, top1, top5, confusion = by_hand(params, split)

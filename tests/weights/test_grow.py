@@ -180,7 +180,7 @@ def test_learned_votes_of_the_groups_left():
     np.testing.assert_allclose(left, whole * kept / 0.75, rtol=1e-5, atol=1e-7)
     assert np.isfinite(weighted(jnp.array([0.0, 0, 1, 0]))[1]).all()
     mesh = mesh_lib.make(4, 1, groups=4, devices=jax.devices()[:4])
-    trees = [jax.device_put(t, mesh_lib.state_shardings(mesh, t)) for t in (params, stats)]
+    trees = [jax.device_put(t, mesh_lib.state_shardings(mesh, t, large)) for t in (params, stats)]
     run = jax.jit(mesh_lib.spread(large, mesh))
     spread = run(*trees, mesh_lib.put_batch(mesh, images()), votes_G=jnp.array([1.0, 0, 1, 1]))[0]
     np.testing.assert_allclose(spread, logits, rtol=0, atol=1e-5)
