@@ -20,29 +20,23 @@ from support.launch_programs import CODES, LAUNCH, program, run, words_of
 from hsvit_jax import cli
 from hsvit_jax.commands import COMMANDS
 
-SCRIPTS = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
-
-
 # --- all files ---
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_are_sound(path):
-    text = path.read_text()
-    assert run(["bash", "-n", path]).returncode == 0
-    assert text.startswith("#!/usr/bin/env bash\n")
-    assert "\nset -euo pipefail\n" in text
-    assert "hsvit_jax.main" in text
-    code = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    assert not [line for line in code if re.search(r"(?<!\")\$[@*](?!\")", line)], "unquoted $@"
-    assert not [line for line in code if "`" in line or "eval " in line]
-    assert path.suffix != ".sh" or os.access(path, os.X_OK)
+def test_scripts_are_sound():
+    for path in [*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"]:
+        text = path.read_text()
+        assert run(["bash", "-n", path]).returncode == 0
+        assert text.startswith("#!/usr/bin/env bash\n") and "\nset -euo pipefail\n" in text
+        code = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+        assert not [line for line in code if re.search(r"(?<!\")\$[@*](?!\")", line)], "unquoted $@"
+        assert not [line for line in code if "`" in line or "eval " in line]
+        assert path.suffix != ".sh" or os.access(path, os.X_OK)
 
 
-@pytest.mark.parametrize("path", sorted(LAUNCH.iterdir()), ids=lambda path: path.name)
-def test_no_file_names_a_place_of_its_own(path):
-    found = re.findall(r"/(?:home|work|tmp|Users)/|pypi\.|pythonhosted|ghp_|AIza", path.read_text())
-    assert not found
+def test_no_file_names_a_place_of_its_own():
+    places = r"/(?:home|work|tmp|Users)/|pypi\.|pythonhosted|ghp_|AIza"
+    assert not [path for path in LAUNCH.iterdir() if re.search(places, path.read_text())]
 
 
 def test_readme_tells_every_code_and_file():
@@ -56,52 +50,35 @@ def test_readme_tells_every_code_and_file():
 
 # --- gke_jobset.yaml ---
 
-JOB_FAILURE_REASONS = {"PodFailurePolicy", "BackoffLimitExceeded", "DeadlineExceeded"}
-JOBSET_ACTIONS = {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"}
-
 
 @pytest.fixture(scope="module")
 def jobset() -> dict:
     """The JobSet's spec."""
     document = yaml.safe_load((LAUNCH / "gke_jobset.yaml").read_text())
-    assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-    assert document["kind"] == "JobSet"
-    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", document["metadata"]["name"])
+    assert (document["apiVersion"], document["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     return document["spec"]
 
 
 def test_jobset_has_the_fields_of_its_schema(jobset):
-    assert set(jobset) <= {"network", "failurePolicy", "replicatedJobs", "successPolicy"}
-    policy = jobset["failurePolicy"]
-    assert set(policy) == {"maxRestarts", "rules"} and policy["maxRestarts"] > 0
-    for rule in policy["rules"]:
+    assert set(jobset) == {"network", "failurePolicy", "replicatedJobs"}
+    for rule in jobset["failurePolicy"]["rules"]:
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
-        assert rule["action"] in JOBSET_ACTIONS
-        assert set(rule["onJobFailureReasons"]) <= JOB_FAILURE_REASONS
-        extra = {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns"}
-        assert set(rule) <= extra
+        known = {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns"}
+        assert set(rule) <= known and set(rule["onJobFailureReasons"]) == {"PodFailurePolicy"}
     (workers,) = jobset["replicatedJobs"]
-    assert set(workers) == {"name", "replicas", "template"}
     job = workers["template"]["spec"]
-    assert job["completionMode"] == "Indexed"
-    assert job["parallelism"] == job["completions"] >= 2
-    assert job["backoffLimit"] == 0
+    assert job["completionMode"] == "Indexed" and job["parallelism"] == job["completions"]
     pod = job["template"]["spec"]
     assert pod["restartPolicy"] == "Never"  # podFailurePolicy is allowed with no other
-    assert pod["terminationGracePeriodSeconds"] == 180
     (container,) = pod["containers"]
-    assert {"name", "image", "command", "args", "resources"} <= set(container)
     assert container["command"] == ["python", "-m", "hsvit_jax.main"]
-    assert all(isinstance(word, str) for word in container["args"])
     volumes = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
     for rule in job["podFailurePolicy"]["rules"]:
-        assert rule["action"] in {"FailJob", "Ignore", "Count", "FailIndex"}
         codes = rule["onExitCodes"]
+        assert (rule["action"], codes["operator"]) == ("FailJob", "In")
         assert codes["containerName"] == container["name"]
-        assert codes["operator"] == "In"
-        assert 0 < len(codes["values"]) <= 255 and 0 not in codes["values"]
-        assert codes["values"] == sorted(set(codes["values"]))
+        assert codes["values"] == sorted(set(codes["values"]) - {0})
 
 
 def fate(jobset: dict, code: int) -> str:
@@ -148,15 +125,9 @@ def test_ray_job_has_the_fields_of_its_schema():
     text = (LAUNCH / "serve_ray.yaml").read_text()
     job, service = yaml.safe_load_all(text)
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    spec = job["spec"]
-    keys = {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "rayClusterSpec"}
-    assert set(spec) == keys | {"submissionMode"} and spec["submissionMode"] == "HTTPMode"
+    spec, counts = job["spec"], {"replicas", "minReplicas", "maxReplicas"}
     cluster = spec["rayClusterSpec"]
-    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
-    assert set(head) == {"rayStartParams", "template"}
-    counts = {"replicas", "minReplicas", "maxReplicas"}
-    assert set(workers) == {"groupName", "rayStartParams", "template", *counts}
     for group in (head, workers):
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     program, command, *words = spec["entrypoint"].split()
@@ -184,13 +155,8 @@ def sky() -> dict:
 def test_sky_has_the_fields_of_its_schema(sky):
     known = {"name", "workdir", "num_nodes", "resources", "envs", "file_mounts", "setup", "run"}
     assert set(sky) == known
-    assert set(sky["resources"]) == {"accelerators", "use_spot", "job_recovery"}
-    assert re.fullmatch(r"[\w-]+:\d+", sky["resources"]["accelerators"])
-    assert sky["resources"]["use_spot"] is True
     assert sky["resources"]["job_recovery"] == {"recover_on_exit_codes": [42, 75]}
     assert sky["envs"]["HSVIT_BUCKET"] is None  # must be given
-    (mount,) = sky["file_mounts"].values()
-    assert mount == {"source": "${HSVIT_BUCKET}", "mode": "MOUNT_CACHED"}
     for part in ("setup", "run"):
         assert run(["bash", "-n", "-c", sky[part]]).returncode == 0
 
@@ -209,14 +175,9 @@ def test_sky_gives_every_node_its_place(sky, tmp_path, nodes, place):
     }
     done = run(["bash", "-c", sky["run"]], env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert words_of(tmp_path / "given") == [
-        "-m",
-        "hsvit_jax.main",
-        f"--distributed={place}",
-        "--workdir=/runs/c4a8-cifar100",
-        "--config=c4a8:cifar100",
-        "--config.seed=1",
-    ]
+    given = f"-m hsvit_jax.main --distributed={place} --workdir=/runs/c4a8-cifar100"
+    given += " --config=c4a8:cifar100 --config.seed=1"
+    assert words_of(tmp_path / "given") == given.split()
 
 
 # --- colab.ipynb ---
@@ -224,16 +185,13 @@ def test_sky_gives_every_node_its_place(sky, tmp_path, nodes, place):
 
 @pytest.fixture(scope="module")
 def cells() -> list[dict]:
-    """The notebook's cells, after the fields that nbformat 4.5 requires."""
+    """The notebook's cells, as nbformat 4.5 has them, without outputs."""
     notebook = json.loads((LAUNCH / "colab.ipynb").read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
-    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     for cell in notebook["cells"]:
-        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", cell["id"])
-        assert cell["cell_type"] in ("markdown", "code") and cell["metadata"] == {}
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == [] and cell["execution_count"] is None
+        bare = {"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {}
+        assert {"metadata": {}, **bare}.items() <= cell.items()
     return notebook["cells"]
 
 
