@@ -1,5 +1,7 @@
 """A Chromium to open pages in, Debian's, without a window; a server in Ray's processes."""
 
+import contextlib
+import functools
 import os
 import re
 import shutil
@@ -30,6 +32,24 @@ def browser() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@contextlib.contextmanager
+def opened(browser: Any, address: str, width: int, scheme: str) -> Iterator[Any]:
+    """A page at a width and in a colour scheme, with all that it `told` and `asked` for."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.told, page.asked = [], []
+    page.on("console", lambda message: page.told.append(message.text))
+    page.on("pageerror", lambda error: page.told.append(str(error)))
+    page.on("request", lambda asked: page.asked.append(asked.url))
+    page.goto(address)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Any:
+    return functools.partial(opened, browser)
 
 
 class Served:

@@ -12,18 +12,10 @@ def address(tmp_path_factory):
 
 
 @pytest.fixture(params=[(390, "light"), (390, "dark"), (1400, "light"), (1400, "dark")], ids=str)
-def page(request, browser, address):
-    """The page at a width and in a colour scheme, with all that it complained of and asked for."""
-    width, scheme = request.param
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.told, page.asked = [], []
-    page.on("console", lambda message: page.told.append(message.text))
-    page.on("pageerror", lambda error: page.told.append(str(error)))
-    page.on("request", lambda asked: page.asked.append(asked.url))
-    page.goto(address)
-    page.wait_for_load_state()
-    yield page
-    page.close()
+def page(request, open_page, address):
+    with open_page(address, *request.param) as page:
+        page.wait_for_load_state()
+        yield page
 
 
 def test_a_page_is_shown_whole(page, address):

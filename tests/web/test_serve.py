@@ -1,6 +1,5 @@
 """The page of `hsvit serve` in a browser: upload, draw, take parts away."""
 
-import io
 import re
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from support.reports import png
 
 from hsvit_jax import data
 
@@ -30,23 +30,15 @@ def seven():
     """A seven that is not square, as the bytes of a PNG."""
     split = data.load("digits").test
     image = np.pad(split.images[list(split.labels).index(7), ..., 0], ((0, 0), (9, 9)))
-    out = io.BytesIO()
-    Image.fromarray(image).resize((400, 256)).save(out, "png")
-    return {"name": "seven.png", "mimeType": "image/png", "buffer": out.getvalue()}
+    picture = png(Image.fromarray(image).resize((400, 256)))
+    return {"name": "seven.png", "mimeType": "image/png", "buffer": picture}
 
 
 @pytest.fixture(params=[(390, "light"), (1400, "dark")], ids=str)
-def page(request, browser, address):
-    width, scheme = request.param
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.told, page.asked = [], []
-    page.on("console", lambda message: page.told.append(message.text))
-    page.on("pageerror", lambda error: page.told.append(str(error)))
-    page.on("request", lambda asked: page.asked.append(asked.url))
-    page.goto(address)
-    page.locator("#parts li").nth(15).wait_for()
-    yield page
-    page.close()
+def page(request, open_page, address):
+    with open_page(address, *request.param) as page:
+        page.locator("#parts li").nth(15).wait_for()
+        yield page
     own = (address, f"blob:{address}", "data:")
     assert page.told == [] and not [url for url in page.asked if not url.startswith(own)]
 

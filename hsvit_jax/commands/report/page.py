@@ -184,8 +184,7 @@ def _examples(page: Page) -> str:
 def _card(example: Example, names: Sequence[str]) -> str:
     p_K = example.probabilities_K
     order = np.argsort(-p_K, kind="stable")[:3].tolist()
-    best, kind = order[0], "pixels" if max(example.image_HWC.shape) <= _SMALL else ""
-    image = f'<img class="{kind}" alt="" src="{_data_uri(example.image_HWC)}">'
+    best, image = order[0], _picture(example.image_HWC)
     heat = f'<img alt="" src="{_data_uri(_heat(example.heat_RR))}">'
     verdict = "" if best == example.label else ' class="wrong"'
     others = ", ".join(f"{_text(names[k])} {p_K[k]:.1%}" for k in order[1:])
@@ -202,10 +201,8 @@ def _card(example: Example, names: Sequence[str]) -> str:
         f' <span class="soft">({p_K[example.label]:.1%})</span></p>'
         f'<p class="soft">then {others or "nothing"}; covering a part '
         f"takes up to {100 * max(example.heat_RR.max(), 0):.0f} points off</p>"
-        + (
-            f'<p class="soft">votes of {groups} groups</p><ul class="votes">{votes}</ul>'
-            * bool(votes)
-        )
+        + f'<p class="soft">votes of {groups} groups</p><ul class="votes">{votes}</ul>'
+        * bool(votes)
         + "</figure>"
     )
 
@@ -225,12 +222,8 @@ def _augmentation(page: Page) -> str:
         return ""
 
     def cell(image_HWC: np.ndarray, caption: str) -> str:
-        kind = "pixels" if max(image_HWC.shape) <= _SMALL else ""
-        picture = f'<img class="{kind}" alt="" src="{_data_uri(image_HWC)}">'
-        return (
-            f'<figure><div class="picture">{picture}</div><figcaption>{caption}</figcaption>'
-            "</figure>"
-        )
+        picture = f'<div class="picture">{_picture(image_HWC)}</div>'
+        return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
     def target(target_K: np.ndarray) -> str:
         top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
@@ -301,6 +294,11 @@ def _table(
         f'<div class="wide"><table class="{style}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(out)}</tbody></table></div>"
     )
+
+
+def _picture(image_HWC: np.ndarray) -> str:
+    kind = "pixels" if max(image_HWC.shape) <= _SMALL else ""
+    return f'<img class="{kind}" alt="" src="{_data_uri(image_HWC)}">'
 
 
 def _data_uri(pixels: np.ndarray) -> str:
