@@ -25,8 +25,13 @@ def probe(directory: Path) -> None:
     """Makes a directory and writes to it, so that a read-only one shows before the first epoch.
 
     Raises:
-      CheckpointError: it cannot be made or written.
+      CheckpointError: it cannot be made or written, or Orbax would not find its own files in it.
     """
+    if re.search(r"\[.*\]|\\", directory.absolute().as_posix()):
+        raise CheckpointError(
+            f"cannot write checkpoints in {directory}: Orbax takes brackets and backslashes in a "
+            "path for patterns; choose another with --workdir"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-") as file:

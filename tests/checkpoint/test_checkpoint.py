@@ -260,6 +260,10 @@ def test_a_directory_that_cannot_be_written_fails_at_once(tmp_path):
             CheckpointError, match=f"cannot write to the work folder .*{name}: .*choose"
         ):
             Checkpoints(tmp_path / name)
+    for name in ("a[b]c", "a\\b"):
+        with pytest.raises(CheckpointError, match=r"Orbax takes brackets .* with --workdir"):
+            Checkpoints(tmp_path / name)
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_diff_names_each_place():

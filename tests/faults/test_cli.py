@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from support.processes import COMMAND, ROOT, environment
 
 from hsvit_jax import checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     *("--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1"),
     "--config.train.log_every=1",
@@ -26,16 +25,16 @@ IN_TERMINAL = (
 
 def start(*words, shell="", path="", **more):
     """A process of the command line; `shell`: redirections; `path`: looked into for modules."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(path), str(ROOT)))),
-    }
-    environment |= {"XLA_FLAGS": "", **more}
-    program = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "hsvit_jax.main"]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*program, *words], env=environment, text=True, **pipes)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
+    places = os.pathsep.join(filter(None, (str(path), str(ROOT))))
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {shell}', "sh", *COMMAND, *words],
+        env=environment(PYTHONPATH=places, **more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_a_closed_standard_output_is_refused():
@@ -59,11 +58,9 @@ def test_a_name_that_the_output_cannot_encode(tmp_path):
     file.write_text("raise RuntimeError('ü')\n", encoding="utf-8")
     code, _, err = start("--config", str(file), PYTHONIOENCODING="ascii")
     assert code == 2 and r"zebr\xe4.py failed in line 1: RuntimeError: \xfc" in err
-    code, out, _ = start("--help", "--config=c2a2", f"--config.init.from={file}", **ASCII)
+    words = ("--help", "--config=c2a2", f"--config.init.from={file}")
+    code, out, _ = start(*words, PYTHONIOENCODING="ascii")
     assert code == 0 and rf"init.from={tmp_path}/zebr\xe4.py" in out
-
-
-ASCII = {"PYTHONIOENCODING": "ascii"}
 
 
 @pytest.mark.parametrize("module", ["absl", "jax"])
@@ -82,7 +79,7 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path):
     words = (*TINY, "--config.train.steps=100000", f"--workdir={tmp_path}/run")
     process = subprocess.Popen(
         [sys.executable, "-c", IN_TERMINAL, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
+        env=environment(),
         start_new_session=True,
         **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
     )

@@ -1,7 +1,6 @@
 """Real processes here, talking over loopback: one run, whatever happens to one of them."""
 
 import fcntl
-import os
 import re
 import shutil
 import socket
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from support.launch_programs import LAUNCH, program
-from support.processes import ROOT, environment
+from support.processes import ROOT, environment, finish
 from support.small_runs import digest, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
@@ -28,9 +27,8 @@ GROUPS = (
 
 
 @pytest.fixture
-def job():
-    """Runs a job of processes to its end: [(exit code, standard error)]; none outlives the test."""
-    started = []
+def job(command):
+    """Runs a job of processes to its end: [(exit code, standard error)]."""
 
     def run(
         workdir, settings, *, count, devices, twist=("none", 0, 0), flags=(), port=None, **variables
@@ -38,35 +36,14 @@ def job():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = port or free.getsockname()[1]
-        words = [f"--config={SPEC}", f"--workdir={workdir}", "--noreport", *flags]
-        words += [f"--config.{setting}" for setting in settings]
-        for index in range(count):
-            started.append(
-                subprocess.Popen(
-                    [
-                        *("timeout", "-s", "KILL", "500", sys.executable),
-                        *("tests/support/faulty_process.py", *map(str, twist)),
-                        *(f"--distributed=127.0.0.1:{port},{count},{index}", *words),
-                    ],
-                    cwd=ROOT,
-                    env=environment(JAX_NUM_CPU_DEVICES=str(devices), **variables),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                )
-            )
-        ends = []
-        for process in started[-count:]:
-            errors = process.communicate(timeout=520)[1]
-            ends.append((process.returncode, errors))
-        return ends
+        options = {"twist": twist, "JAX_NUM_CPU_DEVICES": str(devices), **variables}
+        places = [f"--distributed=127.0.0.1:{port},{count},{index}" for index in range(count)]
+        started = [
+            command(workdir, *settings, flags=(place, *flags), **options) for place in places
+        ]
+        return [finish(process) for process in started]
 
-    yield run
-    for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, 9)
-        process.communicate()
+    return run
 
 
 def here(workdir, settings, dataset=None, devices=4):

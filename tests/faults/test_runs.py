@@ -5,54 +5,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import jax
 import pytest
-from support.processes import COMMAND, ROOT, environment, script
+from support.processes import COMMAND, PATIENCE, ROOT, environment, finish, script
 from support.small_runs import digest, metric_lines
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax import config as config_lib
-
-PATIENCE = 500  # seconds, on a machine that is busy
-
-
-@pytest.fixture
-def command():
-    """Starts a run of the command line in a process; none outlives the test.
-
-    twist: what goes wrong in it, see support/faulty_process.py.
-    """
-    started = []
-
-    def start(workdir, *settings, twist=()):
-        words = ["--config=configs/c2a2.py:digits,tiny", f"--workdir={workdir}", "--noreport"]
-        words += [f"--config.{setting}" for setting in settings]
-        faulty = [sys.executable, "tests/support/faulty_process.py", *map(str, twist)]
-        process = subprocess.Popen(
-            [*(faulty if twist else COMMAND), *words],
-            cwd=ROOT,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def finish(process):
-    """(exit code, standard error)"""
-    _, errors = process.communicate(timeout=PATIENCE)
-    return process.returncode, errors
 
 
 def wait_for_step(process, workdir, step):

@@ -1,7 +1,6 @@
 """What a process tells itself before it starts: huge pages."""
 
 import os
-import subprocess
 import sys
 import types
 
@@ -63,12 +62,3 @@ def test_every_program_is_known(program, monkeypatch, words):
     with pytest.raises(SystemExit, match="prepared"):
         main.main()
     assert program.became == [(sys.executable, [sys.executable, *words.split(), "a"])]
-
-
-def test_the_command_line_is_the_same_process_with_the_same_words(tmp_path):
-    """For real: the usage text and exit code come through, whatever the machine's pages are."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hsvit_jax.main"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2
-    assert done.stdout.startswith("usage: python -m hsvit_jax")

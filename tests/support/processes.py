@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: How processes that tests start are compiled: as quickly as the tests, on one device.
 _QUICK_FLAGS = os.environ["XLA_FLAGS"].partition(" ")[2]
 COMMAND = (sys.executable, "-m", "hsvit_jax.main")
+PATIENCE = 500  # seconds, on a machine that is busy
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -58,3 +59,9 @@ def script(code: str, *arguments: object, **variables: str) -> Iterator[subproce
     finally:
         process.kill()
         process.communicate()
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code and the standard error of a process at its end."""
+    errors = process.communicate(timeout=PATIENCE)[1]
+    return process.returncode, errors

@@ -41,11 +41,6 @@ def from_source(folder, **settings):
     return config, train.prepare(config, dataset=small_runs.small_dataset())
 
 
-def test_nothing_named_is_a_fresh_start():
-    _, run = prepared()
-    assert init_from.load(run.config, run.model) is None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

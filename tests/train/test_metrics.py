@@ -266,6 +266,8 @@ def test_curves_are_a_picture_with_something_on_it(tmp_path):
     from PIL import Image
 
     assert metrics.draw_curves(tmp_path, "nothing yet") is None
+    write(tmp_path, (0, {"loss": np.nan, "accuracy": np.nan}), (0, {"split": "val"}))
+    assert metrics.draw_curves(tmp_path, "no figures").stat().st_size
     steps = [(i, {"loss": 1 / i, "accuracy": 1 - 1 / i}) for i in range(1, 9)]
     write(tmp_path, *steps, (4, TEST | {"split": "val"}), (8, TEST | {"split": "val"}), (8, TEST))
     path = metrics.draw_curves(tmp_path, "a_run $5^")
@@ -275,12 +277,6 @@ def test_curves_are_a_picture_with_something_on_it(tmp_path):
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
     colours = {tuple(map(int, c)) for c in np.unique(pixels, axis=0)}
     assert {(31, 119, 180), (255, 127, 14), (0, 0, 0)} <= colours  # train, val, test
-
-
-@pytest.mark.parametrize("line", [{"loss": None, "accuracy": None}, {"split": "val"}])
-def test_curves_of_a_run_without_figures(tmp_path, line):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **line}) + "\n")
-    assert metrics.draw_curves(tmp_path, "x").stat().st_size
 
 
 def test_curves_that_a_full_disk_refuses_are_a_warning(tmp_path, monkeypatch):

@@ -229,10 +229,9 @@ def test_muon_steps_along_each_group_s_orthogonalised_gradient():
         assert np.diag(rotated).min() > 0.6 and np.diag(rotated).max() < 1.3
 
 
-@pytest.mark.parametrize("trunk", [pytest.param("replicated", marks=pytest.mark.slow), "sharded"])
-def test_a_muon_step_does_not_depend_on_the_mesh(trunk):
-    """Groups, or kernels too, spread over four devices: the same updates and moments."""
-    network = small_network(model__trunk=trunk)
+def test_a_muon_step_does_not_depend_on_the_mesh():
+    """Groups and the trunk's kernels spread over four devices: the same updates and moments."""
+    network = small_network(model__trunk="sharded")
     (params, _), (grads, _) = (made_up_values(network, seed) for seed in (1, 2))
     chosen = settings(name="muon", warmup_epochs=0.0)
     tx = optim.build(chosen, optim.schedule(chosen, 10, 5), None)

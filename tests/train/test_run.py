@@ -318,13 +318,3 @@ def test_a_run_that_is_stopped_again_and_again_leaves_the_same_metrics(tmp_path,
         for f in (tmp_path, folder)
     ]
     assert steps == [result.best_step] * 2
-
-
-def test_handlers_are_put_back_and_the_request_is_told(capfd):
-    before = signal.getsignal(signal.SIGINT)
-    with signals.StopRequests() as stop:
-        assert stop.signum is None
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.signum == signal.SIGINT
-    assert signal.getsignal(signal.SIGINT) is before
-    assert "second signal stops at once" in capfd.readouterr().err
