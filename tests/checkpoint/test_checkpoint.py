@@ -334,7 +334,7 @@ def test_a_damaged_file_is_found_or_harmless(tmp_path):
     for path in files_of(tmp_path / "2"):
         content = path.read_bytes()
         cases = [("cut", content[: len(content) // 2]), ("empty", b""), ("garbage", b"\xff\x00{")]
-        bits = rng.integers(8 * len(content), size=8) if content else ()
+        bits = rng.integers(8 * len(content), size=4) if content else ()
         cases += [("bit", flipped(content, int(bit))) for bit in bits]
         for kind, damaged in [("deleted", None), *cases]:
             path.unlink() if damaged is None else path.write_bytes(damaged)
@@ -348,7 +348,7 @@ def test_a_damaged_file_is_found_or_harmless(tmp_path):
                 needed[kind].append(path.relative_to(tmp_path / "2").as_posix())
             harmless += not warned
             path.write_bytes(content)
-    assert len(needed["bit"]) > 30 and harmless
+    assert len(needed["bit"]) > 15 and harmless
     for names in needed.values():
         assert {"meta/metadata", "state/manifest.ocdbt"} <= set(names)
         assert any("/d/" in name for name in names)

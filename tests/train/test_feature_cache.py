@@ -16,10 +16,8 @@ from hsvit_jax.train import feature_cache
 
 
 def config_for(source, cache, **settings):
-    config = small_runs.small_config(**{**PLAIN, **settings})
-    with config.unlocked():
-        config.init.update({"from": str(source), "freeze": "trunk", "cache": str(cache)})
-    return config
+    start = {"init__from": str(source), "init__freeze": "trunk", "init__cache": str(cache)}
+    return small_runs.small_config(**{**PLAIN, **start, **settings})
 
 
 def lines(config, folder, dataset=DATASET):
@@ -42,8 +40,8 @@ def close(found, expected):
             assert one[name] == (value if isinstance(value, str) else pytest.approx(value, 1e-4))
 
 
-def test_training_is_the_same(stored_weights, cached, tmp_path):
-    close(cached[1], lines(config_for(stored_weights, ""), tmp_path))
+def test_training_is_the_same(cached, frozen):
+    close(cached[1], small_runs.metric_lines(frozen))
 
 
 def test_it_is_read_again_and_a_damaged_one_is_not(stored_weights, cached, monkeypatch):
@@ -121,9 +119,7 @@ def test_mistakes_are_told(stored_weights, tmp_path):
     config = config_for(stored_weights, tmp_path, augment__random_resized_crop=(0.08, 1.0))
     with pytest.raises(ValueError, match=r"off \(--config.augment.random_resized_crop=\),"):
         train.prepare(config, dataset=DATASET)
-    config = config_for(stored_weights, tmp_path)
-    with config.unlocked():
-        config.init.freeze = ""
+    config = config_for(stored_weights, tmp_path, init__freeze="")
     with pytest.raises(ValueError, match=r"name them with init\.freeze"):
         train.prepare(config, dataset=DATASET)
     (tmp_path / "file").write_text("")

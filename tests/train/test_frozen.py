@@ -13,26 +13,16 @@ from hsvit_jax.train import step as step_lib
 
 
 def config_for(source, freeze, **settings):
-    config = small_runs.small_config(**{**PLAIN, **settings})
-    with config.unlocked():
-        config.init["from"], config.init.freeze = str(source), freeze
-    return config
+    start = {"init__from": str(source), "init__freeze": freeze}
+    return small_runs.small_config(**{**PLAIN, **start, **settings})
 
 
 def same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.fixture(scope="module")
-def trained(stored_weights, tmp_path_factory):
-    """The folder of a run of two steps with its trunk frozen, and its last state."""
-    folder = tmp_path_factory.mktemp("frozen")
-    train.train(config_for(stored_weights, "trunk"), folder, dataset=DATASET, verbose=False)
-    return folder, checkpoint.load_tree(folder)[1]
-
-
-def test_only_the_rest_is_trained(trained):
-    _, state = trained
+def test_only_the_rest_is_trained(frozen):
+    state = checkpoint.load_tree(frozen)[1]
     model = train.prepare(small_runs.small_config(), dataset=DATASET).model
     params, stats = small_runs.made_up_values(model)
     same(state["params"]["trunk"], params["trunk"])
@@ -47,13 +37,12 @@ def test_only_the_rest_is_trained(trained):
     same(averaged["trunk"], params["trunk"])
 
 
-def test_it_goes_on_with_the_same_parts_only(stored_weights, trained):
-    folder, _ = trained
+def test_it_goes_on_with_the_same_parts_only(stored_weights, frozen):
     for other in ("", "trunk,head"):
         with pytest.raises(ValueError, match=r"init\.freeze='trunk', now it is"):
-            train.train(config_for(stored_weights, other), folder, dataset=DATASET, verbose=False)
+            train.train(config_for(stored_weights, other), frozen, dataset=DATASET, verbose=False)
     config = config_for("", " trunk", train__epochs=0.0)  # without the weights it started from
-    assert train.train(config, folder, dataset=DATASET, verbose=False).step == 2
+    assert train.train(config, frozen, dataset=DATASET, verbose=False).step == 2
 
 
 def test_no_gradient_is_computed_for_them(stored_weights):
@@ -75,16 +64,13 @@ def test_no_gradient_is_computed_for_them(stored_weights):
     assert flops["trunk"] < 0.75 * flops["head"]  # through a frozen head the gradient goes on
 
 
-@pytest.mark.parametrize(
-    ("freeze", "message"),
-    [
+def test_parts_are_named(stored_weights):
+    for freeze, message in (
         ("trunk,backbone", "it has no backbone; name .* not all: groups, head, trunk"),
         ("trunk,groups,head", "nothing would be left to train"),
-    ],
-)
-def test_parts_are_named(stored_weights, freeze, message):
-    with pytest.raises(ValueError, match=message):
-        train.prepare(config_for(stored_weights, freeze), dataset=DATASET)
+    ):
+        with pytest.raises(ValueError, match=message):
+            train.prepare(config_for(stored_weights, freeze), dataset=DATASET)
 
 
 def test_random_weights_are_not_frozen(monkeypatch, tmp_path):

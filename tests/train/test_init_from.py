@@ -35,10 +35,7 @@ def source(tmp_path_factory):
 
 
 def from_source(folder, **settings):
-    config, _ = prepared(**settings)
-    with config.unlocked():
-        config.init["from"] = str(folder)
-    return config, train.prepare(config, dataset=small_runs.small_dataset())
+    return prepared(init__from=str(folder), **settings)
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ from hsvit_jax.train import evaluate, loop
 from hsvit_jax.train import step as step_lib
 
 
-def run(workdir, *, dataset=None, callbacks=(), **settings):
+def run(workdir, *, dataset=None, **settings):
     """A quiet run on one device."""
-    options = {"dataset": dataset or small_dataset(), "callbacks": callbacks, "verbose": False}
-    return train.train(small_config(**settings), workdir, **options)
+    config = small_config(**settings)
+    return train.train(config, workdir, dataset=dataset or small_dataset(), verbose=False)
 
 
 def around_evaluations(monkeypatch, around):
@@ -52,41 +52,12 @@ def spy(monkeypatch):
     return seen
 
 
-class Recorder(train.Callback):
-    """Notes what it is told."""
-
-    def __init__(self):
-        self.called = []
-
-    def on_step(self, step, figures):
-        self.called.append((step, sorted(figures)))
-
-    def on_evaluation(self, step, split, result):
-        self.called.append((step, split))
-
-    def on_end(self, result):
-        self.called.append(result)
-
-
-@pytest.fixture(scope="module")
-def recorder():
-    """What the callbacks of `whole` were told."""
-    return Recorder()
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory, recorder):
-    """A run that nothing stopped: its folder and its result."""
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, run(folder, callbacks=[recorder])
-
-
-def test_a_run_from_start_to_end(whole, recorder, spy, monkeypatch):
+def test_a_run_from_start_to_end(whole, spy, monkeypatch):
     """6 steps of an epoch of 4: evaluated at 4 and at the end; the test split once, at the end."""
-    folder, result = whole
+    folder, result = whole.folder, whole.result
     steps = [(i, ["accuracy", "grad_norm", "loss"]) for i in range(1, 7)]
     ends = [(6, "val"), (result.best_step, "test"), result]
-    assert recorder.called == [*steps[:4], (4, "val"), *steps[4:], *ends]
+    assert whole.told == [*steps[:4], (4, "val"), *steps[4:], *ends]
     lines = metric_lines(folder)
     assert [line["step"] for line in lines if "split" not in line] == [1, 2, 3, 4, 5, 6]
     assert [line["epoch"] for line in lines if "split" not in line] == [0, 0, 0, 0, 1, 1]
@@ -310,7 +281,7 @@ def test_a_run_that_is_stopped_again_and_again_leaves_the_same_metrics(tmp_path,
     ]
     for patched, signum, step in stops:
         assert interrupted(tmp_path, patched, signum) == step
-    again, (folder, result) = run(tmp_path), whole
+    again, folder, result = run(tmp_path), whole.folder, whole.result
     assert metric_lines(tmp_path) == metric_lines(folder)
     assert (again.best_step, again.test.loss) == (result.best_step, result.test.loss)
     steps = [
