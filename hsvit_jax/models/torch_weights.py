@@ -90,6 +90,13 @@ def kernel(tensor: np.ndarray, shape: Shape) -> np.ndarray:
     return tensor.transpose(*range(2, tensor.ndim), 1, 0)
 
 
+def timm_block(ours: str, theirs: str) -> Table:
+    """A pre-norm block of attention and feed-forward at `ours`, in timm's names."""
+    names = {"norm1": "norm1", "mixer/qkv": "attn.qkv", "mixer/out": "attn.proj", "norm2": "norm2"}
+    names |= {"feed_forward/up": "mlp.fc1", "feed_forward/down": "mlp.fc2"}
+    return {f"{ours}/{part}": f"{theirs}.{name}" for part, name in names.items()}
+
+
 def tensor_table(network: Network, table: Table) -> list[Entry]:
     """Every tensor that the reference saves of such a network.
 

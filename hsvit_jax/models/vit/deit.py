@@ -76,25 +76,22 @@ def _config(*, retained: tuple[int, ...], flops_share: float, **settings: Any) -
     return dataclasses.replace(config, retained=schedule)
 
 
-class Retention(nnx.Module):
-    """How much of a patch stays after each block's attention, by the rank of its significance."""
-
-    def __init__(self, depth: int, patches: int) -> None:
-        self.ranks = nnx.Param(jnp.ones((depth, patches)))
-
-
 class SoftlyPruned(hvt.HVT):
-    """The network with which PoWER learns its schedule: parameters of HVT, and 'retention'."""
+    """The network with which PoWER learns its schedule: parameters of HVT, and 'retention'.
+
+    That is how much of a patch stays after each block's attention, by the rank of its significance.
+    """
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         c = self.config
-        return {**super().parts(key), "retention": Retention(c.depth, prod(c.grid))}
+        ranks = nnx.Param(jnp.ones((c.depth, prod(c.grid))))
+        return {**super().parts(key), "retention": nnx.Dict(ranks=ranks)}
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD, cls = bound["embedding"](images_BHWC, context), self.config.cls
         for i, block in enumerate(bound["encoder"].blocks):
             x_BTD, significance_BT = token_pruning.mix(block, x_BTD, context, i)
-            ranks_P = bound["retention"].ranks[...][i]
+            ranks_P = bound["retention"]["ranks"][...][i]
             x_BTD = token_pruning.weigh(x_BTD, significance_BT, ranks_P, cls=cls)
             x_BTD = block.feed(x_BTD, context, i)
         return bound["head"](x_BTD)

@@ -19,6 +19,7 @@ from hsvit_jax.models.torch_weights import (
     ints,
     known_sizes,
     pair,
+    timm_block,
 )
 
 if TYPE_CHECKING:
@@ -188,12 +189,11 @@ def _pool(
     }
 
 
-#: What timm calls the parts around the blocks, and the norms in them.
+#: What timm calls the blocks and the parts around them.
 _TIMM: Table = {
     "embedding/cls": "cls_token [1,1,:]",
     "embedding/position": "pos_embed [1,:,:]",
-    f"{_BLOCK}/norm1": "blocks.{i}.norm1",
-    f"{_BLOCK}/norm2": "blocks.{i}.norm2",
+    **timm_block(_BLOCK, "blocks.{i}"),
     "head/norm": "norm",
     "head/linear": "head",
 }
@@ -209,10 +209,6 @@ def _hvt(c: Any, keys: Collection[str]) -> Table:
     return {
         **_TIMM,
         **_patches("patch_embed.proj", c.patch),
-        f"{_BLOCK}/mixer/qkv": "blocks.{i}.attn.qkv",
-        f"{_BLOCK}/mixer/out": "blocks.{i}.attn.proj",
-        f"{_BLOCK}/feed_forward/up": "blocks.{i}.mlp.fc1",
-        f"{_BLOCK}/feed_forward/down": "blocks.{i}.mlp.fc2",
         "encoder/pools/after{i}/position": "blocks.{i}.pos_embed [1,:,:]",
         **convs,
     }
@@ -332,13 +328,8 @@ def _swin(c: Any, keys: Collection[str]) -> Table:
         "embedding/norm": "patch_embed.norm",
         "stage{s}/merging/norm": "layers.{s}.downsample.norm",
         "stage{s}/merging/reduction": "layers.{s}.downsample.reduction",
-        f"{block}/norm1": f"{theirs}.norm1",
-        f"{block}/norm2": f"{theirs}.norm2",
-        f"{block}/mixer/qkv": f"{theirs}.attn.qkv",
-        f"{block}/mixer/out": f"{theirs}.attn.proj",
+        **timm_block(block, theirs),
         f"{block}/mixer/offset_bias": f"{theirs}.attn.relative_position_bias_table",
-        f"{block}/feed_forward/up": f"{theirs}.mlp.fc1",
-        f"{block}/feed_forward/down": f"{theirs}.mlp.fc2",
         "head/norm": "norm",
         "head/linear": _SWIN_HEAD,
     }

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hsvit_jax.models.family import Checked, Family, defaults_of, scaled
+from hsvit_jax.models.family import Checked, Family, defaults_of
 
 #: The mixers.
 NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
@@ -77,18 +77,9 @@ class Mixing(Checked):
         return self.heads * self.head_dim
 
     @property
-    def kv_inner(self) -> int:
-        """Width of linformer's keys."""
-        return self.head_dim if self.one_kv_head else self.inner
-
-    @property
     def feature_count(self) -> int:
         """Performer's random features per head."""
         return self.features or int(self.head_dim * math.log(self.head_dim))
-
-    def hidden(self, tokens: int) -> int:
-        """Width of mlp_mixer's hidden layer."""
-        return scaled(tokens, self.expansion)
 
     def check_tokens(self, tokens: int) -> None:
         """Raises ValueError for more landmarks or projected positions than tokens."""

@@ -16,6 +16,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
+from hsvit_jax.models.family import scaled
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vix.mixer_config import PINV_STEPS, Mixing
@@ -174,7 +175,9 @@ class Linformer(nnx.Module):
         self.m = m
         q_key, k_key, p_key, out_key = jax.random.split(key, 4)
         self.query = Linear(dim, m.inner, q_key, bias=False, init=m.init)
-        self.key = Linear(dim, m.kv_inner, k_key, bias=False, init=m.init)
+        self.key = Linear(
+            dim, m.head_dim if m.one_kv_head else m.inner, k_key, bias=False, init=m.init
+        )
         self.sequence_kernel = nnx.Param(
             layers.uniform(p_key, (tokens, m.projections), m.projections**-0.5)
         )
@@ -300,7 +303,7 @@ class TokenMLP(layers.FeedForward):
     """MLP-Mixer's token mixing: a feed-forward over the tokens of each channel."""
 
     def __init__(self, m: Mixing, tokens: int, key: Array) -> None:
-        super().__init__(tokens, m.hidden(tokens), key, dropout=m.dropout, init=m.init)
+        super().__init__(tokens, scaled(tokens, m.expansion), key, dropout=m.dropout, init=m.init)
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""

@@ -18,6 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.family import defaults_of
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vix import mixer_config, stems, torch_weights, vix
@@ -25,18 +26,6 @@ from hsvit_jax.models.vix import mixer_config, stems, torch_weights, vix
 Array = jax.Array
 
 _MIXERS = {"pit": {"mixer": "softmax"}, "pip": {"mixer": "performer"}, "pin": {"mixer": "nystrom"}}
-
-#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS: Mapping[str, Any] = {
-    **mixer_config.DEFAULTS,
-    "patch": 0,
-    "stem_channels": (),
-    "stem_strides": (),
-    "embed_dim": 128,
-    "depths": (2, 2),
-    "mlp_dim": 256,
-    "embed_dropout": 0.0,
-}
 
 #: Named variants (ViX paper, table 5) as they differ from `DEFAULTS`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = _MIXERS | {
@@ -70,6 +59,10 @@ class PiXConfig(vix.ViXConfig):
             size = conv_layers.map_size(self.map_size, (2,) * i)
             stages.append(Stage(depth, size, prod(size) + 1, self.embed_dim * 2**i))
         return tuple(stages)
+
+
+#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
+DEFAULTS = {**mixer_config.DEFAULTS, **defaults_of(PiXConfig, without=("depth",)), "patch": 0}
 
 
 @dataclasses.dataclass(frozen=True)

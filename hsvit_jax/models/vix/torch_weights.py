@@ -21,6 +21,7 @@ from hsvit_jax.models.torch_weights import (
     ints,
     kernel_shape,
     pair,
+    timm_block,
 )
 from hsvit_jax.models.vix.mixer_config import DEFAULTS
 
@@ -200,9 +201,10 @@ def stem_sizes(
 # --- Mixers and blocks ---------------------------------------------------------------------------
 
 
-def _mixer(ours: str, theirs: str) -> Table:
+def _mixer(mixer: str, ours: str, theirs: str) -> Table:
     """The names of every mixer but LeViX's and CvX's softmax attention, which is convolutional."""
     return {
+        f"{ours}/out": f"{theirs}to_out" + (".0" if mixer in ("softmax", "nystrom") else ""),
         f"{ours}/features": f"{theirs}fast_attention.projection_matrix",
         f"{ours}/query": f"{theirs}to_q",
         f"{ours}/key": f"{theirs}to_k",
@@ -215,16 +217,11 @@ def _mixer(ours: str, theirs: str) -> Table:
     }
 
 
-def _mixer_out(mixer: str) -> str:
-    return "to_out.0" if mixer in ("softmax", "nystrom") else "to_out"
-
-
 def _block(mixer: str, ours: str, theirs: str) -> Table:
     up, down = ("0", "3") if mixer == "mlp_mixer" else ("net.0", "net.3")
     return {
         f"{ours}/norm1": f"{theirs}0.norm",
-        **_mixer(f"{ours}/mixer", f"{theirs}0.fn."),
-        f"{ours}/mixer/out": f"{theirs}0.fn.{_mixer_out(mixer)}",
+        **_mixer(mixer, f"{ours}/mixer", f"{theirs}0.fn."),
         f"{ours}/norm2": f"{theirs}1.norm",
         f"{ours}/feed_forward/up": f"{theirs}1.fn.{up}",
         f"{ours}/feed_forward/down": f"{theirs}1.fn.{down}",
@@ -292,28 +289,25 @@ _LEVIX_FIRST = "backbone.0.layers.0."
 
 
 def _levix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    first = "conv_embedding.0.weight"
-    weights = conv_weights(tensors, "conv_embedding.") or [shape(tensors, first, 4)]
     tokens = token_count(tensors, f"{_LEVIX_FIRST}0.")
-    image_size, strides = stem_sizes(given, _images(tensors)[2:], len(weights), tokens)
+    sizes, data = embedding(tensors, given, "conv_embedding.", tokens, linear_at=0)
+    classes, dim = shape(tensors, "mlp_head.weight", 2)
     model = {
         **find(tensors, f"{_LEVIX_FIRST}0.", given),
-        "stem_channels": tuple(w[0] for w in weights[:-1]),
-        "stem_strides": strides,
-        "embed_dim": weights[-1][0],
+        "stem_channels": sizes["stem_channels"],
+        "stem_strides": sizes["stem_strides"],
+        "embed_dim": dim,
         "depth": count(tensors, "backbone.0.layers.{}."),
         "mlp_dim": shape(tensors, f"{_LEVIX_FIRST}1.net.0.weight", 4)[0],
     }
-    classes = shape(tensors, "mlp_head.weight", 2)[0]
-    return model, {"image_size": image_size, "channels": weights[0][1], "num_classes": classes}
+    return model, {**data, "num_classes": classes}
 
 
 def _levix(c: Any, keys: Collection[str]) -> Table:
     block, theirs = "encoder/blocks/{i}", "backbone.0.layers.{i}."
     table = {
         "stem/convs/{i}": "conv_embedding.{i}",
-        **_mixer(f"{block}/mixer", f"{theirs}0."),
-        f"{block}/mixer/out": f"{theirs}0.{_mixer_out(c.mixing.name)}",
+        **_mixer(c.mixing.name, f"{block}/mixer", f"{theirs}0."),
         f"{block}/feed_forward/up": f"{theirs}1.net.0 [:,:,1,1]",
         f"{block}/feed_forward/down": f"{theirs}1.net.3 [:,:,1,1]",
         "head": "mlp_head",
@@ -374,22 +368,22 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
 
 def _ccx(c: Any, keys: Collection[str]) -> Table:
     block, theirs = "encoder/blocks/{i}", f"{_CCX_BLOCK}{{i}}"
-    softmax = c.mixing.name == "softmax"
-    qkv, out = ("qkv", "proj") if softmax else ("to_qkv", _mixer_out(c.mixing.name))
-    return {
+    table = {
         "tokenizer/convs/{i}": "tokenizer.conv_layers.{i}.0",
         "encoder/position": "classifier.positional_emb [1,:,:]",
         f"{block}/norm1": f"{theirs}.pre_norm",
         f"{block}/norm2": f"{theirs}.norm1",
-        **_mixer(f"{block}/mixer", f"{theirs}.self_attn."),
-        f"{block}/mixer/qkv": f"{theirs}.self_attn.{qkv}",
-        f"{block}/mixer/out": f"{theirs}.self_attn.{out}",
+        **_mixer(c.mixing.name, f"{block}/mixer", f"{theirs}.self_attn."),
         f"{block}/feed_forward/up": f"{theirs}.linear1",
         f"{block}/feed_forward/down": f"{theirs}.linear2",
         "head/norm": "classifier.norm",
         "head/pool": "classifier.attention_pool",
         "head/linear": "classifier.fc",
     }
+    if c.mixing.name == "softmax":
+        table[f"{block}/mixer/qkv"] = f"{theirs}.self_attn.qkv"
+        table[f"{block}/mixer/out"] = f"{theirs}.self_attn.proj"
+    return table
 
 
 CCX = TorchWeights(("classifier.fc.weight",), _ccx_settings, _ccx)
@@ -430,8 +424,7 @@ def _cvx(c: Any, keys: Collection[str]) -> Table:
         "stage{s}/conv": "layers.{s}.0",
         **_channel_norm("stage{s}/norm", "layers.{s}.1"),
         **_channel_norm(f"{block}/norm1", f"{theirs}0.norm"),
-        **_mixer(f"{block}/mixer", f"{theirs}0.fn."),
-        f"{block}/mixer/out": f"{theirs}0.fn.{_mixer_out(c.mixing.name)}",
+        **_mixer(c.mixing.name, f"{block}/mixer", f"{theirs}0.fn."),
         **_channel_norm(f"{block}/norm2", f"{theirs}1.norm"),
         f"{block}/feed_forward/up": f"{theirs}1.fn.net.0 [:,:,1,1]",
         f"{block}/feed_forward/down": f"{theirs}1.fn.net.3 [:,:,1,1]",
@@ -545,18 +538,12 @@ def _joined(name: str, size: int) -> Placed:
 
 
 def _t2t(c: Any, keys: Collection[str]) -> Table:
-    block, theirs = "encoder/blocks/{i}", "blocks.{i}"
     table = {
         "constants/position": "pos_embed [1,:,:]",
         "embedding/cls": "cls_token [1,1,:]",
         "embedding/project": _T2T_PROJECT.removesuffix(".weight"),
         "embedding/project/kernel": _joined(_T2T_PROJECT, 3),
-        f"{block}/norm1": f"{theirs}.norm1",
-        f"{block}/norm2": f"{theirs}.norm2",
-        f"{block}/mixer/qkv": f"{theirs}.attn.qkv",
-        f"{block}/mixer/out": f"{theirs}.attn.proj",
-        f"{block}/feed_forward/up": f"{theirs}.mlp.fc1",
-        f"{block}/feed_forward/down": f"{theirs}.mlp.fc2",
+        **timm_block("encoder/blocks/{i}", "blocks.{i}"),
         "head/norm": "norm",
         "head/linear": "head",
     }

@@ -16,7 +16,7 @@ import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Sizes, scaled
+from hsvit_jax.models.family import Sizes, defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
 from hsvit_jax.models.vix.mixer_config import Mixing
@@ -38,20 +38,6 @@ _ROTARY = {
     "vip": _ROPE,
     "vil": {**_ROPE, "one_kv_head": False},
     "vin": {**_ROPE, "embed_dropout": 0.5},
-}
-
-#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS: Mapping[str, Any] = {
-    **mixer_config.DEFAULTS,
-    "patch": 0,
-    "stem_channels": (),
-    "stem_strides": (),
-    "positions": "learned",
-    "embed_dim": 128,
-    "depth": 4,
-    "mlp_dim": 256,
-    "expansion": 1.0,
-    "embed_dropout": 0.0,
 }
 
 #: Named variants (ViX paper, tables 1, 2 and 6), as they differ from `DEFAULTS`. Dropout is that of
@@ -131,6 +117,14 @@ class ViXConfig(Sizes):
     def position_table(self) -> bool:
         """Whether there are learned positions; the authors keep unused ones in two models."""
         return self.cls and (not self.mixing.rope or self.mixing.name in ("softmax", "linformer"))
+
+
+#: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
+DEFAULTS = {
+    **mixer_config.DEFAULTS,
+    **defaults_of(ViXConfig),
+    **{"patch": 0, "positions": "learned", "expansion": 1.0},
+}
 
 
 class Patches(nnx.Module):
