@@ -12,9 +12,25 @@ import numpy as np
 
 from hsvit_jax import checkpoint, data
 from hsvit_jax import config as config_lib
+from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.train import evaluate
 
 CLASSES, SIDE = 7, 8
+
+#: A network of hardly any work, for tests of its weights alone.
+HSVIT = hsvit.HSViTConfig(
+    image_size=(4, 8),
+    image_channels=1,
+    num_classes=5,
+    conv_channels=(2, 4),
+    conv_kernels=(3, 3),
+    pool_strides=(2, 1),
+    groups=2,
+    depth=1,
+    embed_dim=6,
+    heads=2,
+    dropout=0.2,
+)
 
 
 def small_dataset(

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from flax import traverse_util
 from support import small_runs
 
 from hsvit_jax import models
@@ -35,16 +36,10 @@ def changed(**sizes):
 
 def same_but(made, *names):
     """The trees are the old ones but for these leaves."""
-    flat = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(VALUES[0])[0]
-    }
-    found = jax.tree_util.tree_flatten_with_path(made.params)[0]
-    for path, leaf in found:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if name not in names:
-            np.testing.assert_array_equal(leaf, flat[name])
-    assert len(found) == len(flat) and set(names) <= set(flat)
+    old, new = (traverse_util.flatten_dict(tree, sep=".") for tree in (VALUES[0], made.params))
+    assert old.keys() == new.keys() and old.keys() >= set(names)
+    for name in old.keys() - set(names):
+        np.testing.assert_array_equal(new[name], old[name])
 
 
 def test_nothing_is_done_unasked():
@@ -65,10 +60,10 @@ def test_a_new_classifier_is_the_only_fresh_part():
         new = changed(num_classes=classes)
         made = adapt.refit(*VALUES, OLD, new, {**KEEP, "classifier": "new"}, KEY)
         same_but(made, "head.linear.kernel", "head.linear.bias")
-        fresh = jax.jit(new.init)(KEY)[0]["head"]["linear"]
-        jax.tree.map(np.testing.assert_array_equal, made.params["head"]["linear"], fresh)
         assert made.fresh == ("params.head.linear.bias", "params.head.linear.kernel")
         assert "head.linear.kernel" in made.notes[0]
+    fresh = jax.jit(lambda key: new.init(key)[0]["head"]["linear"])(KEY)
+    jax.tree.map(np.testing.assert_array_equal, made.params["head"]["linear"], fresh)
 
 
 def test_the_background_class_is_left_out():
@@ -103,7 +98,11 @@ def test_factors_of_the_channels_are_no_sums():
         models.build(settings, image_size=(16, 16), channels=channels, num_classes=5)
         for channels in (3, 1)
     )
-    params, stats = jax.device_get(jax.jit(three.init)(jax.random.key(0)))
+    params, stats = small_runs.made_up_values(three)
+    flat = traverse_util.flatten_dict(params)
+    ones = {path: np.ones_like(x) for path, x in flat.items() if path[-1] == "scale"}
+    zeros = {path: np.zeros_like(x) for path, x in flat.items() if path[-1] == "bias"}
+    params = traverse_util.unflatten_dict(flat | ones | zeros)  # as at the start of training
     how = {**KEEP, "stem": "refit"}
     made = adapt.refit(params, stats, three, one, how, KEY)
     grey = np.random.default_rng(1).normal(size=(2, 16, 16, 1)).astype(np.float32)
@@ -113,20 +112,8 @@ def test_factors_of_the_channels_are_no_sums():
 
 
 def test_the_map_of_a_tile_is_a_grid_of_its_own():
-    config = hsvit.HSViTConfig(
-        image_size=(32, 32),
-        image_channels=1,
-        num_classes=5,
-        conv_channels=(4, 8),
-        conv_kernels=(3, 3),
-        pool_strides=(2, 2),
-        groups=4,
-        depth=1,
-        embed_dim=6,
-        heads=2,
-        towers=4,
-        tiles=(1, 4),
-    )
+    sizes = {"image_size": (32, 32), "conv_channels": (4, 8), "groups": 4, "pool_strides": (2, 2)}
+    config = dataclasses.replace(small_runs.HSVIT, **sizes, towers=4, tiles=(1, 4))
     assert hsvit.TowerHSViT(config).grid(16) == (0, 8, 2)
 
 
@@ -146,20 +133,8 @@ def test_positions_are_a_picture_of_the_grid():
 
 def test_a_projection_of_maps_sums_as_before():
     """An HSViT's constant map gives the same token at another size."""
-    config = hsvit.HSViTConfig(
-        image_size=(4, 8),
-        image_channels=1,
-        num_classes=5,
-        conv_channels=(2, 4),
-        conv_kernels=(3, 3),
-        pool_strides=(2, 1),
-        groups=2,
-        depth=1,
-        embed_dim=6,
-        heads=2,
-        dropout=0.2,
-    )
-    old, new = (hsvit.HSViT(dataclasses.replace(config, image_size=s)) for s in ((4, 8), (8, 16)))
+    old = hsvit.HSViT(small_runs.HSVIT)
+    new = old.resized(image_size=(8, 16))
     params, stats = small_runs.made_up_values(old)
     params["trunk"]["embed"]["kernel"] = np.tile(np.arange(6, dtype=np.float32), (8, 1))
     made = adapt.refit(params, stats, old, new, {**KEEP, "positions": "resize"}, KEY)

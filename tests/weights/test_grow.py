@@ -1,6 +1,7 @@
 """Growth: the same answers at the moment of it, then the new parts learn; and learned votes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,19 +13,7 @@ from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.weights import grow
 
-SMALL = hsvit.HSViTConfig(
-    image_size=(4, 8),
-    image_channels=1,
-    num_classes=5,
-    conv_channels=(2, 4),
-    conv_kernels=(3, 3),
-    pool_strides=(2, 1),
-    groups=2,
-    depth=1,
-    embed_dim=6,
-    heads=2,
-    dropout=0.2,
-)
+SMALL = small_runs.HSVIT
 LARGER = {
     "groups": ({}, {"conv_channels": (2, 8), "groups": 4}),
     "channels before them too": ({}, {"conv_channels": (3, 6), "groups": 3}),
@@ -38,6 +27,7 @@ def network(config):
     return (hsvit.TowerHSViT if config.towers > 1 else hsvit.HSViT)(config)
 
 
+@functools.cache
 def pair(name):
     """The smaller network with weights, and the larger one grown from it."""
     first, then = LARGER[name]
@@ -48,12 +38,17 @@ def pair(name):
     return small, values, large, grow.grow(*values, small, large, jax.random.key(1))
 
 
-def images():
-    return np.random.default_rng(3).normal(size=(6, 4, 8, 1)).astype(np.float32)
+IMAGES = np.random.default_rng(3).normal(size=(6, 4, 8, 1)).astype(np.float32)
 
 
-def answers(network, values, **how):
-    return jax.jit(lambda v, x: network.apply(*v, x, **how)[0])(values, images())
+@functools.cache
+def program(network):
+    """The evaluation of a network, compiled once."""
+    return jax.jit(lambda values: network.apply(*values, IMAGES)[0])
+
+
+def answers_agree(a, b):
+    np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * np.abs(a).max())
 
 
 SLOW = pytest.mark.slow
@@ -68,16 +63,17 @@ def test_the_answers_are_the_same_at_the_moment_of_growth(name):
     small, before, large, after = pair(name)
     shapes = jax.eval_shape(large.init, jax.random.key(0))
     assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, shapes)
-    for how in ({}, {"train": True, "dropout_key": jax.random.key(2)}):
-        a, b = answers(small, before, **how), answers(large, after, **how)
-        np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * np.abs(a).max())
+    answers_agree(program(small)(before), program(large)(after))
+    how = {"train": True, "dropout_key": jax.random.key(2)}
+    train = [jax.jit(lambda v, n=n: n.apply(*v, IMAGES, **how)[0]) for n in (small, large)]
+    answers_agree(train[0](before), train[1](after))
 
 
 @pytest.mark.parametrize("name", ["groups", pytest.param("one tower to two", marks=SLOW)])
 def test_new_groups_get_a_vote_and_then_learn(name):
     """At first only their votes have a gradient, after one step their parameters too."""
     _, _, large, (params, stats) = pair(name)
-    gradient = jax.jit(jax.grad(lambda p: jnp.square(large.apply(p, stats, images())[0]).sum()))
+    gradient = jax.jit(jax.grad(lambda p: jnp.square(large.apply(p, stats, IMAGES)[0]).sum()))
 
     def of_new(grads):
         groups = grads.get("towers", grads)["groups"]
@@ -93,22 +89,12 @@ def test_new_groups_get_a_vote_and_then_learn(name):
 
 def test_growing_again_keeps_the_learned_votes():
     _, _, large, (params, stats) = pair("groups")
-    params["groups"]["vote"] = np.array([0.5, 0.2, 0.1, -0.1], np.float32)
-    config = dataclasses.replace(large.config, conv_channels=(2, 12), groups=6)
-    larger = network(config)
+    vote = np.array([0.5, 0.2, 0.1, -0.1], np.float32)
+    params = {**params, "groups": {**params["groups"], "vote": vote}}
+    larger = network(dataclasses.replace(large.config, conv_channels=(2, 12), groups=6))
     grown = grow.grow(params, stats, large, larger, jax.random.key(4))
-    votes = grown[0]["groups"]["vote"]
-    np.testing.assert_array_equal(votes, np.float32([0.5, 0.2, 0.1, -0.1, 0, 0]))
-    a, b = answers(large, (params, stats)), answers(larger, grown)
-    np.testing.assert_allclose(b, a, rtol=0, atol=1e-6 * np.abs(a).max())
-
-
-def test_equal_sizes_are_taken_over_as_they_are():
-    small = network(SMALL)
-    values = small_runs.made_up_values(small)
-    other = network(dataclasses.replace(SMALL, dropout=0.0, group_dropout=0.1, trunk="sharded"))
-    same = grow.grow(*values, small, other, jax.random.key(1))
-    jax.tree.map(np.testing.assert_array_equal, same, values)
+    np.testing.assert_array_equal(grown[0]["groups"]["vote"], [*vote, 0, 0])
+    answers_agree(program(large)((params, stats)), program(larger)(grown))
 
 
 def test_what_cannot_be_grown_says_why():
@@ -143,15 +129,23 @@ def test_votes_start_equal(towers):
     """Fresh learned votes give the equal ones' answers, also when groups are lost."""
     config = dataclasses.replace(SMALL, towers=towers, votes="learned")
     learned, equal = network(config), network(dataclasses.replace(config, votes="equal"))
-    params, stats = jax.jit(learned.init)(jax.random.key(0))
+    params, stats = small_runs.made_up_values(equal)
     groups = params.get("towers", params)["groups"]
-    assert groups["vote"].sum() == pytest.approx(1)
-    rest = jax.tree.map(lambda x: x, params)
-    del rest.get("towers", rest)["groups"]["vote"]
-    for how in ({}, {"votes_G": jnp.array([0.0, 1.0])}):
-        a = answers(equal, (rest, stats), **how)
-        b = answers(learned, (params, stats), **how)
-        np.testing.assert_allclose(b, a, rtol=0, atol=1e-6)
+
+    def fresh_vote(key):  # nothing else is compiled
+        fresh, _ = learned.init(key)
+        return fresh.get("towers", fresh)["groups"]["vote"]
+
+    with_vote = {**groups, "vote": jax.jit(fresh_vote)(jax.random.key(0))}
+    parts = {"groups": with_vote}
+    ours = {**params, **({"towers": {**params["towers"], **parts}} if towers > 1 else parts)}
+
+    def lost(network, params):
+        return jax.jit(lambda p: network.apply(p, stats, IMAGES, votes_G=jnp.array([0.0, 1.0]))[0])(
+            params
+        )
+
+    answers_agree(lost(equal, params), lost(learned, ours))
 
 
 def test_learned_votes_of_the_groups_left():
@@ -171,7 +165,7 @@ def test_learned_votes_of_the_groups_left():
     @jax.jit
     def weighted(votes_G):
         keep = Keep()
-        logits = large.apply(params, stats, images(), shard=keep, votes_G=votes_G)[0]
+        logits = large.apply(params, stats, IMAGES, shard=keep, votes_G=votes_G)[0]
         return keep.cls, logits
 
     whole, _ = weighted(jnp.ones(4))
@@ -182,6 +176,6 @@ def test_learned_votes_of_the_groups_left():
     mesh = mesh_lib.make(4, 1, groups=4, devices=jax.devices()[:4])
     trees = [jax.device_put(t, mesh_lib.state_shardings(mesh, t, large)) for t in (params, stats)]
     run = jax.jit(mesh_lib.spread(large, mesh))
-    spread = run(*trees, mesh_lib.put_batch(mesh, images()), votes_G=jnp.array([1.0, 0, 1, 1]))[0]
+    spread = run(*trees, mesh_lib.put_batch(mesh, IMAGES), votes_G=jnp.array([1.0, 0, 1, 1]))[0]
     np.testing.assert_allclose(spread, logits, rtol=0, atol=1e-5)
     assert vote[3] < 0

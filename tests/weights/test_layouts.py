@@ -5,91 +5,38 @@ from support import hf_files
 
 from hsvit_jax.weights import layouts
 
-BLOCK = "efficientnet.encoder.blocks"
-
+#: Names in transformers, torchvision and timm, and the last word of all three.
+_SAMPLES = {
+    "resnet": """
+resnet.embedder.embedder.normalization bn1 bn1 bias
+resnet.encoder.stages.3.layers.1.layer.2.convolution layer4.1.conv3 layer4.1.conv3 weight
+resnet.encoder.stages.1.layers.0.shortcut.normalization {0} {0} running_mean
+classifier.1 fc fc weight
+""".format("layer2.0.downsample.1"),
+    "mobilenet_v2": """
+mobilenet_v2.conv_stem.first_conv.convolution features.0.0 conv_stem weight
+mobilenet_v2.conv_stem.reduce_1x1.normalization features.1.conv.2 blocks.0.0.bn2 bias
+mobilenet_v2.layer.15.reduce_1x1.convolution features.17.conv.2 blocks.6.0.conv_pwl weight
+mobilenet_v2.layer.1.conv_3x3.normalization features.3.conv.1.1 blocks.1.1.bn2 weight
+mobilenet_v2.conv_1x1.convolution features.18.0 conv_head weight
+classifier classifier.1 classifier bias
+""",
+    "efficientnet": """
+efficientnet.embeddings.batchnorm features.0.1 bn1 bias
+{0}.1.squeeze_excite.reduce features.1.1.block.1.fc1 blocks.0.1.se.conv_reduce weight
+{0}.0.projection.project_conv features.1.0.block.2.0 blocks.0.0.conv_pw weight
+{0}.2.expansion.expand_bn features.2.0.block.0.1 blocks.1.0.bn1 weight
+{0}.11.depthwise_conv.depthwise_conv features.4.3.block.1.0 blocks.3.3.conv_dw weight
+{0}.12.projection.project_bn features.5.0.block.3.1 blocks.4.0.bn3 bias
+efficientnet.encoder.top_conv features.8.0 conv_head weight
+classifier classifier.1 classifier weight
+""".format("efficientnet.encoder.blocks"),
+}
 #: (family, the key of transformers, of torchvision, of timm).
 SAMPLES = [
-    ("resnet", "resnet.embedder.embedder.normalization.bias", "bn1.bias", "bn1.bias"),
-    (
-        "resnet",
-        "resnet.encoder.stages.3.layers.1.layer.2.convolution.weight",
-        *("layer4.1.conv3.weight",) * 2,
-    ),
-    (
-        "resnet",
-        "resnet.encoder.stages.1.layers.0.shortcut.normalization.running_mean",
-        *("layer2.0.downsample.1.running_mean",) * 2,
-    ),
-    ("resnet", "classifier.1.weight", "fc.weight", "fc.weight"),
-    (
-        "mobilenet_v2",
-        "mobilenet_v2.conv_stem.first_conv.convolution.weight",
-        "features.0.0.weight",
-        "conv_stem.weight",
-    ),
-    (
-        "mobilenet_v2",
-        "mobilenet_v2.conv_stem.reduce_1x1.normalization.bias",
-        "features.1.conv.2.bias",
-        "blocks.0.0.bn2.bias",
-    ),
-    (
-        "mobilenet_v2",
-        "mobilenet_v2.layer.15.reduce_1x1.convolution.weight",
-        "features.17.conv.2.weight",
-        "blocks.6.0.conv_pwl.weight",
-    ),
-    (
-        "mobilenet_v2",
-        "mobilenet_v2.layer.1.conv_3x3.normalization.weight",
-        "features.3.conv.1.1.weight",
-        "blocks.1.1.bn2.weight",
-    ),
-    (
-        "mobilenet_v2",
-        "mobilenet_v2.conv_1x1.convolution.weight",
-        "features.18.0.weight",
-        "conv_head.weight",
-    ),
-    ("mobilenet_v2", "classifier.bias", "classifier.1.bias", "classifier.bias"),
-    ("efficientnet", "efficientnet.embeddings.batchnorm.bias", "features.0.1.bias", "bn1.bias"),
-    (
-        "efficientnet",
-        f"{BLOCK}.1.squeeze_excite.reduce.weight",
-        "features.1.1.block.1.fc1.weight",
-        "blocks.0.1.se.conv_reduce.weight",
-    ),
-    (
-        "efficientnet",
-        f"{BLOCK}.0.projection.project_conv.weight",
-        "features.1.0.block.2.0.weight",
-        "blocks.0.0.conv_pw.weight",
-    ),
-    (
-        "efficientnet",
-        f"{BLOCK}.2.expansion.expand_bn.weight",
-        "features.2.0.block.0.1.weight",
-        "blocks.1.0.bn1.weight",
-    ),
-    (
-        "efficientnet",
-        f"{BLOCK}.11.depthwise_conv.depthwise_conv.weight",
-        "features.4.3.block.1.0.weight",
-        "blocks.3.3.conv_dw.weight",
-    ),
-    (
-        "efficientnet",
-        f"{BLOCK}.12.projection.project_bn.bias",
-        "features.5.0.block.3.1.bias",
-        "blocks.4.0.bn3.bias",
-    ),
-    (
-        "efficientnet",
-        "efficientnet.encoder.top_conv.weight",
-        "features.8.0.weight",
-        "conv_head.weight",
-    ),
-    ("efficientnet", "classifier.weight", "classifier.1.weight", "classifier.weight"),
+    (family, *(f"{name}.{last}" for name in names))
+    for family, text in _SAMPLES.items()
+    for *names, last in map(str.split, text.strip().splitlines())
 ]
 
 

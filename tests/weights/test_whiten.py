@@ -3,18 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from support.small_runs import small_config, small_dataset
+from support.small_runs import made_up_values, small_config, small_dataset
 
 from hsvit_jax import train
 from hsvit_jax.train import resume
 from hsvit_jax.weights import whiten
 
 DATASET = small_dataset()
-
-
-def started(**settings):
-    run = train.prepare(small_config(init__whiten=True, **settings), dataset=DATASET)
-    return run, resume.whitened(run)
 
 
 def test_directions_whiten_correlated_patches():
@@ -36,9 +31,11 @@ def test_patches_are_what_a_convolution_sees():
 
 
 @pytest.mark.parametrize("towers", [1, 2])
-def test_filters_come_in_pairs_of_both_signs(towers):
-    run, (params, _) = started(model__towers=towers)
-    fresh, _ = run.model.init(train.step.run_key(run.config.seed, train.step.INIT))
+def test_filters_come_in_pairs_of_both_signs(towers, monkeypatch):
+    run = train.prepare(small_config(init__whiten=True, model__towers=towers), dataset=DATASET)
+    fresh = made_up_values(run.model)
+    monkeypatch.setattr(run.model, "init", lambda key: jax.tree.map(np.copy, fresh))
+    (params, _), (fresh, _) = resume.whitened(run), fresh
     trunk, drawn = (tree.get("towers", tree)["trunk"]["blocks"]["0"] for tree in (params, fresh))
     kernel, half = trunk["kernels"]["0"], 4 // towers // 2
     np.testing.assert_array_equal(kernel[..., :half], -kernel[..., half : 2 * half])
