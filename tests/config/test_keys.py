@@ -35,6 +35,7 @@ def test_an_entry_says_what_it_means_and_takes():
 
 #: Settings that no run can have; each was accepted, a traceback or minutes of silence once.
 MISTAKES = (
+    "seed=4294967296",
     "optim.learning_rate=nan",
     "optim.learning_rate=-1",
     "optim.learning_rate=inf",

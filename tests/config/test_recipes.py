@@ -1,8 +1,5 @@
 """Every family's recipe is complete and says what its paper says; smoke runs are small."""
 
-import ast
-from pathlib import Path
-
 import pytest
 
 from hsvit_jax import config as config_lib
@@ -11,7 +8,6 @@ from hsvit_jax.config import recipes, variants
 from hsvit_jax.models import costs
 from hsvit_jax.train import init_from, step
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 FAMILIES = tuple(variants.SIBLINGS)
 
 
@@ -115,18 +111,6 @@ def test_table_2_of_the_hsvit_paper_lowers_the_rate_where_its_note_says():
     assert batches == [512, 128, 16]
 
 
-@pytest.mark.parametrize("family", ["hvt", "dhvt"])
-def test_what_a_deit_recipe_leaves_out_is_told(family):
-    text = " ".join(configs_docstring(family).split())
-    for left_out in ("(there bicubic", "ending at 1e-5"):
-        assert left_out in text
-    assert "colour jitter" not in text  # off beside RandAugment, there as here
-
-
-def configs_docstring(name):
-    return ast.get_docstring(ast.parse((CONFIGS / f"{name}.py").read_text()))
-
-
 @pytest.mark.parametrize(
     ("words", "side"), [("resnet50", 224), ("efficientnet_b4", 380), ("efficientnet_b5", 456)]
 )
@@ -186,6 +170,8 @@ def test_a_smoke_run_of_every_variant_is_small(family):
         if repr(model.config) not in seen:
             assert costs.parameters(model) < 40_000
         seen.add(repr(model.config))
+    for data_set in ("fashion_mnist", "tiny_imagenet", "food101", "imagenet"):
+        assert resolved(f"{family}:{data_set},tiny").data.image_size == (32, 32)
     # Widths, heads and depths are one when small. HVT: 0 to 4 poolings, and three other kinds.
     # DeiT: with CLS, without, and two shares for PoWER. DHVT: three patches and eleven ablations.
     different = {"hvt": 8, "deit": 4, "dhvt": 14}
@@ -195,10 +181,3 @@ def test_a_smoke_run_of_every_variant_is_small(family):
     different |= {"t2t": 2}  # performers and softmax
     different |= {"efficientvit": 2, "fastvit": 5}
     assert len(seen) == different.get(family, len(models.FAMILIES[family].variants))
-
-
-@pytest.mark.parametrize("data_set", ["fashion_mnist", "tiny_imagenet", "food101", "imagenet"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_smoke_run_fits_every_data_set(family, data_set):
-    config = resolved(f"{family}:{data_set},tiny")
-    assert config.data.image_size == (32, 32) and train.build_model(config)

@@ -7,14 +7,13 @@ import signal
 import numpy as np
 import pytest
 from PIL import Image
-from support.small_runs import CLASSES, digest, metric_lines, small_dataset
+from support.small_runs import metric_lines
 
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import config as config_lib
 from hsvit_jax import main, models, train
 from hsvit_jax.commands import evaluate
 from hsvit_jax.config import variants
-from hsvit_jax.runtime import signals
 from hsvit_jax.train import loop
 
 FAMILIES = tuple(variants.SIBLINGS)
@@ -80,21 +79,6 @@ def test_a_section_by_family():
 
 
 @pytest.mark.parametrize(
-    ("spec", "setting", "message"),
-    [
-        ("hvt:s-4", "model.pach=4", r"'model.pach'; did you mean model.patch\?"),
-        ("ccx", "model.head_dim=4", "unknown configuration key 'model.head_dim'"),
-        ("dhvt", "model.groups=4", "unknown configuration key 'model.groups'"),
-        ("c2a2", "model.patch=4", "unknown configuration key 'model.patch'"),
-        ("deit", "model.variant=ti", "name the network by its file"),
-    ],
-)
-def test_each_family_has_its_own_keys(spec, setting, message):
-    with pytest.raises(ValueError, match=message):
-        config_lib.get_config(spec, setting)
-
-
-@pytest.mark.parametrize(
     ("spec", "settings", "message"),
     [
         ("hvt:s-4-patch32", (), "1 tokens after block 0 are fewer than pool_window=3"),
@@ -132,42 +116,6 @@ def test_no_groups_can_be_lost_where_there_are_none():
     assert evaluate._votes([], model) is None
 
 
-def interrupt_after_first_evaluation(monkeypatch):
-    """SIGTERM as the first epoch's evaluation is told."""
-    log_eval = loop.Loop.log_eval
-
-    def interrupted(self, *rest):
-        log_eval(self, *rest)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(loop.Loop, "log_eval", interrupted)
-
-
-@pytest.mark.slow
-def test_a_sibling_from_training_to_prediction(tmp_path, monkeypatch):
-    """DHVT, whose BatchNorm has statistics too: cut short and gone on with, the run is the same."""
-    config = config_lib.get_config(
-        "dhvt:digits,tiny",
-        *("data.image_size=8", "train.batch=16", "train.steps=6", "mesh.data=2", "model.depth=1"),
-    )
-    dataset = small_dataset()
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    result = train.train(config, whole, dataset=dataset, verbose=False)
-    with monkeypatch.context() as patch:
-        interrupt_after_first_evaluation(patch)
-        with pytest.raises(signals.Interrupted):
-            train.train(config, cut, dataset=dataset, verbose=False)
-    assert max(line["step"] for line in metric_lines(cut)) == 4
-    train.train(config, cut, dataset=dataset, verbose=False)
-    assert result.step == 6 and result.test.examples == 23
-    assert digest(cut) == digest(whole) and metric_lines(cut) == metric_lines(whole)
-    classifier = classifier_lib.load(cut)
-    probabilities = classifier.predict(dataset.test.images)
-    assert probabilities.shape == (23, CLASSES)
-    hits = (probabilities.argmax(1) == dataset.test.labels).mean()
-    assert hits == pytest.approx(result.test.accuracy)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd):
@@ -180,8 +128,14 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
         return code, out, err
 
     start = (config, "--config.train.epochs=2", "--config.train.batch=64", "--config.mesh.data=1")
+    log_eval = loop.Loop.log_eval
+
+    def interrupted(self, *rest):
+        log_eval(self, *rest)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     with monkeypatch.context() as patch:
-        interrupt_after_first_evaluation(patch)
+        patch.setattr(loop.Loop, "log_eval", interrupted)
         assert call(*start, f"--workdir={folder}")[0] == 42
     code, out, err = call(*start, f"--workdir={folder}")
     assert code == 0 and "from step 22" in err and "done: test accuracy" in out
