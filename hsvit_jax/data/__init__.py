@@ -16,8 +16,8 @@ from typing import Any
 
 from hsvit_jax.data.cache import remove_abandoned
 from hsvit_jax.data.catalog import REGISTRY, load_named
-from hsvit_jax.data.dataset import DataInfo, Dataset, Split
-from hsvit_jax.data.decode import Progress, Request, Source, split
+from hsvit_jax.data.dataset import DataInfo, Dataset, Source, Split, split
+from hsvit_jax.data.decode import Progress, Request
 from hsvit_jax.data.download import DataUnavailable
 from hsvit_jax.data.folder import describe_listing, find_listing, load_listing
 from hsvit_jax.data.given.csv_table import list_csv

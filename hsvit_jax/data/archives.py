@@ -122,8 +122,6 @@ class _StrictHeader(tarfile.TarInfo):
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from error
-        if header.type == tarfile.GNUTYPE_SPARSE:
-            raise NotImplementedError("it has a sparse member; pack it without --sparse")
         if header.type in _SPECIAL and header.size > _MAX_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {header.size:,} bytes")
         return header
@@ -184,8 +182,10 @@ def _tar_members(archive: _Archive) -> Iterator[Member]:
             while (info := tar.next()) is not None:
                 tar.members.clear()  # tarfile remembers every member, for going back
                 name = info.name.removeprefix("./")
-                if info.issparse():  # as PAX headers say it
-                    raise NotImplementedError(f"member {printable(name)} is sparse")
+                if info.issparse():
+                    raise NotImplementedError(
+                        f"{printable(name)} is sparse; pack it without --sparse"
+                    )
                 if info.isdir() or info.isreg():
                     opener = functools.partial(tar.extractfile, info)
                     yield Member(name, info.isdir(), functools.partial(archive.blocks, opener))

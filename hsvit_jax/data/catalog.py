@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data import formats, unpacked
+from hsvit_jax.data import dataset, formats, unpacked
 from hsvit_jax.data.cache import cache_folder, read_or_build
-from hsvit_jax.data.dataset import IMAGENET_MEAN, IMAGENET_STD, TEST, TRAIN, UNSPLIT, DataInfo
-from hsvit_jax.data.decode import Request, Source, Split
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, DataInfo, Source, Split
+from hsvit_jax.data.decode import Request
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
 from hsvit_jax.data.folder import load_listing, unpack_once
 from hsvit_jax.data.images import fit_image, fit_pillow
@@ -75,8 +75,8 @@ def _named(
     name: str,
     side: int,
     class_names: Sequence[str] | int,
-    mean: tuple[float, ...] = IMAGENET_MEAN,
-    std: tuple[float, ...] = IMAGENET_STD,
+    mean: tuple[float, ...] = dataset.IMAGENET_MEAN,
+    std: tuple[float, ...] = dataset.IMAGENET_STD,
     examples: tuple[int, int] = (0, 0),
     flip: bool = True,
     **readers: Any,

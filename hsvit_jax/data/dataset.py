@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -146,6 +146,37 @@ def _first(split: Split, fraction: float) -> Split:
     return split.take(np.sort(np.concatenate(kept))) if kept else split
 
 
+@dataclass(frozen=True)
+class Source:
+    """The usable examples of a data set before it is split.
+
+    Attributes:
+      parts: int8 (N,), the split that each example is meant for: see `assign_splits`.
+      class_names: label ``i`` is ``class_names[i]``.
+      content: SHA-256 of everything that was read.
+    """
+
+    examples: Split
+    parts: np.ndarray
+    class_names: tuple[str, ...]
+    content: str
+
+
+def split(
+    source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
+) -> Dataset:
+    """Splits the examples by `assign_splits`, or puts all into the test split."""
+    info = dataclasses.replace(info, class_names=source.class_names)
+    if test_only:
+        every = np.arange(len(source.examples))
+        parts = every[:0], every[:0], every
+    else:
+        parts = assign_splits(source.examples.labels, source.parts, val_fraction)
+    splits = [source.examples.take(indices) for indices in parts]
+    rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
+    return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
+
+
 def check_indices(indices: Sequence[int] | np.ndarray, examples: int) -> np.ndarray:
     """Checks the indices of a batch of ``examples``; returns them as int64 (n,).
 
@@ -175,6 +206,16 @@ def fingerprint(info: DataInfo, content: str, rule: str) -> str:
     """SHA-256 hex over the content's own digest, the split rule, shape and class names."""
     body = [content, rule, list(info.image_size), info.channels, list(info.class_names)]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+
+
+def used_as(given: Collection[int]) -> dict[int, int]:
+    """The part that each of the parts a set comes in is used as.
+
+    Training examples alone are to be split; validation examples are the test where there is none.
+    """
+    if set(given) == {TRAIN}:
+        return {TRAIN: UNSPLIT}
+    return {part: TEST if part == VAL and TEST not in given else part for part in given}
 
 
 def split_rule(parts: np.ndarray, val_fraction: float) -> str:

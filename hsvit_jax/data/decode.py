@@ -5,7 +5,6 @@ file stops the run here and not at step 30,000. Small sets keep the pixels; of l
 outcome is kept, and images are decoded again as they are needed.
 """
 
-import dataclasses
 import hashlib
 import os
 import warnings
@@ -18,18 +17,7 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
-from hsvit_jax.data.dataset import (
-    TEST,
-    TRAIN,
-    UNSPLIT,
-    VAL,
-    DataInfo,
-    Dataset,
-    Split,
-    assign_splits,
-    fingerprint,
-    split_rule,
-)
+from hsvit_jax.data.dataset import TEST, TRAIN, VAL, Source, Split, used_as
 from hsvit_jax.data.images import BadImage, few, printable, read_image
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
@@ -47,11 +35,6 @@ class Request:
     on_bad_image: str
     resident_limit_bytes: int
     progress: Progress
-
-    @property
-    def shape(self) -> list:
-        """The settings that fitted pixels depend on; a crop is not named."""
-        return [*self.image_size, self.channels, *([self.fit] if self.fit != "crop" else [])]
 
     def resident(self, examples: int) -> bool:
         """Whether that many images stay within the limit."""
@@ -83,37 +66,6 @@ class Items:
         return read_image(raw, size, channels, name=name, fit=request.fit), label, raw
 
 
-@dataclass(frozen=True)
-class Source:
-    """The usable examples of a data set before it is split.
-
-    Attributes:
-      parts: int8 (N,), the split that each example is meant for: see `dataset.assign_splits`.
-      class_names: label ``i`` is ``class_names[i]``.
-      content: SHA-256 of everything that was read.
-    """
-
-    examples: Split
-    parts: np.ndarray
-    class_names: tuple[str, ...]
-    content: str
-
-
-def split(
-    source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
-) -> Dataset:
-    """Splits the examples by `dataset.assign_splits`, or puts all into the test split."""
-    info = dataclasses.replace(info, class_names=source.class_names)
-    if test_only:
-        every = np.arange(len(source.examples))
-        parts = every[:0], every[:0], every
-    else:
-        parts = assign_splits(source.examples.labels, source.parts, val_fraction)
-    splits = [source.examples.take(indices) for indices in parts]
-    rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
-    return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
-
-
 def items_of_splits(
     where: str, splits: Mapping[str, Sequence[Any]], read: Callable[[Any], tuple[bytes, int]]
 ) -> Items:
@@ -132,14 +84,13 @@ def items_of_splits(
     """
     if "train" not in splits:
         raise ValueError(f"{where} has no split 'train', only {few(sorted(splits))}")
-    splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
+    codes = {"train": TRAIN, "validation": VAL, "test": TEST}
+    splits = {name: splits[name] for name in codes if name in splits}
     if "test" in splits and read(splits["test"][0])[1] < 0:
         del splits["test"]
-    if "test" not in splits and "validation" in splits:
-        splits["test"] = splits.pop("validation")
-    codes = {"train": TRAIN if "test" in splits else UNSPLIT, "validation": VAL, "test": TEST}
+    used = used_as([codes[name] for name in splits])
     starts = np.cumsum([0, *map(len, splits.values())])
-    parts = np.repeat([codes[name] for name in splits], np.diff(starts)).astype(np.int8)
+    parts = np.repeat([used[codes[name]] for name in splits], np.diff(starts)).astype(np.int8)
     names = [f"{where} {name}[{i}]" for name, s in splits.items() for i in range(len(s))]
     sources = list(splits.values())
 
@@ -163,7 +114,8 @@ def decode_items(
         five. With 'skip' they are left out with a warning, unless a class loses all its images.
     """
     resident = request.resident(len(items.names))
-    key = {**key, "shape": request.shape, "in": resident}
+    shape = [*request.image_size, request.channels]
+    key = {**key, "shape": shape, "fit": request.fit, "in": resident}
     folder = cache_folder(request.data_dir, name, key)
     arrays, notes = read_or_build(folder, lambda scratch: _build(items, scratch, request, resident))
     bad = notes["bad"]

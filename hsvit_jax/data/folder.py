@@ -12,8 +12,8 @@ import numpy as np
 
 from hsvit_jax.data import archives, unpacked
 from hsvit_jax.data.cache import cache_folder, read_or_build
-from hsvit_jax.data.dataset import DataInfo, default_statistics
-from hsvit_jax.data.decode import Items, Progress, Request, Source, decode_items
+from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
+from hsvit_jax.data.decode import Items, Progress, Request, decode_items
 from hsvit_jax.data.images import is_image_name, peek, printable, read_file
 from hsvit_jax.data.listing import LAYOUT, File, Listing, Tree, arrange, walk
 

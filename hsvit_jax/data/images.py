@@ -267,11 +267,11 @@ def fit_pillow(
     if fit == "pad":
         inner = [max(1, round(n * min(scales))) for n in image.size]
         whole = Image.new(image.mode, (width, height))
-        scaled = image if list(image.size) == inner else image.resize(inner, resample)
-        whole.paste(scaled, ((width - inner[0]) // 2, (height - inner[1]) // 2))
+        place = (width - inner[0]) // 2, (height - inner[1]) // 2
+        whole.paste(image.resize(inner, resample), place)
         image = whole
     elif fit == "stretch":
-        image = image if scales == (1, 1) else image.resize((width, height), resample)
+        image = image.resize((width, height), resample)
     elif max(scales) == 1:
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL
+from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
 from hsvit_jax.data.images import few, is_image_name, is_printable, printable
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
@@ -179,12 +179,8 @@ def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, 
         names = sorted(name for name, of in splits.items() if of == part)
         if len(names) > 1:
             raise ValueError(f"{tree.where} holds several {kind} folders: {few(names)}; keep one")
-    groups = {part: f"{prefix}{name}/" for name, part in splits.items()}
-    if len(groups) == 1:
-        return {UNSPLIT: groups[TRAIN]}
-    if TEST not in groups:
-        groups[TEST] = groups.pop(VAL)
-    return groups
+    used = used_as(splits.values())
+    return {used[part]: f"{prefix}{name}/" for name, part in splits.items()}
 
 
 def _classes(tree: Tree, prefix: str) -> dict[str, list[File]]:

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.data.dataset import DataInfo, default_statistics
-from hsvit_jax.data.decode import Request, Source, decode_items, items_of_splits
+from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
+from hsvit_jax.data.decode import Request, decode_items, items_of_splits
 from hsvit_jax.data.download import DataUnavailable, probe
 from hsvit_jax.data.images import few
 

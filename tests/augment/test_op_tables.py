@@ -128,8 +128,9 @@ def test_every_op_bin_and_sign_equals_pillow(shape, wide):
     height, width, _ = shape
 
     def bins(op):
-        several = op in op_tables.SIGNED_OPS or op in ("Posterize", "Solarize")
-        return ALL_BINS if several else [4]
+        if op not in op_tables.SIGNED_OPS and op not in ("Posterize", "Solarize"):
+            return [4]
+        return ALL_BINS if shape[2] == 3 and height > 2 else ALL_BINS[::10]
 
     def pillow(image, op, bin_, sign):
         return pillow_op(image, op, sign * float(magnitudes[op][bin_]))

@@ -4,7 +4,7 @@ import csv
 import os
 from pathlib import Path
 
-from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL
+from hsvit_jax.data.dataset import used_as
 from hsvit_jax.data.images import few, printable
 from hsvit_jax.data.listing import SPLIT_NAMES, File, Listing, Row
 
@@ -59,9 +59,7 @@ def list_csv(path: str) -> Listing:
             f"csv={path} gives several labels or splits to {few(twice)}: give each image one"
         )
     parts = [SPLIT_NAMES[line.get("split") or "train"] for line in lines]
-    whole = set(parts) == {TRAIN}
-    if TEST not in parts:  # as in a folder
-        parts = [TEST if part == VAL else part for part in parts]
+    used = used_as(set(parts))
     number = {name: i for i, name in enumerate(names)}
     rows = []
     for line, part in zip(lines, parts, strict=True):
@@ -69,5 +67,5 @@ def list_csv(path: str) -> Listing:
         info = file.stat() if os.path.isfile(file) else None  # decoding reports a missing one
         stamp = (info.st_size, info.st_mtime_ns) if info else ()
         row = File(line["image"], os.fspath(file), *stamp)
-        rows.append(Row(row, number[line["label"]], UNSPLIT if whole else part))
+        rows.append(Row(row, number[line["label"]], used[part]))
     return Listing(os.fspath(table.parent), tuple(names), tuple(rows))

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset, Split
-from hsvit_jax.data.decode import Source, split
+from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset, Source, Split, split
 from hsvit_jax.data.images import BadImage, check_shape, few, fit_image
 
 _LEAST_STD = 1e-3  # of a channel that is the same everywhere

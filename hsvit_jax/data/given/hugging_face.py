@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.data.dataset import DataInfo
-from hsvit_jax.data.decode import Request, Source, decode_items, items_of_splits
+from hsvit_jax.data.dataset import DataInfo, Source
+from hsvit_jax.data.decode import Request, decode_items, items_of_splits
 from hsvit_jax.data.folder import describe_files
 from hsvit_jax.data.images import few, read_file
 
