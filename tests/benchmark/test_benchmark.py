@@ -187,18 +187,13 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
     ("words", "code", "said"),
     [
         ([], 2, "(see: hsvit benchmark --help)"),
-        (["--config=nowhere.py"], 2, "cannot read the config file nowhere.py"),
-        ([f"--config={CONFIG_FILE}", "--config.train.bacth=3"], 2, "did you mean train.batch"),
         ([f"--config={CONFIG_FILE}", "--work=sleep"], 2, "train|infer|input|eval"),
-        ([f"--config={CONFIG_FILE}", "--batch=0"], 2, "--batch=0"),
-        ([f"--config={CONFIG_FILE}", "train"], 2, "unexpected words: train"),
         ([f"--config={CONFIG_FILE}", "--peak", "--parts"], 2, "choose one of --parts, --peak"),
         ([f"--config={CONFIG_FILE}", "--parts", "--trace=x"], 2, "--parts has no use for --trace"),
         ([f"--config={CONFIG_FILE}", "--parts", "--work=infer"], 2, "no use for --work"),
         (["--peak", "--batch=3"], 2, "--peak has no use for --batch"),
         ([f"--config={CONFIG_FILE}", "--parts", "--config.model.towers=2"], 1, "model.towers=1"),
         ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),
-        ([f"--config={CONFIG_FILE}", "--config.optim.beta1=x"], 2, "optim.beta1 must be a number"),
     ],
 )
 def test_command_line_mistakes_are_one_message(capsys, words, code, said):

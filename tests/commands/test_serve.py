@@ -10,10 +10,12 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from importlib import resources
 
 import httpx2
 import jax
+import ml_collections
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
@@ -21,7 +23,7 @@ from support import small_runs
 from support.reports import png
 
 from hsvit_jax import classifier as classifier_lib
-from hsvit_jax import main, train
+from hsvit_jax import main, train, views
 from hsvit_jax.commands.serve import app, batching, votes
 from hsvit_jax.train import evaluate
 
@@ -96,6 +98,21 @@ def test_networks_of_other_parts(model):
     expected = jax.nn.softmax(forward(c.params, c.stats, IMAGES[..., None]))
     p_BK = network.elect(network.parts, ballot.cls_VPBD, voted_PB)
     np.testing.assert_allclose(p_BK, expected, rtol=1e-4)
+
+
+def test_maps_lie_where_their_towers_look():
+    """Eight groups of four towers, each of which sees a quarter of the image."""
+    seen = views.Groups(np.ones((8, 1, 1, 2)), np.arange(1, 9)[:, None])
+    config = ml_collections.ConfigDict({"model": {"towers": 4, "tiles": (2, 2)}})
+    classifier = types.SimpleNamespace(
+        config=config, explain=lambda _: [views.Views(np.zeros(1), groups=seen)]
+    )
+    network = types.SimpleNamespace(classifier=classifier)
+    server = app.Server(batching.Batcher(network, network, [1], 0), app.Limits())
+    first, *groups = (one["rows"] for one in server._maps(np.zeros((2, 4, 1), np.uint8)))
+    sums = np.repeat([[3, 7], [11, 15]], 2, 1)
+    assert first == app._bytes(sums).tolist()
+    assert groups[5] == [[0] * 4, [255, 255, 0, 0]]  # of tower 2
 
 
 @pytest.mark.parametrize(

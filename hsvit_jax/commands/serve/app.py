@@ -286,7 +286,7 @@ class Server:
         """Attention over the image and feature maps, uint8 rows; of an HSViT for each group.
 
         A group's attention is the sum of its tokens' feature maps, each weighted by the attention
-        that CLS pays to it.
+        that CLS pays to it; it lies where the group's tower looks.
         """
         try:
             views = self._classifier.explain(image_HWC[None])[0]
@@ -294,10 +294,17 @@ class Server:
             return []
         found: list[tuple[str, np.ndarray]] = []
         if views.groups is not None:
-            maps, shares = views.groups.maps_GCHW, views.groups.shares_GC
-            found.append(("attention", np.einsum("gc,gchw->hw", shares, maps)))
-            for group, (maps_CHW, share_C) in enumerate(zip(maps, shares, strict=True)):
-                found.append((f"group {group}", np.einsum("c,chw->hw", share_C, maps_CHW)))
+            model = self._classifier.config.model
+            rows, columns = model.get("tiles", (1, 1))
+            seen_GHW = np.einsum("gc,gchw->ghw", views.groups.shares_GC, views.groups.maps_GCHW)
+            groups, height, width = seen_GHW.shape
+            placed_GRHCW = np.zeros((groups, rows, height, columns, width))
+            for group, seen_HW in enumerate(seen_GHW):
+                tile = group * model.get("towers", 1) // groups % (rows * columns)
+                placed_GRHCW[group, tile // columns, :, tile % columns] = seen_HW
+            placed_GHW = placed_GRHCW.reshape(groups, rows * height, columns * width)
+            found.append(("attention", placed_GHW.sum(0)))
+            found += [(f"group {group}", placed_HW) for group, placed_HW in enumerate(placed_GHW)]
         elif views.sequences is not None:
             blocks = zip(views.sequences.blocks, views.sequences.attention, strict=True)
             found += [(f"block {number}", heads.mean(0)) for number, heads in blocks]
