@@ -14,17 +14,10 @@ classes (ViX paper, table 5, which leaves out positions and CLS):
 The paper's accuracy on CIFAR-10: PiT 63.49, PiN 69.41, hybrid PiN 74.00 % (table 5). Our own on
 CIFAR-10: not measured yet.
 
-The recipe `paper` (section 4; the same for ViX, LeViX, CCX, CvX and PiX): AdamW 1e-3 without any
-schedule, decay 0.01 on everything, betas 0.9 and 0.999, batch 64, no augmentation named. The paper
-does not say how many epochs; the authors' scripts have 40 to 150, here 100. Not as there: mixed
-precision (say bf16 for something near it), and the best of three runs. On digits the recipe
-`strong` has 8×8 tokens, one for each pixel of the original images, and 16 landmarks or projected
-positions.
-
-Performer and Nyström divide by a maximum for stability. The authors take it over the whole batch,
-so that an image's logits depend on the images beside it; here it is each image's own
-(`model.batch_coupling=False`), and the logits differ by 2e-3 to 4e-2 of the largest. A network
-converted from the authors' weights computes as theirs does (True).
+The recipe `paper`, and the maximum that Performer and Nyström divide by
+(`model.batch_coupling=False`), are as for ViX: see configs/vix.py, also for what the recipe leaves
+out. On digits the recipe `strong` has 8×8 tokens, one for each pixel of the original images, and 16
+landmarks or projected positions.
 
     python -m hsvit_jax.main --config=configs/pix.py:pin,hybrid,cifar10
     python -m hsvit_jax.main --config=configs/pix.py:pit,cifar10,paper
