@@ -164,7 +164,7 @@ class Classifier:
     def _viewer(self) -> Any:
         from hsvit_jax import views
 
-        return views.Viewer(self)
+        return views.make_viewer(self)
 
     def cut(self, count: int) -> tuple[list[Any], Any]:
         """Cuts an HSViT into parts that can run apart, and the head (`models.hsvit.parts`).

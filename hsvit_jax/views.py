@@ -8,6 +8,8 @@ HSViT paper, section 3.1 (one token per kernel, averaged votes).
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -69,34 +71,33 @@ class Views:
     sequences: Sequences | None = None
 
 
-class Viewer:
-    """Runs a classifier's network on images and returns its views; compiled once."""
+def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
+    """Compiles a classifier's network to show its views.
 
-    def __init__(self, classifier: Any) -> None:
-        self._classifier = classifier
-        mean, std = tuple(classifier.config.data.mean), tuple(classifier.config.data.std)
+    Returns:
+      a function of one uint8 image of the network's size, which raises ValueError for a network
+      that has nothing to show.
+    """
+    model, config = classifier.model, classifier.config
 
-        def views(params: dict, stats: dict, image_HWC: jax.Array) -> dict[str, list[jax.Array]]:
-            x_BHWC = augment.normalise(image_HWC[None], mean, std)
-            return classifier.model.views(params, stats, x_BHWC)
+    @partial(jax.jit, out_shardings=mesh_lib.replicated(classifier.mesh))
+    def arrays_of(params: dict, stats: dict, image_HWC: jax.Array) -> dict[str, list[jax.Array]]:
+        x_BHWC = augment.normalise(image_HWC[None], tuple(config.data.mean), tuple(config.data.std))
+        return model.views(params, stats, x_BHWC)
 
-        self._views = jax.jit(views, out_shardings=mesh_lib.replicated(classifier.mesh))
-
-    def __call__(self, image_HWC: np.ndarray) -> Views:
-        """Runs the network on one uint8 image of its size.
-
-        Raises ValueError for a network that has nothing to show.
-        """
-        c = self._classifier
-        arrays = jax.device_get(self._views(c.params, c.stats, image_HWC))
-        if not set(arrays) - {"logits"}:
-            model = c.config.model
+    def view(image_HWC: np.ndarray) -> Views:
+        arrays = jax.device_get(arrays_of(classifier.params, classifier.stats, image_HWC))
+        if set(arrays) == {"logits"}:
+            c = config.model
+            mixer = f" with mixer={c.mixer!r}" if "mixer" in c else ""
             raise ValueError(
-                f"{model.variant} ({model.family}) has nothing to show: neither attention weights "
-                "nor groups nor tokens at known places. Visualize an hsvit or a transformer, such "
-                "as one of vix, levix, ccx, cvx, pix, hvt, deit and dhvt"
+                f"{c.variant} ({c.family}){mixer} has nothing to show: neither attention weights "
+                "nor groups nor tokens at known places. Visualize a network with softmax "
+                "attention, an hsvit, or a family of vix, pix, hvt, deit and dhvt"
             )
-        return views_of(c.model, arrays, 0)
+        return views_of(model, arrays, 0)
+
+    return view
 
 
 def views_of(model: Any, arrays: dict[str, list[np.ndarray]], example: int) -> Views:

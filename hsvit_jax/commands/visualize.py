@@ -9,7 +9,6 @@ from hsvit_jax.cli import Request
 from hsvit_jax.commands import visualize_figures
 from hsvit_jax.commands.predict import image_files, load_classifier
 from hsvit_jax.runtime import coordination
-from hsvit_jax.views import Viewer
 
 
 def run(request: Request) -> int:
@@ -45,15 +44,14 @@ def write_views(
         raise ValueError(f"--out={out} is a file; hsvit visualize writes a folder of PNGs")
     views_too = classifier.config.eval.get("tta", "none") != "none"
     alone = ", without its other views" if views_too else ""  # which predict averages
-    viewer, written, errors = Viewer(classifier), [], []
-    names = classifier.class_names
+    written, errors, names = [], [], classifier.class_names
     for path, stem in zip(paths, _stems(paths), strict=True):
         try:
             image_HWC = classifier.read(path)
         except data.BadImage as error:
             errors.append(str(error))
             continue
-        views = viewer(image_HWC)
+        views = classifier.explain(image_HWC[None])[0]
         if not coordination.is_lead():
             continue
         for kind, figure in visualize_figures.figures(

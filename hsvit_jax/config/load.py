@@ -150,7 +150,12 @@ def override(
             raise ValueError(_unknown(key, list(known)))
         if not equals:
             raise ValueError(f"{key} needs a value, as in --config.{key}={keys.shown(known[key])}")
-        _refuse_label(key, text)
+        label = key in ("recipe", "model.variant", "model.backbone")
+        if label or (key == "data.name" and not defaults.names_kind(text)):
+            raise ValueError(
+                f"{key} follows from --config and cannot be set to {text!r} alone: name the "
+                f"network by its file, the data set and recipe after the colon ({_EXAMPLE})"
+            )
         section, _, name = key.rpartition(".")
         entry = keys.of(key, config.model)
         try:
@@ -184,14 +189,3 @@ def _unknown(key: str, known: list[str]) -> str:
         near = [k for k in known if words and k.rpartition(".")[2] == words[0]]
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {keys.few(known)}"
     return f"unknown configuration key {key!r}; {hint}"
-
-
-def _refuse_label(key: str, text: str) -> None:
-    """Raises ValueError for a key that names a choice of --config, on which other keys depend."""
-    if key in ("recipe", "model.variant", "model.backbone") or (
-        key == "data.name" and not defaults.names_kind(text)
-    ):
-        raise ValueError(
-            f"{key} follows from --config and cannot be set to {text!r} alone: name the network by "
-            f"its file, the data set and recipe after the colon ({_EXAMPLE})"
-        )

@@ -87,15 +87,13 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     Raises ValueError if the text holds no JSON object.
     """
 
-    def tuples(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: tuples(v) for k, v in value.items()}
-        return tuple(tuples(v) for v in value) if isinstance(value, list) else value
+    def tuples(section: dict[str, Any]) -> dict[str, Any]:
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in section.items()}
 
-    tree = json.loads(text)
+    tree = json.loads(text, object_hook=tuples)
     if not isinstance(tree, dict):
         raise ValueError(f"a configuration is a JSON object; got {type(tree).__name__}")
-    return ml_collections.ConfigDict(tuples(tree)).lock()
+    return ml_collections.ConfigDict(tree).lock()
 
 
 def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

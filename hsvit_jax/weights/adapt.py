@@ -184,14 +184,14 @@ def nested(leaves: Leaves) -> dict:
     return traverse_util.unflatten_dict({path: np.asarray(x) for path, x in leaves.items()})
 
 
-def _trees(network: Network, key: Array) -> dict:
-    params, stats = network.init(key)
-    return {"params": params, "stats": stats}
+def _fresh(network: Network, key: Array) -> Leaves:
+    trees = dict(zip(("params", "stats"), network.init(key), strict=True))
+    return traverse_util.flatten_dict(trees)
 
 
 def _shapes(network: Network) -> dict[Path, tuple[int, ...]]:
-    trees = jax.eval_shape(lambda: _trees(network, jax.random.key(0)))
-    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(trees).items()}
+    leaves = jax.eval_shape(lambda: _fresh(network, jax.random.key(0)))
+    return {path: leaf.shape for path, leaf in leaves.items()}
 
 
 def _changed(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
@@ -207,7 +207,7 @@ def drawn(network: Network, wanted: Callable[[Path], bool], key: Array) -> Leave
     order = [path for path in _shapes(network) if wanted(path)]
 
     def draw(key: Array) -> list[Array]:
-        fresh = traverse_util.flatten_dict(_trees(network, key))
+        fresh = _fresh(network, key)
         return [fresh[path] for path in order]
 
     return dict(zip(order, map(np.asarray, jax.jit(draw)(key)), strict=True))
