@@ -160,8 +160,9 @@ def table(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> l
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
-    """Formats a table, the head first, as Markdown."""
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
+    """Formats a table, the head first, as Markdown: the first column flush left, others right."""
+    rule = ["---", *["---:"] * (len(table[0]) - 1)]
+    lines = [table[0], rule, *table[1:]]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -20,7 +21,7 @@ from hsvit_jax.models import costs
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Row(grid.Trained):
     """One system: the size of its network, the cost of its programs, its accuracy.
 
     Attributes:
@@ -30,7 +31,6 @@ class Row:
       images_per_second: median of the training log of all seeds.
       examples: of the test split.
       top5: mean over seeds; None for fewer than six classes.
-      accuracies: on the test split, one for each seed.
     """
 
     name: str
@@ -45,17 +45,6 @@ class Row:
     images_per_second: float
     examples: int
     top5: float | None
-    accuracies: tuple[float, ...]
-
-    @property
-    def accuracy(self) -> float:
-        """The mean over seeds."""
-        return statistics.fmean(self.accuracies)
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation over seeds; 0 for a single one."""
-        return grid.deviation(self.accuracies)
 
 
 def compare(
@@ -65,7 +54,6 @@ def compare(
     settings: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
     batch: int = 64,
-    verbose: bool = True,
 ) -> list[Row]:
     """Trains the systems that are not trained yet, after all checks, and evaluates them.
 
@@ -82,7 +70,7 @@ def compare(
       ValueError: as `train_all`.
     """
     rows = []
-    for one in train_all(systems, out, settings=settings, seeds=seeds, verbose=verbose):
+    for one in train_all(systems, out, settings=settings, seeds=seeds):
         model, tests = one.run.model, [result.test for result in one.results]
         parameters = costs.parameters(model)
         rows.append(
@@ -107,41 +95,26 @@ def compare(
     return sorted(rows, key=lambda row: -row.accuracy)
 
 
-COLUMNS = (
-    "system",
-    "parameters",
-    "parameters (MB)",
-    "FLOPs",
-    "memory forward",
-    "memory training",
-    "images/s",
-    "top-1",
-    "top-5",
-)
+COLUMNS = {
+    "system": lambda row: row.name,
+    "parameters": lambda row: f"{row.parameters:,}",
+    "parameters (MB)": lambda row: f"{row.megabytes:.2f}",
+    "FLOPs": lambda row: f"{row.flops / 1e9:.3f} G",
+    "memory forward": lambda row: report.byte_text(row.forward_bytes),
+    "memory training": lambda row: report.byte_text(row.training_bytes),
+    "images/s": lambda row: f"{row.images_per_second:,.0f}",
+    "top-1": grid.text,
+    "top-5": lambda row: "–" if row.top5 is None else f"{row.top5:.2%}",
+}
 
 
 def table(rows: Sequence[Row]) -> str:
     """Formats the rows as Markdown."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
-    for row in rows:
-        cells = (
-            row.name,
-            f"{row.parameters:,}",
-            f"{row.megabytes:.2f}",
-            f"{row.flops / 1e9:.3f} G",
-            report.byte_text(row.forward_bytes),
-            report.byte_text(row.training_bytes),
-            f"{row.images_per_second:,.0f}",
-            grid.text(row.accuracies, row.examples),
-            "–" if row.top5 is None else f"{row.top5:.2%}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return report.markdown(report.table(COLUMNS, rows)) + "\n"
 
 
-def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
+def write(rows: Sequence[Row], out: Path, command: str) -> tuple[Path, Path, Path]:
     """Writes comparison.md, comparison.csv and comparison.png in `out`; returns their paths."""
-    paths = [out / f"comparison.{kind}" for kind in ("md", "csv", "png")]
     seeds, batch = len(rows[0].accuracies), rows[0].batch
     notes = (
         f"{rows[0].epochs:.3g} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
@@ -150,19 +123,10 @@ def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
         f"compiled program, activations included, batch {batch}. images/s: median of the training "
         f"log, {jax.default_backend()}, {jax.device_count()} device(s).\n\n    {command}\n"
     )
-    report.write_file(paths[0], f"{table(rows)}\n{notes}")
-    names = [field.name for field in dataclasses.fields(Row)]
-    cells = [[*names[:-1], "accuracy", "deviation", names[-1]]]
-    for row in rows:
-        values = [getattr(row, name) for name in names]
-        every = " ".join(map(str, row.accuracies))
-        cells.append([*values[:-1], row.accuracy, row.deviation, every])
-    report.save_csv(paths[1], cells)
-    _draw(rows, paths[2])
-    return paths
+    return grid.save(rows, out, "comparison", f"{table(rows)}\n{notes}", _figure(rows))
 
 
-def _draw(rows: Sequence[Row], path: Path) -> None:
+def _figure(rows: Sequence[Row]) -> Any:
     from matplotlib import colormaps
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -197,7 +161,7 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
     panels[0].set(ylabel="test accuracy (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    report.save_figure(figure, path)
+    return figure
 
 
 def learning_curves(
@@ -207,7 +171,6 @@ def learning_curves(
     *,
     settings: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
-    verbose: bool = True,
 ) -> list[grid.Point]:
     """Trains the systems on shares of the training images, at equal compute for each share.
 
@@ -226,10 +189,7 @@ def learning_curves(
     points = []
     for fraction in fractions:
         given = [*settings, f"data.fraction={fraction:g}"]
-        trained = train_all(
-            systems, out, settings=given, seeds=seeds, equal="compute", verbose=verbose
-        )
-        for one in trained:
+        for one in train_all(systems, out, settings=given, seeds=seeds, equal="compute"):
             classes = one.run.dataset.info.num_classes
             images = round(len(one.run.dataset.train) / classes, 1)
             points.append(point(one, f"{images:g}", one.system.name))

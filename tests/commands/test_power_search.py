@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from support.small_runs import made_up_values
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import main, train
@@ -10,34 +11,34 @@ from hsvit_jax.commands.studies import power_search
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import release
 
-SPEC = "deit:ti,digits,tiny"
+SPEC, SIZE = "deit:ti,digits,tiny", "data.image_size=16,16"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A network of fresh weights, in a file."""
-    run = train.prepare(config_lib.get_config(SPEC))
-    params, stats = run.model.init(jax.random.key(0))
+    run = train.prepare(config_lib.get_config(SPEC, SIZE))
+    params, stats = made_up_values(run.model)
     path = tmp_path_factory.mktemp("power") / "first.safetensors"
     path.write_bytes(release.pack({"params": params, "stats": stats}, {**run.meta, "step": 1}))
     return path
 
 
 def test_the_tokens_are_learned_and_the_network_goes_on(trained, tmp_path, capsys):
-    """At 0.1 a step, four steps of a penalty leave 39 of 64 patches, and the CLS."""
+    """At 0.1 a step, four steps of a penalty leave 10 of 16 patches, and the CLS."""
     out = tmp_path / "power.safetensors"
     words = [f"--config={SPEC}", f"--config.init.from={trained}", "--epochs=0.1", f"--out={out}"]
-    words += ["--penalty=10", "--rate=0.1", "--config.mesh.data=1"]
+    words += ["--penalty=10", "--rate=0.1", "--config.mesh.data=1", f"--config.{SIZE}"]
     assert main.main(["hsvit", "power-search", *words]) == 0
     printed = capsys.readouterr().out
     stored = init_from.stored_network(out)
-    assert (stored.step, stored.config.model.retained) == (4, (40, 40))
-    assert "--config.model.retained=40,40" in printed
+    assert (stored.step, stored.config.model.retained) == (4, (11, 11))
+    assert "--config.model.retained=11,11" in printed
     before = init_from.stored_network(trained)
     assert any(
         map(np.any, jax.tree.leaves(jax.tree.map(np.subtract, stored.params, before.params)))
     )
-    third = config_lib.get_config(SPEC, f"init.from={out}", "model.retained=40,40")
+    third = config_lib.get_config(SPEC, SIZE, f"init.from={out}", "model.retained=11,11")
     run = train.prepare(third)
     assert init_from.load(run.config, run.model).notes[0].startswith("32 of 32 tensors")
 

@@ -8,9 +8,10 @@ import pytest
 from support.small_runs import small_dataset
 
 from hsvit_jax import config, main, models
-from hsvit_jax.commands.studies import crossval, grid, lr_find, study
+from hsvit_jax.commands.studies import crossval, grid, lr_find, papers, study
 
 TINY = ["--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1"]
+TINY += ["--config.model.embed_dim=8", "--config.data.image_size=8,8"]
 
 
 def test_the_steepest_rate_is_before_the_lowest_loss():
@@ -22,12 +23,12 @@ def test_the_steepest_rate_is_before_the_lowest_loss():
 
 def test_rates_grow_until_the_loss_does(tmp_path, capsys):
     out = tmp_path / "found.png"
-    words = ["lr-find", *TINY, "--config.train.batch=64", "--steps=24", f"--out={out}"]
+    words = ["lr-find", *TINY, "--config.train.batch=16", "--steps=8", f"--out={out}"]
     assert main.main(["hsvit", *words]) == 0
     printed = capsys.readouterr().out
     assert out.read_bytes().startswith(b"\x89PNG")
     assert "falls fastest at a rate of" in printed
-    assert "--config.train.batch=64 --config.optim.learning_rate=" in printed
+    assert "--config.train.batch=16 --config.optim.learning_rate=" in printed
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -53,7 +54,7 @@ def test_every_example_is_tested_once(streamed):
 
 @pytest.mark.slow
 def test_a_run_for_each_fold(tmp_path, capsys):
-    words = ["crossval", *TINY, "--config.train.steps=2", f"--workdir={tmp_path}/run", "--folds=2"]
+    words = ["crossval", *TINY, "--config.train.steps=2", f"--workdir={tmp_path}/run/", "--folds=2"]
     assert main.main(["hsvit", *words]) == 0
     first = capsys.readouterr().out
     with (tmp_path / "run-folds2" / "crossval.csv").open() as file:
@@ -65,9 +66,9 @@ def test_a_run_for_each_fold(tmp_path, capsys):
     assert capsys.readouterr().out == first
 
 
-@pytest.mark.parametrize("name", study.names())
+@pytest.mark.parametrize("name", papers.STUDIES)
 def test_every_network_of_a_study_can_be_built(name):
-    made, _ = study.load(name)
+    (made, _), built = study.load(name), []
     assert len({(cell.x, cell.line) for cell in made.cells}) == len(made.cells) > 5
     for cell in made.cells:
         system = study.system(cell, made.data)
@@ -76,7 +77,9 @@ def test_every_network_of_a_study_can_be_built(name):
         assert all(settings.train.batch == cell.x for s in cell.settings if "batch" in s)
         size = settings.data.image_size or (32, 32)
         sizes = {"image_size": size, "channels": 3, "num_classes": 10}
-        assert models.build(settings.model.to_dict(), **sizes).config.image_size == size
+        if settings.model not in built:
+            built.append(settings.model)
+            models.build(settings.model.to_dict(), **sizes)
 
 
 def test_the_sensitivity_studies_change_what_they_say():
@@ -90,7 +93,7 @@ def test_the_sensitivity_studies_change_what_they_say():
 def test_a_grid(tmp_path):
     labels = grid.Labels("Title", "kernels", "groups")
     points = [
-        grid.Point(str(x), str(g), 10, 100, 50, 3, 8, 40, (0.1 * g, 0.05 * x))
+        grid.Point((0.1 * g, 0.05 * x), str(x), str(g), 10, 100, 50, 3, 8, 40)
         for g in (1, 2)
         for x in (8, 16)
     ]
@@ -115,7 +118,7 @@ def get_study():
 
 
 @pytest.mark.slow
-def test_a_study_and_its_curves(tmp_path, capsys):
+def test_a_study_of_ones_own(tmp_path, capsys):
     own = tmp_path / "heads.py"
     own.write_text(OWN_STUDY)
     words = ["study", str(own), "--data=digits,tiny", "--config.train.steps=1"]
@@ -125,27 +128,28 @@ def test_a_study_and_its_curves(tmp_path, capsys):
     assert (tmp_path / "heads.png").is_file() and table.splitlines()[2].startswith("| 2 blocks |")
     assert main.main(["hsvit", *words]) == 0
     assert capsys.readouterr().out == table
-    runs = [str(run.parent) for run in tmp_path.glob("*/metrics.jsonl")]
-    assert len(runs) == 2
-    assert main.main(["hsvit", "curves", *runs, f"--out={tmp_path}/c.png"]) == 0
+
+
+def test_curves_of_runs(tmp_path):
+    lines = ({"step": 1, "epoch": 0, "loss": 2.0}, {"step": 2, "split": "val", "accuracy": 0.5})
+    runs = [tmp_path / name for name in ("a/run", "b/run")]
+    for run in runs:
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main.main(["hsvit", "curves", *map(str, runs), f"--out={tmp_path}/c.png"]) == 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_curves_of_a_run(tmp_path):
-    lines = ({"step": 1, "epoch": 0, "loss": 2.0}, {"step": 2, "split": "val", "accuracy": 0.5})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main.main(["hsvit", "curves", str(tmp_path), f"--out={tmp_path}/c.png"]) == 0
-    assert (tmp_path / "c.png").is_file()
-
-
 def test_mistakes_in_a_study(tmp_path, capsys):
-    assert main.main(["hsvit", "study", "fig55"]) == 2
-    err = capsys.readouterr().err
-    assert "no study 'fig55'. Did you mean fig5?" in err and "more" in err
     (tmp_path / "own.py").write_text("x = 1\n")
-    assert main.main(["hsvit", "study", f"{tmp_path}/own.py"]) == 1
-    assert "no function get_study()" in capsys.readouterr().err
-    assert main.main(["hsvit", "curves", str(tmp_path), "--out=curves"]) == 2
-    assert "--out must end in .png; got curves" in capsys.readouterr().err
-    assert main.main(["hsvit", "curves", str(tmp_path)]) == 1
-    assert "holds no metrics.jsonl" in capsys.readouterr().err
+    (tmp_path / "bad.py").write_text("x = 1 / 0\n")
+    for words, code, message in (
+        (["study", "fig55"], 2, "no study 'fig55'. Did you mean fig5? Known: "),
+        (["study", "fig5", "fig6"], 2, "takes one name or file"),
+        (["study", f"{tmp_path}/own.py"], 1, "no function get_study()"),
+        (["study", f"{tmp_path}/bad.py"], 1, "bad.py failed: ZeroDivisionError: division by zero"),
+        (["curves", str(tmp_path), "--out=curves"], 2, "--out must end in .png; got curves"),
+        (["curves", str(tmp_path)], 1, "holds no metrics.jsonl"),
+    ):
+        assert main.main(["hsvit", *words]) == code
+        assert message in capsys.readouterr().err

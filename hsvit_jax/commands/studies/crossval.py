@@ -72,7 +72,7 @@ def _take(dataset: data.Dataset, index_N: np.ndarray) -> data.Split:
 def run(request: cli.Request) -> None:
     """Trains a run for each fold that is not trained yet; prints and writes the table."""
     config, count = request.config, request.flags.folds
-    out = Path(f"{request.workdir}-folds{count}")
+    out = Path(f"{Path(request.workdir)}-folds{count}")  # a path may end in a slash
     config = init_from.at_native_size(config)
     dataset = train.load_data(config)
     rows, correct, examples = [], 0, 0

@@ -11,8 +11,25 @@ from hsvit_jax import report
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
-    """A network trained with every seed, and its place on the axes.
+class Trained:
+    """A network trained with every seed: its top-1 accuracies on the test split."""
+
+    accuracies: tuple[float, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over seeds; 0 for a single one."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Point(Trained):
+    """A trained network and its place on the axes.
 
     Attributes:
       x, line: values of the axes, as printed.
@@ -20,7 +37,6 @@ class Point:
       training_images: of the training split.
       steps, batch: of one run.
       examples: of the test split.
-      accuracies: on it, one for each seed.
     """
 
     x: str
@@ -31,7 +47,6 @@ class Point:
     steps: int
     batch: int
     examples: int
-    accuracies: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +58,10 @@ class Labels:
     line: str
 
 
-def deviation(accuracies: Sequence[float]) -> float:
-    """The standard deviation over seeds; 0 for a single one."""
-    return statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
-
-
-def text(accuracies: Sequence[float], examples: int) -> str:
+def text(row: Any) -> str:
     """Formats the mean over seeds, its standard deviation, and the interval of few images."""
-    spread = f" ± {100 * deviation(accuracies):.2f}" if len(accuracies) > 1 else ""
-    return report.accuracy_text(statistics.fmean(accuracies), examples, spread)
+    spread = f" ± {100 * row.deviation:.2f}" if len(row.accuracies) > 1 else ""
+    return report.accuracy_text(row.accuracy, row.examples, spread)
 
 
 def table(points: Sequence[Point], labels: Labels) -> str:
@@ -59,7 +69,7 @@ def table(points: Sequence[Point], labels: Labels) -> str:
     columns, lines = (
         list(dict.fromkeys(getattr(p, axis) for p in points)) for axis in ("x", "line")
     )
-    cells = {(p.line, p.x): text(p.accuracies, p.examples) for p in points}
+    cells = {(p.line, p.x): text(p) for p in points}
     rows = [[line, *(cells.get((line, x), "–") for x in columns)] for line in lines]
     return report.markdown([[f"{labels.line} \\ {labels.x}", *columns], *rows])
 
@@ -78,7 +88,6 @@ def write(
     Returns:
       the table and the three paths.
     """
-    paths = [folder / f"{name}.{kind}" for kind in ("md", "csv", "png")]
     first, seeds = points[0], len(points[0].accuracies)
     compute = [p.steps * p.batch * p.flops for p in points]
     notes = (
@@ -86,18 +95,28 @@ def write(
         f"seed{'s, ± one standard deviation over them' if seeds > 1 else ''}. Steps × batch × "
         f"FLOPs of a run: {min(compute):.3g} to {max(compute):.3g}."
     )
-    report.write_file(paths[0], f"{table(points, labels)}\n\n{notes}\n\n    {command}\n")
-    fields = [field.name for field in dataclasses.fields(Point)][:-1]
-    rows = [[*fields, "accuracy", "deviation", "accuracies"]]
-    for p in points:
-        mean, every = statistics.fmean(p.accuracies), " ".join(map(str, p.accuracies))
-        rows.append([*(getattr(p, f) for f in fields), mean, deviation(p.accuracies), every])
-    report.save_csv(paths[1], rows)
-    _draw(points, labels, paths[2])
-    return [table(points, labels), *paths]
+    drawn = table(points, labels)
+    page = f"{drawn}\n\n{notes}\n\n    {command}\n"
+    return [drawn, *save(points, folder, name, page, _figure(points, labels))]
 
 
-def _draw(points: Sequence[Point], labels: Labels, path: Path) -> None:
+def save(
+    rows: Sequence[Trained], folder: Path, name: str, text: str, figure: Any
+) -> tuple[Path, Path, Path]:
+    """Writes a text as NAME.md, the rows' fields as NAME.csv and a figure as NAME.png."""
+    text_path, table, plot = (folder / f"{name}.{kind}" for kind in ("md", "csv", "png"))
+    report.write_file(text_path, text)
+    _, *fields = (field.name for field in dataclasses.fields(rows[0]))
+    cells = [[*fields, "accuracy", "deviation", "accuracies"]]
+    for row in rows:
+        values, every = [getattr(row, field) for field in fields], map(str, row.accuracies)
+        cells.append([*values, row.accuracy, row.deviation, " ".join(every)])
+    report.save_csv(table, cells)
+    report.save_figure(figure, plot)
+    return text_path, table, plot
+
+
+def _figure(points: Sequence[Point], labels: Labels) -> Any:
     """Draws a line for each value of the second axis, with intervals of 95 %.
 
     An interval holds the seeds' standard error and, where it is wider, the test images' chance.
@@ -118,11 +137,10 @@ def _draw(points: Sequence[Point], labels: Labels, path: Path) -> None:
         "os^DvP*Xh<>d" * 9, dict.fromkeys(p.line for p in points), strict=False
     ):
         own = [p for p in points if p.line == line]
-        means = [statistics.fmean(p.accuracies) for p in own]
         panel.errorbar(
             [place[p.x] for p in own],
-            [100 * mean for mean in means],
-            yerr=[100 * _half(p, mean) for p, mean in zip(own, means, strict=True)],
+            [100 * p.accuracy for p in own],
+            yerr=[100 * _half(p) for p in own],
             marker=marker,
             capsize=3,
             label=line,
@@ -131,10 +149,10 @@ def _draw(points: Sequence[Point], labels: Labels, path: Path) -> None:
     panel.set_title(textwrap.fill(labels.title, 60), fontsize=10)
     panel.grid(alpha=0.3)
     figure.legend(title=labels.line, loc="outside right upper", fontsize=8)
-    report.save_figure(figure, path)
+    return figure
 
 
-def _half(point: Point, mean: float) -> float:
-    low, high = report.wilson(mean * point.examples, point.examples)
-    seeds = 1.96 * deviation(point.accuracies) / len(point.accuracies) ** 0.5
+def _half(point: Point) -> float:
+    low, high = report.wilson(point.accuracy * point.examples, point.examples)
+    seeds = 1.96 * point.deviation / len(point.accuracies) ** 0.5
     return max(seeds, (high - low) / 2)

@@ -4,7 +4,7 @@ three steps; the first trains the network, the third trains it on with the token
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,9 @@ from hsvit_jax.train import batches, resume, step
 from hsvit_jax.weights import release
 
 
-class Found(NamedTuple):
-    """The tokens that each block keeps, their share of the multiply-adds, and the network's file:
-    its bytes, with the weights that were trained beside."""
-
-    retained: tuple[int, ...]
-    share: float
-    file: bytes
-
-
-def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Found:
+def search(
+    config: ml_collections.ConfigDict, penalty: float, rate: float
+) -> tuple[tuple[int, ...], float, bytes]:
     """Trains a network, from `init.from`, together with the retention of its tokens.
 
     The token of rank k after block l's attention is multiplied by r_lk, from 0 to 1, and the loss
@@ -38,6 +31,10 @@ def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Fo
       config: of a DeiT that keeps all tokens; its recipe and length are the search's.
       penalty: λ.
       rate: learning rate of the retention, by Adam.
+
+    Returns:
+      the tokens that each block keeps, their share of the multiply-adds, and the network's file:
+      its bytes, with the weights that were trained beside.
 
     Raises:
       ValueError: another network, no weights to start from, or as `hsvit_jax.train.prepare`.
@@ -74,11 +71,10 @@ def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Fo
     pruned.model.retained = retained
     about = {**run.meta, "config": pruned.to_dict(), "step": run.total_steps}
     sizes = run.model.config
-    share = deit.multiply_adds(sizes, retained) / deit.multiply_adds(
-        sizes, (sizes.tokens,) * sizes.depth
-    )
+    every = (sizes.tokens,) * sizes.depth
+    share = deit.multiply_adds(sizes, retained) / deit.multiply_adds(sizes, every)
     trees = {"params": params, "stats": jax.device_get(state["stats"])}
-    return Found(retained, share, release.pack(trees, about))
+    return retained, share, release.pack(trees, about)
 
 
 def _projected_adam(penalty: float, rate: float) -> optax.GradientTransformation:
@@ -106,11 +102,11 @@ def run(request: cli.Request) -> None:
     if path.suffix != ".safetensors":
         raise cli.Misuse(f"--out must end in .safetensors; got {path}")
     config = config_lib.override(request.config, [f"train.epochs={values.epochs}"])
-    found = search(config, values.penalty, values.rate)
-    report.write_file(path, found.file)
-    kept = ",".join(map(str, found.retained))
+    retained, share, file = search(config, values.penalty, values.rate)
+    report.write_file(path, file)
+    kept = ",".join(map(str, retained))
     print(
-        f"tokens after each block's attention: {kept}, {found.share:.0%} of the multiply-adds\n"
+        f"tokens after each block's attention: {kept}, {share:.0%} of the multiply-adds\n"
         f"  network  {path}\n"
         f"  train    {request.train_line(**{'init.from': str(path), 'model.retained': kept})}"
     )

@@ -2,14 +2,12 @@
 
 import dataclasses
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import ml_collections
 
-from hsvit_jax import cli, train
+from hsvit_jax import cli, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands.studies import grid
 from hsvit_jax.models import costs
@@ -32,7 +30,7 @@ class System:
     @classmethod
     def parse(cls, text: str) -> "System":
         """Reads a spec and the settings that follow it, separated by blanks."""
-        spec, *settings = text.split()
+        spec, *settings = text.split() or [""]
         changes = (setting.partition("=") for setting in settings)
         short = ("".join([key.rpartition(".")[2], *rest]) for key, *rest in changes)
         return cls(" ".join([name_of(spec), *short]), spec, tuple(settings))
@@ -53,21 +51,13 @@ class Trained:
         return tuple(result.test.accuracy for result in self.results)
 
 
-class _Images:
-    """The data set as each system reads it; systems that read it alike share one."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[tuple, Any] = {}
-
-    def of(self, config: ml_collections.ConfigDict) -> Any:
-        """Loads the data set of a configuration, or finds it."""
-        config = init_from.at_native_size(config)
-        key = tuple(
-            config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image")
-        )
-        if key not in self._loaded:
-            self._loaded[key] = train.load_data(config)
-        return self._loaded[key]
+def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset]) -> data.Dataset:
+    """The data set as a system reads it: loaded, or that of another system that reads it alike."""
+    config = init_from.at_native_size(config)
+    key = tuple(config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image"))
+    if key not in loaded:
+        loaded[key] = train.load_data(config)
+    return loaded[key]
 
 
 def train_all(
@@ -77,7 +67,6 @@ def train_all(
     settings: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
     equal: str = "length",
-    verbose: bool = True,
 ) -> list[Trained]:
     """Trains the systems that are not trained yet, each with every seed.
 
@@ -105,13 +94,13 @@ def train_all(
     _check({system.name: config for system, config in configs.items()}, systems, seeds)
     if equal == "length":
         _check_length({system.name: config.train for system, config in configs.items()})
-    images = _Images()
-    runs = {system: _prepare(system, config, images) for system, config in configs.items()}
+    loaded: dict[tuple, data.Dataset] = {}
+    runs = {system: _prepare(system, config, loaded) for system, config in configs.items()}
     if equal == "compute":
         for system, steps in _equal_steps(runs).items():
             chosen[system] += [f"train.steps={steps}", "train.epochs=0"]
             configs[system] = config_lib.get_config(system.spec, *chosen[system])
-            runs[system] = _prepare(system, configs[system], images)
+            runs[system] = _prepare(system, configs[system], loaded)
     trained = []
     for system, config in configs.items():
         results, rates = [], []
@@ -119,10 +108,8 @@ def train_all(
             config = config_lib.override(config, [f"seed={seed}"])
             name = config_lib.default_workdir(config, system.spec, chosen[system])
             folder = out / Path(name).name
-            if verbose:
-                print(f"{system.name}, seed {seed}: {folder}", file=sys.stderr, flush=True)
-            own = images.of(config)
-            results.append(train.train(config, folder, dataset=own, verbose=verbose))
+            cli.note(f"{system.name}, seed {seed}: {folder}")
+            results.append(train.train(config, folder, dataset=images(config, loaded)))
             lines = metrics.read_metrics(folder / "metrics.jsonl")
             rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
         rate = statistics.median(rates) if rates else 0.0
@@ -130,10 +117,10 @@ def train_all(
     return trained
 
 
-def _prepare(system: System, config: ml_collections.ConfigDict, images: _Images) -> train.Run:
+def _prepare(system: System, config: ml_collections.ConfigDict, loaded: dict) -> train.Run:
     """Prepares a system's run; its mistakes are told with its name."""
     try:
-        return train.prepare(config, dataset=images.of(config))
+        return train.prepare(config, dataset=images(config, loaded))
     except ValueError as error:
         raise ValueError(f"{system.name}: {error}") from error
 
