@@ -12,7 +12,7 @@ _MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # the most that are drawn si
 
 
 def figures(
-    views: Views, image_HWC: np.ndarray, names: tuple[str, ...], title: str
+    views: Views, image_HWC: np.ndarray, classes: tuple[str, ...], title: str
 ) -> Iterator[tuple[str, Any]]:
     """Draws every kind of view that the network has.
 
@@ -24,19 +24,24 @@ def figures(
     """
     odds = np.exp(views.logits_K - views.logits_K.max())
     best = int(odds.argmax())
-    title = f"{title}: taken for {names[best]} ({odds[best] / odds.sum():.0%})"
+    title = f"{title}: taken for {classes[best]} ({odds[best] / odds.sum():.0%})"
     if views.votes_GK is not None:
-        yield "votes", _votes(views.votes_GK, views.logits_K, image_HWC, names, title)
+        yield "votes", _votes(views.votes_GK, views.logits_K, image_HWC, classes, title)
     if views.groups is not None:
         yield "maps", _maps(views.groups, image_HWC, title)
     s = views.sequences
     if s is None:
         return
     if s.attention:
-        yield "looks", _looks(s, image_HWC, title)
+        heads = min(len(s.attention[0]), _HEADS)
+        maps = [np.stack([by_head.mean(0), *by_head[:heads]]) for by_head in s.attention]
+        names = ["all heads", *(f"head {n}" for n in range(heads))]
+        yield "looks", _attention(s.blocks, maps, names, image_HWC, title, s.queries)
         yield "matrices", _matrices(s, title)
     if s.head_tokens:
-        yield "heads", _head_tokens(s, image_HWC, title)
+        names = [f"head {n}" for n in range(len(s.head_tokens[0]))]
+        whose = "each head's own token"
+        yield "heads", _attention(s.blocks, s.head_tokens, names, image_HWC, title, whose)
     if s.features:
         yield "features", _features(s, image_HWC, title)
 
@@ -118,28 +123,35 @@ def _maps(groups: Groups, image_HWC: np.ndarray, title: str) -> Any:
     return figure
 
 
-def _attention(axes: Any, weights_HW: np.ndarray, name: str) -> None:
-    """A map on its own scale; the title compares it with even attention to all tokens."""
-    drawn = weights_HW / weights_HW.mean()
-    axes.imshow(drawn, cmap="inferno", vmin=drawn.min(), vmax=max(drawn.max(), 1.05 * drawn.min()))
-    _bare(axes, f"{name}: {weights_HW.sum():.0%}\n×{drawn.min():.2g} to ×{drawn.max():.2g}")
-
-
-#: Legend of the titles of attention maps.
-_SCALE = "% of all attention, × of an even share; dark: least, bright: most"
-
-
-def _looks(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
-    """A row for each block: attention to the patches, mean over heads and by head."""
-    heads = min(len(s.attention[0]), _HEADS)
-    figure = _figure(1.5 * (heads + 2), 0.8 + 1.85 * len(s.blocks), title)
-    grid = figure.subplots(len(s.blocks), heads + 2, squeeze=False)
-    for row, block, weights_NHW in zip(grid, s.blocks, s.attention, strict=True):
+def _by_block(
+    blocks: list[int], columns: int, inches: tuple[float, float], image_HWC: np.ndarray, title: str
+) -> tuple[Any, np.ndarray]:
+    """A figure with a row for each block, and its panels beside the image."""
+    figure = _figure(inches[0] * (columns + 1), 0.8 + inches[1] * len(blocks), title)
+    grid = figure.subplots(len(blocks), columns + 1, squeeze=False)
+    for row, block in zip(grid, blocks, strict=True):
         _show_image(row[0], image_HWC, title=f"block {block}")
-        _attention(row[1], weights_NHW.mean(0), "all heads")
-        for n in range(heads):
-            _attention(row[n + 2], weights_NHW[n], f"head {n}")
-    figure.supxlabel(f"attention of {s.queries} to the patches ({_SCALE})", fontsize=9)
+    return figure, grid[:, 1:]
+
+
+def _attention(
+    blocks: list[int],
+    maps: list[np.ndarray],
+    names: list[str],
+    image_HWC: np.ndarray,
+    title: str,
+    whose: str,
+) -> Any:
+    """Maps on scales of their own; their titles compare them with even attention to all tokens."""
+    figure, grid = _by_block(blocks, len(names), (1.5, 1.85), image_HWC, title)
+    for row, maps_NHW in zip(grid, maps, strict=True):
+        for axes, weights_HW, name in zip(row, maps_NHW, names, strict=True):
+            drawn = weights_HW / weights_HW.mean()
+            low, high = drawn.min(), drawn.max()
+            axes.imshow(drawn, cmap="inferno", vmin=low, vmax=max(high, 1.05 * low))
+            _bare(axes, f"{name}: {weights_HW.sum():.0%}\n×{low:.2g} to ×{high:.2g}")
+    scale = "% of all attention, × of an even share; dark: least, bright: most"
+    figure.supxlabel(f"attention of {whose} to the patches ({scale})", fontsize=9)
     return figure
 
 
@@ -167,31 +179,16 @@ def _matrices(s: Sequences, title: str) -> Any:
     return figure
 
 
-def _head_tokens(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
-    """Attention of each head's token to the patches in that head."""
-    heads = len(s.head_tokens[0])
-    figure = _figure(1.5 * (heads + 1), 0.8 + 1.85 * len(s.blocks), title)
-    grid = figure.subplots(len(s.blocks), heads + 1, squeeze=False)
-    for row, block, weights_NHW in zip(grid, s.blocks, s.head_tokens, strict=True):
-        _show_image(row[0], image_HWC, title=f"block {block}")
-        for n in range(heads):
-            _attention(row[n + 1], weights_NHW[n], f"head {n}")
-    figure.supxlabel(f"attention of each head's own token to the patches ({_SCALE})", fontsize=9)
-    return figure
-
-
 def _features(s: Sequences, image_HWC: np.ndarray, title: str) -> Any:
     """A row for each block: the channels of its tokens that vary most over the image."""
     columns = min(s.features[0].shape[2], _FEATURES)
-    figure = _figure(1.15 * (columns + 1), 0.8 + 1.35 * len(s.features), title)
-    grid = figure.subplots(len(s.features), columns + 1, squeeze=False)
-    for row, block, x_HWD in zip(grid, s.feature_blocks, s.features, strict=True):
-        _show_image(row[0], image_HWC, title=f"block {block}")
+    figure, grid = _by_block(s.feature_blocks, columns, (1.15, 1.35), image_HWC, title)
+    for row, x_HWD in zip(grid, s.features, strict=True):
         order = np.argsort(-x_HWD.std((0, 1)), kind="stable")[:columns]
-        for axes, d in zip(row[1:], order, strict=True):
-            limit = np.abs(x_HWD[..., d] - np.median(x_HWD[..., d])).max() or 1.0
-            centre = np.median(x_HWD[..., d])
-            axes.imshow(x_HWD[..., d] - centre, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        for axes, d in zip(row, order, strict=True):
+            x_HW = x_HWD[..., d] - np.median(x_HWD[..., d])
+            limit = np.abs(x_HW).max() or 1.0
+            axes.imshow(x_HW, cmap="RdBu_r", vmin=-limit, vmax=limit)
             _bare(axes, f"channel {d}")
     figure.supxlabel("channels of the tokens that vary most, less their median", fontsize=9)
     return figure

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import classifier, main, mesh, models
+from hsvit_jax import classifier, main, mesh, models, report
 from hsvit_jax import config as config_lib
 from hsvit_jax import views as views_lib
 from hsvit_jax.commands import visualize
@@ -257,11 +257,14 @@ def test_the_command_writes_pictures(photos, tmp_path, monkeypatch, capsys):
         ("conv_only", {"maps"}),
     ],
 )
-def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path):
+def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path, monkeypatch):
+    """Drawn for one of them: that takes seconds."""
+    if name != "dhvt":
+        monkeypatch.setattr(report, "save_figure", lambda figure, path: None)
     written, errors = visualize.write_views(make(name), photos[:1], tmp_path / "out")
     assert not errors
     assert {path.stem.removeprefix("cat-") for path in written} == kinds
-    assert all(path.stat().st_size > 5000 for path in written)
+    assert name != "dhvt" or all(path.stat().st_size > 5000 for path in written)
 
 
 def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
