@@ -103,10 +103,13 @@ def convert_file(
                     "it holds its own configuration: leave out the options that say what it is"
                 )
             config = configs.completed(configs.from_json(json.dumps(own)))
-            configs.validate(config)
         else:
             sizes, shapes = models.torch_settings(record, tensors, given)
-            config = _configuration(sizes, shapes, mean, std, data)
+            config = configs.base(data, sizes)
+            for name, values in (("mean", mean), ("std", std)):
+                shapes[name] = configs.per_channel(name, tuple(values), shapes["channels"])
+            config.data.update(shapes)
+        configs.validate(config)
         model = run_spec.build_model(config)
         params, stats = record.torch_weights.load(tensors, model)
     except ValueError as error:
@@ -130,23 +133,6 @@ def convert_file(
     if settings.get("mixer") in ("performer", "nystrom"):
         report["batch_coupling"] = settings["batch_coupling"]
     return report | {"checkpoint": str(out)}
-
-
-def _configuration(
-    model: dict, shapes: dict, mean: Sequence[float], std: Sequence[float], data: str
-) -> Any:
-    config = configs.base(data, model)
-    channels = shapes["channels"]
-    for name, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, channels):
-            raise ValueError(f"{name} needs 1 or {channels} values; got {tuple(values)}")
-        full = tuple(float(v) for v in values) * (channels if len(values) == 1 else 1)
-        if not all(math.isfinite(v) and (v > 0 or name == "mean") for v in full):
-            raise ValueError(f"{name} needs finite values (std: positive); got {tuple(values)}")
-        shapes = {**shapes, name: full}
-    config.data.update(shapes)
-    configs.validate(config)
-    return config
 
 
 def _compare(
@@ -184,13 +170,10 @@ def _compare(
 
 def _write(out: Path, config: Any, state: dict, meta: dict) -> None:
     """Writes the work directory, unless it holds anything but the same conversion."""
-    text = configs.to_json(config) + "\n"
-    file = out / "config.json"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        same = file.is_file() and file.read_text() == text
-        if not same:
-            raise ValueError(f"{out} already holds something else: remove it or name another OUT")
-    out.mkdir(parents=True, exist_ok=True)
+    text, file = configs.to_json(config) + "\n", out / "config.json"
+    in_the_way = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if in_the_way and not (file.is_file() and file.read_text() == text):
+        raise ValueError(f"{out} already holds something else: remove it or name another OUT")
     write_file(file, text)
     with Checkpoints(out / "checkpoints") as checkpoints:
         checkpoints.save(0, state, meta, wait=True)
@@ -208,8 +191,6 @@ def run(request: cli.Request) -> None:
     except Disagreement as error:
         print(json.dumps(error.report))
         raise
-    except OSError as error:
-        raise ValueError(f"{error.filename}: {error.strerror}") from error
     print(json.dumps(report))
     if report.get("tolerance", 0) >= 1e-6:
         cli.note(

@@ -89,10 +89,8 @@ def test_what_a_converted_network_cannot_promise_is_said(golden_dir, tmp_path, c
     np.savez(tmp_path / "a.npz", **tensors)
     assert main.main(["hsvit", "convert", str(tmp_path / "a.npz")]) == 0
     assert "an error below 1e-05 of the largest logit goes unseen" in capsys.readouterr().err
-    assert (
-        main.main(["hsvit", "convert", str(golden_dir / "vix-viprope.npz"), str(tmp_path / "b")])
-        == 0
-    )
+    words = [str(golden_dir / "vix-viprope.npz"), str(tmp_path / "b")]
+    assert main.main(["hsvit", "convert", *words]) == 0
     assert "depends on the other images of its batch" in capsys.readouterr().err
 
 
@@ -206,6 +204,10 @@ def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
     assert main.main(["hsvit", "convert", str(source), "--tolerance=0.1"]) == 0
 
 
+def described(**changes):
+    return {"config": json.dumps({"constructor": {**SMALL, **changes}})}
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
@@ -216,42 +218,28 @@ def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
         ({"config": "[]"}, "not a JSON object"),
         ({"config": json.dumps({"constructor": 3})}, "not a JSON object"),
         ({"config": json.dumps({"family": "alexnet"})}, "unknown family 'alexnet'; known: hsvit"),
-        ({"config": json.dumps({"constructor": {**SMALL, "attn_num": "2"}})}, "attn_num must"),
-        ({"config": json.dumps({"constructor": {**SMALL, "num_heads": 0}})}, "model.heads must be"),
-        ({"config": json.dumps({"constructor": {**SMALL, "image_size": 5}})}, "do not fit these"),
-        (
-            {"config": json.dumps({"constructor": {**SMALL, "conv_kernel_sizes": [4, 3]}})},
-            "must be odd",
-        ),
-        (
-            {
-                "config": json.dumps(
-                    {"constructor": {**SMALL, "conv_kernel_sizes": [3, 0], "attn_num": 0}}
-                )
-            },
-            "no network",
-        ),
+        (described(attn_num="2"), "attn_num must"),
+        (described(num_heads=0), "model.heads must be"),
+        (described(image_size=5), "do not fit these"),
+        (described(conv_kernel_sizes=[4, 3]), "must be odd"),
+        (described(conv_kernel_sizes=[3, 0], attn_num=0), "no network"),
     ],
 )
 def test_contradictions_are_clear_errors(entries, message, tmp_path, capsys):
     source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL, **entries)
     assert main.main(["hsvit", "convert", str(source)]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and str(source) in err and "Traceback" not in err
-    with pytest.raises(ValueError, match=message):
-        convert.convert_file(source)
+    assert out == "" and str(source) in err and message in err
     assert not (tmp_path / "a-jax").exists()
 
 
-def _bytes_of(name, tmp_path):
-    """Contents that are no state dict."""
+def _foreign_and_damaged(tmp_path):
+    """Contents that are no state dict, by what they are."""
     good = npz(tmp_path / "good.npz", state_dicts.tensors("hsvit"), SMALL).read_bytes()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
+    text, array, objects = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(text, "w") as archive:
         archive.writestr("weights.txt", "1 2 3")
-    array = io.BytesIO()
     np.save(array, np.zeros(3))
-    objects = io.BytesIO()
     np.savez(objects, a=np.array([{}], dtype=object))
     return {
         "pickle": pickle.dumps({"state_dict": {"a": [1.0]}}),
@@ -259,37 +247,40 @@ def _bytes_of(name, tmp_path):
         "half": good[: len(good) // 2],
         "flipped": good[:900] + bytes([good[900] ^ 1]) + good[901:],
         "empty": b"",
-        "zip of text": buffer.getvalue(),
+        "zip of text": text.getvalue(),
         "bare array": array.getvalue(),
         "objects": objects.getvalue(),
         "long header": (2**63).to_bytes(8, "little") + b"{}",
-    }[name]
+    }
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("pickle", "html", "half", "flipped", "empty", "zip of text", "bare array"),
-        *("objects", "long header"),
-    ],
-)
-def test_foreign_and_damaged_files(name, suffix, tmp_path, capsys):
+def test_foreign_and_damaged_files(suffix, tmp_path, capsys):
     source = tmp_path / f"weights{suffix}"
-    source.write_bytes(_bytes_of(name, tmp_path))
-    assert main.main(["hsvit", "convert", str(source)]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
-    assert f"{source} is not a whole {suffix} file" in err
+    for name, content in _foreign_and_damaged(tmp_path).items():
+        source.write_bytes(content)
+        assert main.main(["hsvit", "convert", str(source)]) == 1, name
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1, name
+        assert f"{source} is not a whole {suffix} file" in err, name
     assert not (tmp_path / "weights-jax").exists()
 
 
-def test_missing_file_and_unknown_suffix(tmp_path):
-    with pytest.raises(ValueError, match=r"nothing\.npz is not a file"):
-        convert.convert_file(tmp_path / "nothing.npz")
-    (tmp_path / "a.h5").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"ending in \.npz, \.safetensors"):
-        convert.convert_file(tmp_path / "a.h5")
+def test_files_that_are_no_one_network(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # makes `import torch` fail
+    for name in ("a.h5", "a.ckpt"):
+        (tmp_path / name).write_bytes(b"x")
+    tensors = state_dicts.tensors("hsvit")
+    both = {f"{owner}.{k}": v for owner in ("ema", "net") for k, v in tensors.items()}
+    npz(tmp_path / "two.npz", both, SMALL)
+    for name, message in (
+        ("nothing.npz", r"nothing\.npz is not a file"),
+        ("a.h5", r"ending in \.npz, \.safetensors"),
+        ("a.ckpt", r"Install torch, or.*numpy\.savez"),
+        ("two.npz", "several networks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            convert.convert_file(tmp_path / name)
 
 
 def test_safetensors_with_a_wrapper_prefix_in_half_precision(tmp_path):
@@ -306,20 +297,6 @@ def test_safetensors_with_a_wrapper_prefix_in_half_precision(tmp_path):
     assert kernel.dtype == np.float32
     theirs = tensors["classifier.mlp_head.1.weight"].astype(np.float32)
     np.testing.assert_array_equal(kernel, theirs.T)
-
-
-def test_two_networks_in_one_file(tmp_path):
-    tensors = state_dicts.tensors("hsvit")
-    both = {f"{owner}.{k}": v for owner in ("ema", "net") for k, v in tensors.items()}
-    with pytest.raises(ValueError, match="several networks"):
-        convert.convert_file(npz(tmp_path / "two.npz", both, SMALL))
-
-
-def test_pytorch_files_without_pytorch(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)  # makes `import torch` fail
-    (tmp_path / "a.ckpt").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"Install torch, or.*numpy\.savez"):
-        convert.convert_file(tmp_path / "a.ckpt")
 
 
 def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
@@ -368,7 +345,7 @@ def test_what_is_in_the_way_is_kept(tmp_path):
 
 def test_mean_and_std_must_fit(tmp_path):
     source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL)
-    with pytest.raises(ValueError, match="mean needs 1 or 3 values"):
+    with pytest.raises(ValueError, match="mean must hold one value per channel"):
         convert.convert_file(source, mean=(0.5, 0.5))
-    with pytest.raises(ValueError, match="std: positive"):
+    with pytest.raises(ValueError, match=r"data\.std must be"):
         convert.convert_file(source, std=(0.0,))

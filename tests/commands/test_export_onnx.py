@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from support import small_runs
 
-from hsvit_jax import config as config_lib
 from hsvit_jax import models
 from hsvit_jax.commands.export import programs
-from hsvit_jax.train.init_from import Stored
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("jax2onnx")
@@ -23,22 +21,12 @@ NETWORKS = [
     ("c2a2", *TILES),
     *(("vix", f"model.mixer={name}") for name in ("performer", "linformer", "nystrom")),
     ("vix", "model.mixer=mlp_mixer"),
-    *((family.config_file or name,) for name, family in models.FAMILIES.items() if name != "hsvit"),
+    *((name,) for name in models.FAMILIES if name != "hsvit"),
 ]
 
 
 def images(side):
     return np.random.default_rng(3).integers(0, 256, (7, side, side, 3), np.uint8)
-
-
-def stored(name, *changes, side=32):
-    config = config_lib.get_config(f"{name}:cifar10,tiny", *changes)
-    model = models.build(
-        config.model.to_dict(), image_size=(side, side), channels=3, num_classes=10
-    )
-    with config.unlocked():
-        config.data.mean, config.data.std = (0.4, 0.5, 0.6), (0.2, 0.2, 0.3)
-    return Stored(0, config, model, *small_runs.made_up_values(model), (), None, {})
 
 
 def answers(network):
@@ -57,7 +45,7 @@ def session(path):
 @pytest.mark.parametrize("words", NETWORKS, ids=" ".join)
 def test_logits_are_the_network_s(words, tmp_path):
     side = 64 if words == ("mobilevit",) else 32  # at 32 its last map has to be resized
-    network = stored(*words, side=side)
+    network = small_runs.stored(*words, side=side)
     programs.write(network, {}, tmp_path / "a.onnx", "onnx", None)
     run, wanted = session(tmp_path / "a.onnx").run, answers(network)
     for count in (1, 7):
@@ -68,7 +56,7 @@ def test_logits_are_the_network_s(words, tmp_path):
 
 @pytest.mark.parametrize("words", [("c2a2",), ("c2a2", *TILES)], ids=" ".join)
 def test_parts_are_the_network(words, tmp_path):
-    network = stored(*words)
+    network = small_runs.stored(*words)
     programs.write(network, {}, tmp_path / "two", "onnx", 2)
     parts = [session(tmp_path / "two" / f"part{k}.onnx") for k in range(2)]
     head, (logits, _) = session(tmp_path / "two" / "head.onnx"), answers(network)
@@ -85,5 +73,5 @@ def test_parts_are_the_network(words, tmp_path):
 )
 def test_what_cannot_be_converted_says_why(words, message, tmp_path):
     with pytest.raises(ValueError, match=f"take --format=stablehlo: .*{message}"):
-        programs.write(stored(*words), {}, tmp_path / "a.onnx", "onnx", None)
+        programs.write(small_runs.stored(*words), {}, tmp_path / "a.onnx", "onnx", None)
     assert not [*tmp_path.iterdir()]

@@ -10,10 +10,8 @@ from jax import export
 from support import small_runs
 
 import hsvit_jax
-from hsvit_jax import config as config_lib
 from hsvit_jax import main, models
 from hsvit_jax.commands.export import programs
-from hsvit_jax.train import init_from
 
 ONLY_JAX = """
 import sys, jax, numpy as np
@@ -38,17 +36,12 @@ def predicted(stored_weights, images):
 
 
 def exported(*words):
-    argv = ["main", "--mode=export", *map(str, words)]
-    assert main.main(argv) == 0
-
-
-def read(path):
-    return export.deserialize(path.read_bytes())
+    assert main.main(["main", "--mode=export", *map(str, words)]) == 0
 
 
 def test_stablehlo_needs_jax_alone(stored_weights, images, predicted, tmp_path):
     exported(stored_weights, tmp_path / "a.stablehlo", "--format=stablehlo")
-    program = read(tmp_path / "a.stablehlo")
+    program = export.deserialize((tmp_path / "a.stablehlo").read_bytes())
     assert program.platforms == ("cpu", "cuda", "tpu") and "while" not in program.mlir_module()
     np.save(tmp_path / "images.npy", images)
     words = [sys.executable, "-c", ONLY_JAX, tmp_path / "a.stablehlo", tmp_path / "images.npy"]
@@ -72,7 +65,7 @@ def test_parts_are_programs_of_their_own(stored_weights, images, predicted, tmp_
     for name, row in rows.items():
         assert name in printed and f"{row['flops']:,}" in printed
         assert row["bytes"] == (tmp_path / "two" / name).stat().st_size > 4 * row["parameters"]
-    *parts, head = (read(tmp_path / "two" / name) for name in rows)
+    *parts, head = (export.deserialize((tmp_path / "two" / n).read_bytes()) for n in rows)
     totals, weights = zip(*(part.call(images) for part in parts), strict=True)
     np.testing.assert_allclose(head.call(sum(totals), sum(weights))[1], predicted, atol=1e-5)
 
@@ -80,12 +73,7 @@ def test_parts_are_programs_of_their_own(stored_weights, images, predicted, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in models.FAMILIES if name != "hsvit"])
 def test_every_family_has_a_free_batch(family):
-    config = config_lib.get_config(f"{models.FAMILIES[family].config_file or family}:cifar10,tiny")
-    model = models.build(config.model.to_dict(), image_size=(32, 32), channels=3, num_classes=10)
-    with config.unlocked():
-        config.data.mean, config.data.std = (0.4, 0.5, 0.6), (0.2, 0.2, 0.3)
-    trees = small_runs.made_up_values(model)
-    (program,) = programs.whole(init_from.Stored(0, config, model, *trees, (), None, {}), family)
+    (program,) = programs.whole(small_runs.stored(family), family)
     exported = export.deserialize(programs.stablehlo(program))
     assert [str(out.shape) for out in exported.out_avals] == ["(batch, 10)"] * 2
 

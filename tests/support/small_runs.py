@@ -12,8 +12,9 @@ import numpy as np
 
 from hsvit_jax import checkpoint, data
 from hsvit_jax import config as config_lib
+from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.hsvit import hsvit
-from hsvit_jax.train import evaluate
+from hsvit_jax.train import evaluate, init_from, run_spec
 
 CLASSES, SIDE = 7, 8
 
@@ -116,6 +117,17 @@ def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
 
     trees = jax.eval_shape(network.init, jax.random.key(0))
     return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
+
+
+def stored(family: str, *changes: str, side: int = 32) -> init_from.Stored:
+    """A tiny network of a family with made-up weights, as a run has it stored."""
+    name = FAMILIES[family].config_file or family if family in FAMILIES else family
+    config = config_lib.get_config(f"{name}:cifar10,tiny", *changes)
+    with config.unlocked():
+        config.data.update(image_size=(side, side), channels=3, num_classes=10)
+        config.data.update(mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
+    model = run_spec.build_model(config)
+    return init_from.Stored(0, config, model, *made_up_values(model), (), None, {})
 
 
 def spy_on_batches(monkeypatch: Any) -> set[int]:

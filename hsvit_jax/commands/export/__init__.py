@@ -2,6 +2,7 @@
 dict with the authors' names, or as programs that run without this package."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,21 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     """Describes a network for whoever gets its file: no path of this machine is in it.
 
     Args:
-      source: the run's folder, whose metrics of this step are the figures measured.
+      source: the folder of the run or its checkpoints; the run's metrics of this step are the
+        figures measured.
     """
     config = stored.config.copy_and_resolve_references().to_dict()
     kind, equals, path = config["data"]["name"].partition("=")
-    config["data"] |= {"name": kind + equals + Path(path).name, "dir": ""}
+    on_hub = kind == "hf" and re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) and not Path(path).exists()
+    path = path if kind == "tfds" or on_hub else Path(path).name
+    config["data"] |= {"name": kind + equals + path, "dir": ""}
     start = config["init"]["from"]
     start = start if start.startswith(("hub:", "zoo:")) else Path(start).name
     config["init"] |= {"from": start, "cache": ""}
-    lines = metrics.read_metrics(Path(source) / "metrics.jsonl")
+    folder = Path(source).parent if Path(source).name == "checkpoints" else Path(source)
     measured = {
         line["split"]: {k: line[k] for k in ("accuracy", "loss", "examples") if k in line}
-        for line in lines
+        for line in metrics.read_metrics(folder / "metrics.jsonl")
         if line["step"] == stored.step and line.get("split") in ("val", "test")
     }
     about = {
