@@ -47,10 +47,10 @@ class Misuse(ValueError):
     """A command line that asks for nothing that could be done: exit code 2."""
 
 
-def png(out: str) -> Path:
+def png(out: str, flag: str = "--out") -> Path:
     """The path of a picture to draw. Raises Misuse for a name that does not end in .png."""
     if not out.lower().endswith(".png"):
-        raise Misuse(f"--out must end in .png; got {out}")
+        raise Misuse(f"{flag} must end in .png; got {out}")
     return Path(out)
 
 
@@ -65,6 +65,16 @@ class Numbers(flags.ArgumentParser):
             return tuple(self.kind(word) for word in re.split("[,x×]", argument))
         except ValueError:
             raise ValueError("expected numbers such as 0.5, 2,2 or 32x48") from None
+
+
+class _Path(flags.ArgumentParser):
+    """A flag of a file or folder; of `--out=~/x` a shell hands on the ~."""
+
+    def parse(self, argument: str) -> str:
+        return os.path.expanduser(argument)
+
+
+define_path = functools.partial(flags.DEFINE, _Path())
 
 
 @dataclass(frozen=True)
@@ -382,11 +392,9 @@ def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
             before(message, category, filename, *rest, **more)
 
     before = warnings.showwarning
-    warnings.showwarning = show
-    try:
+    with warnings.catch_warnings():  # which restores it
+        warnings.showwarning = show
         yield
-    finally:
-        warnings.showwarning = before
 
 
 def _is_ours(error: ValueError) -> bool:

@@ -20,11 +20,15 @@ import hsvit_jax
 from hsvit_jax import checkpoint, cli, commands, main, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import evaluate
+from hsvit_jax.models import costs
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.train import metrics
 
 # The smallest network and run that go through everything.
-SMALL = ("--config.train.steps=2", "--config.model.depth=1", "--config.mesh.data=1")
+SMALL = (
+    *("--config.train.steps=2", "--config.model.depth=1", "--config.mesh.data=1"),
+    *("--config.model.embed_dim=8", "--config.data.image_size=8,8"),
+)
 CONFIG = f"--config={Path(__file__).resolve().parents[1]}/configs/c2a2.py:digits,tiny"
 
 
@@ -68,16 +72,14 @@ def test_no_arguments_print_the_usage(capfd):
     assert all(f"\n  {name} " in out for name in commands.COMMANDS)
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "--helpshort", "-help", "--helpfull"])
-def test_help(capfd, word):
-    code, out, err = call(capfd, word, "--config.train.batch=5")
-    assert (code, err) == (0, "")
-    for flag in ("workdir", "distributed", "stall_timeout", "config.train.batch"):
-        assert f"\n  --{flag}=" in out
-    assert "--split" not in out and "--config.train.batch=5\n" in out
-
-
-def test_help_with_a_configuration_shows_its_keys(capfd):
+def test_help(capfd):
+    """Flags and the keys that are read, with their values by --config where it is there."""
+    for word in ("--help", "-h", "--helpshort", "-help", "--helpfull"):
+        code, out, err = call(capfd, word, "--config.train.batch=5")
+        assert (code, err) == (0, "")
+        for flag in ("workdir", "distributed", "stall_timeout", "config.train.batch"):
+            assert f"\n  --{flag}=" in out
+        assert "--split" not in out and "--config.train.batch=5\n" in out
     code, out, _ = call(capfd, "--help", CONFIG, "--config.train.batch=99")
     assert code == 0 and "--config.train.batch=99" in out and "--config.data.name=digits" in out
 
@@ -103,10 +105,7 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
             [CONFIG, "--config.train.steps=1", "--config.train.epochs=1"],
             "train.epochs=1 and train.steps=1 both say how long",
         ),
-        (
-            [CONFIG, "--config.optim.learning_rate=-1"],
-            "optim.learning_rate must be a number above 0",
-        ),
+        ([CONFIG, "--config.optim.learning_rate=-1"], "learning_rate must be a number above 0"),
         ([CONFIG, "--mode=evla"], "unknown command 'evla'. Did you mean eval?"),
         ([CONFIG, "--wrokdir=x"], "Did you mean: workdir"),
         (["--mode=predict"], "no images given"),
@@ -124,14 +123,9 @@ def test_help_with_a_configuration_shows_its_keys(capfd):
             ["--mode=eval", "--checkpoint=x", CONFIG, "--config.mesh.gradients=bf16"],
             "not use --config.mesh.gradients: leave it out (keys that it reads: data.name, ",
         ),
-        (
-            ["--mode=eval", "--checkpoint=x", "--config.seed=2"],
-            "--config.seed=2 needs --config=FILE",
-        ),
-        (
-            ["--mode=eval", "--workdir=x", CONFIG, "--config.optim.beta1=0"],
-            "not use --config.optim.beta1",
-        ),
+        (["--mode=eval", "--checkpoint=x", "--config.seed=2"], "seed=2 needs --config=FILE"),
+        (["--mode=eval", "--workdir=x", CONFIG, "--config.optim.beta1=0"], "--config.optim.beta1"),
+        (["eval", "--checkpoint=x", "--curve=x.pdf"], "--curve must end in .png; got x.pdf"),
         (["--mode=summary", CONFIG, "--config.train.epochs=2"], "does not use --config.train.epoc"),
         (["--mode=plan", CONFIG, "--config.mesh.group=2"], "does not use --config.mesh.group"),
         (["--mode=summary", CONFIG, "--distributed=off"], "does not use --distributed"),
@@ -189,6 +183,12 @@ def test_a_bug_is_not_taken_for_a_mistake(capfd, monkeypatch):
             call(capfd, CONFIG, "--mode=summary")
 
 
+def test_a_shell_leaves_the_home_folder_to_us(capfd, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert call(capfd, "curves", str(run), "--out=~/c.png")[:2] == (0, f"{tmp_path}/c.png\n")
+    assert call(capfd, "eval", "--checkpoint=~/x")[2].startswith(f"{tmp_path}/x does not exist")
+
+
 def test_other_ends(capfd, monkeypatch):
     ends = [
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
@@ -237,17 +237,13 @@ def test_a_pipe_that_closes_is_no_error(run, monkeypatch):
 
 def test_a_run_leaves_what_it_promises(run):
     config = json.loads((run / "config.json").read_text())
-    assert config["data"]["image_size"] == [32, 32] and config["data"]["num_classes"] == 10
+    assert config["data"]["image_size"] == [8, 8] and config["data"]["num_classes"] == 10
     assert (config["train"]["steps"], config["train"]["epochs"]) == (2, 0)
     saved = checkpoint.load_tree(run)[2]["config"]
     assert config == json.loads(json.dumps(saved))
     rows = metrics.read_metrics(run / "metrics.jsonl")
-    assert [(r["step"], r.get("split")) for r in rows] == [
-        (1, None),
-        (2, None),
-        (2, "val"),
-        (2, "test"),
-    ]
+    places = [(1, None), (2, None), (2, "val"), (2, "test")]
+    assert [(r["step"], r.get("split")) for r in rows] == places
     for row in rows:
         assert np.isfinite(row["loss"]) and 0 <= row["accuracy"] <= 1
         assert "split" not in row or 0 <= row["accuracy"] <= row["top5"] <= 1
@@ -270,53 +266,61 @@ def test_a_report(capfd, run, tmp_path):
 
 def test_the_same_command_again_is_done_at_once(capfd, run):
     before = (run / "metrics.jsonl").read_text()
-    code, out, err = call(capfd, CONFIG, *SMALL, f"--workdir={run}")
+    code, out, err = call(capfd, CONFIG, *SMALL, f"--workdir={run}", "--noreport")
     assert code == 0 and "from step 2" in err
+    assert f"  curves    {run}/curves.png\n" in out and "  report" not in out
     assert out.splitlines()[0].startswith("done: test accuracy")
     assert f"--checkpoint='{run}'" in out  # ready to paste, in spite of the space
     assert (run / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize(("split", "examples"), [("train", 1439), ("val", 179), ("test", 179)])
-def test_eval_prints_one_line_of_json(capfd, run, split, examples, monkeypatch):
+def test_eval_prints_one_line_of_json(capfd, run, monkeypatch):
     batches = small_runs.spy_on_batches(monkeypatch)
-    words = ("--mode=eval", f"--split={split}", "--which=2", "--checkpoint", str(run))
-    code, out, err = call(capfd, *words, CONFIG, "--config.eval.batch=100")
-    assert code == 0 and batches == {100}
-    line = json.loads(out)
-    assert set(line) == {
-        *("step", "split", "loss", "accuracy", "interval", "macro_f1", "top5", "examples")
-    }
-    low, high = line["interval"]
-    assert 0 <= low < line["accuracy"] < high <= 1
-    assert (line["step"], line["split"], line["examples"]) == (2, split, examples)
-    assert "rows: true class" in err
-    told = [r for r in metrics.read_metrics(run / "metrics.jsonl") if r.get("split") == split]
-    for row in told:
-        assert line["accuracy"] == row["accuracy"]
-        assert line["loss"] == pytest.approx(row["loss"], rel=1e-5)
+    for split, examples in (("train", 1439), ("val", 179), ("test", 179)):
+        words = ("--mode=eval", f"--split={split}", "--which=2", "--checkpoint", str(run))
+        code, out, err = call(capfd, *words, CONFIG, "--config.eval.batch=100")
+        assert code == 0 and batches == {100}
+        line = json.loads(out)
+        figures = {"loss", "accuracy", "interval", "macro_f1", "top5"}
+        assert set(line) == {"step", "split", "examples", *figures}
+        low, high = line["interval"]
+        assert 0 <= low < line["accuracy"] < high <= 1
+        assert (line["step"], line["split"], line["examples"]) == (2, split, examples)
+        assert "rows: true class" in err
+        for row in metrics.read_metrics(run / "metrics.jsonl"):
+            if row.get("split") == split:
+                assert line["accuracy"] == row["accuracy"]
+                assert line["loss"] == pytest.approx(row["loss"], rel=1e-5)
 
 
 def test_a_trained_network_on_a_mesh(capfd, run, tmp_path):
     """Groups and images over devices: the answers are one device's."""
     picture = pictures(tmp_path, ["one"], 1) / "one/0.png"
-    told = []
+    answers = []
     for mesh in ([], ["--config.mesh.group=2", "--config.mesh.data=2"]):
         code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", *mesh)
-        assert code == 0, err
+        assert code == 0 and "note:" not in err, err
         line = json.loads(out)
         words = ("--mode=predict", f"--checkpoint={run}", "--format=json", *mesh, str(picture))
         rows = json.loads(call(capfd, *words)[1])
-        told.append((line["accuracy"], [row["label"] for row in rows]))
-        numbers = [line["loss"], *(row["probability"] for row in rows)]
-        np.testing.assert_allclose(numbers, told[0][2] if len(told[0]) > 2 else numbers, rtol=1e-5)
-        told[-1] = (*told[-1], numbers)
-    assert told[0][:2] == told[1][:2]
+        exact = line["accuracy"], [row["label"] for row in rows]
+        answers.append((exact, [line["loss"], *(row["probability"] for row in rows)]))
+    assert answers[0][0] == answers[1][0]
+    np.testing.assert_allclose(answers[1][1], answers[0][1], rtol=1e-5)
     words = ("--mode=visualize", f"--checkpoint={run}", "--config.mesh.group=4", str(picture))
     code, out, err = call(capfd, *words, f"--out={tmp_path / 'views'}")
     assert code == 0 and len(out.splitlines()) == 2, err
     code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", "--config.mesh.group=3")
     assert code == 1 and "3 devices" in err
+
+
+def test_digits_are_never_mirrored(capfd, run):
+    """The run's own way of evaluating, whatever the words that name its data."""
+    words = ("eval", f"--checkpoint={run}")
+    code, alone, _ = call(capfd, *words)
+    assert code == 0 and '"accuracy": ' in alone
+    for more in (["--config=c2a2:digits,fast"], [CONFIG, "--config.eval.tta=flip"]):
+        assert call(capfd, *words, *more)[:2] == (0, alone)
 
 
 def test_eval_of_what_is_not_there(capfd, run):
@@ -392,8 +396,6 @@ def test_python_calls_that_cannot_be_meant(call, message):
 
 def test_eval_notes_data_that_changed(capfd, run, monkeypatch):
     load = train.load_data
-    code, _, err = call(capfd, "--mode=eval", f"--checkpoint={run}")
-    assert code == 0 and "note:" not in err
     monkeypatch.setattr(
         train,
         "load_data",
@@ -434,20 +436,17 @@ def test_confusions_of_many_classes():
     ]
 
 
-@pytest.mark.parametrize("data_set", ["tiny_imagenet", "digits", "cifar100,tiny"])
-def test_summary(capfd, monkeypatch, data_set):
+def test_summary(capfd, monkeypatch):
     """Without the network, and here without the seconds that XLA's own figures take."""
-    from hsvit_jax.models import costs
-
-    monkeypatch.setattr(costs, "compiled_flops", lambda model: 0.0)
-    for name in ("forward_bytes", "training_bytes"):
-        monkeypatch.setattr(costs, name, lambda model, batch: 0)
-    config = CONFIG.replace("c2a2.py:digits,tiny", "c4a8.py:" + data_set)
-    code, out, err = call(capfd, "--mode=summary", config)
-    assert (code, err) == (0, "")
-    if data_set == "tiny_imagenet":
-        assert "parameters 6,885,704" in out.splitlines()
-    assert "images 32×32×1, 10 classes" in out or data_set != "digits"
+    for name in ("compiled_flops", "forward_bytes", "training_bytes"):
+        monkeypatch.setattr(costs, name, lambda *_: 0)
+    for data_set, line in (
+        ("tiny_imagenet", "parameters 6,885,704"),
+        ("digits", "c4a8 (hsvit), images 32×32×1, 10 classes"),
+    ):
+        config = CONFIG.replace("c2a2.py:digits,tiny", f"c4a8.py:{data_set}")
+        code, out, err = call(capfd, "--mode=summary", config)
+        assert (code, err) == (0, "") and line in out.splitlines()
 
 
 # --- from Python, and the process itself ----------------------------------------------------------
@@ -459,10 +458,6 @@ def test_lazy_names():
         assert not (Path(hsvit_jax.__file__).parent / f"{name}.py").exists()  # no clash
     with pytest.raises(AttributeError, match="no attribute 'fti'"):
         hsvit_jax.fti  # noqa: B018
-
-
-#: Seconds of compiling, from which on JAX keeps a program.
-SMALLEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
 def test_the_process(tmp_path):
@@ -493,12 +488,13 @@ def test_the_compilation_cache_is_trusted(tmp_path, monkeypatch, capsys):
         compile_cache.remember_compilations()
         return os.environ.get(variable)
 
-    monkeypatch.setenv(SMALLEST, "2")
+    smallest = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+    monkeypatch.setenv(smallest, "2")
     folder = Path(chosen())
-    assert os.environ[SMALLEST] == "2"
-    monkeypatch.delenv(SMALLEST)
+    assert os.environ[smallest] == "2"
+    monkeypatch.delenv(smallest)
     compile_cache.remember_compilations()
-    assert os.environ[SMALLEST] == "0"  # what compiles in no time is kept as well
+    assert os.environ[smallest] == "0"  # what compiles in no time is kept as well
     assert folder.parent == tmp_path / "cache" / "hsvit_jax"
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.parents[:2])}
     assert modes == {0o700}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from hsvit_jax.cli import EVERYTHING, MESH, Command, Numbers
+from hsvit_jax.cli import EVERYTHING, MESH, Command, Numbers, define_path
 
 ABOUT = """\
 FILE[:DATA,RECIPE,SWITCHES] is, for example, configs/c2a2.py:cifar100,paper or, without a file,
@@ -19,9 +19,9 @@ _DATA = "data.name data.dir"
 _EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval {MESH}"
 _COSTS = f"model {_DATA} data.image_size data.channels data.num_classes train.batch train.ema_decay"
 
-_WORKDIR = (flags.DEFINE_string, "workdir", None, "Folder of the run; default: a name under runs/.")
+_WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
 _RUN = (
-    (flags.DEFINE_string, "checkpoint", None, "A run or checkpoint, exported file, or zoo:NAME."),
+    (define_path, "checkpoint", None, "A run or checkpoint, exported file, or zoo:NAME."),
     _WORKDIR,
     (flags.DEFINE_string, "which", "best", "Of --checkpoint: 'best', 'latest' or a step."),
 )
@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, Command] = {
             _JOB,
             (flags.DEFINE_enum, "split", None, ["all", "train", "val", "test"], _SPLIT),
             (flags.DEFINE_list, "drop_groups", [], "Numbers of lost attention groups."),
-            (flags.DEFINE_string, "curve", None, "A PNG of accuracy against groups lost."),
+            (define_path, "curve", None, "A PNG of accuracy against groups lost."),
         ),
         config=_EVALUATION,
     ),
@@ -82,7 +82,7 @@ COMMANDS: Mapping[str, Command] = {
         "Draws feature maps, votes and attention maps of images.",
         "commands.visualize",
         "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg --out=views",
-        (*_RUN, _JOB, (flags.DEFINE_string, "out", "views", "Folder of the PNGs.")),
+        (*_RUN, _JOB, (define_path, "out", "views", "Folder of the PNGs.")),
         config=MESH,
         words="IMAGE ...",
     ),
@@ -130,7 +130,7 @@ COMMANDS: Mapping[str, Command] = {
         (
             *_RUN,
             (flags.DEFINE_enum, "split", "val", ["train", "val", "test"], "Which images."),
-            (flags.DEFINE_string, "out", None, "The HTML file; default: report.html of the run."),
+            (define_path, "out", None, "The HTML file; default: report.html of the run."),
         ),
         words="RUN",
     ),
@@ -154,7 +154,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message."),
             (flags.DEFINE_bool, "verify", False, "Compile on 1-8 devices and compare."),
             (flags.DEFINE_bool, "json", False, "Print JSON."),
-            (flags.DEFINE_string, "out", None, "A PNG to draw."),
+            (define_path, "out", None, "A PNG to draw."),
         ),
         config=f"{_COSTS} mesh.aggregate mesh.gradients",
         needs_config=True,
@@ -170,7 +170,7 @@ COMMANDS: Mapping[str, Command] = {
         "the steps of the others. The same command again goes on where it stopped.",
         (
             (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
-            (flags.DEFINE_string, "out", "runs/comparison", "Folder of the runs and the table."),
+            (define_path, "out", "runs/comparison", "Folder of the runs and the table."),
             (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
             (flags.DEFINE_list, "fractions", [], "Shares of the training images, as 0.01,0.1,1."),
         ),
@@ -181,13 +181,14 @@ COMMANDS: Mapping[str, Command] = {
         "Trains the networks of a paper's table or figure and draws it.",
         "commands.studies.study",
         "$ fig5 --data=digits --epochs=4 --seeds=0,1,2\n"
-        "NAME is a file of configs/studies, without its path and suffix, or a file like them.\n"
+        "NAME is dhvt_ablations, dhvt_table5, fig5, fig6, fig7, fig8, hvt_ablations, table4 or\n"
+        "vix_table1, or a Python file whose get_study() returns a Study.\n"
         "The same command again goes on where it stopped.",
         (
             (flags.DEFINE_string, "data", None, "DATA,RECIPE; default: those of the paper."),
             (flags.DEFINE_float, "epochs", None, "Of each run; default: the recipe's."),
             (flags.DEFINE_list, "seeds", ["0"], "A run of every network for each of these."),
-            (flags.DEFINE_string, "out", None, "Folder of all; default: runs/study-NAME."),
+            (define_path, "out", None, "Folder of all; default: runs/study-NAME."),
         ),
         config=EVERYTHING,
         words="NAME",
@@ -196,7 +197,7 @@ COMMANDS: Mapping[str, Command] = {
         "Draws accuracy and loss of several runs in one plot.",
         "commands.studies.curves",
         "$ runs/c2a2-digits-strong-seed0 runs/c3a4-digits-strong-seed0",
-        ((flags.DEFINE_string, "out", "curves.png", "A PNG to draw."),),
+        ((define_path, "out", "curves.png", "A PNG to draw."),),
         words="RUN RUN ...",
     ),
     "crossval": Command(
@@ -214,7 +215,7 @@ COMMANDS: Mapping[str, Command] = {
         "$ --config=c2a2:folder=my_images",
         (
             (flags.DEFINE_integer, "steps", 100, "Steps, each at a larger rate.", 8),
-            (flags.DEFINE_string, "out", "lr-find.png", "A PNG to draw."),
+            (define_path, "out", "lr-find.png", "A PNG to draw."),
         ),
         config=EVERYTHING,
         needs_config=True,
@@ -228,7 +229,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_float, "epochs", 1.0, "Of the search, in place of train.epochs.", 0.0),
             (flags.DEFINE_float, "penalty", 1e-4, "Of a token; larger: fewer are kept.", 0.0),
             (flags.DEFINE_float, "rate", 1e-2, "Learning rate of what is kept.", 0.0),
-            (flags.DEFINE_string, "out", "power.safetensors", "The file to write."),
+            (define_path, "out", "power.safetensors", "The file to write."),
         ),
         config=EVERYTHING,
         needs_config=True,
@@ -271,7 +272,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_integer, "warmup", 2, "Steps before them.", 1),
             (flags.DEFINE_bool, "no_augment", False, "train, input: only normalise the images."),
             (flags.DEFINE_bool, "data", False, "The config's data set, not random images."),
-            (flags.DEFINE_string, "trace", None, "Write a profile of a few more steps here."),
+            (define_path, "trace", None, "Write a profile of a few more steps here."),
             (flags.DEFINE_bool, "parts", False, "Time the parts of a training step."),
             (flags.DEFINE_bool, "peak", False, "Time a large product and convolution, no more."),
             (flags.DEFINE_string, "vs", None, "Shell command to alternate with."),
@@ -289,7 +290,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_integer, "batch", 64, "Images per step.", 1),
             (flags.DEFINE_integer, "rounds", 5, "Steps of each that are timed.", 1),
             (flags.DEFINE_list, "series", [], "Series of changes; default: all."),
-            (flags.DEFINE_string, "out", "growth", "Folder for the CSV and the plot."),
+            (define_path, "out", "growth", "Folder for the CSV and the plot."),
         ),
         config=EVERYTHING,
         needs_config=True,
@@ -304,7 +305,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_list, "tokens", _LENGTHS, "Lengths of the sequence, powers of two."),
             (flags.DEFINE_list, "mixers", [], "Mixers to compare; default: all."),
             (flags.DEFINE_integer, "batch", 64, "Images of the programs.", 1),
-            (flags.DEFINE_string, "out", "sequence", "Folder for the CSV and the plot."),
+            (define_path, "out", "sequence", "Folder for the CSV and the plot."),
         ),
     ),
 }

@@ -6,10 +6,9 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from hsvit_jax import cli, data, report, train
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, report, train
 from hsvit_jax.classifier import Classifier
-from hsvit_jax.cli import Request
 from hsvit_jax.commands import lost_groups
 from hsvit_jax.commands.predict import load_classifier
 from hsvit_jax.commands.report import measures
@@ -17,12 +16,19 @@ from hsvit_jax.runtime import coordination
 from hsvit_jax.train import evaluate, metrics
 
 
-def run(request: Request) -> int:
+def run(request: cli.Request) -> int:
     """Prints one line of JSON, and the confusion matrix on standard error."""
+    curve = request.flags.curve
+    if curve is not None:
+        path = cli.png(curve, "--curve")
+        if request.flags.drop_groups:
+            raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
-    if request.flags.curve is not None:
-        return _curve(request, classifier, config, part, split)
+    if curve is not None:
+        report.make_folder(path.parent)  # before the work, as it may fail
+        points = lost_groups.curve(classifier, part, config)
+        return _write_curve(points, path, classifier.step, config, part, split)
     evaluator = evaluate.make_evaluator(
         classifier.model,
         classifier.mesh,
@@ -39,7 +45,7 @@ def run(request: Request) -> int:
 
 
 def _images(
-    request: Request, classifier: Classifier
+    request: cli.Request, classifier: Classifier
 ) -> tuple[ml_collections.ConfigDict, str, data.Split]:
     """Loads the images to evaluate, with notes on standard error.
 
@@ -80,35 +86,24 @@ def _images(
     return config, split, part
 
 
-def _curve(
-    request: Request,
-    classifier: Classifier,
+def _write_curve(
+    points: list[lost_groups.Point],
+    path: Path,
+    step: int,
     config: ml_collections.ConfigDict,
     part: data.Split,
     split: str,
 ) -> int:
     """Writes accuracy against the number of lost groups: a PNG, a CSV and lines of JSON."""
-    if request.flags.drop_groups:
-        raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
-    path = lost_groups.check_path(Path(request.flags.curve))
-    points = lost_groups.curve(
-        classifier.model,
-        classifier.mesh,
-        classifier.params,
-        classifier.stats,
-        part,
-        config,
-        aggregate=classifier.aggregate,
-    )
     if not coordination.is_lead():
         return 0
     name = f"{config.model.variant}, {config.data.name}, {split} split"
-    table = lost_groups.write(points, path, f"{name}, step {classifier.step:,}")
+    table, plot = lost_groups.write(points, path, f"{name}, step {step:,}")
     for point in points:
         ends = report.interval(point.mean, len(part))
         line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
-        print(metrics.to_line(classifier.step, line))
-    coordination.print_once(f"{path} and {table}")
+        print(metrics.to_line(step, line))
+    coordination.print_once(f"{plot} and {table}")
     return 0
 
 

@@ -6,6 +6,7 @@ computed for every subset of groups.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -18,8 +19,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hsvit_jax import config as config_lib
+from hsvit_jax import data, report
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax import report
+from hsvit_jax.classifier import Classifier
 from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
 from hsvit_jax.train import evaluate
 
@@ -71,12 +73,7 @@ def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.nd
 
     Returns:
       (number of lost groups, votes float32 (G,)) for each subset.
-
-    Raises:
-      ValueError: `most` is below 1.
     """
-    if most < 1:
-        raise ValueError(f"most is {most}, expected at least 1 subset per number of lost groups")
     count, groups = units_UG.shape
     chosen = []
     for lost in range(count):
@@ -121,40 +118,29 @@ def make_counter(
 
 
 def curve(
-    model: Any,
-    mesh: Mesh,
-    params: dict,
-    stats: dict,
-    split: Any,
-    config: ml_collections.ConfigDict,
-    *,
-    aggregate: str = "psum",
-    most: int = 16,
+    network: Classifier, split: data.Split, config: ml_collections.ConfigDict, most: int = 16
 ) -> list[Point]:
     """Evaluates `split` with 0 to all but one of the units lost.
 
     Args:
-      model, mesh, params, stats: the network, its devices and its arrays.
+      split: one example at least.
       config: resolved; its seed draws the subsets.
-      aggregate: see `mesh.spread`.
       most: see `subsets`.
 
     Returns:
       a point for each number of lost units.
 
     Raises:
-      ValueError: the split is empty, or the network has no groups.
+      ValueError: the network has no groups.
     """
-    if not len(split):
-        raise ValueError("cannot evaluate on an empty split: hold some examples out for it")
-    sets = subsets(units(model), most, config.seed)
+    mesh, sets = network.mesh, subsets(units(network.model), most, config.seed)
     votes_SG = np.stack([votes_G for _, votes_G in sets])
-    counter = make_counter(model, mesh, config, aggregate)
+    counter = make_counter(network.model, mesh, config, network.aggregate)
     batch = config_lib.eval_batch(config)
     right_S = np.zeros(len(sets), np.int64)
     for images, labels, valid in evaluate.padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
         arrays = (mesh_lib.put_batch(mesh, a) for a in (images, labels, valid))
-        right_S += np.asarray(counter(params, stats, *arrays, votes_SG))
+        right_S += np.asarray(counter(network.params, network.stats, *arrays, votes_SG))
     accuracies: dict[int, list[float]] = {}
     for (lost, _), right in zip(sets, right_S, strict=True):
         accuracies.setdefault(lost, []).append(float(right) / len(split))
@@ -164,26 +150,23 @@ def curve(
     ]
 
 
-def write(points: list[Point], path: Path, title: str) -> Path:
-    """Draws the points as a PNG and writes them beside it as CSV.
+def write(points: list[Point], path: Path, title: str) -> tuple[Path, Path]:
+    """Writes the points as a CSV and draws them as a PNG beside it.
 
     Args:
+      path: of the PNG.
       title: of the figure; a `$` in it is a dollar sign.
 
     Returns:
-      the path of the CSV.
-
-    Raises:
-      ValueError: `path` does not end in .png.
+      the paths of the CSV and the PNG.
     """
-    table = check_path(path).with_suffix(".csv")
-    head = [field.name for field in dataclasses.fields(Point)]
-    rows = [
-        [round(v, 6) if isinstance(v, float) else v for v in dataclasses.astuple(point)]
-        for point in points
-    ]
-    report.save_csv(table, [head, *rows])
-    figure = report.figure(6.4, 4.2)
+    rounded = (dataclasses.asdict(point) for point in points)
+    rows = [Point(**{name: round(value, 6) for name, value in row.items()}) for row in rounded]
+    draw = functools.partial(_draw, points, title)
+    return report.write(rows, path.parent, path.stem, draw, (6.4, 4.2))
+
+
+def _draw(points: list[Point], title: str, figure: Any) -> None:
     axes = figure.subplots()
     lost = [p.lost_groups for p in points]
     mean, std = (np.array([getattr(p, k) for p in points]) for k in ("mean", "std"))
@@ -194,14 +177,3 @@ def write(points: list[Point], path: Path, title: str) -> Path:
     axes.set(xlabel="attention groups lost", ylabel="accuracy", ylim=(0, 1.02))
     axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower left")
-    report.save_figure(figure, path)
-    return table
-
-
-def check_path(path: Path) -> Path:
-    """Makes the folder of a PNG and returns its path. Raises ValueError for another suffix."""
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"--curve={path}: expected the name of a PNG to draw, such as votes.png")
-    report.make_folder(path.parent)
-    return path

@@ -53,7 +53,7 @@ def load_classifier(request: Request) -> classifier.Classifier:
 def which_of(request: Request) -> str | int:
     """The checkpoint that --which names: 'best', 'latest' or a step."""
     which = request.flags.which
-    return int(which) if which.isdigit() else which
+    return int(which) if which.isdecimal() else which
 
 
 def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
@@ -112,10 +112,7 @@ def predict_files(
 
 
 def render(rows: list[dict[str, Any]], form: str) -> str:
-    """Formats rows as 'table', 'csv' or 'json', with control characters in names escaped.
-
-    Raises ValueError for another form.
-    """
+    """Formats rows as 'table', 'csv' or 'json', with control characters in names escaped."""
     if form == "json":
         return json.dumps(rows, indent=2)
     if form == "csv":
@@ -124,8 +121,6 @@ def render(rows: list[dict[str, Any]], form: str) -> str:
         writer.writeheader()
         writer.writerows({**r, "probability": f"{r['probability']:.6f}"} for r in rows)
         return report.printable(out.getvalue().rstrip("\n"))
-    if form != "table":
-        raise ValueError(f"unknown --format {form!r}; choose table, csv or json")
     by_file: dict[str, list[str]] = {}
     for row in rows:
         by_file.setdefault(row["file"], []).append(f"{row['label']} {row['probability']:.1%}")

@@ -64,13 +64,13 @@ def run(request: Request) -> int:
         return 0
     test, folder = result.test, shlex.quote(request.workdir)
     top5 = f", top-5 {test.top5:.2%}" if "top5" in test.figures else ""
+    files = {"curves": result.curves, "report": result.report}
     print(
         f"done: test {test}{top5}, {test.examples:,} "
         f"images, checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
         f"{result.seconds:.0f} s\n"
-        f"  curves    {result.curves}\n"
-        f"  report    {result.report}\n"
-        f"  evaluate  {request.program} eval --checkpoint={folder}\n"
+        + "".join(f"  {name}    {path}\n" for name, path in files.items() if path)
+        + f"  evaluate  {request.program} eval --checkpoint={folder}\n"
         f"  predict   {request.program} predict --checkpoint={folder} IMAGE ..."
     )
     return 0
