@@ -24,15 +24,9 @@ Array = jax.Array
 
 #: What a variant leaves as it is: the `model` section of DeiT-S.
 DEFAULTS: Mapping[str, Any] = {
-    "patch": 0,  # `hvt.default_patch`
-    "heads": 6,
-    "head_dim": 64,
-    "depth": 12,
-    "mlp_ratio": 4.0,
-    "qkv_bias": True,
-    "eps": 1e-6,
+    **{key: hvt.DEFAULTS[key] for key in ("patch", "heads", "head_dim", "depth", "mlp_ratio")},
+    **{key: hvt.DEFAULTS[key] for key in ("qkv_bias", "eps", "drop_path")},
     "cls": True,
-    "drop_path": 0.1,
     "retained": (),  # tokens that each block keeps
     "flops_share": 1.0,  # instead of `retained`: a schedule that costs this share
 }

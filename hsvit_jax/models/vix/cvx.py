@@ -65,12 +65,8 @@ class CvXConfig(Sizes):
 DEFAULTS = {**mixer_config.DEFAULTS, **defaults_of(CvXConfig)}
 
 
-class ChannelNorm(nnx.Module):
+class ChannelNorm(layers.LayerNorm):
     """(x − mean)/(std + eps) over channels: the epsilon is added to the deviation."""
-
-    def __init__(self, features: int, eps: float = 1e-5) -> None:
-        self.eps = eps
-        self.scale, self.bias = nnx.Param(jnp.ones(features)), nnx.Param(jnp.zeros(features))
 
     def __call__(self, x: Array) -> Array:
         """(…, C) → (…, C)."""

@@ -11,7 +11,6 @@ paper, without its position biases.
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Sizes, defaults_of
+from hsvit_jax.models.family import defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
@@ -38,35 +37,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LeViXConfig(Sizes):
+class LeViXConfig(stems.StemSizes):
     """Sizes of a LeViX."""
 
-    mixing: Mixing
     stem_channels: tuple[int, ...] = (32, 64)
-    stem_strides: tuple[int, ...] = ()
-    embed_dim: int = 128
-    depth: int = 4
-    mlp_dim: int = 256
 
     def __post_init__(self) -> None:
-        self.check_sizes(self.embed_dim, self.depth, self.mlp_dim)
         stems.check_stem(self.stem_widths, self.stem_strides)
-        self.mixing.check_tokens(self.tokens)
-
-    @property
-    def stem_widths(self) -> tuple[int, ...]:
-        """Channels of every convolution of the stem."""
-        return (*self.stem_channels, self.embed_dim)
-
-    @property
-    def map_size(self) -> tuple[int, int]:
-        """Rows and columns of the tokens."""
-        return conv_layers.map_size(self.image_size, self.stem_strides)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the sequence."""
-        return prod(self.map_size)
+        super().__post_init__()
 
 
 #: Settings of a `model` section, with the paper's values; () follows from the image size.

@@ -4,7 +4,9 @@ The default patch and strides of the ViX paper's families leave a map of 32×32 
 nearest smaller one, as the paper's do for CIFAR-10 and Tiny ImageNet.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from math import gcd, prod
 from typing import Any
 
 import jax
@@ -12,10 +14,43 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers
 from hsvit_jax.models.conv_layers import Conv
+from hsvit_jax.models.family import Sizes
+from hsvit_jax.models.vix.mixer_config import Mixing
 
 Array = jax.Array
 
 _TOKENS = 32  # rows and columns of the paper's token map
+
+
+@dataclasses.dataclass(frozen=True)
+class StemSizes(Sizes):
+    """Sizes of a network of equal blocks, whose tokens are the pixels that a stem leaves."""
+
+    mixing: Mixing
+    stem_channels: tuple[int, ...] = ()
+    stem_strides: tuple[int, ...] = ()
+    embed_dim: int = 128
+    depth: int = 4
+    mlp_dim: int = 256
+
+    def __post_init__(self) -> None:
+        self.check_sizes(self.embed_dim, self.depth, self.mlp_dim)
+        self.mixing.check_tokens(self.tokens)
+
+    @property
+    def stem_widths(self) -> tuple[int, ...]:
+        """Channels of every convolution of the stem."""
+        return (*self.stem_channels, self.embed_dim)
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """Rows and columns of the tokens."""
+        return conv_layers.map_size(self.image_size, self.stem_strides)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the sequence, a CLS token included."""
+        return prod(self.map_size)
 
 
 class ConvStem(nnx.Module):
@@ -47,13 +82,20 @@ def check_stem(widths: Sequence[int], strides: Sequence[int], key: str = "stem_s
 
 
 def default_patch(image_size: tuple[int, int]) -> int:
-    """The smallest patch that divides both sides and leaves no more than 32×32 tokens."""
+    """The smallest patch that divides both sides and leaves no more than 32×32 tokens.
+
+    Raises ValueError for sides, such as 37, for which that is nearly the whole image.
+    """
     rows, columns = image_size
-    for patch in range(1, min(rows, columns) + 1):
-        fits = rows % patch == 0 and columns % patch == 0
-        if fits and rows * columns <= (_TOKENS * patch) ** 2:
-            return patch
-    return min(rows, columns)
+    common = gcd(rows, columns)
+    patches = (p for p in range(1, common + 1) if common % p == 0)
+    patch = next((p for p in patches if rows * columns <= (_TOKENS * p) ** 2), 0)
+    if not patch or (patch > 1 and rows * columns < 49 * patch**2):
+        raise ValueError(
+            f"no patch divides {rows}×{columns} pixels into 7×7 to {_TOKENS}×{_TOKENS} tokens: "
+            "set model.patch or another data.image_size"
+        )
+    return patch
 
 
 def default_strides(image_size: tuple[int, int], convs: int) -> tuple[int, ...]:

@@ -9,17 +9,15 @@ Source: the ViX paper, tables 1, 2 and 6, and the authors' code, which the publi
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from math import prod
 from typing import Any
 
 import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Sizes, defaults_of, scaled
+from hsvit_jax.models.family import defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
-from hsvit_jax.models.vix.mixer_config import Mixing
 
 Array = jax.Array
 
@@ -55,7 +53,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ViXConfig(Sizes):
+class ViXConfig(stems.StemSizes):
     """Sizes of a ViX.
 
     Attributes:
@@ -63,17 +61,10 @@ class ViXConfig(Sizes):
         stem_channels: of the stem's convolutions but the last; () for patches.
     """
 
-    mixing: Mixing
     patch: int = 1
-    stem_channels: tuple[int, ...] = ()
-    stem_strides: tuple[int, ...] = ()
-    embed_dim: int = 128
-    depth: int = 4
-    mlp_dim: int = 256
     embed_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        self.check_sizes(self.embed_dim, self.depth, self.mlp_dim)
         self.check_rates("embed_dropout")
         if self.stem_channels:
             stems.check_stem(self.stem_widths, self.stem_strides)
@@ -89,18 +80,13 @@ class ViXConfig(Sizes):
                 "model.stem_channels, or model.patch instead"
             )
         layers.check_patches(self.image_size, self.patch)
-        self.mixing.check_tokens(self.tokens)
-
-    @property
-    def stem_widths(self) -> tuple[int, ...]:
-        """Channels of every convolution of the stem."""
-        return (*self.stem_channels, self.embed_dim)
+        super().__post_init__()
 
     @property
     def map_size(self) -> tuple[int, int]:
         """Rows and columns of the tokens."""
         if self.stem_channels:
-            return conv_layers.map_size(self.image_size, self.stem_strides)
+            return super().map_size
         return self.image_size[0] // self.patch, self.image_size[1] // self.patch
 
     @property
@@ -111,7 +97,7 @@ class ViXConfig(Sizes):
     @property
     def tokens(self) -> int:
         """Tokens of the sequence, CLS included."""
-        return prod(self.map_size) + self.cls
+        return super().tokens + self.cls
 
     @property
     def position_table(self) -> bool:

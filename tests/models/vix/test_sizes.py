@@ -19,8 +19,11 @@ SMALL = {
 
 def test_default_patches_leave_32_rows_and_columns():
     sides = {(8, 8): 1, (32, 32): 1, (64, 64): 2, (33, 33): 3, (224, 224): 7}
-    sides |= {(16, 64): 1, (48, 64): 2, (37, 37): 37}
+    sides |= {(16, 64): 1, (48, 64): 2, (35, 35): 5, (4, 4): 1}
     assert {size: stems.default_patch(size) for size in sides} == sides
+    for size in ((37, 37), (74, 74), (148, 148), (64, 63)):
+        with pytest.raises(ValueError, match=f"no patch divides {size[0]}×.*set model.patch"):
+            stems.default_patch(size)
 
 
 def test_default_strides_leave_32_rows_and_columns():
