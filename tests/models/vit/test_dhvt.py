@@ -47,9 +47,7 @@ def built(variant, size, classes, **changes):
     )
 
 
-@pytest.mark.parametrize(
-    "cases", [("t-patch4", "t-imagenet"), pytest.param((), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("cases", [("t-patch4",), pytest.param((), marks=pytest.mark.slow)])
 def test_flops_as_the_paper_counts_them(cases):
     """Of every variant in the longer suite."""
     for case, macs in COSTS.items():

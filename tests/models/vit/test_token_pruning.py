@@ -33,7 +33,7 @@ def test_tokens_are_weighed_by_their_rank():
 
 def test_soft_pruning_of_nothing_is_the_network():
     config = hvt.HVTConfig(
-        (8, 8), 3, 5, patch=4, heads=2, head_dim=3, depth=2, stage_depth=0, cls=True
+        (8, 8), 3, 5, patch=4, heads=2, head_dim=3, depth=1, stage_depth=0, cls=True
     )
     params, stats = small_runs.made_up_values(hvt.HVT(config))
     soft = deit.SoftlyPruned(config)
