@@ -9,9 +9,9 @@
 # --cpu        use the CPU although there is an accelerator
 # --port P     the port where process 0 waits for the others (default: a free one)
 #
-# PYTHON names the interpreter; HSVIT_GRACE the seconds that the others have to end by themselves
-# once a process has failed (default 15). With --recoverable a process other than 0 that is killed
-# ends none, and the exit code is that of the others.
+# CUDA_VISIBLE_DEVICES chooses the GPUs; PYTHON names the interpreter; HSVIT_GRACE the seconds that
+# the others have to end by themselves once a process has failed (default 15). With --recoverable a
+# process other than 0 that is killed ends none, and the exit code is that of the others.
 #
 # Every line of output begins with the number of its process. SIGTERM is passed on to one process,
 # which tells the others; Ctrl-C to all. A second one ends everything at once. The exit code is that
@@ -62,10 +62,16 @@ if [[ -z ${PYTHON:-} ]]; then
 fi
 
 # Which devices there are, and each process's share of them.
-gpus=0
+gpus=0 names=()
 if ((!cpu)) && [[ ${JAX_PLATFORMS:-} != cpu && -z $devices ]]; then
   if command -v nvidia-smi >/dev/null; then
     gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ') || gpus=0
+    for ((i = 0; i < gpus; i++)); do names+=("$i"); done
+    if ((gpus)) && [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # others are somebody else's
+      names=()
+      if [[ $CUDA_VISIBLE_DEVICES != -* ]]; then IFS=, read -ra names <<<"$CUDA_VISIBLE_DEVICES"; fi
+      gpus=${#names[@]}
+    fi
   fi
   for chip in /dev/accel[0-9]* /dev/vfio/[0-9]*; do
     if [[ -e $chip ]]; then
@@ -106,7 +112,7 @@ run() { # process, flags
   shift
   if ((gpus)); then
     local each=$((gpus / n))
-    CUDA_VISIBLE_DEVICES=$(seq -s, $((i * each)) $((i * each + each - 1)))
+    CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${names[*]:i*each:each}")
     export CUDA_VISIBLE_DEVICES
   fi
   exec "$PYTHON" -m hsvit_jax.main --distributed="127.0.0.1:$port,$n,$i" "$@"

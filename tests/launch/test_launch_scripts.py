@@ -24,6 +24,7 @@ i=${3##*,}
 echo $$ > "$OUT/pid.$i"
 printf '%s\\n' "$@" > "$OUT/words.$i"
 echo "$NPROC $JAX_PLATFORMS ${JAX_NUM_CPU_DEVICES:-none}" > "$OUT/env.$i"
+echo "$CUDA_VISIBLE_DEVICES" > "$OUT/gpus.$i"
 echo "said by $i"; echo "warned by $i" >&2
 trap 'echo TERM >> "$OUT/signals.$i"; touch "$OUT/saved"' TERM
 trap 'echo INT >> "$OUT/signals.$i"; exit 130' INT
@@ -137,6 +138,21 @@ def test_local_makes_the_cpu_back_end_fit(local, words, nproc, devices):
     assert [words_of(out / f"env.{i}") for i in range(2)] == [[f"{nproc} cpu {devices}"]] * 2
     if "--port" in words:
         assert words_of(out / "words.1")[2] == "--distributed=127.0.0.1:5000,2,1"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "shares"),
+    [({}, ["0,1", "2,3"]), ({"CUDA_VISIBLE_DEVICES": "5,MIG-a"}, ["5", "MIG-a"])],
+)
+def test_local_shares_the_gpus(local, tmp_path, chosen, shares):
+    """All four, or those that are chosen."""
+    env, out = local
+    program(tmp_path / "bin", "nvidia-smi", "for i in 0 1 2 3; do echo GPU $i; done")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    env = {**env, **chosen, "JAX_PLATFORMS": "", "PATH": path}
+    done = run([LAUNCH / "local.sh", "-n", "2", "--config=x"], env=env)
+    assert done.returncode == 0, done.stderr
+    assert [words_of(out / f"gpus.{i}") for i in range(2)] == [[share] for share in shares]
 
 
 @pytest.mark.parametrize(
