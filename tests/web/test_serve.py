@@ -1,5 +1,6 @@
 """The page of `hsvit serve` in a browser: upload, draw, take parts away."""
 
+import io
 import re
 import signal
 import subprocess
@@ -81,6 +82,15 @@ def test_the_keyboard_is_enough(page):
     page.locator("#parts input").first.focus()
     page.keyboard.press("Space")
     votes(page, r"by 15 of 16 votes in \d+ ms$")
+
+
+def test_an_image_that_no_browser_shows(page, seven):
+    out = io.BytesIO()
+    Image.open(io.BytesIO(seven["buffer"])).save(out, "tiff")
+    page.set_input_files("#file", {**seven, "name": "seven.tif", "buffer": out.getvalue()})
+    votes(page, r"^7, by 16 of 16 votes in \d+ ms$")
+    page.wait_for_timeout(300)
+    assert page.locator("#status").inner_text() == "" and page.locator("#maps-section").is_hidden()
 
 
 def test_a_file_that_is_no_image(page):

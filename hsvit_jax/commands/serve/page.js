@@ -58,10 +58,10 @@ async function show({ top, votes, parts, maps }) {
       ? "no answer"
       : `${top.label}, ${percent(top.probability)}${shared ? "" : `, ${milliseconds.toFixed(0)} ms`}`;
   });
-  at("maps-section").hidden = !maps.length;
-  const picture = await createImageBitmap(image);
+  const picture = await createImageBitmap(image).catch(() => null); // the server may read more
+  at("maps-section").hidden = !maps.length || !picture;
   at("maps").replaceChildren(
-    ...maps.map(({ name, rows }) =>
+    ...(picture ? maps : []).map(({ name, rows }) =>
       make("figure", {}, heat(picture, rows), make("figcaption", { textContent: name })),
     ),
   );
