@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from support.small_runs import sizes_of
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import data, models, train
@@ -57,16 +58,18 @@ def counted(golden_dir):
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", SIBLINGS)
 def test_a_family_s_docstring_claims_the_true_counts(family, slow, counted):
-    """In the fast suite those that test_families counts, and of the others the first and last."""
+    """In the fast suite those that test_families counts, and the first and last of all."""
     text = " ".join(FILES[family].read_text().split('"""')[1].split("\n"))
     shapes = [(int(a), int(b)) for a, b in re.findall(r"(\d+) px and (\d+) classes", text)]
     lines = re.findall(r"^ {4}(\S+) +([\d,]+) +([\d,]+)$", FILES[family].read_text(), re.M)
     assert len(shapes) == 2 and len(lines) >= min(4, len(models.FAMILIES[family].variants))
     for number, (variant, *claims) in enumerate(lines):
         config = config_lib.get_config(f"{family}:{variant}")
-        for (side, classes), claim in zip(shapes, claims, strict=True):
+        for shape, claim in zip(shapes, claims, strict=True):
+            side, classes = shape
             true = counted.get((family, variant, str(side), str(classes)))
-            if not true and (slow or number in (0, len(lines) - 1)):
+            ends = (0, shapes[0]), (len(lines) - 1, shapes[1])
+            if not true and (slow or (number, shape) in ends):
                 true = count(config, image_size=(side, side), num_classes=classes)
             assert not true or f"{true:,}" == claim, variant
 
@@ -94,16 +97,18 @@ def test_a_family_s_docstring_names_its_variants_and_default(family):
 )
 @pytest.mark.parametrize("name", [*COUNTS, *SIBLINGS])
 def test_every_network_fits_every_data_set(name, recipe):
-    """What differs in its classes or its rates of dropout alone is one network."""
+    """What differs in its classes or its rates of dropout alone is one network; the one of the
+    smallest images is built too."""
     networks = {}
     for data_set in (name for name in config_lib.DATA_SETS if "/" not in name):
         config = config_lib.get_config(f"{name}:{data_set},{recipe}")
         config = config_lib.resolve(config, data.describe(data_set))
         sizes = str({k: v for k, v in config.model.items() if "drop" not in k})
         networks[sizes, *config.data.image_size, config.data.channels] = config
-    for config in networks.values():
-        network = train.build_model(config)
-        assert network.config.image_size == config.data.image_size
+    smallest, *rest = sorted(networks.values(), key=lambda config: config.data.image_size)
+    assert train.build_model(smallest).config.image_size == smallest.data.image_size
+    for config in rest:
+        assert sizes_of(config).image_size == config.data.image_size
 
 
 @pytest.mark.parametrize("name", [*COUNTS, *SIBLINGS])

@@ -1,6 +1,7 @@
 """Every family's recipe is complete and says what its paper says; smoke runs are small."""
 
 import pytest
+from support.small_runs import sizes_of
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import data, models, train
@@ -154,7 +155,7 @@ def test_the_fast_recipe_is_muon_with_crop_and_flip_alone():
 def test_digits_have_a_token_for_each_of_their_pixels(family):
     for variant in models.FAMILIES[family].variants:
         for recipe, side in (("strong", 8), ("paper", 32)):
-            c = train.build_model(resolved(f"{family}:{variant},digits,{recipe}")).config
+            c = sizes_of(resolved(f"{family}:{variant},digits,{recipe}"))
             size = c.map_sizes[-1] if family == "cvx" else c.map_size
             assert size == (side, side)
 
@@ -166,10 +167,9 @@ def test_a_smoke_run_of_every_variant_is_small(family):
     for variant in models.FAMILIES[family].variants:
         config = resolved(f"{family}:{variant},digits,tiny")
         assert (config.train.steps, config.train.epochs) == (8, 0)
-        model = train.build_model(config)
-        if repr(model.config) not in seen:
-            assert costs.parameters(model) < 40_000
-        seen.add(repr(model.config))
+        if (sizes := repr(sizes_of(config))) not in seen:
+            assert costs.parameters(train.build_model(config)) < 40_000
+        seen.add(sizes)
     for data_set in ("fashion_mnist", "tiny_imagenet", "food101", "imagenet"):
         assert resolved(f"{family}:{data_set},tiny").data.image_size == (32, 32)
     # Widths, heads and depths are one when small. HVT: 0 to 4 poolings, and three other kinds.

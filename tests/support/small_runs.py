@@ -10,7 +10,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import checkpoint, data
+from hsvit_jax import checkpoint, data, models
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.hsvit import hsvit
@@ -94,6 +94,13 @@ def small_config(**settings: Any) -> ml_collections.ConfigDict:
             else:
                 config[section] = value
     return config
+
+
+def sizes_of(config: ml_collections.ConfigDict) -> Any:
+    """The config of a resolved configuration's network, which is not built."""
+    image, family = config.data, models.FAMILIES[config.model.family]
+    shape = {"channels": image.channels, "num_classes": image.num_classes}
+    return family.sizes(config.model.to_dict(), image_size=image.image_size, **shape)
 
 
 def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
