@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +40,6 @@ class Named:
     list_images: Callable[..., Listing] | None = None
 
 
-def _files() -> dict[str, tuple[RemoteFile, ...]]:
-    """The published files of every set, from published.txt."""
-    files: dict[str, tuple[RemoteFile, ...]] = {}
-    text = (resources.files("hsvit_jax.data") / "published.txt").read_text("utf-8")
-    for name, mebibytes, checksum, url in map(str.split, text.splitlines()[1:]):
-        remote = RemoteFile(url, checksum, int(mebibytes) << 20)
-        files[name] = (*files.get(name, ()), remote)
-    return files
-
-
-_FILES = _files()
 _CIFAR10_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
@@ -85,7 +73,7 @@ def _named(
     if isinstance(class_names, int):
         class_names = [f"class_{i:03d}" for i in range(class_names)]
     info = DataInfo(name, (side, side), len(mean), tuple(class_names), mean, std, flip)
-    return Named(info, examples, _FILES.get(name, ()), **readers)
+    return Named(info, examples, unpacked.PUBLISHED.get(name, ()), **readers)
 
 
 _SETS = (
@@ -174,14 +162,14 @@ def _load_published(name: str, request: Request) -> Source:
         for file in entry.files
     )
     found = None if archived else unpacked.find(name, data_dir)
-    checksums = [remote.checksum for remote in entry.files]
-    key: dict[str, Any] = {"name": name, "files": checksums}
+    key = {"name": name, "files": [remote.checksum for remote in entry.files]}
 
     def get(file: RemoteFile) -> Path:
         return fetch(file, data_dir, of, request.progress)
 
-    if entry.list_images is None:
-        return _load_arrays(entry, found, lambda: [get(file) for file in entry.files], request, key)
+    if entry.parse is not None:
+        paths = found.paths if found else lambda: [get(file) for file in entry.files]
+        return _load_arrays(entry, found, paths, request, key)
     if found:
         lists = found.paths() if entry.files[1:] else ()
         listing = entry.list_images(found.tree(), *lists)
@@ -198,22 +186,21 @@ def _load_published(name: str, request: Request) -> Source:
 def _load_arrays(
     entry: Named,
     found: unpacked.Found | None,
-    fetch_all: Callable[[], list[Path]],
+    paths: Callable[[], list[Path]],
     request: Request,
     key: dict[str, Any],
 ) -> Source:
-    name, content = entry.info.name, " ".join(key["files"])
+    name, content = key["name"], " ".join(key["files"])
     counted = found is not None and not found.published
     if counted:
         key = {**key, "files": found.identity()}
 
     def build(scratch: Path) -> dict[str, Any]:
-        images, labels, parts, class_names = entry.parse(found.paths() if found else fetch_all())
+        images, labels, parts, class_names = entry.parse(paths())
         notes = {"class_names": class_names, "content": content}
         if counted:
             _check_counts(name, found.folder, parts)
-            digest = hashlib.sha256(images.tobytes() + labels.tobytes())
-            notes["content"] = digest.hexdigest()
+            notes["content"] = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
         for stem, array in (("images", images), ("labels", labels), ("parts", parts)):
             np.save(scratch / f"{stem}.npy", array)
         return notes

@@ -1,11 +1,13 @@
 """Data that is given: arrays, examples of any kind and tables, as named data sets."""
 
 import sys
+import types
 
 import numpy as np
 import pytest
 from PIL import Image
 from support import small_runs
+from support.data_files import encoded
 
 import hsvit_jax
 from hsvit_jax import checkpoint, data, main, train
@@ -137,6 +139,48 @@ def test_hugging_face_sets_need_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"pip install 'hsvit_jax\[hf\]'"):
         train.load_data(hsvit_jax.get_config("c2a2:hf=beans"))
+
+
+class Rows:
+    """The interface of a Hugging Face data set: its columns, and image i of value 10·i."""
+
+    def __init__(self, count: int, missing: int = -1):
+        self.count, self.missing, self._fingerprint = count, missing, f"{count} {missing}"
+
+    def cast_column(self, name, feature):
+        assert name == "photo" and not feature.decode
+        return self
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        content = encoded(np.full((8, 6, 3), 10 * i, np.uint8))
+        stored = None if i == self.missing else {"bytes": content, "path": None}
+        return {"photo": stored, "label": i % 2}
+
+
+def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
+    """Splits by any of their names; an image that a row lacks is named as a damaged one is."""
+    image = type(
+        "Image", (), {"__init__": lambda self, decode=True: setattr(self, "decode", decode)}
+    )
+    label = type("ClassLabel", (), {"names": ["even", "odd"]})
+    Rows.features = {"photo": image(decode=True), "label": label()}
+    found = {"train": Rows(20), "dev": Rows(6), "extra": Rows(1)}
+    library = types.SimpleNamespace(Image=image, ClassLabel=label, load_dataset=lambda name: found)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    options = {"data_dir": str(tmp_path), "image_size": (8, 6)}
+    dataset = data.load("hf=me/pots", **options)
+    assert dataset.info.class_names == ("even", "odd") and dataset.info.channels == 3
+    assert dataset.test.images[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
+    assert dataset.test.labels.tolist() == [0, 1] * 3
+    found["train"] = Rows(20, missing=3)
+    with pytest.raises(ValueError, match=r"hf=me/pots train\[3\]: cannot be read: it has no image"):
+        data.load("hf=me/pots", **options)
+    del found["train"]
+    with pytest.raises(ValueError, match="has no split 'train', only dev, extra"):
+        data.describe("hf=me/pots")
 
 
 @pytest.mark.slow

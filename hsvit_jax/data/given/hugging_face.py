@@ -1,5 +1,6 @@
 """``hf=<name or path>``: a data set of the Hugging Face `datasets` library."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
 
     def read(record: dict[str, Any]) -> tuple[bytes, int]:
         stored, value = record[image[0]], record[label[0]]
+        if stored is None:
+            raise FileNotFoundError(errno.ENOENT, "it has no image")
         content = stored["bytes"] if stored["bytes"] is not None else read_file(stored["path"])
         return content, -1 if value is None else int(value)
 
