@@ -32,21 +32,15 @@ def apply_rows(images_BHWC: jax.Array, row_B: jax.Array, tables: OpTables) -> ja
     Returns:
       uint8 (B, H, W, C); pixels that come from outside the image are `tables.fill`.
     """
-    affine_B6 = jnp.asarray(tables.affine_R6)[row_B]
-    moved_BHWC = _affine_nearest(images_BHWC, affine_B6, tables.fill)
-    return _recolour(moved_BHWC, row_B, tables)
-
-
-def _affine_nearest(
-    images_BHWC: jax.Array, affine_B6: jax.Array, fill: tuple[int, ...]
-) -> jax.Array:
     _, height, width, _ = images_BHWC.shape
+    affine_B6 = jnp.asarray(tables.affine_R6)[row_B]
     y_1H1 = jnp.arange(height, dtype=jnp.int32)[None, :, None]
     x_11W = jnp.arange(width, dtype=jnp.int32)[None, None, :]
     a, b, c, d, e, f = (affine_B6[:, i, None, None] for i in range(6))
     column_BHW = (a * x_11W + b * y_1H1 + c) >> 16
     row_BHW = (d * x_11W + e * y_1H1 + f) >> 16
-    return gather_pixels(images_BHWC, row_BHW, column_BHW, fill)
+    moved_BHWC = gather_pixels(images_BHWC, row_BHW, column_BHW, tables.fill)
+    return _recolour(moved_BHWC, row_B, tables)
 
 
 def gather_pixels(

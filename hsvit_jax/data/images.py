@@ -88,11 +88,21 @@ def read_image(
     Raises:
       BadImage: the file is missing, empty, cut off, too large or not an image.
     """
+    from PIL import ImageOps
+
     check_shape(image_size, channels, fit)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
         raw = source if isinstance(source, bytes) else read_file(source)
-        return _decode(raw, image_size, channels, fit, min(max_pixels, MAX_PIXELS))
+        image = _open(raw, min(max_pixels, MAX_PIXELS))
+        if image.format in ("JPEG", "MPO"):
+            # Decoding at half, quarter or eighth size is several times faster; asking for twice the
+            # target leaves the antialiasing filter enough to work with. The longer target side
+            # stands for both, as EXIF may turn the image later.
+            cover = max(max(image_size) / min(image.size), 1e-9) * 2
+            image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
+        image.load()
+        return fit_pillow(ImageOps.exif_transpose(image), image_size, channels, fit)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         if isinstance(error, BadImage):
             reason = str(error)
@@ -206,22 +216,6 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
         reason = _TOO_LARGE.format(max_pixels)
         raise BadImage(f"{image.width}×{image.height} pixels; {reason}")
     return image
-
-
-def _decode(
-    data: bytes, image_size: tuple[int, int], channels: int, fit: str, max_pixels: int
-) -> np.ndarray:
-    from PIL import ImageOps
-
-    image = _open(data, max_pixels)
-    if image.format in ("JPEG", "MPO"):
-        # Decoding at half, quarter or eighth size is several times faster; asking for twice the
-        # target leaves the antialiasing filter enough to work with. The longer target side stands
-        # for both, as EXIF may turn the image later.
-        cover = max(max(image_size) / min(image.size), 1e-9) * 2
-        image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
-    image.load()
-    return fit_pillow(ImageOps.exif_transpose(image), image_size, channels, fit)
 
 
 def _convert(image: "Image.Image", channels: int) -> "Image.Image":
