@@ -20,6 +20,7 @@ from hsvit_jax.models.torch_weights import (
     field,
     ints,
     kernel_shape,
+    only,
     pair,
     timm_block,
 )
@@ -337,10 +338,7 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     for name, size in (("padding", kernel), ("pooling_padding", window)):
         if argument(given, name) not in (None, size // 2):
             raise ValueError(f"{name}={given[name]} does not fit a window of {size}: {size // 2}")
-    if given.get("positional_embedding", "learnable") != "learnable":
-        raise ValueError(
-            f"positional_embedding={given['positional_embedding']!r} is not known; only 'learnable'"
-        )
+    only(given, "positional_embedding", "learnable")
     image_size = _image_size(given, _images(tensors)[2:]) or (_side(None),) * 2
     strides = ints("stride", given.get("pool_strides", given.get("stride", 1)))
     strides = strides * convs if len(strides) == 1 else strides
