@@ -96,7 +96,7 @@ class LeViX(Network):
         c = self.config
         stem_key, encoder_key, head_key = jax.random.split(key, 3)
         return {
-            "stem": stems.ConvStem(c.image_channels, c.stem_widths, c.stem_strides, stem_key),
+            "stem": stems.ConvStem(c, stem_key),
             "encoder": layers.Encoder(_block(c, k) for k in jax.random.split(encoder_key, c.depth)),
             "head": Linear(c.embed_dim, c.num_classes, head_key),
         }

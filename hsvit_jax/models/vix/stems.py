@@ -56,12 +56,10 @@ class StemSizes(Sizes):
 class ConvStem(nnx.Module):
     """3×3 convolutions with bias, without activations (ViX paper, hybrid models)."""
 
-    def __init__(
-        self, channels: int, widths: Sequence[int], strides: Sequence[int], key: Array
-    ) -> None:
-        self.convs, c_in = nnx.List(), channels
-        keys = jax.random.split(key, len(widths))
-        for conv_key, c_out, stride in zip(keys, widths, strides, strict=True):
+    def __init__(self, c: StemSizes, key: Array) -> None:
+        self.convs, c_in = nnx.List(), c.image_channels
+        keys = jax.random.split(key, len(c.stem_widths))
+        for conv_key, c_out, stride in zip(keys, c.stem_widths, c.stem_strides, strict=True):
             self.convs.append(Conv(c_in, c_out, 3, conv_key, stride=stride))
             c_in = c_out
 

@@ -118,7 +118,7 @@ class Patches(nnx.Module):
 
     def __init__(self, c: ViXConfig, key: Array) -> None:
         if c.stem_channels:
-            self.embed = stems.ConvStem(c.image_channels, c.stem_widths, c.stem_strides, key)
+            self.embed = stems.ConvStem(c, key)
         else:
             self.embed = layers.PatchEmbedding(c.patch, c.image_channels, c.embed_dim, key)
 
