@@ -47,10 +47,14 @@ class Misuse(ValueError):
     """A command line that asks for nothing that could be done: exit code 2."""
 
 
-def png(out: str, flag: str = "--out") -> Path:
-    """The path of a picture to draw. Raises Misuse for a name that does not end in .png."""
-    if not out.lower().endswith(".png"):
-        raise Misuse(f"{flag} must end in .png; got {out}")
+def ending(out: str | Path, suffix: str = ".png", word: str = "--out") -> Path:
+    """The path of a file to write. Raises Misuse for a name that ends otherwise than in `suffix`.
+
+    Args:
+      word: of the command line that names the file.
+    """
+    if not str(out).lower().endswith(suffix):
+        raise Misuse(f"{word} must end in {suffix}; got {out}")
     return Path(out)
 
 

@@ -20,7 +20,7 @@ def run(request: cli.Request) -> int:
     """Prints one line of JSON, and the confusion matrix on standard error."""
     curve = request.flags.curve
     if curve is not None:
-        path = cli.png(curve, "--curve")
+        path = cli.ending(curve, word="--curve")
         if request.flags.drop_groups:
             raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
     classifier = load_classifier(request)

@@ -14,7 +14,7 @@ def run(request: Request) -> int:
     if values["devices"] is None:
         raise Misuse("plan needs --devices, for example --devices=4096")
     if values["out"]:
-        cli.png(values["out"])
+        cli.ending(values["out"])
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     config = config_lib.resolve(request.config, info)
     model = train.build_model(config)

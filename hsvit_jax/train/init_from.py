@@ -201,6 +201,8 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
             f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
             "by this version, or changed since"
         ) from error
+    if tensors is not None and which not in ("best", "latest", number):
+        raise ValueError(f"{path} holds one network, of step {number}: leave which={which} out")
     fingerprint = meta.get("fingerprint")
     return Stored(
         number, config, model, tree["params"], tree["stats"], tuple(names), fingerprint, meta

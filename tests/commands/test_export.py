@@ -46,6 +46,8 @@ def test_the_file_is_the_network(exported, stored_weights):
         assert found.config.data.mean == run.config.data.mean
         assert found.fingerprint == run.fingerprint
         assert found.meta["measured"]["test"]["accuracy"] == 0.9
+        with pytest.raises(ValueError, match=f"holds one network, of step {run.step}: leave whi"):
+            init_from.stored_network(source, run.step + 1)
     weights = sum(x.nbytes for x in jax.tree.leaves(run[3:5]))
     size = (exported / "a.safetensors").stat().st_size
     assert weights < size < weights + 20_000 and hsvit_jax.load(exported / "hub").step == run.step

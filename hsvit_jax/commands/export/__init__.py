@@ -87,7 +87,7 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
 
 def write_file(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes one file with all that `hsvit_jax.load` needs."""
-    _check_file(out)
+    cli.ending(out, ".safetensors", "OUT")
     report.write_file(out, release.pack({"params": stored.params, "stats": stored.stats}, about))
     return [out]
 
@@ -98,7 +98,7 @@ def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) 
     Raises:
       ValueError: the authors' code has no such network.
     """
-    _check_file(out)
+    cli.ending(out, ".safetensors", "OUT")
     weights = models.FAMILIES[about["family"]].torch_weights
     weights.check_known(stored.model.config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
@@ -140,11 +140,6 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
 
 
 _FILE = "model.safetensors"
-
-
-def _check_file(out: Path) -> None:
-    if out.suffix != ".safetensors":
-        raise ValueError(f"{out} is to be a file ending in .safetensors: name it so")
 
 
 def card(about: dict[str, Any], parameters: int) -> str:

@@ -44,7 +44,7 @@ def run(request: cli.Request) -> None:
     """Draws the curves of the runs that the words name."""
     if not request.words:
         raise cli.Misuse("no run is named")
-    out = cli.png(request.flags.out)
+    out = cli.ending(request.flags.out)
     runs = {}
     for word in request.words:
         folder = Path(word)

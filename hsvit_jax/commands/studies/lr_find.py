@@ -79,7 +79,7 @@ def draw(found: Search, path: Path) -> None:
 
 def run(request: cli.Request) -> None:
     """Searches, draws, and prints the rates."""
-    path = cli.png(request.flags.out)
+    path = cli.ending(request.flags.out)
     found = search(request.config, request.flags.steps)
     draw(found, path)
     lowest = found.rates_S[found.losses_S.argmin()]

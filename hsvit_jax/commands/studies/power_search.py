@@ -3,7 +3,6 @@ three steps; the first trains the network, the third trains it on with the token
 
 import dataclasses
 import itertools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -98,9 +97,7 @@ def _projected_adam(penalty: float, rate: float) -> optax.GradientTransformation
 
 def run(request: cli.Request) -> None:
     """Searches, writes the network, and prints what it keeps and the command of the third step."""
-    values, path = request.flags, Path(request.flags.out)
-    if path.suffix != ".safetensors":
-        raise cli.Misuse(f"--out must end in .safetensors; got {path}")
+    values, path = request.flags, cli.ending(request.flags.out, ".safetensors")
     config = config_lib.override(request.config, [f"train.epochs={values.epochs}"])
     retained, share, file = search(config, values.penalty, values.rate)
     report.write_file(path, file)
