@@ -386,6 +386,7 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.build_model("c2a2", num_classes=0), "num_classes must be .*; got 0"),
         (lambda: hsvit_jax.load("x", aggregate="mean"), "aggregate must be one of .*; got 'mean'"),
         (lambda: hsvit_jax.fit(None, "x"), "one that get_config returns; got None"),
+        (lambda: hsvit_jax.fit(None, "x", dataset=object()), "get_config returns; got None"),
         (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), None), "a folder for the run; got No"),
     ],
 )

@@ -21,7 +21,7 @@ from hsvit_jax.models import costs
 
 
 @dataclasses.dataclass(frozen=True)
-class Row(grid.Trained):
+class Row(grid.Measured):
     """One system: the size of its network, the cost of its programs, its accuracy.
 
     Attributes:

@@ -32,7 +32,8 @@ def fit(
     Raises:
       ValueError: as `train.train`; or the configuration says how to load data that are given.
     """
-    unused = sorted(_OF_LOADING.intersection(config.by_hand)) if options.get("dataset") else []
+    given = getattr(config, "by_hand", ()) if options.get("dataset") else ()
+    unused = sorted(_OF_LOADING.intersection(given))
     if unused:
         raise ValueError(
             f"{few(unused)} would change how a data set is loaded, and this one is loaded already: "

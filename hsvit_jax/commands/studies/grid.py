@@ -11,7 +11,7 @@ from hsvit_jax import report
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class Measured:
     """A network trained with every seed: its top-1 accuracies on the test split."""
 
     accuracies: tuple[float, ...]
@@ -28,7 +28,7 @@ class Trained:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point(Trained):
+class Point(Measured):
     """A trained network and its place on the axes.
 
     Attributes:
@@ -101,7 +101,7 @@ def write(
 
 
 def save(
-    rows: Sequence[Trained], folder: Path, name: str, text: str, figure: Any
+    rows: Sequence[Measured], folder: Path, name: str, text: str, figure: Any
 ) -> tuple[Path, Path, Path]:
     """Writes a text as NAME.md, the rows' fields as NAME.csv and a figure as NAME.png."""
     text_path, table, plot = (folder / f"{name}.{kind}" for kind in ("md", "csv", "png"))
