@@ -53,20 +53,19 @@ def read(
     )
     path = directory / "state"
 
-    def check_size() -> None:
+    def load() -> dict[TreePath, Any]:
         if total > max(_PLAUSIBLE, _DENSEST * disk.size(path)):
             raise Damage(
                 f"its record describes {total:,} bytes of arrays, far more than {path} holds"
             )
+        like = wanted or {
+            name: np.empty(shape, kind) for name, (kind, shape, _) in record.leaves.items()
+        }
+        check_fits(directory, record, like)
+        return _load(path, like)
 
-    agree(check_size)
     try:
-        if wanted is None:
-            wanted = {
-                path: np.empty(shape, kind) for path, (kind, shape, _) in record.leaves.items()
-            }
-        check_fits(directory, record, wanted)
-        leaves = agree(functools.partial(_load, path, wanted))
+        leaves = agree(load)
     except MemoryError as error:
         raise CheckpointError(
             f"{directory} holds {total:,} bytes of arrays, more than there is memory for"

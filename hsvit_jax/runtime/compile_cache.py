@@ -60,7 +60,7 @@ def trusted_folder(folder: str | Path) -> str:
     real = Path(os.path.realpath(folder))
     for place in (*reversed(real.parents), real):
         if not place.is_dir():
-            place.mkdir(0o700)
+            place.mkdir(0o700, exist_ok=True)  # another process may be as quick
         status = place.stat()
         open_to_others = status.st_mode & 0o022 and (
             place == real or not status.st_mode & stat.S_ISVTX

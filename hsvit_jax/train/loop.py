@@ -15,7 +15,6 @@ from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import coordination, memory, signals
 from hsvit_jax.runtime import watchdog as watchdog_lib
-from hsvit_jax.runtime.signals import Diverged
 from hsvit_jax.train import batches, metrics
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
@@ -128,7 +127,7 @@ class Loop:
             self.checkpoints.wait()
             kept = max(self.checkpoints.steps(), default=None)
             saved = "nothing was saved before" if kept is None else f"step {kept} is kept"
-            raise Diverged(
+            raise signals.Diverged(
                 f"loss or gradient was not finite for {bad} steps in a row, up to step {number}; "
                 f"none of them was applied, and {saved}. A lower optim.learning_rate, a smaller "
                 "optim.clip_norm or float32 may help."

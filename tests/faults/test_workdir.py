@@ -43,6 +43,7 @@ def test_every_file_of_a_run_is_looked_at_before_any_is_written(tmp_path, plant,
     assert list((tmp_path / "run").iterdir()) == [path]
 
 
+@pytest.mark.parametrize("plant", ["link"], indirect=True)
 def test_a_run_in_such_a_folder(tmp_path, plant, capfd):
     """In one line, at once; a name that no run uses any more is left as it is."""
     plant(tmp_path / "run" / ".probe-0")

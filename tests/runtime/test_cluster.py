@@ -168,15 +168,5 @@ def test_a_port_that_is_taken(untouched, monkeypatch, capfd):
     assert capfd.readouterr().err == f"process 0 cannot listen at {address}, as it says itself\n"
 
 
-def test_alone_everything_is_plain():
-    assert coordination.is_lead()
-    assert coordination.agree(lambda: 3) == 3
-    with pytest.raises(ValueError, match="no"):
-        coordination.agree(lambda: (_ for _ in ()).throw(ValueError("no")))
-    coordination.check_same("thing", "a")
-    assert coordination.from_lead("a") == "a"
-    assert coordination.leave(42) == 42
-
-
 def test_nobody_is_past_the_step_at_which_all_stop():
     assert loop.Loop.in_flight + 2 < coordination.LEAD
