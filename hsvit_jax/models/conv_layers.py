@@ -191,29 +191,39 @@ class SqueezeExcite(nnx.Module):
         return x_BHWC * weight_BC[:, None, None]
 
 
-class NormedStem(nnx.Module):
-    """3×3 convolutions of stride 2, each with BatchNorm and ReLU; without the last one's ReLU where
-    `linear`.
+class Chain(nnx.Module):
+    """Modules in a row, each from (x, context) to x; of a list each in turn, of None nothing."""
 
-    widths: the image's channels, then of every convolution; others: of `ConvNorm`.
+    def __init__(self, **modules: nnx.Module | None) -> None:
+        self.order = tuple(name for name, module in modules.items() if module is not None)
+        for name in self.order:
+            setattr(self, name, modules[name])
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, H', W', C')."""
+        for name in self.order:
+            part = getattr(self, name)
+            for module in part if isinstance(part, nnx.List) else (part,):
+                x_BHWC = module(x_BHWC, context)
+        return x_BHWC
+
+
+def normed_stem(widths: Sequence[int], key: Array, *, linear: bool = False, **others: Any) -> Chain:
+    """3×3 convolutions of stride 2, each with BatchNorm and ReLU: {'convs'}.
+
+    Args:
+        widths: the image's channels, then of every convolution.
+        linear: without the last one's ReLU.
+        others: of `ConvNorm`.
     """
-
-    def __init__(
-        self, widths: Sequence[int], key: Array, *, linear: bool = False, **others: Any
-    ) -> None:
-        activations = ["relu"] * (len(widths) - 2) + ["none" if linear else "relu"]
-        shapes = zip(widths[:-1], widths[1:], activations, strict=True)
-        keys = jax.random.split(key, len(activations))
-        self.convs = nnx.List(
-            ConvNorm(c_in, c_out, 3, k, stride=2, activation=activation, **others)
-            for (c_in, c_out, activation), k in zip(shapes, keys, strict=True)
-        )
-
-    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, H', W', D), rows and columns halved by each and rounded up."""
-        for layer in self.convs:
-            images_BHWC = layer(images_BHWC, context)
-        return images_BHWC
+    activations = ["relu"] * (len(widths) - 2) + ["none" if linear else "relu"]
+    shapes = zip(widths[:-1], widths[1:], activations, strict=True)
+    keys = jax.random.split(key, len(activations))
+    convs = [
+        ConvNorm(c_in, c_out, 3, k, stride=2, activation=activation, **others)
+        for (c_in, c_out, activation), k in zip(shapes, keys, strict=True)
+    ]
+    return Chain(convs=nnx.List(convs))
 
 
 def flatten(x_BHWD: Array) -> Array:

@@ -20,7 +20,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import ConvNorm
+from hsvit_jax.models.conv_layers import Chain, ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family
@@ -72,11 +72,6 @@ class EfficientFormerConfig(StagedConfig):
         """Width of a head's values."""
         return int(round(self.attention_ratio * self.key_dim, 6))
 
-    def attends(self, stage: int, block: int) -> bool:
-        """Whether a block of a stage is an attention block."""
-        last = len(self.depths) - 1
-        return stage == last and block >= self.depths[last] - self.attention_blocks
-
 
 def neighbour_mean(x_BHWC: Array, window: int) -> Array:
     """The mean of the window×window pixels around each pixel, of those inside the map."""
@@ -93,19 +88,26 @@ def neighbour_mean(x_BHWC: Array, window: int) -> Array:
 
 
 class PoolBlock(nnx.Module):
-    """x + s₁·(mean of neighbours − x), then x + s₂·(pointwise convolutions with BatchNorm)."""
+    """x + s₁·(mean of neighbours − x), then x + s₂·(pointwise convolutions with BatchNorm).
 
-    def __init__(self, c: EfficientFormerConfig, stage: int, rate: float, key: Array) -> None:
+    rate: of stochastic depth; stream: of its masks.
+    """
+
+    def __init__(
+        self, c: EfficientFormerConfig, stage: int, rate: float, stream: int, key: Array
+    ) -> None:
         up_key, down_key = jax.random.split(key)
         self.window, self.rate, self.dropout = c.pool_window, rate, c.dropout
+        self.stream = stream
         width, hidden = c.widths[stage], c.hidden_widths[stage]
         shared = {"bias": True, "eps": c.norm_eps, "init": "normal"}
         self.up = ConvNorm(width, hidden, 1, up_key, activation=c.activation, **shared)
         self.down = ConvNorm(hidden, width, 1, down_key, **shared)
         self.scales = layers.LayerScales(width, c.layer_scale)
 
-    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
+        stream = self.stream
         y = self.scales(0, neighbour_mean(x_BHWC, self.window) - x_BHWC)
         x_BHWC = x_BHWC + layers.drop_path(y, self.rate, context, stream)
         y = layers.dropout(self.up(x_BHWC, context), self.dropout, context, stream + 1)
@@ -144,12 +146,13 @@ def offsets(map_size: tuple[int, int]) -> np.ndarray:
 
 
 class AttentionBlock(nnx.Module):
-    """x + s₁·attention(LN(x)), then x + s₂·feed_forward(LN(x))."""
+    """x + s₁·attention(LN(x)), then x + s₂·feed_forward(LN(x)) on the map's tokens."""
 
-    def __init__(self, c: EfficientFormerConfig, rate: float, key: Array) -> None:
+    def __init__(
+        self, c: EfficientFormerConfig, stage: int, rate: float, stream: int, key: Array
+    ) -> None:
         attention_key, feed_key = jax.random.split(key)
-        width, stage = c.widths[-1], len(c.depths) - 1
-        self.rate = rate
+        self.rate, self.stream, width = rate, stream, c.widths[stage]
         self.norm1, self.norm2 = LayerNorm(width, c.eps), LayerNorm(width, c.eps)
         self.attention = BiasedAttention(c, c.maps()[-1], attention_key)
         self.feed_forward = layers.FeedForward(
@@ -160,43 +163,34 @@ class AttentionBlock(nnx.Module):
         )
         self.scales = layers.LayerScales(width, c.layer_scale)
 
-    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
-        """(B, T, D) → (B, T, D)."""
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
+        """(B, H, W, C) → (B, H, W, C)."""
+        x_BTD, stream = conv_layers.flatten(x_BHWC), self.stream
         y = self.scales(0, self.attention(self.norm1(x_BTD), context))
         x_BTD = x_BTD + layers.drop_path(y, self.rate, context, stream)
         y = self.scales(1, self.feed_forward(self.norm2(x_BTD), context, stream + 1))
         x_BTD = x_BTD + layers.drop_path(y, self.rate, context, stream + 3)
         context.call_hook("tokens", lambda: x_BTD)
-        return x_BTD
+        return x_BTD.reshape(x_BHWC.shape)
 
 
-class Stage(nnx.Module):
+def _stage(c: EfficientFormerConfig, number: int, key: Array) -> Chain:
     """Pooling blocks, attention blocks in the last stage, and a convolution to the next."""
-
-    def __init__(self, c: EfficientFormerConfig, number: int, key: Array) -> None:
-        *keys, down_key = jax.random.split(key, c.depths[number] + 1)
-        self.first = sum(c.depths[:number])
-        rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first :]
-        self.pool_blocks, self.attention_blocks = nnx.List(), nnx.List()
-        for i, block_key in enumerate(keys):
-            if c.attends(number, i):
-                self.attention_blocks.append(AttentionBlock(c, rates[i], block_key))
-            else:
-                self.pool_blocks.append(PoolBlock(c, number, rates[i], block_key))
-        self.down = c.down(number, c.norm_eps, down_key)
-
-    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, H', W', C')."""
-        stream = self.first * layers.STREAMS_PER_BLOCK
-        for block in self.pool_blocks:
-            x_BHWC = block(x_BHWC, context, stream)
-            stream += layers.STREAMS_PER_BLOCK
-        x_BTD = conv_layers.flatten(x_BHWC)
-        for block in self.attention_blocks:
-            x_BTD = block(x_BTD, context, stream)
-            stream += layers.STREAMS_PER_BLOCK
-        x_BHWC = x_BTD.reshape(x_BHWC.shape)
-        return x_BHWC if self.down is None else self.down(x_BHWC, context)
+    *keys, down_key = jax.random.split(key, c.depths[number] + 1)
+    first, last = sum(c.depths[:number]), number == len(c.depths) - 1
+    rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[first:]
+    pools = len(keys) - c.attention_blocks * last
+    blocks = [
+        (PoolBlock if i < pools else AttentionBlock)(
+            *(c, number, rates[i], (first + i) * layers.STREAMS_PER_BLOCK, k)
+        )
+        for i, k in enumerate(keys)
+    ]
+    return Chain(
+        pool_blocks=nnx.List(blocks[:pools]),
+        attention_blocks=nnx.List(blocks[pools:]),
+        down=c.down(number, c.norm_eps, down_key),
+    )
 
 
 class EfficientFormer(Network):
@@ -207,7 +201,7 @@ class EfficientFormer(Network):
         stem_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
         return {
             "stem": c.stem(c.norm_eps, stem_key),
-            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            **{f"stage{i}": _stage(c, i, k) for i, k in enumerate(keys)},
             "norm": LayerNorm(c.widths[-1], c.eps),
             "head": layers.TwoHeads(c.widths[-1], c.num_classes, head_key),
         }

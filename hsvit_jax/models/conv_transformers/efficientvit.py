@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import ConvNorm
+from hsvit_jax.models.conv_layers import Chain, ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.efficientformer import offsets
 from hsvit_jax.models.family import Family, Sizes
@@ -208,40 +208,23 @@ class Block(nnx.Module):
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
         x_BHWC = self.before(x_BHWC, context)
-        x_BHWC = x_BHWC + self.attention(x_BHWC, context)
-        return self.after(x_BHWC, context)
+        return self.after(x_BHWC + self.attention(x_BHWC, context), context)
 
 
-class Downsampling(nnx.Module):
-    """`LocalMix`, `Merge`, `LocalMix` of the new width."""
-
-    def __init__(self, c_in: int, c_out: int, key: Array) -> None:
-        before_key, merge_key, after_key = jax.random.split(key, 3)
-        self.before = LocalMix(c_in, before_key, zero_local=False)
-        self.merge = Merge(c_in, c_out, merge_key)
-        self.after = LocalMix(c_out, after_key, zero_local=False)
-
-    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, ⌈H/2⌉, ⌈W/2⌉, C')."""
-        return self.after(self.merge(self.before(x_BHWC, context), context), context)
-
-
-class Stage(nnx.Module):
+def _stage(c: EfficientViTConfig, number: int, key: Array) -> Chain:
     """A downsampling where there is one, and blocks."""
-
-    def __init__(self, c: EfficientViTConfig, number: int, key: Array) -> None:
-        down_key, *keys = jax.random.split(key, c.depths[number] + 1)
-        widths = (c.widths[max(number - 1, 0)], c.widths[number])
-        self.down = Downsampling(*widths, down_key) if c.downsamples[number] else None
-        self.blocks = nnx.List(Block(c, number, k) for k in keys)
-
-    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, H', W', C')."""
-        if self.down is not None:
-            x_BHWC = self.down(x_BHWC, context)
-        for block in self.blocks:
-            x_BHWC = block(x_BHWC, context)
-        return x_BHWC
+    down_key, *keys = jax.random.split(key, c.depths[number] + 1)
+    blocks = nnx.List(Block(c, number, k) for k in keys)
+    if not c.downsamples[number]:
+        return Chain(blocks=blocks)
+    before_key, merge_key, after_key = jax.random.split(down_key, 3)
+    c_in, c_out = c.widths[max(number - 1, 0)], c.widths[number]
+    down = Chain(
+        before=LocalMix(c_in, before_key, zero_local=False),
+        merge=Merge(c_in, c_out, merge_key),
+        after=LocalMix(c_out, after_key, zero_local=False),
+    )
+    return Chain(down=down, blocks=blocks)
 
 
 class EfficientViT(Network):
@@ -252,8 +235,8 @@ class EfficientViT(Network):
         stem_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
         widths = (c.image_channels, *(c.widths[0] // n for n in (8, 4, 2, 1)))
         return {
-            "stem": conv_layers.NormedStem(widths, stem_key, linear=True),
-            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            "stem": conv_layers.normed_stem(widths, stem_key, linear=True),
+            **{f"stage{i}": _stage(c, i, k) for i, k in enumerate(keys)},
             "norm": layers.BatchNorm(c.widths[-1]),
             "head": layers.Linear(c.widths[-1], c.num_classes, head_key, init="normal"),
         }

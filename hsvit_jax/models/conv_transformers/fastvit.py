@@ -21,7 +21,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
+from hsvit_jax.models.conv_layers import Chain, Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family
@@ -314,28 +314,28 @@ class FeedForward(nnx.Module):
 
 
 class MixerBlock(nnx.Module):
-    """`RepMixer`, then x + s·feed_forward(x)."""
+    """`RepMixer`, then x + s·feed_forward(x); stream: of its masks."""
 
-    def __init__(self, c: FastViTConfig, stage: int, rate: float, key: Array) -> None:
+    def __init__(self, c: FastViTConfig, stage: int, rate: float, stream: int, key: Array) -> None:
         mixer_key, feed_key = jax.random.split(key)
-        self.rate, width = rate, c.widths[stage]
+        self.rate, self.stream, width = rate, stream, c.widths[stage]
         self.mixer = RepMixer(c, width, mixer_key)
         self.feed_forward = FeedForward(c, stage, feed_key)
         self.scale = layers.LayerScales(width, c.layer_scale, 1)
 
-    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
         x_BHWC = self.mixer(x_BHWC, context)
-        y_BHWC = self.scale(0, self.feed_forward(x_BHWC, context, stream))
-        return x_BHWC + layers.drop_path(y_BHWC, self.rate, context, stream + 4)
+        y_BHWC = self.scale(0, self.feed_forward(x_BHWC, context, self.stream))
+        return x_BHWC + layers.drop_path(y_BHWC, self.rate, context, self.stream + 4)
 
 
 class AttentionBlock(nnx.Module):
-    """x + s₁·attention(BatchNorm(x)), then x + s₂·feed_forward(x)."""
+    """x + s₁·attention(BatchNorm(x)), then x + s₂·feed_forward(x); stream: of its masks."""
 
-    def __init__(self, c: FastViTConfig, stage: int, rate: float, key: Array) -> None:
+    def __init__(self, c: FastViTConfig, stage: int, rate: float, stream: int, key: Array) -> None:
         attention_key, feed_key = jax.random.split(key)
-        self.rate, width = rate, c.widths[stage]
+        self.rate, self.stream, width = rate, stream, c.widths[stage]
         self.norm = BatchNorm(width)
         self.mixer = layers.MultiHeadAttention(
             *(width, width // HEAD_DIM, attention_key), bias=False, dropout=c.dropout, init="normal"
@@ -343,8 +343,9 @@ class AttentionBlock(nnx.Module):
         self.feed_forward = FeedForward(c, stage, feed_key)
         self.scales = layers.LayerScales(width, c.layer_scale)
 
-    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
+        stream = self.stream
         y_BHWC = self.norm(x_BHWC, train=context.train, batch_axes=context.batch_axes)
         y_BTC = self.mixer(conv_layers.flatten(y_BHWC), context, stream)
         y_BHWC = self.scales(0, y_BTC.reshape(x_BHWC.shape))
@@ -355,71 +356,45 @@ class AttentionBlock(nnx.Module):
         return x_BHWC
 
 
-class Downsampling(nnx.Module):
+def _downsampling(c: FastViTConfig, stage: int, key: Array) -> Chain:
     """A grouped convolution of a large and one of a small kernel, added, and a 1×1 unit."""
-
-    def __init__(self, c: FastViTConfig, stage: int, key: Array) -> None:
-        large_key, squeeze_key, unit_key = jax.random.split(key, 3)
-        before, width = c.width_before(stage), c.widths[stage]
-        large = Branches(
-            *(before, width, (c.down_kernel, 3), large_key),
-            stride=c.down_stride,
-            groups=before,
-            fused=c.fused,
-        )
-        squeeze = max(8, int(width / 4 + 4) // 8 * 8) if c.squeezes[stage] else 0
-        self.large = Unit(large, width, squeeze_key, squeeze=squeeze, activation=c.down_activation)
-        self.unit = _unit(c, width, width, 1, unit_key)
-
-    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, ⌈H/2⌉, ⌈W/2⌉, C')."""
-        return self.unit(self.large(x_BHWC, context), context)
+    large_key, squeeze_key, unit_key = jax.random.split(key, 3)
+    before, width = c.width_before(stage), c.widths[stage]
+    options = {"stride": c.down_stride, "groups": before, "fused": c.fused}
+    large = Branches(before, width, (c.down_kernel, 3), large_key, **options)
+    squeeze = max(8, int(width / 4 + 4) // 8 * 8) if c.squeezes[stage] else 0
+    return Chain(
+        large=Unit(large, width, squeeze_key, squeeze=squeeze, activation=c.down_activation),
+        unit=_unit(c, width, width, 1, unit_key),
+    )
 
 
-class Stem(nnx.Module):
+def _stem(c: FastViTConfig, key: Array) -> Chain:
     """Three units: a dense and a depthwise one of stride 2, and a 1×1 one."""
-
-    def __init__(self, c: FastViTConfig, key: Array) -> None:
-        keys, width = jax.random.split(key, 3), c.widths[0]
-        self.units = nnx.List(
-            [
-                _unit(c, c.image_channels, width, 3, keys[0], stride=2),
-                _unit(c, width, width, 3, keys[1], stride=2, groups=width),
-                _unit(c, width, width, 1, keys[2]),
-            ]
-        )
-
-    def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, ⌈H/4⌉, ⌈W/4⌉, D)."""
-        for unit in self.units:
-            images_BHWC = unit(images_BHWC, context)
-        return images_BHWC
+    keys, width = jax.random.split(key, 3), c.widths[0]
+    units = [
+        _unit(c, c.image_channels, width, 3, keys[0], stride=2),
+        _unit(c, width, width, 3, keys[1], stride=2, groups=width),
+        _unit(c, width, width, 1, keys[2]),
+    ]
+    return Chain(units=nnx.List(units))
 
 
-class Stage(nnx.Module):
+def _stage(c: FastViTConfig, number: int, key: Array) -> Chain:
     """Where the stage has them a downsampling and a positional convolution, and blocks."""
-
-    def __init__(self, c: FastViTConfig, number: int, key: Array) -> None:
-        down_key, position_key, *keys = jax.random.split(key, c.depths[number] + 2)
-        size = c.position_kernels[number]
-        self.first = sum(c.depths[:number])
-        self.down = Downsampling(c, number, down_key) if c.starts_down(number) else None
-        self.positions = Positions(c.widths[number], size, position_key, c.fused) if size else None
-        block = AttentionBlock if c.mixers[number] == "attention" else MixerBlock
-        rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first :]
-        self.blocks = nnx.List(
-            block(c, number, rate, k) for rate, k in zip(rates, keys, strict=False)
-        )
-
-    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, H', W', C')."""
-        if self.down is not None:
-            x_BHWC = self.down(x_BHWC, context)
-        if self.positions is not None:
-            x_BHWC = self.positions(x_BHWC, context)
-        for i, block in enumerate(self.blocks):
-            x_BHWC = block(x_BHWC, context, (self.first + i) * layers.STREAMS_PER_BLOCK)
-        return x_BHWC
+    down_key, position_key, *keys = jax.random.split(key, c.depths[number] + 2)
+    size, first = c.position_kernels[number], sum(c.depths[:number])
+    rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[first:]
+    block = AttentionBlock if c.mixers[number] == "attention" else MixerBlock
+    blocks = [
+        block(c, number, rates[i], (first + i) * layers.STREAMS_PER_BLOCK, k)
+        for i, k in enumerate(keys)
+    ]
+    return Chain(
+        down=_downsampling(c, number, down_key) if c.starts_down(number) else None,
+        positions=Positions(c.widths[number], size, position_key, c.fused) if size else None,
+        blocks=nnx.List(blocks),
+    )
 
 
 class FastViT(Network):
@@ -430,8 +405,8 @@ class FastViT(Network):
         stem_key, top_key, head_key, *keys = jax.random.split(key, len(c.depths) + 3)
         width, squeeze = c.widths[-1], max(1, int(c.top / 16 + 0.5))
         return {
-            "stem": Stem(c, stem_key),
-            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            "stem": _stem(c, stem_key),
+            **{f"stage{i}": _stage(c, i, k) for i, k in enumerate(keys)},
             "top": _unit(c, width, c.top, 3, top_key, groups=width, squeeze=squeeze),
             "head": layers.Linear(c.top, c.num_classes, head_key, init="normal"),
         }

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.conv_layers import Conv, ConvNorm, rounded, size_out
+from hsvit_jax.models.conv_layers import Chain, Conv, ConvNorm, rounded, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family
@@ -86,15 +86,8 @@ class MobileViTConfig(StageSizes):
 
     def strides(self) -> tuple[tuple[int, int], ...]:
         """(stride, dilation) of the first inverted residual of the third to fifth layer."""
-        dilated = {32: 0, 16: 1, 8: 2}[self.output_stride]
-        strides, dilation = [], 1
-        for layer in range(3):
-            if layer < 3 - dilated:
-                strides.append((2, 1))
-            else:
-                strides.append((1, dilation))
-                dilation *= 2
-        return tuple(strides)
+        first = {32: 3, 16: 2, 8: 1}[self.output_stride]  # layer with dilation, from 1 on
+        return tuple((2, 1) if i < first else (1, 2 ** (i - first)) for i in range(3))
 
     def maps(self) -> tuple[tuple[int, int], ...]:
         """Rows and columns after the stem and each layer."""
@@ -212,22 +205,15 @@ def _block(c: MobileViTConfig, layer: int, key: Array) -> layers.Block:
     return layers.Block(width, mixer, feed_forward, eps=c.eps)
 
 
-class Residuals(nnx.Module):
+def _residuals(c: MobileViTConfig, number: int, key: Array) -> Chain:
     """The inverted residuals of the first (0) or second (1) layer."""
-
-    def __init__(self, c: MobileViTConfig, number: int, key: Array) -> None:
-        count, stride = RESIDUALS[number]
-        c_in, c_out = c.channels[number : number + 2]
-        self.blocks = nnx.List()
-        for i, block_key in enumerate(jax.random.split(key, count)):
-            sizes = (c_out if i else c_in, c_out)
-            self.blocks.append(InvertedResidual(c, *sizes, block_key, 1 if i else stride))
-
-    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, H', W', C')."""
-        for block in self.blocks:
-            x_BHWC = block(x_BHWC, context)
-        return x_BHWC
+    count, stride = RESIDUALS[number]
+    c_in, c_out = c.channels[number : number + 2]
+    blocks = [
+        InvertedResidual(c, c_out if i else c_in, c_out, k, 1 if i else stride)
+        for i, k in enumerate(jax.random.split(key, count))
+    ]
+    return Chain(blocks=nnx.List(blocks))
 
 
 class MobileViT(Network):
@@ -235,7 +221,7 @@ class MobileViT(Network):
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         c, keys = self.config, jax.random.split(key, 8)
-        stages = [Residuals(c, i, keys[i]) for i in range(2)]
+        stages = [_residuals(c, i, keys[i]) for i in range(2)]
         stages += [TransformerLayer(c, i, keys[2 + i]) for i in range(3)]
         return {
             "stem": ConvNorm(

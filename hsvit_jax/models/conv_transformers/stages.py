@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from hsvit_jax.models.conv_layers import ConvNorm, NormedStem, size_out
+from hsvit_jax.models.conv_layers import Chain, ConvNorm, normed_stem, size_out
 from hsvit_jax.models.family import Sizes
 from hsvit_jax.ops.activations import activation as by_name
 
@@ -22,7 +22,7 @@ class StageSizes(Sizes):
 
 @dataclasses.dataclass(frozen=True)
 class StagedConfig(StageSizes):
-    """Sizes of stages behind a `conv_layers.NormedStem`, one depth and width per stage.
+    """Sizes of stages behind a `conv_layers.normed_stem`, one depth and width per stage.
 
     Attributes:
         downsamples: whether a convolution follows a stage; where the width changes one always does.
@@ -71,10 +71,10 @@ class StagedConfig(StageSizes):
                 size = size_out(size, self.down_kernel, self.down_stride, self.down_padding)
         return tuple(maps)
 
-    def stem(self, eps: float, key: jax.Array) -> NormedStem:
+    def stem(self, eps: float, key: jax.Array) -> Chain:
         """The two convolutions before the first stage."""
         widths = (self.image_channels, self.widths[0] // 2, self.widths[0])
-        return NormedStem(widths, key, bias=True, eps=eps, init="normal")
+        return normed_stem(widths, key, bias=True, eps=eps, init="normal")
 
     def down(self, stage: int, eps: float, key: jax.Array) -> ConvNorm | None:
         """The convolution from a stage to the next, if any."""

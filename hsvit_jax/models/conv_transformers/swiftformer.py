@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.conv_layers import ConvNorm
+from hsvit_jax.models.conv_layers import Chain, ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family
@@ -60,11 +60,16 @@ class SwiftFormerConfig(StagedConfig):
 
 
 class ConvBlock(nnx.Module):
-    """x + scale·(depthwise convolution, BatchNorm, pointwise convolution, GELU, pointwise)."""
+    """x + scale·(depthwise convolution, BatchNorm, pointwise convolution, GELU, pointwise).
 
-    def __init__(self, c: SwiftFormerConfig, width: int, hidden: int, rate: float, key: Array):
+    rate: of stochastic depth, whose masks are those of `stream`.
+    """
+
+    def __init__(
+        self, c: SwiftFormerConfig, width: int, hidden: int, rate: float, stream: int, key: Array
+    ) -> None:
         conv_key, up_key, down_key = jax.random.split(key, 3)
-        self.rate = rate
+        self.rate, self.stream = rate, stream
         self.depthwise = ConvNorm(
             *(width, width, 3, conv_key), groups=width, bias=True, eps=c.eps, init="normal"
         )
@@ -72,11 +77,11 @@ class ConvBlock(nnx.Module):
         self.down = Linear(hidden, width, down_key, init="normal")
         self.scale = nnx.Param(jnp.ones(width))
 
-    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
         y = self.down(gelu(self.up(self.depthwise(x_BHWC, context))))
         y = y * layers.over_last(self.scale[...], y)
-        return x_BHWC + layers.drop_path(y, self.rate, context, stream)
+        return x_BHWC + layers.drop_path(y, self.rate, context, self.stream)
 
 
 class AdditiveAttention(nnx.Module):
@@ -114,10 +119,12 @@ def _unit(x: Array, axis: int = -1) -> Array:
 class AttentionBlock(nnx.Module):
     """A `ConvBlock` of the stage's width, attention, and a pre-norm feed-forward."""
 
-    def __init__(self, c: SwiftFormerConfig, width: int, hidden: int, rate: float, key: Array):
+    def __init__(
+        self, c: SwiftFormerConfig, width: int, hidden: int, rate: float, stream: int, key: Array
+    ) -> None:
         local_key, attention_key, feed_key = jax.random.split(key, 3)
-        self.rate = rate
-        self.local = ConvBlock(c, width, width, 0.0, local_key)
+        self.rate, self.stream = rate, stream
+        self.local = ConvBlock(c, width, width, 0.0, stream, local_key)
         self.attention = AdditiveAttention(width, c.queries, attention_key)
         self.norm = layers.BatchNorm(width, eps=c.eps)
         self.feed_forward = layers.FeedForward(
@@ -125,9 +132,9 @@ class AttentionBlock(nnx.Module):
         )
         self.scales = layers.LayerScales(width, c.layer_scale)
 
-    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
-        x = self.local(x_BHWC, context, stream)
+        x, stream = self.local(x_BHWC, context), self.stream
         batch, rows, columns, width = x.shape
         y = self.attention(x.reshape(batch, rows * columns, width)).reshape(x.shape)
         x = x + layers.drop_path(self.scales(0, y), self.rate, context, stream + 4)
@@ -136,24 +143,19 @@ class AttentionBlock(nnx.Module):
         return x + layers.drop_path(y, self.rate, context, stream + 5)
 
 
-class Stage(nnx.Module):
+def _stage(c: SwiftFormerConfig, number: int, key: Array) -> Chain:
     """Convolutional blocks, an attention block, and a convolution to the next stage if any."""
-
-    def __init__(self, c: SwiftFormerConfig, number: int, key: Array) -> None:
-        depth, width = c.depths[number], c.widths[number]
-        *keys, down_key = jax.random.split(key, depth + 1)
-        self.first = sum(c.depths[:number])
-        last_rate = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first + depth - 1]
-        sizes = (width, c.hidden_widths[number])
-        self.blocks = nnx.List(ConvBlock(c, *sizes, c.conv_drop_path, k) for k in keys[:-1])
-        self.blocks.append(AttentionBlock(c, *sizes, last_rate, keys[-1]))
-        self.down = c.down(number, c.eps, down_key)
-
-    def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
-        """(B, H, W, C) → (B, H', W', C')."""
-        for i, block in enumerate(self.blocks):
-            x_BHWC = block(x_BHWC, context, (self.first + i) * layers.STREAMS_PER_BLOCK)
-        return x_BHWC if self.down is None else self.down(x_BHWC, context)
+    *keys, last_key, down_key = jax.random.split(key, c.depths[number] + 1)
+    first, sizes = sum(c.depths[:number]), (c.widths[number], c.hidden_widths[number])
+    last = first + c.depths[number] - 1
+    streams = [i * layers.STREAMS_PER_BLOCK for i in range(first, last + 1)]
+    blocks = [
+        ConvBlock(c, *sizes, c.conv_drop_path, stream, k)
+        for stream, k in zip(streams, keys, strict=False)
+    ]
+    rate = layers.drop_path_rates(c.drop_path, sum(c.depths))[last]
+    blocks.append(AttentionBlock(c, *sizes, rate, streams[-1], last_key))
+    return Chain(blocks=nnx.List(blocks), down=c.down(number, c.eps, down_key))
 
 
 class SwiftFormer(Network):
@@ -164,7 +166,7 @@ class SwiftFormer(Network):
         stem_key, head_key, *keys = jax.random.split(key, len(c.depths) + 2)
         return {
             "stem": c.stem(c.eps, stem_key),
-            **{f"stage{i}": Stage(c, i, k) for i, k in enumerate(keys)},
+            **{f"stage{i}": _stage(c, i, k) for i, k in enumerate(keys)},
             "norm": layers.BatchNorm(c.widths[-1], eps=c.eps),
             "head": layers.TwoHeads(c.widths[-1], c.num_classes, head_key),
         }

@@ -56,21 +56,11 @@ def _layer(ours: str, theirs: str) -> Table:
 
 #: Fields of a `CvtConfig` that are a list with an entry for each stage.
 _CVT_FIELDS = {
-    "patches": "patch_sizes",
-    "strides": "patch_stride",
-    "paddings": "patch_padding",
-    "widths": "embed_dim",
-    "heads": "num_heads",
-    "depths": "depth",
-    "mlp_ratios": "mlp_ratio",
-    "qkv_bias": "qkv_bias",
-    "kernels": "kernel_qkv",
-    "query_paddings": "padding_q",
-    "key_paddings": "padding_kv",
-    "key_strides": "stride_kv",
-    "dropouts": "drop_rate",
-    "attention_dropouts": "attention_drop_rate",
-    "drop_paths": "drop_path_rate",
+    **{"patches": "patch_sizes", "strides": "patch_stride", "paddings": "patch_padding"},
+    **{"widths": "embed_dim", "heads": "num_heads", "depths": "depth", "mlp_ratios": "mlp_ratio"},
+    **{"qkv_bias": "qkv_bias", "kernels": "kernel_qkv", "query_paddings": "padding_q"},
+    **{"key_paddings": "padding_kv", "key_strides": "stride_kv", "dropouts": "drop_rate"},
+    **{"attention_dropouts": "attention_drop_rate", "drop_paths": "drop_path_rate"},
 }
 _CVT_STAGE = "cvt.encoder.stages.{s}"
 _CVT_EMBEDDING = f"{_CVT_STAGE}.embedding.convolution_embeddings"

@@ -23,8 +23,8 @@ def test_offsets_of_a_map_that_is_not_square():
 
 def test_the_start():
     c = hf_files.network("efficientformer").config
-    block = efficientformer.AttentionBlock(c, 0.0, jax.random.key(0))
-    pool = efficientformer.PoolBlock(c, 0, 0.0, jax.random.key(0))
+    block = efficientformer.AttentionBlock(c, 3, 0.0, 0, jax.random.key(0))
+    pool = efficientformer.PoolBlock(c, 0, 0.0, 0, jax.random.key(0))
     assert not np.any(block.attention.offset_bias[...])
     assert np.all(np.asarray(block.scales.scales[1][...]) == np.float32(1e-5))
     for kernel in (block.attention.qkv.kernel, pool.up.conv.kernel):

@@ -35,7 +35,7 @@ def test_attention_is_the_formula(queries):
 
 def test_the_start():
     c = hf_files.network("swiftformer").config
-    block = swiftformer.AttentionBlock(c, 64, 256, 0.0, jax.random.key(0))
+    block = swiftformer.AttentionBlock(c, 64, 256, 0.0, 0, jax.random.key(0))
     assert np.all(np.asarray(block.scales.scales[0][...]) == np.float32(1e-5))
     assert np.all(np.asarray(block.local.scale[...]) == 1)
     assert np.std(block.attention.score[...]) == pytest.approx(1, rel=0.3)
