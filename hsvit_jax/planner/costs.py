@@ -40,14 +40,11 @@ class Machine:
     latency: float  # seconds of one stage of a collective
 
     def __post_init__(self) -> None:
-        for name in ("flops", "bandwidth"):
-            if not 0 < getattr(self, name) < math.inf:
-                kind = f"positive (per second); got {getattr(self, name)}"
-                raise ValueError(f"--{name} must be finite and {kind}")
-        if not 0 <= self.latency < math.inf:
-            raise ValueError(
-                f"--latency must be finite and at least 0 (seconds); got {self.latency}"
-            )
+        for name, value in vars(self).items():
+            may_be_zero = name == "latency"
+            if not 0 <= value < math.inf or not (value or may_be_zero):
+                least = "at least 0 (seconds)" if may_be_zero else "positive (per second)"
+                raise ValueError(f"--{name} must be finite and {least}; got {value}")
 
     def seconds(self, transfer: "Transfer") -> float:
         """Predicted seconds of a transfer."""
