@@ -129,7 +129,9 @@ def test_fingerprint_is_of_the_content_not_of_the_place(tmp_path, load):
     moved = load(make(tmp_path / "two", {"train": 5, "test": 2}))
     assert moved.fingerprint == first.fingerprint
     assert load(tmp_path / "one", val_fraction=0.3).fingerprint != first.fingerprint
-    assert load(tmp_path / "one", image_size=(7, 6)).fingerprint != first.fingerprint
+    cropped, padded = (load(tmp_path / "one", image_size=(8, 6), fit=f) for f in ("crop", "pad"))
+    assert len({first.fingerprint, cropped.fingerprint, padded.fingerprint}) == 3
+    assert cropped.train.images[:, 0].any() and not padded.train.images[:, 0].any()
     assert load(tmp_path / "one", channels=1).fingerprint != first.fingerprint
     (tmp_path / "two/train/cat/004.png").rename(tmp_path / "two/train/dog/-00.png")
     assert load(tmp_path / "two").fingerprint != first.fingerprint  # same files, another label
