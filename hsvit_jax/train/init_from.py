@@ -239,7 +239,7 @@ def _refit(
 ) -> adapt.Refitted:
     """Refits weights to new classes, channels and image size, then grows them."""
     sizes = ("num_classes", "image_channels", "image_size")
-    if old.config == new.config and how["classifier"] != "new":
+    if old.config == new.config and how["classifier"] == "keep":
         return adapt.Refitted(params, stats, (), ())
     between = old.resized(**{name: getattr(new.config, name) for name in sizes})
     grow.check(between.config, new.config)

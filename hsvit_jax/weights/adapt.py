@@ -69,6 +69,11 @@ def refit(
             fresh = drawn(resized, _changed(other, resized).__contains__, key)
             leaves |= fresh
             notes.append(f"fresh for {after} classes: {_names(fresh)}")
+        elif mode == "drop_first" and before == after:
+            raise ValueError(
+                f"init.classifier=drop_first leaves out one class of {before}, and this "
+                f"configuration has {after} too: say init.classifier=keep, or new for other classes"
+            )
         elif before != after and (shapes := _changed(network, resized)):
             if mode not in _CHANGES:
                 raise ValueError(_refusal(name, before, after))

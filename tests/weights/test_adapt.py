@@ -72,8 +72,10 @@ def test_the_background_class_is_left_out():
     x = np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)
     old = jax.jit(OLD.apply)(*VALUES, x)[0]
     np.testing.assert_allclose(jax.jit(new.apply)(made.params, {}, x)[0], old[:, 1:], atol=1e-6)
-    with pytest.raises(ValueError, match="leaves out one class of 5, which is not 3"):
-        adapt.refit(*VALUES, OLD, changed(num_classes=3), {**KEEP, "classifier": "drop_first"}, KEY)
+    for classes, message in ((3, "one class of 5, which is not 3"), (5, "configuration has 5 too")):
+        other = changed(num_classes=classes)
+        with pytest.raises(ValueError, match=message):
+            adapt.refit(*VALUES, OLD, other, {**KEEP, "classifier": "drop_first"}, KEY)
 
 
 def test_grey_pictures_are_seen_as_before():
