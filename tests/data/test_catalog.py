@@ -317,25 +317,14 @@ def test_digits(tmp_path):
     np.testing.assert_array_equal(read.val.gather([7, 3]), whole.val.images[[7, 3]])
 
 
-def test_describe_agrees_with_what_is_promised():
-    expected = {
-        "digits": (32, 1, 10),
-        "cifar10": (32, 3, 10),
-        "cifar100": (32, 3, 100),
-        "fashion_mnist": (28, 1, 10),
-        "tiny_imagenet": (64, 3, 200),
-        "food101": (128, 3, 101),
-        "domainnet/real": (224, 3, 345),
-        "imagenet": (224, 3, 1000),
-    }
-    for name, (side, channels, classes) in expected.items():
+def test_descriptions_are_whole():
+    for name, entry in catalog.REGISTRY.items():
         info = data.describe(name)
-        assert (info.name, info.image_size, info.channels) == (name, (side, side), channels)
-        assert info.num_classes == len(set(info.class_names)) == classes
-        assert len(info.mean) == len(info.std) == channels
-        files = catalog.REGISTRY[name].files
-        assert bool(files) == (name not in ("digits", "imagenet"))
-        assert all(f.url.endswith(f.name) and ":" in f.checksum for f in files)
+        assert info.name == name
+        assert info.num_classes == len(set(info.class_names)) >= 10
+        assert len(info.mean) == len(info.std) == info.channels
+        assert bool(entry.files) == (name not in ("digits", "imagenet"))
+    assert data.describe("fashion_mnist").class_names[9] == "Ankle boot"
 
 
 def test_unknown_names_get_the_nearest_and_five():

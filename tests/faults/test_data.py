@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -88,25 +87,6 @@ def test_files_that_are_no_images_are_left_out_when_told_so(tmp_path, train):
         assert done.returncode == 1
         assert done.stderr == "".join(f"{x}: cannot be read: not a regular file\n" for x in bad)
         assert done.stdout.startswith(written)
-
-
-@pytest.mark.slow
-def test_a_host_that_is_down(tmp_path):
-    """17: the file, its address and its place are named, soon; nothing of it stays."""
-    started = time.monotonic()
-    done = run_main(
-        *(f"{CONFIG}:fashion_mnist,tiny", "--workdir=run"),
-        cwd=tmp_path,
-        HSVIT_DATA_DIR=str(tmp_path / "data"),
-        **dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:1"),
-        no_proxy="",
-    )
-    assert time.monotonic() - started < 30  # 15, and the start of a process beside others
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    file = "train-images-idx3-ubyte.gz"
-    assert re.search(f"{file} could not be downloaded: .*refused", done.stderr)
-    assert f"put it at {tmp_path}/data/fashion_mnist/{file}" in done.stderr
-    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
 
 
 @pytest.mark.slow
