@@ -19,9 +19,9 @@ ROWS = [
         (0.9, 0.9), *("c", "y", 2.0, 2_000_000, 8.0, 7_000_000, 64, 2**21, 2**23, 88.0, 100, None)
     ),
 ]
-SYSTEM = System.parse("c2a2:digits,tiny")
+SYSTEM = System.parse("c2a2:digits,tiny,conv_only")
 SETTINGS = [
-    *("train.steps=1", "train.ema_decay=0.0", "model.depth=1", "model.embed_dim=8", "mesh.data=1"),
+    *("train.steps=1", "train.ema_decay=0.0", "model.embed_dim=8", "mesh.data=1"),
     *("data.image_size=8,8", "train.batch=16"),
 ]
 
@@ -30,7 +30,7 @@ def test_a_row_for_each_system_and_nothing_trained_again(tmp_path, monkeypatch):
     monkeypatch.setattr(costs, "training_bytes", lambda model, batch: batch << 20)
     monkeypatch.setattr(costs, "forward_bytes", lambda model, batch: batch << 10)
     rows = compare.compare([SYSTEM], tmp_path, settings=SETTINGS, seeds=(1,), batch=8)
-    assert (rows[0].name, rows[0].spec) == ("c2a2 tiny", "c2a2:digits,tiny")
+    assert (rows[0].name, rows[0].spec) == ("c2a2 tiny conv_only", SYSTEM.spec)
     assert len(rows[0].accuracies) == 1 and 0 <= rows[0].accuracy <= 1
     assert 0 < rows[0].parameters < 20_000 and rows[0].images_per_second > 0
     assert (rows[0].forward_bytes, rows[0].training_bytes) == (8 << 10, 8 << 20)
@@ -105,7 +105,7 @@ def test_every_system_reads_its_own_images():
 
 @pytest.mark.slow
 def test_equal_compute_on_shares_of_the_images(tmp_path):
-    wide = System.parse("c2a2:digits,tiny model.conv_channels=32,64")
+    wide = System.parse("c2a2:digits,tiny,conv_only model.conv_channels=32,64")
     settings = [*SETTINGS, "train.epochs=0", "train.batch=8", "train.steps=6"]
     points = compare.learning_curves([wide, SYSTEM], tmp_path, [0.05, 0.1], settings=settings)
     assert [p.line for p in points] == [wide.name, SYSTEM.name] * 2

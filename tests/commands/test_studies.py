@@ -10,8 +10,8 @@ from support.small_runs import small_dataset
 from hsvit_jax import config, main, models
 from hsvit_jax.commands.studies import crossval, grid, lr_find, papers, study
 
-TINY = ["--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1"]
-TINY += ["--config.model.embed_dim=8", "--config.data.image_size=8,8"]
+TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
+TINY += ["--config.data.image_size=8,8"]
 
 
 def test_the_steepest_rate_is_before_the_lowest_loss():
