@@ -7,11 +7,11 @@ import signal
 import numpy as np
 import pytest
 from PIL import Image
-from support.small_runs import metric_lines
+from support.small_runs import metric_lines, sizes_of
 
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import config as config_lib
-from hsvit_jax import main, models, train
+from hsvit_jax import data, main, models, train
 from hsvit_jax.commands import evaluate
 from hsvit_jax.config import variants
 from hsvit_jax.train import loop
@@ -98,19 +98,14 @@ def test_sizes_that_do_not_fit_are_told_before_the_first_step(spec, settings, me
 
 def test_a_patch_can_be_set():
     config = config_lib.get_config("hvt:ti-2,digits", "model.patch=2", "model.depth=2")
-    run = train.prepare(config, dataset=train.load_data(config))
-    assert run.model.config.tokens == 256
-
-
-def test_a_fresh_network_from_python():
-    model = classifier_lib.build_model(
-        "vix:vit,rope,tiny", image_size=(16, 24), channels=1, num_classes=7
-    )
-    assert model.config.map_size == (2, 3) and model.config.num_classes == 7
+    assert sizes_of(config_lib.resolve(config, data.describe("digits"))).tokens == 256
 
 
 def test_no_groups_can_be_lost_where_there_are_none():
-    model = classifier_lib.build_model("dhvt:tiny", image_size=8)
+    """Of a network built from Python, for images that are no squares."""
+    sizes = {"image_size": (16, 24), "channels": 1, "num_classes": 7}
+    model = classifier_lib.build_model("vix:vit,rope,tiny", **sizes)
+    assert model.config.map_size == (2, 3) and model.config.num_classes == 7
     with pytest.raises(ValueError, match="--drop_groups=0: this network has no attention groups"):
         evaluate._votes(["0"], model)
     assert evaluate._votes([], model) is None

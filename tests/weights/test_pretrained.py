@@ -162,6 +162,7 @@ def test_nothing_is_read_that_is_not_what_it_says(tmp_path):
         assert "init.from=" in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_run_of_no_steps_evaluates_the_file(tmp_path):
     """The weights are in the checkpoint, whole; what was done is said."""
     place = write(tmp_path / "w.safetensors", tensors_of())

@@ -134,6 +134,14 @@ def test_pixels(described, expected, tmp_path):
     assert sources.pixels(str(tmp_path)) == expected
 
 
+def test_a_damaged_description_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    for text in ("[]", '{"image_mean": ["a"], "image_std": [1]}', "{"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"config\.json does not say"):
+            sources.pixels(str(tmp_path))
+
+
 def test_a_folder_may_be_called_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("hub", "zoo"):
@@ -149,11 +157,3 @@ def test_a_stem_that_reads_blue_first():
     assert turned["deep"] is tensors["deep"]
     with pytest.raises(ValueError, match="0 convolutions read three channels"):
         init_from._red_first({"deep": tensors["deep"]})
-
-
-@pytest.mark.parametrize("text", ["[]", '{"image_mean": ["a"], "image_std": [1]}', "{"])
-def test_a_damaged_description_is_refused(text, tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json does not say"):
-        sources.pixels(str(tmp_path))
