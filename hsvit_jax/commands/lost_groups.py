@@ -55,7 +55,7 @@ def units(model: Any) -> np.ndarray:
     Raises:
       ValueError: the network has no attention groups.
     """
-    groups = model.config.groups if isinstance(model, HSViT | TowerHSViT) else 0
+    groups = model.config.groups if isinstance(model, HSViT) else 0
     if not groups:
         raise ValueError(
             "this network has no attention groups, so none can be lost: a curve of votes needs a "

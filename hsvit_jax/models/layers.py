@@ -47,20 +47,6 @@ def uniform(key: Array, shape: Sequence[int], bound: float) -> Array:
     return jax.random.uniform(key, tuple(shape), jnp.float32, -bound, bound)
 
 
-def torch_linear(key: Array, groups: tuple[int, ...], fan_in: int, fan_out: int) -> dict:
-    """A linear layer with PyTorch's initialisation: weight and bias uniform in ±1/√fan_in.
-
-    Returns:
-        Float32 parameters `kernel` (*groups, fan_in, fan_out) and `bias` (*groups, fan_out).
-    """
-    k_key, b_key = jax.random.split(key)
-    bound = fan_in**-0.5
-    return {
-        "kernel": nnx.Param(uniform(k_key, (*groups, fan_in, fan_out), bound)),
-        "bias": nnx.Param(uniform(b_key, (*groups, fan_out), bound)),
-    }
-
-
 def init_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> Array:
     """Initial float32 weights of this shape.
 

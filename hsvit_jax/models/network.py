@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, traverse_util
 
 Array = jax.Array
 
@@ -104,7 +104,7 @@ class Network(abc.ABC):
         """Freshly initialised modules by name; their variables make the trees of `init`."""
 
     def logits(self, bound: "BoundModules", images_BHWC: Array, context: ForwardContext) -> Array:
-        """Logits (B, K) of images already in the computation's dtype; every family defines them."""
+        """Logits (B, K) of images in the computation's dtype; a family defines it, or `forward`."""
         raise NotImplementedError
 
     def forward(
@@ -137,13 +137,11 @@ class Network(abc.ABC):
         Raises:
             ValueError: none would survive, or this network cannot lose groups.
         """
-        lost = self.lost | frozenset(lost)
-        if not lost < frozenset(range(self.group_axis_limit + len(self.lost))):
-            raise ValueError(
-                f"cannot lose {sorted(lost)} of {self.group_axis_limit} groups or towers"
-            )
+        lost, count = self.lost | frozenset(lost), self.group_axis_limit + len(self.lost)
+        if not lost < frozenset(range(count)):
+            raise ValueError(f"cannot lose {sorted(lost)} of {count} groups or towers")
         smaller = copy.copy(self)
-        smaller.group_axis_limit += len(self.lost) - len(lost)
+        smaller.group_axis_limit = count - len(lost)
         smaller.lost = lost
         return smaller
 
@@ -158,7 +156,7 @@ class Network(abc.ABC):
         Raises:
             ValueError: the sizes do not fit it.
         """
-        return type(self)(resized_config(self.config, **sizes), self.dtype)
+        return type(self)(dataclasses.replace(self.config, **sizes), self.dtype)
 
     def feature_network(self) -> tuple[str, "Network"] | None:
         """(family, the classifier whose part 'backbone' is this network's), where there is one."""
@@ -241,13 +239,18 @@ class Network(abc.ABC):
             Logits (B, K), at least float32, and the statistics after this batch.
 
         Raises:
-            ValueError: the images have another shape than the network's.
+            ValueError: the images have another shape than the network's, or hold integers.
         """
         expected = (*self.config.image_size, self.config.image_channels)
         if images_BHWC.shape[1:] != expected:
             raise ValueError(
                 f"images of shape {images_BHWC.shape[1:]} given to a network built for {expected} "
                 "(rows, columns, channels)"
+            )
+        if not jnp.issubdtype(images_BHWC.dtype, jnp.floating):
+            raise ValueError(
+                f"images of {images_BHWC.dtype} given to a network, which takes normalised ones: "
+                "scale them to floating point as in training (see augment.normalise)"
             )
         key_words = None
         if dropout_key is not None:
@@ -261,7 +264,9 @@ class Network(abc.ABC):
         }
         # BatchNorm would write into a NumPy array: the caller's, or a constant of what jit traces.
         stats = jax.tree.map(jnp.asarray, stats)
-        dtype = self.dtype if self.dtype != jnp.float32 else images_BHWC.dtype
+        # Images of double precision make a float32 network compute in it.
+        wide = jnp.promote_types(images_BHWC.dtype, jnp.float32)
+        dtype = self.dtype if self.dtype != jnp.float32 else wide
         context = ForwardContext(train, key_words, example_ids_B, batch_axes, shard, votes_G, hook)
         logits_BK, stats = self.forward(params, stats, images_BHWC.astype(dtype), context)
         return logits_BK.astype(jnp.promote_types(logits_BK.dtype, jnp.float32)), stats
@@ -363,19 +368,6 @@ def grid_of(maps: Iterable[tuple[int, int]], tokens: int) -> tuple[int, int, int
     return next(((0, *size) for size in maps if size[0] * size[1] == tokens), None)
 
 
-def resized_config(config: Any, **sizes: Any) -> Any:
-    """A network's config with other num_classes, image_channels or image_size.
-
-    A config with a `backbone` has these sizes from it.
-
-    Raises:
-        ValueError: the sizes do not fit.
-    """
-    if set(sizes) <= {field.name for field in dataclasses.fields(config)}:
-        return dataclasses.replace(config, **sizes)
-    return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, **sizes))
-
-
 def _evaluation(arg: Any) -> Any:
     """A frozen part's argument: of a context, evaluation's."""
     if isinstance(arg, ForwardContext):
@@ -399,13 +391,7 @@ def plain(module: nnx.Module, kind: type) -> dict:
 
 def module_state(params: dict, stats: dict) -> dict:
     """Inverse of `plain`: parameters and statistics in one tree, list positions as integers."""
-    out = {}
-    for key in (*params, *(k for k in stats if k not in params)):
-        child, stat = params.get(key, {}), stats.get(key, {})
-        leaf = (
-            child if not isinstance(child, dict) else stat if not isinstance(stat, dict) else None
-        )
-        out[int(key) if key.isdigit() else key] = (
-            module_state(child, stat) if leaf is None else leaf
-        )
-    return out
+    leaves = traverse_util.flatten_dict(params) | traverse_util.flatten_dict(stats)
+    return traverse_util.unflatten_dict(
+        {tuple(int(k) if k.isdigit() else k for k in path): x for path, x in leaves.items()}
+    )

@@ -1,6 +1,5 @@
 """Weights of other files: found, refitted and refused as a whole, and nothing in them is run."""
 
-import dataclasses
 import functools
 import pickle
 import zipfile
@@ -211,8 +210,9 @@ def test_every_layout_gives_the_same_trees(family, golden_dir):
 
 def on_backbone(base, **init):
     """(config, network) of an HSViT of 3 classes on the backbone of a ResNet, which is frozen."""
+    c = base.config
     own = backbone.BackboneHSViTConfig(
-        dataclasses.replace(base.config, num_classes=3), groups=2, depth=1, heads=2
+        c.image_size, c.image_channels, 3, backbone=c, groups=2, depth=1, heads=2
     )
     config = small_runs.small_config()
     with config.unlocked():

@@ -94,7 +94,7 @@ class Network:
 
     def __init__(self, classifier: Classifier) -> None:
         self.classifier, model = classifier, classifier.model
-        groups = model.config.groups if isinstance(model, HSViT | TowerHSViT) else 0
+        groups = model.config.groups if isinstance(model, HSViT) else 0
         self.parts, scale = (Part("network", 1, 1.0),), 1.0
         if groups:
             towers = isinstance(model, TowerHSViT)

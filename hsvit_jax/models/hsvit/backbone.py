@@ -19,15 +19,14 @@ from typing import Any
 import jax
 from flax import nnx
 
-from hsvit_jax.models import layers
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig
-from hsvit_jax.models.family import Checked, Family, check_heads, defaults_of
+from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
 from hsvit_jax.models.hsvit import torch_weights
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
 from hsvit_jax.models.hsvit.sizes import divisors
-from hsvit_jax.models.hsvit.trunk import channel_tokens
+from hsvit_jax.models.hsvit.trunk import Projection
 from hsvit_jax.models.network import BoundModules, ForwardContext, GroupShard, Network
 
 Array = jax.Array
@@ -79,8 +78,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class BackboneHSViTConfig(Checked):
-    """Every size; backbone: of the network whose last map is read, which has the image's sizes.
+class BackboneHSViTConfig(Sizes):
+    """Every size; backbone: of the network whose last map is read, made for the same images.
 
     The others are named as `HSViTConfig`'s. Raises ValueError for sizes that do not fit.
     """
@@ -96,6 +95,8 @@ class BackboneHSViTConfig(Checked):
     trunk: str = "replicated"  # or 'sharded': the backbone's channels are spread over devices
 
     def __post_init__(self) -> None:
+        sizes = {field.name: getattr(self, field.name) for field in dataclasses.fields(Sizes)}
+        object.__setattr__(self, "backbone", dataclasses.replace(self.backbone, **sizes))
         if self.embed_dim == 0:
             object.__setattr__(self, "embed_dim", -(-prod(self.map_size) // 8) * 8)
         self.check_sizes(self.groups, self.depth, self.embed_dim)
@@ -108,21 +109,6 @@ class BackboneHSViTConfig(Checked):
         check_heads(self.embed_dim, self.heads)
         self.check_rates("dropout", "group_dropout")
         self.check_choices(votes=("equal", "learned"), trunk=("replicated", "sharded"))
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Rows and columns of pixels."""
-        return self.backbone.image_size
-
-    @property
-    def image_channels(self) -> int:
-        """Of an image."""
-        return self.backbone.image_channels
-
-    @property
-    def num_classes(self) -> int:
-        """Logits."""
-        return self.backbone.num_classes
 
     @property
     def map_size(self) -> tuple[int, int]:
@@ -147,18 +133,6 @@ class BackboneHSViTConfig(Checked):
 
 #: The `model` section of a network on ResNet-50 (HSViT paper, table 3).
 DEFAULTS = {**defaults_of(BackboneHSViTConfig), **_variant("resnet50")}
-
-
-class Projection(nnx.Module):
-    """The linear layer from a channel's map to a token."""
-
-    def __init__(self, c: BackboneHSViTConfig, key: Array) -> None:
-        self.dropout = c.dropout
-        self.embed = nnx.Dict(layers.torch_linear(key, (), prod(c.map_size), c.embed_dim))
-
-    def __call__(self, x_BHWC: Array, context: ForwardContext, first_token: Array | int) -> Array:
-        """(B, h, w, C) → (B, C, D), for this device's channels; see `channel_tokens`."""
-        return channel_tokens(self.embed, x_BHWC, self.dropout, context, first_token)
 
 
 class BackboneHSViT(HSViT):
@@ -224,10 +198,11 @@ def _config(
             f"model.backbone={backbone!r} is of the family {family.name}, which does not "
             f"agree with the keys of model.backbone_settings in {', '.join(other)}"
         )
-    backbone_config = family.sizes(
-        backbone_settings, image_size=image_size, channels=image_channels, num_classes=num_classes
+    sizes = {"image_size": image_size, "num_classes": num_classes}
+    backbone_config = family.sizes(backbone_settings, channels=image_channels, **sizes)
+    return BackboneHSViTConfig(
+        image_channels=image_channels, backbone=backbone_config, **sizes, **settings
     )
-    return BackboneHSViTConfig(backbone_config, **settings)
 
 
 def _tiny(settings: Mapping[str, Any]) -> dict[str, Any]:

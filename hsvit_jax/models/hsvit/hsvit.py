@@ -69,13 +69,12 @@ class Head(nnx.Module):
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         self.norm_scale = nnx.Param(jnp.ones(c.embed_dim))
         self.norm_bias = nnx.Param(jnp.zeros(c.embed_dim))
-        self.linear = nnx.Dict(layers.torch_linear(key, (), c.embed_dim, c.num_classes))
+        self.linear = layers.Linear(c.embed_dim, c.num_classes, key)
 
     def __call__(self, cls_BD: Array) -> Array:
         """(B, D) → logits (B, K)."""
-        y_BD = normalise.layer_norm(cls_BD, self.norm_scale[...][None], self.norm_bias[...][None])
-        kernel_DK = self.linear["kernel"][...].astype(y_BD.dtype)
-        return y_BD @ kernel_DK + self.linear["bias"][...].astype(y_BD.dtype)[None]
+        scale_1D, bias_1D = self.norm_scale[...][None], self.norm_bias[...][None]
+        return self.linear(normalise.layer_norm(cls_BD, scale_1D, bias_1D))
 
 
 def average_votes(
@@ -128,30 +127,6 @@ def _group_weights(c: HSViTConfig, context: ForwardContext, cls_GBD: Array) -> A
     return weights_GB
 
 
-def without_votes(context: ForwardContext, groups: int, lost: Collection[int]) -> ForwardContext:
-    """The context with weight 0 for lost groups."""
-    if not lost:
-        return context
-    votes_G = jnp.ones(groups) if context.votes_G is None else context.votes_G
-    return dataclasses.replace(context, votes_G=votes_G.at[jnp.array(sorted(lost))].set(0.0))
-
-
-def _refuse_learned(c: HSViTConfig) -> None:
-    """Raises ValueError for learned votes: their normalisation needs the lost groups' weights."""
-    if c.votes == "learned":
-        raise ValueError("a network with model.votes='learned' cannot lose groups in training")
-
-
-def hook_votes(head: Head, cls_GBD: Array, context: ForwardContext) -> None:
-    """Passes the head's logits of each group's CLS token alone to the context's hook."""
-
-    def votes_GBK() -> Array:
-        g, batch, d = cls_GBD.shape
-        return head(cls_GBD.reshape(g * batch, d)).reshape(g, batch, -1)
-
-    context.call_hook("votes", votes_GBK)
-
-
 class HSViT(Network):
     """One trunk, whose kernels all groups share (section 3.1), as in the authors' code.
 
@@ -185,12 +160,15 @@ class HSViT(Network):
     def without(self, lost: Collection[int]) -> Network:
         if not self.config.groups or self.config.trunk == "sharded":
             raise ValueError("only a network with groups and a whole trunk can lose groups")
-        _refuse_learned(self.config)
+        if self.config.votes == "learned":  # their normalisation needs the lost groups' weights
+            raise ValueError("a network with model.votes='learned' cannot lose groups in training")
         return super().without(lost)
 
-    def _group_ids(self) -> Array:
-        """Numbers of the groups that are not lost; a sharded trunk can lose none."""
-        return self.surviving() if self.lost else jnp.arange(self.config.groups)
+    def group_ids(self) -> np.ndarray:
+        """Ascending numbers of the attention groups that are not lost, nor their towers."""
+        per_unit = self.config.groups // (self.group_axis_limit + len(self.lost))
+        ids = (g for g in range(self.config.groups) if g // per_unit not in self.lost)
+        return np.fromiter(ids, np.int32)
 
     def group_cls(
         self,
@@ -208,7 +186,7 @@ class HSViT(Network):
         """
         c, shard, sharded = self.config, context.shard, self.config.trunk == "sharded"
         per_group = c.conv_channels[-1] // c.groups
-        group_ids_G = shard.slice(first_group + self._group_ids(), 0)
+        group_ids_G = shard.slice(first_group + jnp.asarray(self.group_ids()), 0)
         first_token = (group_ids_G[0] if sharded else first_group) * per_group
         # F = trunk(x), z = embed(flatten(F)): of all kernels, or of this device's.
         kernels = shard if sharded else UNSHARDED
@@ -255,17 +233,39 @@ class HSViT(Network):
         bound = self.bind(params, stats)
         return self.group_cls(bound, images_BHWC, context), bound.stats()
 
-    def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        if self.config.groups:
-            cls_GBD = self.group_cls(bound, images_BHWC, context)
-            group_ids_G = context.shard.slice(self._group_ids(), 0)
-            context = without_votes(context, self.config.groups, self.lost)
-            vote_G = bound.params("groups").get("vote")
-            cls_BD = average_votes(self.config, context, cls_GBD, group_ids_G, vote_G)
-            hook_votes(bound["head"], cls_GBD, context)
-        else:
+    def forward(
+        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
+    ) -> tuple[Array, dict]:
+        bound = self.bind(params, stats)
+        if not self.config.groups:
             cls_BD = bound["trunk"](images_BHWC, context, UNSHARDED, 0).mean(1)
-        return bound["head"](cls_BD)
+            return bound["head"](cls_BD), bound.stats()
+        cls_GBD, stats = self.cls_tokens(params, stats, images_BHWC, context)
+        groups = params.get("towers", params)["groups"]
+        return self.vote(bound["head"], groups, cls_GBD, context), stats
+
+    def vote(
+        self, head: nnx.Module, groups: dict, cls_GBD: Array, context: ForwardContext
+    ) -> Array:
+        """CLS = 1/K · Σ_k z_k[0] of all devices' CLS tokens, logits = FC(LN(CLS)).
+
+        Args:
+            groups: parameters of this device's groups, their learned votes among them.
+            cls_GBD: CLS tokens of this device's groups after self-attention.
+        """
+        ids_G, count = self.group_ids(), self.config.groups
+        if self.lost:
+            votes_G = jnp.ones(count) if context.votes_G is None else context.votes_G
+            lost = jnp.array(sorted({*range(count)} - {*ids_G.tolist()}))
+            context = dataclasses.replace(context, votes_G=votes_G.at[lost].set(0.0))
+        vote_G = groups["vote"].reshape(-1) if "vote" in groups else None
+        own_G = context.shard.slice(jnp.asarray(ids_G), 0)
+        cls_BD = average_votes(self.config, context, cls_GBD, own_G, vote_G)
+        g, batch, d = cls_GBD.shape  # and of each group's CLS token alone
+        context.call_hook(
+            "votes", lambda: head(cls_GBD.reshape(g * batch, d)).reshape(g, batch, -1)
+        )
+        return head(cls_BD)
 
     def saved_multiply_adds(self) -> dict[str, int]:
         """The last attention block's, which `forward` computes for the CLS token alone."""
@@ -277,7 +277,7 @@ class HSViT(Network):
         return {f"groups.blocks.{c.depth - 1}": c.groups * (projections + attention)}
 
 
-class TowerHSViT(Network):
+class TowerHSViT(HSViT):
     """K submodules (section 3.2): each a small HSViT with its own kernels and groups, and no head.
 
     Only the CLS tokens are exchanged. The authors' code has one submodule.
@@ -288,8 +288,7 @@ class TowerHSViT(Network):
 
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
-        self.tower = HSViT(config.tower, dtype)
-        self.group_axis_limit = config.towers
+        self.tower, self.group_axis_limit = HSViT(config.tower, dtype), config.towers
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         return {"head": Head(self.config, key)}
@@ -297,10 +296,6 @@ class TowerHSViT(Network):
     @property
     def part_names(self) -> tuple[str, ...]:
         return ("towers", "head")
-
-    def grid(self, tokens: int) -> tuple[int, int, int] | None:
-        """See `Network.grid`: the map of a kernel, of a tile where there are tiles."""
-        return grid_of([self.config.map_size], tokens)
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
         return 0 if path[0] == "towers" else None
@@ -311,10 +306,6 @@ class TowerHSViT(Network):
             frozen.tower = copy.copy(self.tower)
             frozen.tower.frozen = frozenset(self.tower.part_names)
         return frozen
-
-    def without(self, lost: Collection[int]) -> Network:
-        _refuse_learned(self.config)
-        return super().without(lost)
 
     def init(self, key: Array) -> tuple[dict, dict]:
         """Initial (params, stats); each tower is initialised as a network of its own."""
@@ -349,22 +340,6 @@ class TowerHSViT(Network):
         else:
             cls, tower_stats = jax.lax.map(run, towers)
         return cls.reshape(-1, *cls.shape[2:]), {**stats, "towers": tower_stats}
-
-    def forward(
-        self, params: dict, stats: dict, images_BHWC: Array, context: ForwardContext
-    ) -> tuple[Array, dict]:
-        cls_GBD, stats = self.cls_tokens(params, stats, images_BHWC, context)
-        tower_ids_K = context.shard.slice(self.surviving(), 0)
-        per_tower = self.tower.config.groups
-        group_ids_G = (tower_ids_K[:, None] * per_tower + jnp.arange(per_tower)[None]).reshape(-1)
-        lost = [k * per_tower + g for k in self.lost for g in range(per_tower)]
-        context = without_votes(context, self.config.groups, lost)
-        vote_KG = params["towers"]["groups"].get("vote")
-        vote_G = None if vote_KG is None else vote_KG.reshape(-1)
-        cls_BD = average_votes(self.config, context, cls_GBD, group_ids_G, vote_G)
-        head = self.bind(params, {})["head"]
-        hook_votes(head, cls_GBD, context)
-        return head(cls_BD), stats
 
     def tile(self, images_BHWC: Array, tower: Array | int) -> Array:
         """A tower's tile of each image: (B, H / rows, W / columns, C)."""

@@ -94,7 +94,7 @@ def cut(
     Raises:
         ValueError: the network has no groups, or they do not split.
     """
-    groups = isinstance(network, HSViT | TowerHSViT) and network.config.groups
+    groups = isinstance(network, HSViT) and network.config.groups
     if not groups:
         raise ValueError(
             "only an HSViT with attention groups can be cut into parts: this network has none"

@@ -96,7 +96,6 @@ _ARGUMENTS = {
     "attn_embed_dim": "",
     "num_heads": "--heads",
     "num_classes": "",
-    "dropout": "",
 }
 _CONV = re.compile(r"model\.conv2d_layers\.(\d+)\.layer\.0\.convolution\.weight$")
 _BLOCK = re.compile(r"model\.attn_encoders\.(\d+)\.(\d+)\.")
@@ -105,15 +104,11 @@ _BLOCK = re.compile(r"model\.attn_encoders\.(\d+)\.(\d+)\.")
 def _from_shapes(family: "Family", tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     """Constructor arguments that the tensors' shapes (and `input`, if there) give away."""
     shapes = {k: v.shape for k, v in tensors.items()}
-    inferred: dict[str, Any] = {
-        "dropout": family.defaults["dropout"],
-        "attn_num": 0,
-        "attn_depth": 1,
-    }
+    inferred: dict[str, Any] = {"attn_num": 0, "attn_depth": 1}
     image = shapes.get("input", ())
     if len(image) == 4:
         inferred |= {"num_channels": image[1], "image_size": image[2:]}
-    head = shapes.get("classifier.mlp_head.1.weight", ())
+    head = shapes.get(_HEAD, ())
     if len(head) == 2:
         inferred |= {"num_classes": head[0], "attn_embed_dim": head[1]}
     blocks = [m.groups() for m in map(_BLOCK.match, shapes) if m]
@@ -129,7 +124,7 @@ def _from_shapes(family: "Family", tensors: Tensors, given: dict[str, Any]) -> d
         inferred["conv_kernel_nums"] = [s[0] for s in ordered]
         inferred["conv_kernel_sizes"] = [s[2] for s in ordered]
         embed = shapes.get("model.embed_projection.0.weight", ())
-        known = {**inferred, **given}
+        known = known_sizes(inferred, given, ())
         inferred |= _map_sizes(family, known, embed[1]) if len(embed) == 2 else {}
     elif blocks:  # attention only: channel tokens per group × groups, an image of D pixels
         position = shapes.get("model.position_embeddings", ())
@@ -144,7 +139,8 @@ def _from_shapes(family: "Family", tensors: Tensors, given: dict[str, Any]) -> d
 
 def _map_sizes(family: "Family", known: dict[str, Any], pixels: int) -> dict[str, Any]:
     """Image size from strides, or strides from the image size, by the feature map's pixels."""
-    nums, strides, size = (known.get(k) for k in ("conv_kernel_nums", "pool_strides", "image_size"))
+    strides, size = known.get("pool_strides"), known.get("image_size")
+    nums = ints("conv_kernel_nums", known["conv_kernel_nums"])
     if strides is not None:
         side = math.isqrt(pixels)
         square = size is None and side**2 == pixels
@@ -157,7 +153,7 @@ def _map_sizes(family: "Family", known: dict[str, Any], pixels: int) -> dict[str
         return {"pool_strides": [ratio] * len(nums)}
     for name in family.variants:
         settings = family.settings(name)
-        if tuple(nums) == settings["conv_channels"]:
+        if nums == settings["conv_channels"]:
             try:
                 strides = family.automatic["pool_strides"](settings, (rows, columns))
             except ValueError:
@@ -189,7 +185,7 @@ def _settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sect
         "depth": one["attn_depth"],
         "embed_dim": one["attn_embed_dim"],
         "heads": one["num_heads"],
-        "dropout": float(known["dropout"]),
+        "dropout": field(given, "dropout", family.defaults["dropout"]),
     }
     data = {
         "image_size": pair(known["image_size"]),

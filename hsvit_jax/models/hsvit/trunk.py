@@ -10,6 +10,7 @@ leave the network one or three filters.
 
 from functools import partial
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,15 +122,40 @@ class ConvBlock(nnx.Module):
         )
 
 
-class Trunk(nnx.Module):
+class Projection(nnx.Module):
+    """Each channel's map, flattened row by row, through a linear layer, ReLU and dropout.
+
+    Source: HSViT paper, section 3.1, for the flattening; the authors' code for the rest.
+    """
+
+    def __init__(self, c: Any, key: Array) -> None:
+        self.embed, self.dropout = layers.Linear(prod(c.map_size), c.embed_dim, key), c.dropout
+
+    def __call__(self, x_BHWC: Array, context: ForwardContext, first_token: Array | int) -> Array:
+        """(B, H, W, C) → (B, C, D); first_token: the first channel's number, keys its dropout."""
+        batch, rows, columns, channels = x_BHWC.shape
+        x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
+        context.call_hook("maps", lambda: x_BHWC)
+        kernel_PD = self.embed.kernel[...].astype(x_BPC.dtype)
+        bias_D = self.embed.bias[...].astype(x_BPC.dtype)
+        z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
+        if context.key_words is not None and self.dropout:
+            tokens = first_token + jnp.arange(channels)
+            examples = context.example_ids_B.reshape(-1, 1, 1)
+            counters = (*context.key_words, 0, examples, tokens.reshape(1, -1, 1))
+            z_BCD *= dropout_scale(counters, z_BCD.shape, self.dropout).astype(z_BCD.dtype)
+        return z_BCD
+
+
+class Trunk(Projection):
     """Images to image-level embeddings, one token for each kernel of the last block."""
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
-        self.tokens = c.conv_channels[-1]
-        self.blocks, self.embed, self.dropout = nnx.List(), nnx.Dict(), c.dropout
+        self.tokens, self.blocks = c.conv_channels[-1], nnx.List()
         if not c.convolution:
             return
         *block_keys, embed_key = jax.random.split(key, len(c.conv_channels) + 1)
+        super().__init__(c, embed_key)
         c_in = c.image_channels
         separable = (False, c.separable)
         for block_key, c_out, kernel, stride in zip(
@@ -137,7 +163,6 @@ class Trunk(nnx.Module):
         ):
             self.blocks.append(ConvBlock(c_in, c_out, kernel, stride, block_key, separable))
             c_in, separable = c_out, (c.separable,) * 2
-        self.embed = nnx.Dict(layers.torch_linear(embed_key, (), prod(c.map_size), c.embed_dim))
 
     def __call__(
         self, images_BHWC: Array, context: ForwardContext, kernels: GroupShard, first_token: Array
@@ -156,33 +181,4 @@ class Trunk(nnx.Module):
             x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
             repeats = -(-self.tokens // channels)
             return jnp.tile(x_BPC.swapaxes(1, 2), (1, repeats, 1))[:, : self.tokens]
-        return channel_tokens(self.embed, x_BHWC, self.dropout, context, first_token)
-
-
-def channel_tokens(
-    embed: nnx.Dict,
-    x_BHWC: Array,
-    dropout: float,
-    context: ForwardContext,
-    first_token: Array | int,
-) -> Array:
-    """Each channel's map, flattened row by row, through a linear layer, ReLU, dropout: (B, C, D).
-
-    Source: HSViT paper, section 3.1, for the flattening; the authors' code for the rest.
-
-    Args:
-        embed: kernel (H·W, D) and bias (D,).
-        first_token: number of the first channel, which keys its dropout.
-    """
-    batch, rows, columns, channels = x_BHWC.shape
-    x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
-    context.call_hook("maps", lambda: x_BHWC)
-    kernel_PD = embed["kernel"][...].astype(x_BPC.dtype)
-    bias_D = embed["bias"][...].astype(x_BPC.dtype)
-    z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
-    if context.key_words is not None and dropout:
-        tokens = first_token + jnp.arange(channels)
-        examples = context.example_ids_B.reshape(-1, 1, 1)
-        counters = (*context.key_words, 0, examples, tokens.reshape(1, -1, 1))
-        z_BCD *= dropout_scale(counters, z_BCD.shape, dropout).astype(z_BCD.dtype)
-    return z_BCD
+        return super().__call__(x_BHWC, context, first_token)
