@@ -105,7 +105,11 @@ def torch_settings(
     Raises:
         ValueError: a size that neither tells, or that no network of ours has.
     """
-    model, data = family.torch_weights.settings(family, tensors, given)
+    try:
+        model, data = family.torch_weights.settings(family, tensors, given)
+    except KeyError as error:
+        missing = error.args[0]
+        raise ValueError(f"cannot read the network's sizes: {missing} is missing") from error
     family = FAMILIES[model.get("family", family.name)]
     variant = family.variant_of(model, data["image_size"])
     return {**model, "family": family.name, "variant": variant}, data

@@ -107,6 +107,17 @@ def test_ablations_that_the_authors_code_has_not():
             record.torch_weights.check_known(hf_files.network(family, variant).config)
 
 
+def test_a_backbone_that_the_authors_code_has_not(tmp_path):
+    family = models.FAMILIES["hsvit_backbone"]
+    settings = family.settings("efficientnet_b0")
+    settings["backbone_settings"]["padding"] = "symmetric"
+    network = family.build(settings, image_size=(64, 64), channels=3, num_classes=2)
+    stored = init_from.Stored(0, None, network, {}, {}, (), None, {})
+    with pytest.raises(ValueError, match="no network with padding='symmetric'"):
+        about = {"family": "hsvit_backbone"}
+        export.write_reference(stored, about, tmp_path / "a.safetensors")
+
+
 def test_no_path_of_the_machine_is_given_away(stored_weights):
     """But the names of public data sets, and the figures measured, are."""
     stored = init_from.stored_network(stored_weights)

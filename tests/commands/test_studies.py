@@ -23,7 +23,7 @@ def test_the_steepest_rate_is_before_the_lowest_loss():
 
 def test_rates_grow_until_the_loss_does(tmp_path, capsys):
     out = tmp_path / "found.png"
-    words = ["lr-find", *TINY, "--config.train.batch=16", "--steps=8", f"--out={out}"]
+    words = ["lr-find", *TINY, "--config.train.batch=16", "--steps=30", f"--out={out}"]
     assert main.main(["hsvit", *words]) == 0
     printed = capsys.readouterr().out
     assert out.read_bytes().startswith(b"\x89PNG")

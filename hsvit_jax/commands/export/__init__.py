@@ -101,6 +101,8 @@ def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) 
     cli.ending(out, ".safetensors", "OUT")
     weights = models.FAMILIES[about["family"]].torch_weights
     weights.check_known(stored.model.config)
+    if (backbone := stored.model.feature_network()) is not None:
+        models.FAMILIES[backbone[0]].torch_weights.check_known(backbone[1].config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
     report.write_file(out, release.save(tensors, about, format="pt"))
     return [out]

@@ -308,11 +308,18 @@ def default_patch(image_size: tuple[int, int]) -> int:
     """The largest of 16, 8, 4, 2 and 1 that divides both sides and leaves at least 7×7 tokens.
 
     7×7 tokens can be pooled four times. 1 where no patch leaves them.
+
+    Raises ValueError for more than 64×64 pixels of an odd side, each of which would be a token.
     """
     rows, columns = image_size
     for patch in (16, 8, 4, 2):
         if rows % patch == columns % patch == 0 and rows * columns >= 49 * patch**2:
             return patch
+    if rows * columns > 64**2:
+        raise ValueError(
+            f"no patch of 2 to 16 divides {rows}×{columns} pixels: set model.patch or another "
+            "data.image_size"
+        )
     return 1
 
 

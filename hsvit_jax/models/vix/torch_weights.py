@@ -47,9 +47,7 @@ def argument(given: Mapping[str, Any], *names: str) -> int | None:
 
 
 def shape(tensors: Tensors, key: str, rank: int) -> tuple[int, ...]:
-    """The shape of a tensor that sizes are read from. Raises ValueError where it is not there."""
-    if key not in tensors:
-        raise ValueError(f"cannot read the network's sizes: {key} is missing")
+    """The shape of a tensor that sizes are read from; raises ValueError for another rank."""
     sizes = tensors[key].shape
     if len(sizes) != rank or min(sizes) < 1:
         raise ValueError(f"cannot read the network's sizes: {key} has the shape {sizes}")

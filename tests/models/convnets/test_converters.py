@@ -73,6 +73,9 @@ def test_shapes_tell_a_resnext(golden_dir):
         for given in ({}, description["constructor"])
     )
     assert shown == told and told["channels"] == (16, 32, 32, 40)
+    headless = {key: tensor for key, tensor in tensors.items() if not key.startswith("fc.")}
+    with pytest.raises(ValueError, match=r"the network's sizes: fc\.weight is missing"):
+        models.torch_settings(family, headless, {})
 
 
 @pytest.mark.parametrize(

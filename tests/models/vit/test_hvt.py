@@ -73,6 +73,8 @@ def test_the_default_patch_leaves_tokens_for_four_poolings():
     sides = {224: 16, 384: 16, 160: 16, 112: 16, 64: 8, 100: 4, 32: 4, 28: 4, 8: 1, 7: 1, 4: 1}
     assert {side: hvt.default_patch((side, side)) for side in sides} == sides
     assert hvt.default_patch((32, 48)) == 4
+    with pytest.raises(ValueError, match=r"no patch .* 225×225 pixels: set model.patch"):
+        hvt.default_patch((225, 225))
     assert built("s-4", 32, 10).config.grid == (8, 8)
     assert built("s-4", 32, 10, patch=2).config.grid == (16, 16)
 
