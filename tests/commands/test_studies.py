@@ -8,7 +8,7 @@ import pytest
 from support.small_runs import small_dataset
 
 from hsvit_jax import config, main, models
-from hsvit_jax.commands.studies import crossval, grid, lr_find, papers, study
+from hsvit_jax.commands.studies import crossval, grid, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
 TINY += ["--config.data.image_size=8,8"]
@@ -66,7 +66,7 @@ def test_a_run_for_each_fold(tmp_path, capsys):
     assert capsys.readouterr().out == first
 
 
-@pytest.mark.parametrize("name", papers.STUDIES)
+@pytest.mark.parametrize("name", study.names())
 @pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_network_of_a_study_can_be_built(name, stride):
     """Its configuration is good; of every sixth, and in the longer suite of all, the sizes fit."""

@@ -1,22 +1,55 @@
 """Studies of the papers as grids of runs: `hsvit study fig5`; runs that are done are found again.
 
-A study of your own is a Python file whose `get_study()` returns a `Study`.
+A study is a file whose `get_study()` names its axes, as those of configs/studies do.
 """
 
+import dataclasses
 import runpy
+from collections.abc import Sequence
 from pathlib import Path
 
 from hsvit_jax import cli
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands.studies import grid, systems
-from hsvit_jax.commands.studies.papers import STUDIES, Cell, Study
+
+_FILES = Path(__file__).parent / "papers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A network of a study and its place on the axes.
+
+    Attributes:
+      x, line: values of the axes, as printed.
+      network: as --config takes it, without data set and recipe, such as 'vix:vin,hybrid'.
+      settings: KEY=VALUE texts.
+    """
+
+    x: str | int
+    line: str | int
+    network: str
+    settings: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(grid.Labels):
+    """A table or figure of a paper as a grid of runs.
+
+    Attributes:
+      title, x, line: of `grid.Labels`; the title names the source.
+      cells: the networks, in the table's order.
+      data: the data set and recipe of the paper, as after the colon of --config.
+    """
+
+    cells: Sequence[Cell]
+    data: str = "cifar10,paper"
 
 
 def run(request: cli.Request) -> None:
     """Trains the networks of a study that are not trained yet; prints and writes the table."""
     values = request.flags
     if len(request.words) != 1:
-        raise cli.Misuse(f"study takes one name or file; known are {config_lib.few(STUDIES)}")
+        raise cli.Misuse(f"study takes one name or file; known are {config_lib.few(names())}")
     if request.spec:
         raise cli.Misuse(f"study does not use --config: give {request.spec}'s data set as --data")
     study, name = load(request.words[0])
@@ -43,12 +76,10 @@ def system(cell: Cell, data: str) -> systems.System:
 
 def load(name: str) -> tuple[Study, str]:
     """Loads a study by its name or its file; returns it with its name."""
-    if name in STUDIES:
-        return STUDIES[name], name
-    path = Path(name)
-    if path.suffix != ".py" or not path.is_file():
-        near = config_lib.nearest(name, STUDIES)
-        raise cli.Misuse(f"there is no study {name!r}.{near} Known: {config_lib.few(STUDIES)}")
+    path = Path(name) if name.endswith(".py") else _FILES / f"{name}.py"
+    if not path.is_file():
+        near = config_lib.nearest(name, names())
+        raise cli.Misuse(f"there is no study {name!r}.{near} Known: {config_lib.few(names())}")
     try:
         make = runpy.run_path(str(path)).get("get_study")
         study = make() if make else None
@@ -57,3 +88,8 @@ def load(name: str) -> tuple[Study, str]:
     if not isinstance(study, Study):
         raise ValueError(f"{path} has no function get_study(), which returns the Study")
     return study, path.stem
+
+
+def names() -> list[str]:
+    """Lists the studies that come with the package."""
+    return sorted(path.stem for path in _FILES.glob("*.py"))

@@ -1,0 +1,20 @@
+"""HSViT paper, table 4: without attention, without convolutions, with both.
+
+For its other data set: --data=cifar100,paper.
+"""
+
+from hsvit_jax.commands.studies.study import Cell, Study
+
+
+def get_study() -> Study:
+    kept = {"attention": "attention_only", "convolution": "conv_only", "both": ""}
+    return Study(
+        title="HSViT paper, table 4: layers that are kept",
+        x="layers",
+        line="network",
+        cells=[
+            Cell(layers, network, f"{network}:{switch}")
+            for network in ("c2a2", "c3a4", "c4a8")
+            for layers, switch in kept.items()
+        ],
+    )
