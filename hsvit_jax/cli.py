@@ -53,7 +53,7 @@ def ending(out: str | Path, suffix: str = ".png", word: str = "--out") -> Path:
     Args:
       word: of the command line that names the file.
     """
-    if not str(out).lower().endswith(suffix):
+    if not str(out).endswith(suffix):
         raise Misuse(f"{word} must end in {suffix}; got {out}")
     return Path(out)
 

@@ -69,7 +69,11 @@ if ((!cpu)) && [[ ${JAX_PLATFORMS:-} != cpu && -z $devices ]]; then
     for ((i = 0; i < gpus; i++)); do names+=("$i"); done
     if ((gpus)) && [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # others are somebody else's
       names=()
-      if [[ $CUDA_VISIBLE_DEVICES != -* ]]; then IFS=, read -ra names <<<"$CUDA_VISIBLE_DEVICES"; fi
+      IFS=, read -ra listed <<<"$CUDA_VISIBLE_DEVICES"
+      for name in "${listed[@]}"; do # CUDA reads the list up to the first that is no device
+        if [[ ! $name =~ ^([0-9]+|(GPU|MIG)-.+)$ ]]; then break; fi
+        names+=("$name")
+      done
       gpus=${#names[@]}
     fi
   fi

@@ -35,9 +35,11 @@ def run(request: cli.Request) -> None:
     if len(modes) > 1:
         raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
     mode = modes[0] if modes else f"work={values.work}"
-    for name in _IGNORED.get(mode, ()):
-        if values[name].value != values[name].default:
-            raise cli.Misuse(f"--{mode} has no use for --{name}: leave out one of them")
+    measured = {mode, f"work={values.work}"} if mode == "vs" else {mode}
+    for one in measured & _IGNORED.keys():
+        for name in _IGNORED[one]:
+            if values[name].value != values[name].default:
+                raise cli.Misuse(f"--{one} has no use for --{name}: leave out one of them")
     print(json.dumps(_record(request, modes)))
 
 
@@ -93,11 +95,13 @@ def measure(
         the fields of the JSON line.
 
     Raises:
-        ValueError: configuration, data and devices do not fit together.
+        ValueError: unknown work, or configuration, data and devices do not fit together.
     """
+    if work not in jobs.JOBS:
+        raise ValueError(f"unknown work {work!r}; choose one of {', '.join(jobs.JOBS)}")
     run = jobs.prepare(config, real_data, devices)
     job = jobs.JOBS[work](run, augmented)
-    first = jobs.timed(job.take, warmup)[0]
+    first = jobs.timed(job.take, max(warmup, 1))[0]
     rates = [job.images / seconds for seconds in jobs.timed(job.take, steps)]
     memory = machine.peak_memory()
     if trace:

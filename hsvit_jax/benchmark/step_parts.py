@@ -33,7 +33,8 @@ def measure_parts(
         the fields of the JSON line.
 
     Raises:
-        ValueError: the configuration cannot be trained, or is not HSViT's.
+        ValueError: the configuration cannot be trained, is not HSViT's, or has towers or a sharded
+            trunk.
     """
     config = config.copy_and_resolve_references()
     config.mesh.group = config.mesh.data = 1

@@ -16,7 +16,8 @@ _TEMPORARY = ".orbax-checkpoint-tmp"
 
 def local(directory: str | os.PathLike) -> Path:
     """Expands `~`; raises CheckpointError for a URL, which `Path` would make a local folder of."""
-    if re.match(r"\w{2,}:/", str(directory)):
+    slashes = "/" if isinstance(directory, Path) else "//"  # a Path has one where a URL has two
+    if re.match(rf"[\w.+-]{{2,}}:{slashes}", str(directory)):
         raise CheckpointError(f"{directory} is a URL; expected a local or mounted directory")
     return Path(os.path.expanduser(directory))
 
@@ -30,7 +31,7 @@ def probe(directory: Path) -> None:
     if re.search(r"\[.*\]|\\", directory.absolute().as_posix()):
         raise CheckpointError(
             f"cannot write checkpoints in {directory}: Orbax takes brackets and backslashes in a "
-            "path for patterns; choose another with --workdir"
+            "path for patterns; choose another folder"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -39,7 +40,7 @@ def probe(directory: Path) -> None:
     except OSError as error:
         raise CheckpointError(
             f"cannot write to the work folder {directory}: {error.strerror or error}; choose "
-            "another with --workdir, or make this one writable"
+            "another, or make this one writable"
         ) from error
 
 

@@ -109,7 +109,8 @@ class Checkpoints:
           step: not negative, and newer than every step in the directory.
           state: nested dict of jax or NumPy arrays, any sharding; keys are strings or integers.
           meta: anything `json` can write; it is read back as JSON has it (tuples as lists).
-          metric: higher is better. None, NaN and infinities are never best.
+          metric: higher is better. None, NaN and infinities are never best. That of a step that is
+            saved already is not recorded.
           wait: return only when the step is on disk.
 
         Raises:

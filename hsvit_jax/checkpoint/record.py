@@ -200,10 +200,10 @@ def flatten(tree: Any, kinds: tuple[type, ...]) -> tuple[dict[TreePath, Any], li
         raise ValueError("the state has no arrays; expected a nested dict of arrays")
     for path, leaf in leaves.items():
         if not isinstance(leaf, kinds):
-            names = ", ".join(kind.__name__ for kind in kinds)
-            raise ValueError(
-                f"{dotted(path)} is a {type(leaf).__name__}, expected a dict or one of {names}"
-            )
+            wanted = "an array or a dict"
+            if jax.ShapeDtypeStruct in kinds:
+                wanted += " in the template, or a jax.ShapeDtypeStruct"
+            raise ValueError(f"{dotted(path)} is a {type(leaf).__name__}, expected {wanted}")
         if str(leaf.dtype) not in checksum.DTYPES:
             raise ValueError(
                 f"{dotted(path)} is {leaf.dtype}, expected one of {', '.join(checksum.DTYPES)} "

@@ -20,7 +20,7 @@ import numpy as np
 
 from hsvit_jax import cli, models
 from hsvit_jax import config as configs
-from hsvit_jax.checkpoint import Checkpoints
+from hsvit_jax.checkpoint import Checkpoints, probe
 from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.report import write_file
 from hsvit_jax.train import run_spec
@@ -107,6 +107,11 @@ def convert_file(
             sizes, shapes = models.torch_settings(record, tensors, given)
             config = configs.base(data, sizes)
             for name, values in (("mean", mean), ("std", std)):
+                if len(values) not in (1, shapes["channels"]):
+                    raise ValueError(
+                        f"--{name} takes one value or one per channel ({shapes['channels']}); got "
+                        f"{tuple(values)}"
+                    )
                 shapes[name] = configs.per_channel(name, tuple(values), shapes["channels"])
             config.data.update(shapes)
         configs.validate(config)
@@ -174,6 +179,7 @@ def _write(out: Path, config: Any, state: dict, meta: dict) -> None:
     in_the_way = out.exists() and (not out.is_dir() or any(out.iterdir()))
     if in_the_way and not (file.is_file() and file.read_text() == text):
         raise ValueError(f"{out} already holds something else: remove it or name another OUT")
+    probe(out)
     write_file(file, text)
     with Checkpoints(out / "checkpoints") as checkpoints:
         checkpoints.save(0, state, meta, wait=True)
@@ -191,6 +197,8 @@ def run(request: cli.Request) -> None:
     except Disagreement as error:
         print(json.dumps(error.report))
         raise
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from error
     print(json.dumps(report))
     if report.get("tolerance", 0) >= 1e-6:
         cli.note(

@@ -228,7 +228,7 @@ KEYS: Mapping[str, Key] = {
     "train.patience": _whole(
         "evaluations without a better one that end the run; 0: none", 0, MOST_STEPS
     ),
-    "eval.batch": _whole("batch size of evaluation; 0: train.batch, by train.accumulate", 0, 2**20),
+    "eval.batch": _whole("batch size of evaluation; 0: train.batch / train.accumulate", 0, 2**20),
     "eval.tta": _choice(
         "test-time augmentation, mean logits: flip: of an image and its mirror image; shift: of "
         "both, moved by one pixel each way too",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data import dataset, formats, unpacked
-from hsvit_jax.data.cache import cache_folder, read_or_build
+from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, DataInfo, Source, Split
 from hsvit_jax.data.decode import Request
 from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
@@ -207,14 +207,26 @@ def _load_arrays(
 
     arrays, notes = read_or_build(cache_folder(request.data_dir, name, key), build)
     images, labels, parts = (np.asarray(arrays[key]) for key in ("images", "labels", "parts"))
+    shape = (*request.image_size, request.channels)
 
     def fitted(index: int) -> np.ndarray:
         return fit_image(images[index], request.image_size, request.channels, request.fit)
 
-    whole = images if request.resident(len(images)) else None
-    if whole is not None and images.shape[1:] != (*request.image_size, request.channels):
+    def fit_all(scratch: Path) -> dict[str, Any]:
+        whole = new_array(scratch / "images.npy", np.uint8, (len(images), *shape))
         with ThreadPoolExecutor() as pool:
-            whole = np.stack(list(pool.map(fitted, range(len(images)))))
+            for done, image in enumerate(pool.map(fitted, range(len(images)))):
+                whole[done] = image
+                if not (done + 1) % 1000:
+                    request.progress("fitting images", done + 1, len(images))
+        whole.flush()
+        return {}
+
+    whole = images if request.resident(len(images)) else None
+    if whole is not None and images.shape[1:] != shape:
+        key |= {"shape": shape, "fit": request.fit}
+        kept, _ = read_or_build(cache_folder(request.data_dir, name, key), fit_all)
+        whole = np.asarray(kept["images"])
     return Source(
         Split(labels, whole, fitted), parts, tuple(notes["class_names"]), notes["content"]
     )

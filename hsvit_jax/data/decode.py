@@ -5,6 +5,7 @@ file stops the run here and not at step 30,000. Small sets keep the pixels; of l
 outcome is kept, and images are decoded again as they are needed.
 """
 
+import contextlib
 import hashlib
 import os
 import warnings
@@ -22,6 +23,9 @@ from hsvit_jax.data.images import BadImage, few, printable, read_image
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 _CHUNK = 64
+
+#: What other programs call the splits that are read.
+SPLITS = {"train": TRAIN, "validation": VAL, "test": TEST}
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,13 @@ def items_of_splits(
     """
     if "train" not in splits:
         raise ValueError(f"{where} has no split 'train', only {few(sorted(splits))}")
-    codes = {"train": TRAIN, "validation": VAL, "test": TEST}
-    splits = {name: splits[name] for name in codes if name in splits}
-    if "test" in splits and read(splits["test"][0])[1] < 0:
-        del splits["test"]
-    used = used_as([codes[name] for name in splits])
+    splits = {name: splits[name] for name in SPLITS if name in splits}
+    with contextlib.suppress(OSError):  # a record that cannot be read is named when it is decoded
+        if "test" in splits and read(splits["test"][0])[1] < 0:
+            del splits["test"]
+    used = used_as([SPLITS[name] for name in splits])
     starts = np.cumsum([0, *map(len, splits.values())])
-    parts = np.repeat([used[codes[name]] for name in splits], np.diff(starts)).astype(np.int8)
+    parts = np.repeat([used[SPLITS[name]] for name in splits], np.diff(starts)).astype(np.int8)
     names = [f"{where} {name}[{i}]" for name, s in splits.items() for i in range(len(s))]
     sources = list(splits.values())
 

@@ -54,7 +54,7 @@ def check_shape(image_size: tuple[int, int], channels: int, fit: str) -> None:
         way to fit.
     """
     sides = np.asarray(image_size)
-    whole = sides.shape == (2,) and sides.dtype.kind in "iuf" and not (sides % 1).any()
+    whole = sides.shape == (2,) and sides.dtype.kind in "iu"
     if not whole or sides.min() < 1:
         raise ValueError(f"image_size must be two positive integers (H, W), got {image_size}")
     if channels not in (1, 3):
@@ -87,6 +87,7 @@ def read_image(
 
     Raises:
       BadImage: the file is missing, empty, cut off, too large or not an image.
+      ValueError: as `check_shape`.
     """
     from PIL import ImageOps
 
@@ -130,6 +131,7 @@ def fit_image(
 
     Raises:
       BadImage: as `read_image`, or an array of another shape, dtype or range.
+      ValueError: as `check_shape`.
     """
     from PIL import Image, ImageOps
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
-from hsvit_jax.data.decode import Request, decode_items, items_of_splits
+from hsvit_jax.data.decode import SPLITS, Request, decode_items, items_of_splits
 from hsvit_jax.data.download import DataUnavailable, probe
 from hsvit_jax.data.images import few
 
@@ -90,6 +90,7 @@ def load_tfds(name: str, builder: Any, request: Request) -> Source:
     splits = {
         split: builder.as_data_source(split=split, decoders=decoders)
         for split in builder.info.splits
+        if split in SPLITS or "train" not in builder.info.splits
     }
     items = items_of_splits(
         f"tfds={name}", splits, lambda record: (record[image_key], int(record[label_key]))

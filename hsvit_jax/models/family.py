@@ -1,5 +1,6 @@
 """A family of networks as one record: its settings, its named variants and how it is built."""
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -159,7 +160,8 @@ class Family:
             """The settings that name a variant, none of them left empty."""
             values = {key: own[key] for key in self.named_by or self.defaults}
             for key in values.keys() & self.automatic.keys():
-                values[key] = values[key] or self.automatic[key](own, image_size)
+                with contextlib.suppress(ValueError):  # no variant is made for these images
+                    values[key] = values[key] or self.automatic[key](own, image_size)
             return values
 
         wanted = named(settings)

@@ -85,7 +85,14 @@ def plan(
     machine: Machine,
     moments: float = 2.0,
 ) -> dict[str, Any]:
-    """Computes everything that `run` formats, as plain lists, dicts and numbers."""
+    """Computes everything that `run` formats, as plain lists, dicts and numbers.
+
+    Raises:
+        ValueError: the configuration cannot be spread so, or a number below 1.
+    """
+    for name, value in (("devices", devices), ("group", group), ("batch", batch)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}")
     networks = costs.networks(config)
     layouts = [
         (way, n, costs.group_axis(way, network, n, group))

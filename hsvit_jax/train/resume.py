@@ -121,7 +121,8 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
     ]
     lines = checkpoint.diff(*sizes)
     old, new = saved["class_names"], wanted["class_names"]
-    gone, added = ([x for x in one if x not in other] for one, other in ((old, new), (new, old)))
+    known = ({*old}, {*new})
+    gone, added = [x for x in old if x not in known[1]], [x for x in new if x not in known[0]]
     if gone or added:
         gone, added = (checkpoint.few(list(map(str, names))) or "none" for names in (gone, added))
         lines.append(

@@ -51,9 +51,9 @@ def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpo
         ValueError: it cannot be written, another run has it, or a file of the run is a link, a fifo
             or a folder there.
     """
-    checkpoint.probe(workdir)
     for name in _FILES:
         report.refuse_special(workdir / name)
+    checkpoint.probe(workdir)
     with (
         _only_run_in(workdir, coordination.is_lead()),
         checkpoint.Checkpoints(

@@ -191,6 +191,10 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
         ([f"--config={CONFIG_FILE}", "--peak", "--parts"], 2, "choose one of --parts, --peak"),
         ([f"--config={CONFIG_FILE}", "--parts", "--trace=x"], 2, "--parts has no use for --trace"),
         ([f"--config={CONFIG_FILE}", "--parts", "--work=infer"], 2, "no use for --work"),
+        (
+            [f"--config={CONFIG_FILE}", "--work=decode", "--trace=x", "--vs=true"],
+            *(2, "--work=decode has no use for --trace"),
+        ),
         (["--peak", "--batch=3"], 2, "--peak has no use for --batch"),
         ([f"--config={CONFIG_FILE}", "--parts", "--config.model.towers=2"], 1, "model.towers=1"),
         ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),

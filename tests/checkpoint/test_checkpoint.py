@@ -261,7 +261,7 @@ def test_a_directory_that_cannot_be_written_fails_at_once(tmp_path):
         ):
             Checkpoints(tmp_path / name)
     for name in ("a[b]c", "a\\b"):
-        with pytest.raises(CheckpointError, match=r"Orbax takes brackets .* with --workdir"):
+        with pytest.raises(CheckpointError, match=r"Orbax takes brackets .* another folder"):
             Checkpoints(tmp_path / name)
     assert os.listdir(tmp_path) == ["file"]
 

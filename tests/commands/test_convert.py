@@ -350,7 +350,8 @@ def test_what_is_in_the_way_is_kept(tmp_path):
 
 def test_mean_and_std_must_fit(tmp_path):
     source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL)
-    with pytest.raises(ValueError, match="mean must hold one value per channel"):
+    with pytest.raises(ValueError, match=r"--mean takes one value or one per channel \(3\); got"):
         convert.convert_file(source, mean=(0.5, 0.5))
+    assert main.main(["hsvit", "convert", f"{tmp_path}/{300 * 'x'}.npz"]) == 1  # too long a name
     with pytest.raises(ValueError, match=r"data\.std must be"):
         convert.convert_file(source, std=(0.0,))

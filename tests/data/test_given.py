@@ -130,6 +130,8 @@ def test_a_table(arrays, tmp_path):
     table.write_text("file,label,split\na.png,b,exam\na.png,c,train")
     with pytest.raises(ValueError, match="its splits exam"):
         data.describe(f"csv={table}")
+    table.write_text("file,label,split\na.png,b,\nb.png,c,train\na.png,b,train")
+    assert data.describe(f"csv={table}", str(tmp_path)).num_classes == 2
     table.write_text("file,label\na.png,b\nb.png,c\na.png,b\na.png,c")
     with pytest.raises(ValueError, match=r"several labels or splits to a\.png: give"):
         data.describe(f"csv={table}")
@@ -175,6 +177,10 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
     assert dataset.info.class_names == ("even", "odd") and dataset.info.channels == 3
     assert dataset.test.images[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
     assert dataset.test.labels.tolist() == [0, 1] * 3
+    with monkeypatch.context() as patch:
+        patch.setitem(found, "test", Rows(6, missing=0))
+        with pytest.raises(ValueError, match=r"test\[0\]: cannot be read: it has no image"):
+            data.load("hf=me/pots", **options)
     found["train"] = Rows(20, missing=3)
     with pytest.raises(ValueError, match=r"hf=me/pots train\[3\]: cannot be read: it has no image"):
         data.load("hf=me/pots", **options)

@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path):
         timeout=PATIENCE,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    told = f"cannot write to the work folder {tmp_path}/run: File too large; choose another with"
+    told = f"cannot write to the work folder {tmp_path}/run: File too large; choose another, or"
     assert done.stderr == f"{told} --workdir, or make this one writable\n"
 
 

@@ -142,7 +142,7 @@ def test_local_makes_the_cpu_back_end_fit(local, words, nproc, devices):
 
 @pytest.mark.parametrize(
     ("chosen", "shares"),
-    [({}, ["0,1", "2,3"]), ({"CUDA_VISIBLE_DEVICES": "5,MIG-a"}, ["5", "MIG-a"])],
+    [({}, ["0,1", "2,3"]), ({"CUDA_VISIBLE_DEVICES": "5,MIG-a,-1,3"}, ["5", "MIG-a"])],
 )
 def test_local_shares_the_gpus(local, tmp_path, chosen, shares):
     """All four, or those that are chosen."""

@@ -42,11 +42,13 @@ def list_csv(path: str) -> Listing:
                 {role: (line[name] or "").strip() for role, name in found.items() if name}
                 for line in reader
             ]
+            for line in lines:
+                line["split"] = line.get("split") or "train"
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None
     names = sorted({line["label"] for line in lines})
-    unknown = {line.get("split") or "train" for line in lines} - set(SPLIT_NAMES)
+    unknown = {line["split"] for line in lines} - set(SPLIT_NAMES)
     if len(names) < 2 or "" in names or unknown or not all(line["image"] for line in lines):
         raise ValueError(
             f"csv={path} needs an image and a label in every line, and two or more labels; its "
@@ -58,7 +60,7 @@ def list_csv(path: str) -> Listing:
         raise ValueError(
             f"csv={path} gives several labels or splits to {few(twice)}: give each image one"
         )
-    parts = [SPLIT_NAMES[line.get("split") or "train"] for line in lines]
+    parts = [SPLIT_NAMES[line["split"]] for line in lines]
     used = used_as(set(parts))
     number = {name: i for i, name in enumerate(names)}
     rows = []

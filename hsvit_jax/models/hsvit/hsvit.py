@@ -166,7 +166,7 @@ class HSViT(Network):
 
     def group_ids(self) -> np.ndarray:
         """Ascending numbers of the attention groups that are not lost, nor their towers."""
-        per_unit = self.config.groups // (self.group_axis_limit + len(self.lost))
+        per_unit = self.config.groups // max(self.group_axis_limit + len(self.lost), 1)
         ids = (g for g in range(self.config.groups) if g // per_unit not in self.lost)
         return np.fromiter(ids, np.int32)
 

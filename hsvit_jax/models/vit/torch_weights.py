@@ -123,11 +123,13 @@ def _timm_settings(
         inferred |= {"num_classes": head[0], "embed_dim": head[1]}
     if blocks := [int(k.split(".")[1]) for k in shapes if re.match(r"blocks\.\d+\.", k)]:
         inferred["depth"] = 1 + max(blocks)
-    inferred |= {_ALIASES[k]: v for k, v in given.items() if k in _ALIASES and v is not None}
+    aliases = {_ALIASES[k]: k for k, v in given.items() if k in _ALIASES and v is not None}
+    inferred |= {ours: given[theirs] for ours, theirs in aliases.items()}
     if len(images) == 4:
         inferred["image_size"] = images[2:]
     known = known_sizes(inferred, given, _NEEDED)
-    one = {k: ints(k, known[k])[0] for k in _NEEDED if k != "image_size"}
+    names = {k: k if given.get(k) is not None else aliases.get(k, k) for k in _NEEDED}
+    one = {k: ints(names[k], known[k])[0] for k in _NEEDED if k != "image_size"}
     model = {
         "patch": one["patch_size"],
         "heads": one["num_heads"],

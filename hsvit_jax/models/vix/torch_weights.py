@@ -114,6 +114,11 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
             inferred["landmarks"] = argument(given, "num_landmarks", "landmarks", "m") or 64
         elif not heads:
             width = width or argument(given, "dim_head")
+    elif key and (other := next((name for name in tensors if name.startswith(key)), "")):
+        raise ValueError(
+            f"cannot read the network's sizes: beside {other}, {key}{_QUERIES[0][0]}.weight or "
+            "another projection to queries is missing"
+        )
     else:
         return {**inferred, "mixer": "fnet"}
     if width is None and heads is None:

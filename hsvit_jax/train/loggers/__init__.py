@@ -41,7 +41,11 @@ def start(name: str, workdir: Path, start_step: int, config: Mapping[str, Any]) 
 
 
 class Background(threading.Thread):
-    """A thread that makes a logger and calls its `log(step, scalars)`, then its `close()`."""
+    """A thread that makes a logger and calls its `log(step, scalars)`, then its `close()`.
+
+    A logger's class is called with the work folder, the step after which the run goes on, and the
+    configuration as a dict.
+    """
 
     def __init__(self, name: str, make: Callable[[], Any]) -> None:
         super().__init__(name=name, daemon=True)

@@ -75,6 +75,8 @@ def test_the_default_patch_leaves_tokens_for_four_poolings():
     assert hvt.default_patch((32, 48)) == 4
     with pytest.raises(ValueError, match=r"no patch .* 225×225 pixels: set model.patch"):
         hvt.default_patch((225, 225))
+    own = {**hvt.FAMILY.settings("s-4"), "patch": 9}  # as a file says it
+    assert hvt.FAMILY.variant_of(own, (99, 99)) == "custom"
     assert built("s-4", 32, 10).config.grid == (8, 8)
     assert built("s-4", 32, 10, patch=2).config.grid == (16, 16)
 

@@ -20,8 +20,8 @@ SMALL = {
 }
 
 
-def state(family):
-    settings = vix_files.small(family, **SMALL[family])
+def state(family, **changes):
+    settings = vix_files.small(family, **SMALL[family], **changes)
     network = models.build(settings, image_size=(4, 4), channels=3, num_classes=7)
     return vix_files.state(family, network)
 
@@ -92,4 +92,11 @@ def test_a_tensor_that_sizes_are_read_from_is_named(index, message):
     if index is not None:
         tensors["mlp_head.1.weight"] = weight[0]
     with pytest.raises(ValueError, match=f"the network's sizes: mlp_head.1.weight {message}"):
+        torch_files.settings("vix", tensors, {"heads": 3})
+
+
+def test_queries_that_are_missing_make_no_fnet():
+    tensors = state("vix", mixer="nystrom")
+    del tensors["transformer.layers.0.0.fn.to_qkv.weight"]
+    with pytest.raises(ValueError, match=r"layers\.0\.0\.fn\.to_qkv\.weight or .* missing"):
         torch_files.settings("vix", tensors, {"heads": 3})
