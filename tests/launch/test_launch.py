@@ -61,6 +61,7 @@ def jobset() -> dict:
 
 def test_jobset_has_the_fields_of_its_schema(jobset):
     assert set(jobset) == {"network", "failurePolicy", "replicatedJobs"}
+    assert jobset["failurePolicy"]["maxRestarts"] > 0
     for rule in jobset["failurePolicy"]["rules"]:
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
         known = {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns"}
@@ -69,9 +70,11 @@ def test_jobset_has_the_fields_of_its_schema(jobset):
     job = workers["template"]["spec"]
     assert job["completionMode"] == "Indexed" and job["parallelism"] == job["completions"]
     pod = job["template"]["spec"]
+    assert (job["backoffLimit"], pod["terminationGracePeriodSeconds"]) == (0, 180)
     assert pod["restartPolicy"] == "Never"  # podFailurePolicy is allowed with no other
     (container,) = pod["containers"]
     assert container["command"] == ["python", "-m", "hsvit_jax.main"]
+    assert "google.com/tpu" in container["resources"]["limits"]
     volumes = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
     for rule in job["podFailurePolicy"]["rules"]:
@@ -126,8 +129,13 @@ def test_ray_job_has_the_fields_of_its_schema():
     job, service = yaml.safe_load_all(text)
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec, counts = job["spec"], {"replicas", "minReplicas", "maxReplicas"}
+    known = {"submissionMode", "entrypoint", "backoffLimit", "shutdownAfterJobFinishes"}
+    assert set(spec) == {*known, "rayClusterSpec"} and spec["submissionMode"] == "HTTPMode"
     cluster = spec["rayClusterSpec"]
+    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert set(head) | {"groupName", *counts} == set(workers)
+    assert set(head) == {"rayStartParams", "template"}
     for group in (head, workers):
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     program, command, *words = spec["entrypoint"].split()
@@ -155,7 +163,10 @@ def sky() -> dict:
 def test_sky_has_the_fields_of_its_schema(sky):
     known = {"name", "workdir", "num_nodes", "resources", "envs", "file_mounts", "setup", "run"}
     assert set(sky) == known
-    assert sky["resources"]["job_recovery"] == {"recover_on_exit_codes": [42, 75]}
+    recovery = {"recover_on_exit_codes": [42, 75]}
+    assert {"use_spot": True, "job_recovery": recovery}.items() <= sky["resources"].items()
+    (mount,) = sky["file_mounts"].values()
+    assert mount == {"source": "${HSVIT_BUCKET}", "mode": "MOUNT_CACHED"}
     assert sky["envs"]["HSVIT_BUCKET"] is None  # must be given
     for part in ("setup", "run"):
         assert run(["bash", "-n", "-c", sky[part]]).returncode == 0

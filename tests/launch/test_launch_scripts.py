@@ -422,7 +422,8 @@ def test_xpk_creates_a_workload(tmp_path):
     ]
     expected = {"workload": "my-run", "cluster": "c", "tpu-type": "v5litepod-16"}
     expected |= {"docker-image": "registry/hsvit:1", "restart-on-exit-codes": "75"}
-    assert expected.items() <= flags.items()
+    expected |= {"num-slices": "1", "max-restarts": "20", "termination-grace-period-seconds": "180"}
+    assert flags == expected
     assert run([LAUNCH / "xpk.sh", "my-run"], env=env).returncode == 2
     done = run([LAUNCH / "xpk.sh", "my-run", "x"], env={**env, "HSVIT_CLUSTER": ""})
     assert (done.returncode, "set HSVIT_CLUSTER" in done.stderr) == (2, True)
