@@ -321,10 +321,15 @@ def test_digits(tmp_path):
 
 
 def test_descriptions_are_whole():
+    sizes = {"digits": (32, 10), "cifar10": (32, 10), "cifar100": (32, 100)}
+    sizes |= {"fashion_mnist": (28, 10), "tiny_imagenet": (64, 200), "food101": (128, 101)}
+    sizes |= {"domainnet": (224, 345), "imagenet": (224, 1000)}
     for name, entry in catalog.REGISTRY.items():
         info = data.describe(name)
         assert info.name == name
-        assert info.num_classes == len(set(info.class_names)) >= 10
+        side, classes = sizes[name.partition("/")[0]]
+        assert info.image_size == (side, side)
+        assert info.num_classes == len(set(info.class_names)) == classes
         assert len(info.mean) == len(info.std) == info.channels
         assert bool(entry.files) == (name not in ("digits", "imagenet"))
     assert data.describe("fashion_mnist").class_names[9] == "Ankle boot"
