@@ -12,8 +12,8 @@ from hsvit_jax.train import init_from, step
 FAMILIES = tuple(variants.SIBLINGS)
 
 
-def resolved(spec):
-    config = config_lib.get_config(spec)
+def resolved(spec, *settings):
+    config = config_lib.get_config(spec, *settings)
     return config_lib.resolve(config, data.describe(config.data.name))
 
 
@@ -162,7 +162,7 @@ def test_digits_have_a_token_for_each_of_their_pixels(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_smoke_run_of_every_variant_is_small(family):
-    """And what tells variants apart is still there."""
+    """And what tells variants apart is still there. For large images in colour too."""
     seen = set()
     for variant in models.FAMILIES[family].variants:
         config = resolved(f"{family}:{variant},digits,tiny")
@@ -172,6 +172,9 @@ def test_a_smoke_run_of_every_variant_is_small(family):
         seen.add(sizes)
     for data_set in ("fashion_mnist", "tiny_imagenet", "food101", "imagenet"):
         assert resolved(f"{family}:{data_set},tiny").data.image_size == (32, 32)
+    for side in (32, 224):
+        config = resolved(f"{family}:imagenet,tiny", f"data.image_size={side}")
+        assert train.build_model(config).config.image_size == (side, side)
     # Widths, heads and depths are one when small. HVT: 0 to 4 poolings, and three other kinds.
     # DeiT: with CLS, without, and two shares for PoWER. DHVT: three patches and eleven ablations.
     different = {"hvt": 8, "deit": 4, "dhvt": 14}
