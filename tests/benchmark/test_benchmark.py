@@ -1,6 +1,8 @@
 """The benchmark's JSON, its arithmetic and its mistakes. No test looks at a clock."""
 
+import importlib.metadata
 import json
+import platform
 import shlex
 import statistics
 import sys
@@ -69,6 +71,8 @@ def test_record_holds_what_the_docs_promise(records, work):
     expected |= {"image_size": [16, 16], "images_per_step": 128 if work == "eval" else 16}
     expected |= {"mesh": dict.fromkeys(("data", "group"), 2 if work == "train" else 1)}
     expected |= {"device_peak_memory_bytes": None, "devices": ["cpu"] * 8}
+    versions = {package: importlib.metadata.version(package) for package in ("jax", "jaxlib")}
+    expected |= {"versions": versions | {"python": platform.python_version()}}
     assert expected.items() <= record.items()
     spread = record["images_per_second_spread"]
     ordered = [spread["min"], spread["quartile1"], record["images_per_second"]]

@@ -37,7 +37,7 @@ def test_arrays_are_split_measured_and_named(arrays):
     assert hsvit_jax.from_arrays(images, labels).fingerprint != found.fingerprint
 
 
-def test_examples_of_any_kind(arrays, tmp_path):
+def test_examples_of_any_kind(arrays):
     """Pictures, with names for labels, from a generator or by index."""
     images, labels = arrays
     expected = hsvit_jax.from_arrays(images, labels, ("a", "b", "c"))

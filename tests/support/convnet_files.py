@@ -23,9 +23,10 @@ def read(path):
     return tensors, network, *family.torch_weights.load(weights, network), family, description
 
 
-def logits_agree(path):
-    """The network's logits in float64 are the golden's; all of its parameters are there."""
-    tensors, network, params, stats, _, description = read(path)
+def comes_back(path):
+    """The network has all of the golden's parameters and in float64 its logits, and its arrays
+    under the golden's names are the golden's."""
+    tensors, network, params, stats, family, description = read(path)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert count == description["n_params"]
     with jax.enable_x64(True):
@@ -34,12 +35,6 @@ def logits_agree(path):
         logits = jax.jit(lambda p, s, x: network.apply(p, s, x)[0])(*wide, images)
     limit = 1e-9 * np.abs(tensors["logits_f64"]).max()
     np.testing.assert_allclose(logits, tensors["logits_f64"], rtol=0, atol=limit)
-
-
-def comes_back(path):
-    """The network's arrays under the golden's names are the golden's, and give its logits."""
-    logits_agree(path)
-    tensors, network, params, stats, family, _ = read(path)
     for key, tensor in family.torch_weights.dump(params, stats, network).items():
         assert key.endswith("tracked") or np.array_equal(tensor, tensors[key]), key
 
