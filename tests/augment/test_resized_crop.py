@@ -71,6 +71,14 @@ def test_as_torchvision_draws_them():
             assert abs(np.quantile(ours, quantile) - np.quantile(theirs, quantile)) < 6
         ours, theirs = found[:, 2] * found[:, 3], rows * columns
         assert abs(np.quantile(ours, quantile) / np.quantile(theirs, quantile) - 1) < 0.06
+    # In a larger image every box fits: its share is uniform, the logarithm of its ratio as well.
+    rows, columns = (sides := drawn(count, (300, 400), (0.08, 0.5))[:, 2:]).T
+    share, ratio = rows * columns / 120_000, np.log(columns / rows)
+    assert 0.079 < share.min() < 0.082 and 0.495 < share.max() < 0.502
+    assert abs(np.abs(ratio).max() - math.log(4 / 3)) < 0.02
+    assert abs(np.quantile(ratio, 0.75) - math.log(4 / 3) / 2) < 0.006
+    small = drawn(count, (30, 40), (0.08, 0.5))[:, 2:]  # the same boxes, rounded
+    assert (np.abs((small - sides / 10).mean(axis=0)) < 0.02).all()
     start, room = found[:, :2], np.array(size) - found[:, 2:]
     assert (start >= 0).all() and (start <= room).all()
     roomy = (room > 20).all(axis=1)
