@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import torch_files
 
 from hsvit_jax import models
 
@@ -19,7 +20,7 @@ def read(path):
     family = models.family_of(description)
     weights = {k: v for k, v in tensors.items() if not k.startswith(("grad/", "after/"))}
     settings, data = models.torch_settings(family, weights, given)
-    network = models.build({"dtype": "float32", **settings}, **data)
+    network = torch_files.build(settings, data)
     return tensors, network, *family.torch_weights.load(weights, network), family, description
 
 

@@ -31,7 +31,7 @@ def small_file(family, given, shapes=(), image=(3, 8, 8)):
     tensors = {key: np.zeros(shape, np.float32) for key, shape in dict(shapes).items()}
     tensors["input"] = np.zeros((1, *image), np.float32)
     model, data = torch_files.settings(family, tensors, given)
-    network = models.build({"dtype": "float32", **model}, **data)
+    network = torch_files.build(model, data)
     assert set(model) == {"family", "variant", *models.FAMILIES[family].defaults}
     rng = np.random.default_rng(0)
     for entry in torch_files.listing(family, network):

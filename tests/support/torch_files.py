@@ -4,7 +4,9 @@ import types
 
 import numpy as np
 
+from hsvit_jax import config as configs
 from hsvit_jax import models
+from hsvit_jax.train import run_spec
 
 
 class FakeTensor:
@@ -26,6 +28,17 @@ class FakeTensor:
 def settings(family, tensors, given):
     """Sections `model` and `data` that a file tells."""
     return models.torch_settings(models.FAMILIES[family], tensors, given)
+
+
+def build(model, data):
+    """The network of both sections, by way of what `convert` writes: a valid configuration."""
+    config = configs.base("cifar10", model)
+    config.data.update(data)
+    written = configs.from_json(configs.to_json(config))
+    network = run_spec.build_model(written)
+    configs.validate(written)
+    assert written == config
+    return network
 
 
 def listing(family, network):
