@@ -98,6 +98,8 @@ def test_growing_again_keeps_the_learned_votes():
 
 
 def test_what_cannot_be_grown_says_why():
+    elsewhere = {"trunk": "sharded", "dropout": 0.0, "group_dropout": 0.1}
+    grow.check(SMALL, dataclasses.replace(SMALL, **elsewhere))
     three = {"conv_channels": (2, 4, 4), "conv_kernels": (3,) * 3, "pool_strides": (2, 1, 1)}
     for changes, message in (
         ({"depth": 2}, "depth: checkpoint 1, config 2"),
