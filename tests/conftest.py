@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from importlib.metadata import version
@@ -37,6 +38,14 @@ import pytest
 # Tracing makes many objects, few of them garbage, beside the many that are kept: looking through
 # them all as often as Python does takes a fifteenth of the tests' time.
 gc.set_threshold(200_000, 50, 1000)
+
+# What the shell made these tests ignore, by nohup or &, the processes that they start would too.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # tests import the configs as files, the package as installed
