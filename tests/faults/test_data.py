@@ -102,7 +102,7 @@ def test_a_killed_decode_leaves_nothing_for_long(tmp_path, train):
 
     process = subprocess.Popen(words, env=variables, stderr=subprocess.DEVNULL)
     try:
-        while not scratch():
+        while not any(any(folder.iterdir()) for folder in scratch()):  # it is locked by then
             assert process.poll() is None
             time.sleep(0.001)
         process.send_signal(signal.SIGSTOP)
