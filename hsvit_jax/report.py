@@ -58,7 +58,7 @@ def accuracy_text(accuracy: float, examples: int, spread: str = "") -> str:
 
 def refuse_special(path: Path) -> None:
     """Raises ValueError for a link, a folder, a fifo or a device; a missing file is no mistake."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise ValueError(
                 f"{path} is a link or no regular file, and nothing is written through it: remove "
