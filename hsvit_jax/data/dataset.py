@@ -25,6 +25,7 @@ class DataInfo:
       class_names: label ``i`` is ``class_names[i]``.
       mean, std: per channel, of pixel values scaled to [0, 1].
       flip: whether a mirrored image keeps its label.
+      fit: how images of another shape are fitted to it: 'crop', 'pad' or 'stretch'.
     """
 
     name: str
@@ -34,6 +35,7 @@ class DataInfo:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool
+    fit: str = "crop"
 
     @property
     def num_classes(self) -> int:
@@ -166,7 +168,7 @@ def split(
     source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
 ) -> Dataset:
     """Splits the examples by `assign_splits`, or puts all into the test split."""
-    info = dataclasses.replace(info, class_names=source.class_names)
+    info = dataclasses.replace(info, class_names=source.class_names, fit=fit)
     if test_only:
         every = np.arange(len(source.examples))
         parts = every[:0], every[:0], every

@@ -62,9 +62,11 @@ def prepare(
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
             _network(config_lib.resolve(config, data.describe(config.data.name)))
         dataset = load_data(config, progress=progress)
-    elif "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
+    else:
         config = config.copy_and_resolve_references().unlock()
-        config.data.name = dataset.info.name
+        config.data.fit = dataset.info.fit  # which predictions follow
+        if "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
+            config.data.name = dataset.info.name
     examples = len(dataset.train)
     config = config_lib.for_few_images(config, examples, dataset.info.num_classes)
     config = config_lib.resolve(init_from.as_published(config), dataset.info)

@@ -88,7 +88,8 @@ def test_options_out_of_their_range_are_refused(arrays):
 
 def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     images, labels = np.repeat(arrays[0], 2, 2)[..., :8, :1], arrays[1]
-    given = hsvit_jax.from_arrays(images, labels, ("a", "b", "c"), name="pots", flip=False)
+    names, how = ("a", "b", "c"), {"name": "pots", "flip": False, "fit": "pad"}
+    given = hsvit_jax.from_arrays(images, labels, names, **how)
     config = small_runs.small_config(train__steps=1, by_hand=("recipe",))
     run = train.prepare(config, dataset=given)
     assert run.config.data.name == "given=pots" and run.config.data.num_classes == 3
@@ -98,6 +99,7 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     classifier = hsvit_jax.load(tmp_path / "run")
     assert classifier.fingerprint == given.fingerprint
     assert classifier.evaluate(given).examples == len(given.test) == 12
+    assert classifier.config.data.fit == "pad"  # what predictions are fitted by
     assert main.main(["hsvit", "eval", f"--checkpoint={tmp_path / 'run'}"]) == 1
     assert "'pots', were given from Python" in capsys.readouterr().err
 
