@@ -65,7 +65,7 @@ def _families() -> list[str]:
 
 def _keys() -> list[str]:
     """The table of the keys outside `model`."""
-    strong, paper = (dict(keys.leaves(get_config(f"c2a2:{r}"))) for r in ("strong", "paper"))
+    strong, paper = (dict(keys.leaves(get_config(f"c2a2:{r}"))) for r in ("", "paper"))
     lines = ["| key | meaning | values | default |", "|---|---|---|---|"]
     for name, key in keys.KEYS.items():
         default = _shown(strong[name])
@@ -79,13 +79,14 @@ def _model_keys() -> list[str]:
     """The table of the keys of `model`, with the families that have them."""
     models = {name: {"dtype": "float32", **f.settings()} for name, f in FAMILIES.items()}
     lines = ["| key | meaning | values | defaults |", "|---|---|---|---|"]
-    for name, key in keys.MODEL_KEYS.items():
+    # 'cvt.heads' and 'swin.heads' mean the same, and are one row.
+    rows = dict.fromkeys((name.rpartition(".")[2], key) for name, key in keys.MODEL_KEYS.items())
+    for leaf, key in rows:
         readers: dict[str, list[str]] = {}
-        leaf = name.rpartition(".")[2]
         for family, model in models.items():
-            if leaf in model and keys.of(f"model.{leaf}", model) is key:
+            if leaf in model and keys.of(f"model.{leaf}", model) == key:
                 readers.setdefault(_shown(model[leaf]), []).append(family)
-        if name == "family":
+        if leaf == "family":
             defaults = "named by `--config`"
         elif len(readers) == 1 and len(*readers.values()) == len(models):
             (defaults,) = readers

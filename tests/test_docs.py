@@ -25,7 +25,9 @@ def commands() -> list[str]:
     """Every complete command of the pages, from the program's name on."""
     joined = "\n".join(PAGES.values()).replace("\\\n", " ")
     names = "|".join(COMMANDS)
-    found = re.findall(rf"\b(hsvit_jax[\w.]* --[^`\n]*|hsvit (?:{names}) [^`\n]*)", joined)
+    found = re.findall(rf"\b(hsvit_jax[\w.]* --[^`\n]*|hsvit(?:_jax)? (?:{names}) [^`\n]*)", joined)
+    launched = re.findall(r" launch/\S+ (?:[^`\n]*? )??(--(?:mode|config)=[^`\n]*)", joined)
+    found += [f"hsvit_jax {words}" for words in launched]
     return sorted({line for line in found if not re.search(r"[$…]|FILE|SPEC", line)})
 
 
@@ -113,6 +115,8 @@ def test_tables_of_the_code_are_current():
         assert generate.regenerated(text) == text, f"{page}: run python docs/generate.py"
     for name in (*keys.KEYS, *(f"model.{n.split('.')[-1]}" for n in keys.MODEL_KEYS)):
         assert f"\n| `{name}` | " in PAGES["docs/configuration.md"], name
+    rows = re.findall(r"\n\| `(?:model\.)?\w.*", PAGES["docs/configuration.md"])
+    assert len(rows) > 150 and len(rows) == len(set(rows))
     house = re.split("\n## ", PAGES["docs/architecture.md"])
     (described,) = (part for part in house if part.startswith("Map"))
     assert {*re.findall("`(\\w+)`", described)} >= {*generate.MAY_IMPORT}
