@@ -3,13 +3,14 @@
 python examples/towers.py [KEY=VALUE ...]
 
 Each device holds one tower, a quarter of the kernels and attention groups; one all-reduce sums
-their CLS tokens. On real accelerators leave the two environment variables out.
+their CLS tokens. On real accelerators leave the three environment variables out.
 """
 
 import os
 import sys
 
-os.environ["JAX_NUM_CPU_DEVICES"] = "4"  # before jax is imported
+os.environ["JAX_PLATFORMS"] = "cpu"  # all of them before jax is imported
+os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 os.environ["NPROC"] = "8"  # threads for their collectives: twice the devices
 
 import jax

@@ -22,12 +22,14 @@ PAGES = {
 
 
 def commands() -> list[str]:
-    """Every complete command of the pages, from the program's name on."""
+    """Every complete command of the pages and of --help, from the program's name on."""
     joined = "\n".join(PAGES.values()).replace("\\\n", " ")
     names = "|".join(COMMANDS)
     found = re.findall(rf"\b(hsvit_jax[\w.]* --[^`\n]*|hsvit(?:_jax)? (?:{names}) [^`\n]*)", joined)
     launched = re.findall(r" launch/\S+ (?:[^`\n]*? )??(--(?:mode|config)=[^`\n]*)", joined)
     found += [f"hsvit_jax {words}" for words in launched]
+    for name, command in COMMANDS.items():
+        found += [f"hsvit {name}{words}" for words in re.findall(r"(?m)^\$(.*)", command.examples)]
     return sorted({line for line in found if not re.search(r"[$…]|FILE|SPEC", line)})
 
 
