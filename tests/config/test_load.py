@@ -61,6 +61,7 @@ def test_truth_values_and_a_path_with_commas():
         ("recipe=paper", "after the colon"),
         ("data.name=cifar10", "after the colon"),
         ("model.variant=c4a8", "name the network by its file"),
+        ("model.family=vix", "name the network by its file"),
         ("model.patch=4", "unknown configuration key 'model.patch'"),
         ("hvt:s-4 model.pach=4", r"'model.pach'; did you mean model.patch\?"),
         ("dhvt model.groups=4", "unknown configuration key 'model.groups'"),
@@ -95,7 +96,8 @@ def test_help_shows_what_can_be_given_back():
     config = settings("data.image_size=64,32", "optim.decay_all=true")
     lines = [line.strip() for line in config_lib.describe(config, lambda key: True).splitlines()]
     given = [line.removeprefix("--config.") for line in lines[::2]]
-    again = [x for x in given if x.split("=")[0] not in ("recipe", "model.variant", "data.name")]
+    labels = ("recipe", "model.family", "model.variant", "data.name")
+    again = [x for x in given if x.split("=")[0] not in labels]
     assert settings(*again).to_dict() | {"by_hand": config.by_hand} == config.to_dict()
     at = lines.index("--config.train.batch=64")
     meaning = "global batch size of training; a whole number from 1 to 1048576"
