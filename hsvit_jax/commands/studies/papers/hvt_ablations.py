@@ -1,6 +1,5 @@
-"""HVT paper, tables 3 to 8: downsampling, pooling stages, depth, width, image and patch size.
-
-Table 9 (pooling in two dimensions) compares s-0 with s-2-2d, table 2 DeiT with and without CLS.
+"""HVT paper, tables 3 to 9: downsampling, pooling stages, depth, width, image and patch size, and
+pooling in two dimensions. Table 2, DeiT with and without CLS, is not among them.
 """
 
 from hsvit_jax.commands.studies.study import Cell, Study
