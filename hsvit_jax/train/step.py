@@ -4,6 +4,7 @@ Every random number of a step is a function of (seed, epoch or step, example ind
 a run depends neither on the number of devices nor on where it was interrupted.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection
 from typing import Any
@@ -113,13 +114,16 @@ def make_train_step(
     apply = mesh_lib.spread(model, mesh, aggregate, config.mesh.gradients)
     tx = optax.with_extra_args_support(run.tx)
     weights_K = class_weights(run) if config.data.balance == "weights" else None
+    smoothing = settings.label_smoothing
+    if weights_K is not None:  # smoothed by `weighed`
+        settings = dataclasses.replace(settings, label_smoothing=0.0)
     augment_key, mix_key, dropout_key = (run_key(config.seed, u) for u in (AUGMENT, MIX, DROPOUT))
 
     def model_inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
         inputs, labels_B, ids_B = batch
         if jnp.issubdtype(inputs.dtype, jnp.floating):
-            smoothing = settings.label_smoothing
-            return inputs, augment.one_hot_targets(labels_B, settings.num_classes, smoothing)
+            classes, spread = settings.num_classes, settings.label_smoothing
+            return inputs, augment.one_hot_targets(labels_B, classes, spread)
         keys = (
             jax.random.fold_in(augment_key, number // run.steps_per_epoch),
             jax.random.fold_in(mix_key, number),
@@ -144,8 +148,8 @@ def make_train_step(
                 dropout_key=jax.random.fold_in(dropout_key, number),
                 example_ids_B=ids_B,
             )
-            weighed_BK = targets_BK if weights_K is None else targets_BK * weights_K
-            loss = optax.softmax_cross_entropy(logits_BK, weighed_BK).mean()
+            own_BK = targets_BK if weights_K is None else weighed(targets_BK, weights_K, smoothing)
+            loss = optax.softmax_cross_entropy(logits_BK, own_BK).mean()
             hits_B = logits_BK.argmax(1) == targets_BK.argmax(1)
             return loss, (hits_B.astype(jnp.float32).mean(), stats)
 
@@ -203,6 +207,16 @@ def class_weights(run: Run) -> np.ndarray:
     labels, classes = run.dataset.train.labels, run.config.data.num_classes
     counts = np.bincount(labels, minlength=classes)
     return (len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))).astype(np.float32)
+
+
+def weighed(targets_BK: Array, weights_K: np.ndarray, smoothing: float) -> Array:
+    """Multiplies target rows by their classes' weights, then smooths them.
+
+    The share that is spread evenly has the weight of its example: with the weight of a rare class
+    its part of it could exceed what is left for the example's own class.
+    """
+    own_BK = targets_BK * weights_K[None]
+    return (1.0 - smoothing) * own_BK + smoothing * own_BK.mean(1, keepdims=True)
 
 
 def _average(ema: dict, new: dict, number: Array, decay: float) -> dict:

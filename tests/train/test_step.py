@@ -271,6 +271,28 @@ def test_balanced_batches(streamed):
     np.testing.assert_allclose(weights[:2], [70 / (2 * 60), 70 / (2 * 10)])
 
 
+def test_a_class_s_weight_multiplies_its_loss(monkeypatch):
+    """Smoothing and all: neither a rare class nor one without images draws examples to it."""
+
+    def apply(params, stats, images, **how):  # of equal logits: log K for each example
+        return jnp.zeros((len(images), CLASSES)), stats
+
+    monkeypatch.setattr(step.mesh_lib, "spread", lambda *_: apply)
+    dataset = dataclasses.replace(DATASET, train=dataclasses.replace(DATASET.train, labels=UNEVEN))
+    config = small_config(
+        data__balance="weights", augment__label_smoothing=0.5, train__ema_decay=0.0, **PLAIN
+    )
+    run = train.prepare(config, dataset=dataset, devices=jax.devices()[:1])
+    tx = optax.identity()
+    run = dataclasses.replace(run, tx=tx)
+    (images, labels, ids), weights = next(batches.source(run, 0)), step.class_weights(run)
+    state = step.init_state(run.model, tx, run.config, ({"head": {"bias": jnp.zeros(3)}}, {}))
+    loss = step.make_train_step(run)(state, (images, labels, ids))[1]["loss"]
+    np.testing.assert_allclose(loss, np.log(CLASSES) * weights[labels].mean(), rtol=1e-5)
+    (row,) = step.weighed(jax.nn.one_hot([0], CLASSES), weights, 0.5)
+    assert row.argmax() == 0 and (row[1:] == row[1]).all()
+
+
 @pytest.mark.parametrize("name", optim.DIRECTIONS)
 def test_plain_state_goes_there_and_back(name, tmp_path):
     """Of every optimizer, as a checkpoint holds it: dicts of arrays."""
