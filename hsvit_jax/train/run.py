@@ -272,9 +272,7 @@ def _open_metrics(
     names, about = config.train.loggers, config.to_dict()
     log = metrics.MetricLog(workdir, start_step=first, enabled=lead, names=names, config=about)
     stack.enter_context(log)
-    split, figure = config_lib.selection(config)
-    lines = metrics.read_metrics(workdir / "metrics.jsonl") if lead else []
-    figures = [line.get(figure) or 0.0 for line in lines if line.get("split") == split]
+    figures = log.evaluations(*config_lib.selection(config)).values()
     steps, best = (run.total_steps, first, run.steps_per_epoch), max(figures, default=None)
     bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
     if lead:
@@ -300,6 +298,7 @@ def _check_arguments(config: object, workdir: object) -> None:
         )
     if not isinstance(workdir, str | os.PathLike):
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
+    config_lib.validate(config)  # it may have been changed since `get_config`
     loggers.check(config.train.loggers)
 
 
