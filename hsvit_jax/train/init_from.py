@@ -2,6 +2,7 @@
 
 import json
 import operator
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,6 +164,8 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         path: a run's folder, a folder of checkpoints, or what `sources.locate` finds a file by.
         which: 'best', 'latest' or a step, of checkpoints.
 
+    Warns of groups that were lost in training, which are fresh.
+
     Raises:
         ValueError: there is no good checkpoint or file, or its metadata and arrays do not describe
             one network and its classes.
@@ -188,6 +191,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{len(names)} class names for {count} classes")
         names = [*names, *(f"unnamed {i}" for i in range(len(names), count))]
+        lost = [str(number) for number in meta.get("lost_groups", ())]
         wanted = jax.eval_shape(model.init, jax.random.key(0))
         wanted = dict(zip(("params", "stats"), wanted, strict=True))
         if tensors is not None:
@@ -203,6 +207,13 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         ) from error
     if tensors is not None and which not in ("best", "latest", number):
         raise ValueError(f"{path} holds one network, of step {number}: leave which={which} out")
+    if lost:
+        warnings.warn(
+            f"{where} was saved after groups or towers {checkpoint.few(lost)} were lost: they are "
+            "untrained in it and vote all the same, so its accuracy is not that of the run; leave "
+            "them out (hsvit eval --drop_groups), or train on with all processes",
+            stacklevel=2,
+        )
     fingerprint = meta.get("fingerprint")
     return Stored(
         number, config, model, tree["params"], tree["stats"], tuple(names), fingerprint, meta

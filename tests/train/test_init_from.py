@@ -38,6 +38,13 @@ def from_source(folder, **settings):
     return prepared(init__from=str(folder), **settings)
 
 
+def test_untrained_groups_of_a_run_that_lost_some_are_told(source, tmp_path):
+    _, run = prepared(train__ema_decay=0.0)
+    save(tmp_path, run, source[1], run.meta | {"lost_groups": [2, 3]})
+    with pytest.warns(UserWarning, match="groups or towers 2; 3 were lost: they are untrained"):
+        init_from.stored_network(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
