@@ -100,11 +100,12 @@ def _read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
 def new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Makes a writable memory-mapped ``.npy`` file of zeros, its space on the disk reserved.
 
-    Without the reservation a full disk would end the process by SIGBUS.
+    Without the reservation, for which macOS has no call, a full disk ends the process by SIGBUS.
     """
     array = np.lib.format.open_memmap(path, "w+", dtype, shape)
-    with open(path, "r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
     return array
 
 
