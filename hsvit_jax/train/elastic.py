@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination
+from hsvit_jax.train import resume
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.loop import Loop
 from hsvit_jax.train.run_spec import Run
@@ -109,7 +110,9 @@ class RecoverableLoop(Loop):
         """The complete network's state as NumPy arrays: lost groups as they were at the start."""
         run = self.complete_run
         init = jax.jit(
-            lambda: step_lib.to_plain(step_lib.init_state(run.model, run.tx, run.config))
+            lambda start: step_lib.to_plain(
+                step_lib.init_state(run.model, run.tx, run.config, start)
+            )
         )
         surviving = np.asarray(self.run.model.surviving())
 
@@ -121,4 +124,5 @@ class RecoverableLoop(Loop):
             return filled
 
         fetched = mesh_lib.fetch(self.run.mesh, plain)
-        return jax.tree_util.tree_map_with_path(fill, init(), fetched)
+        start = resume.start(run, verbose=False)
+        return jax.tree_util.tree_map_with_path(fill, init(start), fetched)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -81,6 +82,27 @@ def test_what_is_left_is_the_network_less_the_lost_votes(towers):
         np.testing.assert_array_equal(a, np.asarray(b)[np.asarray(model.surviving())])
     with pytest.raises(ValueError, match="cannot lose"):
         model.without(range(8 if towers == 1 else 4))
+
+
+def test_lost_groups_are_saved_as_the_run_began_with_them(stored_weights):
+    """Those of init.from: random ones would stay so where they are frozen."""
+    config = small_config(mesh__group=4, init__from=str(stored_weights), train__ema_decay=0.0)
+    whole = train.prepare(config, dataset=small_dataset())
+    run = dataclasses.replace(whole, model=whole.model.without([2, 3]))
+    plain = step_lib.to_plain(
+        jax.tree_util.tree_map_with_path(
+            lambda path, x: np.ones(
+                (6, *x.shape[1:]) if mesh_lib.is_spread(path, run.model) else x.shape, x.dtype
+            ),
+            whole.state_shape,
+        )
+    )
+    loop = SimpleNamespace(complete_run=whole, run=run)
+    filled = elastic.RecoverableLoop._with_fresh_groups(loop, plain)["params"]
+    began = checkpoint.load_tree(stored_weights)[1]["params"]
+    for got, start in zip(*(jax.tree.leaves(p["groups"]) for p in (filled, began)), strict=True):
+        np.testing.assert_array_equal(got[2:4], start[2:4])
+        assert (np.delete(got, [2, 3], 0) == 1).all()
 
 
 @pytest.mark.slow
