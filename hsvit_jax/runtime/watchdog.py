@@ -67,8 +67,11 @@ class Watchdog:
 
     def _watch(self) -> None:
         while (limit := self.overdue()) is None:
-            if self._ended.wait(min(1.0, self._timeout / 4)):
+            pause, before = min(1.0, self._timeout / 4), time.monotonic()
+            if self._ended.wait(pause):
                 return
+            # A process that was stopped (Ctrl-Z, a suspended job) could not move in that time.
+            self._last += time.monotonic() - before - pause
         last = threading.Timer(_LAST_WORDS, os._exit, [EXIT_CODE])
         last.daemon = True
         last.start()

@@ -1,6 +1,7 @@
 """The watchdog: fires when nothing moves, and only then."""
 
 import threading
+import time
 
 import pytest
 
@@ -58,3 +59,15 @@ def test_zero_is_never_until_the_run_is_asked_to_stop(ended, monkeypatch):
     assert dog.overdue() is None
     now[0] += 0.5
     assert dog.overdue() == watchdog.GRACE
+
+
+def test_a_process_that_was_stopped_has_not_stalled(ended, monkeypatch):
+    """Ctrl-Z for an hour, while the watchdog waits for its next look."""
+    clock, stopped = time.monotonic, [0.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock() + stopped[0])
+    with watchdog.Watchdog(60.0) as dog:
+        dog.heartbeat("step 7")
+        time.sleep(0.3)
+        stopped[0] = 3600.0
+        assert not ended.wait(1.5)
+        assert dog.overdue() is None
