@@ -42,7 +42,7 @@ def write_views(
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out={out} is a file; hsvit visualize writes a folder of PNGs")
-    views_too = classifier.config.eval.get("tta", "none") != "none"
+    views_too = classifier.config.eval.tta != "none"
     alone = ", without its other views" if views_too else ""  # which predict averages
     written, errors, names = [], [], classifier.class_names
     for path, stem in zip(paths, _stems(paths), strict=True):

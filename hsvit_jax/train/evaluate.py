@@ -68,12 +68,11 @@ def make_forward(
     """
     apply = mesh_lib.spread(model, mesh, aggregate)
     mean, std = tuple(config.data.mean), tuple(config.data.std)
-    tta = config.eval.get("tta", "none")  # configurations of older checkpoints have no such key
 
     def forward(params: dict, stats: dict, inputs: Array) -> Array:
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = augment.normalise(inputs, mean, std)
-        views = tta_views(inputs, tta)
+        views = tta_views(inputs, config.eval.tta)
         return sum(apply(params, stats, x, votes_G=votes_G)[0] for x in views) / len(views)
 
     return jax.jit(forward)

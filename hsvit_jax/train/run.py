@@ -170,14 +170,14 @@ def load_data(
         data_dir=config.data.dir or None,
         image_size=(size * 2 if len(size) == 1 else size) or None,
         channels=config.data.channels or None,
-        fit=config.data.get("fit", "crop"),
+        fit=config.data.fit,
         val_fraction=config.data.val_fraction,
         on_bad_image=config.data.on_bad_image,
         progress=progress,
         test_only=test_only,
         **limit,
     )
-    return dataset.subset(config.data.get("fraction", 1.0))
+    return dataset.subset(config.data.fraction)
 
 
 def train(

@@ -40,7 +40,9 @@ NETWORKS = {
 }
 
 
-CONFIG = ml_collections.ConfigDict({"data": {"mean": (0.5,) * 3, "std": (0.25,) * 3}, "eval": {}})
+CONFIG = ml_collections.ConfigDict(
+    {"data": {"mean": (0.5,) * 3, "std": (0.25,) * 3}, "eval": {"tta": "none"}}
+)
 VOTES_G = np.array([1.0, 1, 0, 1, 1, 0, 1, 1], np.float32)
 SLOW = pytest.mark.slow
 #: group × data
