@@ -124,5 +124,8 @@ class RecoverableLoop(Loop):
             return filled
 
         fetched = mesh_lib.fetch(self.run.mesh, plain)
-        start = resume.start(run, verbose=False)
+        try:
+            start = resume.start(run, verbose=False)
+        except ValueError:  # the weights of init.from are gone, and the state must be saved
+            start = None
         return jax.tree_util.tree_map_with_path(fill, init(start), fetched)
