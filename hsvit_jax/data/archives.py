@@ -114,17 +114,19 @@ class _StrictHeader(tarfile.TarInfo):
     """A tar header that must be valid; tarfile takes a damaged one for the end of the archive."""
 
     @classmethod
-    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
-        """Raises ReadError for a damaged header, or one that is too long."""
+    def fromtarfile(cls, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Raises ReadError for a damaged header."""
         try:
-            header = super().frombuf(buf, encoding, errors)
+            return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from error
-        if header.type in _SPECIAL and header.size > _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
-        return header
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _SPECIAL and self.size > _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        return super()._proc_member(archive)
 
 
 def members(path: Path) -> Iterator[Member]:

@@ -427,6 +427,25 @@ def test_damaged_archives_are_refused(name, tmp_path):
     assert refused >= len(cuts)
 
 
+def test_a_damaged_pax_header_is_not_the_end(tmp_path):
+    path = tmp_path / "pax.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("cat/0.png", "dog/0.png"):
+            member = tarfile.TarInfo(name)
+            member.pax_headers = {"comment": name}
+            archive.addfile(member)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"21 comment=dog", b"00 comment=dog"))
+    assert path.read_bytes() != whole
+    with pytest.raises(ValueError, match=r"pax\.tar.* is damaged or cut off \(invalid header"):
+        list(archives.members(path))
+
+
+def test_a_system_that_cannot_reserve_space(tmp_path, load, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")  # as macOS
+    assert sum(sizes(load(make(tmp_path / "set", {"": 10})))) == 20
+
+
 def test_leftovers_of_killed_processes_are_removed(tmp_path, load, monkeypatch):
     root = make(tmp_path / "set", {"": 10})
     folder = tmp_path / "data/cache"
