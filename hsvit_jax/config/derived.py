@@ -29,12 +29,14 @@ def for_few_images(
         values = recipes.small(examples, classes, config.model, epochs)
         if config.init["from"]:  # what is trained already is tuned by the strong recipe's optimizer
             values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
-        if config.init.cache or not config.augment.flip:
+        if config.init.cache:
             by_hand.add("eval.tta")
     config = config.copy_and_resolve_references()
     if values:
         config.recipe = "small"
     defaults.update(config, {key: v for key, v in values.items() if key not in by_hand})
+    if not config.augment.flip and "eval.tta" not in by_hand:  # they are other images
+        config.eval.tta = "none"
     if config.train.batch > examples and "train.batch" not in config.by_hand:
         config.train.batch = 2 ** int(math.log2(examples))
     return config.lock()

@@ -286,6 +286,10 @@ def test_a_small_set_has_a_recipe_by_the_number_of_images():
     kept = fitted(720, "train.batch=128", "train.steps=9", "augment.flip=false")
     assert (kept.train.batch, kept.train.steps, kept.train.epochs) == (128, 9, 0)
     assert (kept.optim.name, kept.eval.tta) == ("muon", "none")
+    unmirrored = ("augment.flip=false",)
+    assert fitted(720, *unmirrored, spec="c2a2:folder=x,fast").eval.tta == "none"
+    asked = fitted(720, *unmirrored, "eval.tta=flip", spec="c2a2:folder=x,fast")
+    assert (asked.eval.tta, fitted(720, spec="c2a2:folder=x,fast").eval.tta) == ("flip", "flip")
     assert fitted(720, "train.epochs=100").train.epochs == 100
     assert fitted(64, spec="c2a2:folder=x,strong").train == make(train__batch=64).train
     # Named sets have recipes of their own; `small` can be asked for; trained weights keep AdamW.
