@@ -12,6 +12,7 @@ import numpy as np
 TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
 _LEAST_HELD_OUT = 4  # examples of a class that comes in one piece
+_MIRROR_CHANGES = ("mnist", "svhn", "digits", "omniglot", "quickdraw", "letters")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -202,6 +203,11 @@ def check_indices(indices: Sequence[int] | np.ndarray, examples: int) -> np.ndar
 def default_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std of sets that state none: ImageNet's, or 0.5 and 0.25 for grey."""
     return ((0.5,), (0.25,)) if channels == 1 else (IMAGENET_MEAN, IMAGENET_STD)
+
+
+def keeps_label_mirrored(name: str) -> bool:
+    """Whether a public set's images keep their labels when mirrored; a digit or letter does not."""
+    return "fashion" in name.lower() or not any(word in name.lower() for word in _MIRROR_CHANGES)
 
 
 def fingerprint(info: DataInfo, content: str, rule: str) -> str:

@@ -88,7 +88,7 @@ def items_of_splits(
     """
     if "train" not in splits:
         raise ValueError(f"{where} has no split 'train', only {few(sorted(splits))}")
-    splits = {name: splits[name] for name in SPLITS if name in splits}
+    splits = {name: splits[name] for name in SPLITS if len(splits.get(name, ()))}
     with contextlib.suppress(OSError):  # a record that cannot be read is named when it is decoded
         if "test" in splits and read(splits["test"][0])[1] < 0:
             del splits["test"]
@@ -132,7 +132,8 @@ def decode_items(
             "classes; examples without a label cannot be used"
         )
     parts = items.parts[good]
-    trained = np.bincount(labels[parts != TEST], minlength=len(class_names))
+    shown = parts != TEST if (items.parts != TEST).any() else slice(None)  # or all are the test
+    trained = np.bincount(labels[shown], minlength=len(class_names))
     lost = [name for name, count in zip(class_names, trained, strict=True) if not count]
     if bad and lost:
         raise ValueError(f"after leaving out bad images nothing is left of: {few(lost)}")

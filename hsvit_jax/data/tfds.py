@@ -11,12 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
+from hsvit_jax.data.dataset import DataInfo, Source, default_statistics, keeps_label_mirrored
 from hsvit_jax.data.decode import SPLITS, Request, decode_items, items_of_splits
 from hsvit_jax.data.download import DataUnavailable, probe
 from hsvit_jax.data.images import few
 
-_MIRROR_CHANGES = ("mnist", "svhn", "digits", "omniglot", "quickdraw", "letters")
 _READABLE = ("array_record", "parquet")
 
 
@@ -62,7 +61,6 @@ def describe_tfds(name: str, builder: Any) -> DataInfo:
     height, width, channels = features[image_key].shape
     channels = 1 if channels == 1 else 3
     mean, std = default_statistics(channels)
-    flip = name.startswith("fashion_mnist") or not any(word in name for word in _MIRROR_CHANGES)
     return DataInfo(
         name=f"tfds={name}",
         image_size=(height, width) if height and width else (128, 128),
@@ -70,7 +68,7 @@ def describe_tfds(name: str, builder: Any) -> DataInfo:
         class_names=tuple(features[label_key].names),
         mean=mean,
         std=std,
-        flip=flip,
+        flip=keeps_label_mirrored(name),
     )
 
 

@@ -59,6 +59,7 @@ def test_examples_of_any_kind(arrays):
         (np.zeros((2, 8, 8), np.uint8), [0], "2 images and 1 labels"),
         (np.zeros((0, 8, 8), np.uint8), [], "no examples"),
         (np.zeros((2, 8, 8), np.uint8), [0, -1], "labels run from -1 to 0"),
+        (np.zeros((2, 8, 8), np.uint8), [0, 2**32 + 1], "labels run from 0 to 4294967297"),
         (np.zeros((2, 8, 8), np.uint8), [0.5, 1], "whole numbers or names"),
         (np.zeros((2, 8, 8), np.uint8), [0, 0], "two or more different names"),
         (np.full((2, 8, 8), 7.0), [0, 1], "example 0: float64 from 7.0 to 7.0"),
@@ -110,6 +111,8 @@ def test_settings_of_loading_are_refused_for_data_that_are_given(arrays, tmp_pat
     with pytest.raises(ValueError, match=r"data\.fit, data\.fraction would change .*subset"):
         hsvit_jax.fit(config, tmp_path / "run", dataset=given)
     assert not (tmp_path / "run").exists()
+    padded = hsvit_jax.from_arrays(*arrays, image_size=(16, 16), fit="pad")
+    assert train.prepare(hsvit_jax.get_config("c2a2"), dataset=padded).config.data.fit == "pad"
     digits = hsvit_jax.data.load("digits")
     assert train.prepare(hsvit_jax.get_config("c2a2"), dataset=digits).config.data.name == "digits"
 
@@ -133,10 +136,36 @@ def test_a_table(arrays, tmp_path):
     with pytest.raises(ValueError, match="its splits exam"):
         data.describe(f"csv={table}")
     table.write_text("file,label,split\na.png,b,\nb.png,c,train\na.png,b,train")
-    assert data.describe(f"csv={table}", str(tmp_path)).num_classes == 2
+    with pytest.warns(UserWarning, match="1 lines name an image again"):
+        assert data.describe(f"csv={table}", str(tmp_path)).num_classes == 2
+    table.write_text("file,label,split\na.png,b,train\nb.png,c,train\nc.png,C,test")
+    with pytest.raises(ValueError, match="no training image of C: add some, or rename it"):
+        data.describe(f"csv={table}")
     table.write_text("file,label\na.png,b\nb.png,c\na.png,b\na.png,c")
     with pytest.raises(ValueError, match=r"several labels or splits to a\.png: give"):
         data.describe(f"csv={table}")
+
+
+def test_images_named_again_are_in_one_split(arrays, tmp_path):
+    lines = [f"{i}.png,{'abc'[label]}" for i, label in enumerate(arrays[1])]
+    for i, image in enumerate(arrays[0]):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    (tmp_path / "table.csv").write_text("\n".join(["image,label", *lines, *lines]))
+    with pytest.warns(UserWarning, match="60 lines name an image again and are not used"):
+        found = hsvit_jax.from_csv(tmp_path / "table.csv", data_dir=str(tmp_path))
+    images = [x.tobytes() for s in (found.train, found.val, found.test) for x in s.images]
+    assert len(images) == len(set(images)) == 60
+
+
+def test_bad_images_of_a_table_for_the_test(arrays, tmp_path):
+    for i, image in enumerate(arrays[0][:6]):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    (tmp_path / "0.png").write_bytes(b"no")
+    lines = [f"{i}.png,{'ab'[i % 2]},test" for i in range(6)]
+    (tmp_path / "table.csv").write_text("\n".join(["image,label,split", *lines]))
+    options = {"data_dir": str(tmp_path), "on_bad_image": "skip", "test_only": True}
+    with pytest.warns(UserWarning, match="1 of 6 images cannot be used"):
+        assert len(hsvit_jax.from_csv(tmp_path / "table.csv", **options).test) == 5
 
 
 def test_hugging_face_sets_need_their_extra(monkeypatch):
@@ -161,7 +190,7 @@ class Rows:
     def __getitem__(self, i):
         content = encoded(np.full((8, 6, 3), 10 * i, np.uint8))
         stored = None if i == self.missing else {"bytes": content, "path": None}
-        return {"photo": stored, "label": i % 2}
+        return {"photo": stored, "domain": 0, "label": i % 2}
 
 
 def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
@@ -170,8 +199,9 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
         "Image", (), {"__init__": lambda self, decode=True: setattr(self, "decode", decode)}
     )
     label = type("ClassLabel", (), {"names": ["even", "odd"]})
-    Rows.features = {"photo": image(decode=True), "label": label()}
-    found = {"train": Rows(20), "dev": Rows(6), "extra": Rows(1)}
+    domain = type("ClassLabel", (label,), {"names": ["sketch"]})
+    Rows.features = {"photo": image(decode=True), "domain": domain(), "label": label()}
+    found = {"train": Rows(20), "dev": Rows(6), "test": Rows(0), "extra": Rows(1)}
     library = types.SimpleNamespace(Image=image, ClassLabel=label, load_dataset=lambda name: found)
     monkeypatch.setitem(sys.modules, "datasets", library)
     options = {"data_dir": str(tmp_path), "image_size": (8, 6)}
@@ -179,6 +209,12 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
     assert dataset.info.class_names == ("even", "odd") and dataset.info.channels == 3
     assert dataset.test.images[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
     assert dataset.test.labels.tolist() == [0, 1] * 3
+    assert dataset.info.flip and not data.describe("hf=me/MNIST").flip
+    with monkeypatch.context() as patch:
+        patch.setitem(Rows.features, "style", Rows.features.pop("label"))
+        with pytest.warns(UserWarning, match="of domain, style the classes are domain"):
+            assert data.describe("hf=me/pots").class_names == ("sketch",)
+    Rows.features["label"] = label()
     with monkeypatch.context() as patch:
         patch.setitem(found, "test", Rows(6, missing=0))
         with pytest.raises(ValueError, match=r"test\[0\]: cannot be read: it has no image"):

@@ -2,9 +2,10 @@
 
 import csv
 import os
+import warnings
 from pathlib import Path
 
-from hsvit_jax.data.dataset import used_as
+from hsvit_jax.data.dataset import TRAIN, used_as
 from hsvit_jax.data.images import few, printable
 from hsvit_jax.data.listing import SPLIT_NAMES, File, Listing, Row
 
@@ -21,8 +22,8 @@ def list_csv(path: str) -> Listing:
     Paths are relative to the table's folder; without `split` a part of every class is held out.
 
     Raises:
-      ValueError: there is no such table, it lacks a column, fewer than two classes, or an
-        image with several labels or splits.
+      ValueError: there is no such table, it lacks a column, fewer than two classes, one
+        without a training image, or an image with several labels or splits.
     """
     table = Path(path).expanduser()
     try:
@@ -60,7 +61,16 @@ def list_csv(path: str) -> Listing:
         raise ValueError(
             f"csv={path} gives several labels or splits to {few(twice)}: give each image one"
         )
+    if len(first) < len(lines):  # else one copy could be trained on and another be the test
+        warnings.warn(
+            f"csv={path}: {len(lines) - len(first):,} lines name an image again and are not used",
+            stacklevel=2,
+        )
+        lines = list(first.values())
     parts = [SPLIT_NAMES[line["split"]] for line in lines]
+    trained = {line["label"] for line, part in zip(lines, parts, strict=True) if part == TRAIN}
+    if trained and (lost := [name for name in names if name not in trained]):
+        raise ValueError(f"csv={path} has no training image of {few(lost)}: add some, or rename it")
     used = used_as(set(parts))
     number = {name: i for i, name in enumerate(names)}
     rows = []

@@ -11,6 +11,7 @@ from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset, Source, Split, sp
 from hsvit_jax.data.images import BadImage, check_shape, few, fit_image
 
 _LEAST_STD = 1e-3  # of a channel that is the same everywhere
+_MOST_CLASSES = 65536  # as data.num_classes; larger labels are no numbers of classes
 
 
 def from_arrays(
@@ -123,15 +124,16 @@ def _numbered(
             raise ValueError(f"labels that class_names lacks: {few(unknown)}")
         numbers = np.array([names.index(value) for value in values.tolist()], np.int32)
     else:
-        numbers = values.astype(np.int32)
+        low, high = int(values.min()), int(values.max())
         names = tuple(
-            map(str, range(int(numbers.max()) + 1)) if class_names is None else class_names
+            map(str, range(min(high + 1, _MOST_CLASSES))) if class_names is None else class_names
         )
-        if numbers.min() < 0 or numbers.max() >= len(names):
+        if low < 0 or high >= len(names):
             raise ValueError(
-                f"labels run from {numbers.min()} to {numbers.max()}, but there are {len(names)} "
-                "classes: they count from 0"
+                f"labels run from {low} to {high}, but there are {len(names)} classes: they count "
+                "from 0"
             )
+        numbers = values.astype(np.int32)
     if len(set(names)) < max(2, len(names)):
         raise ValueError(f"classes need two or more different names; got {few(names)}")
     return names, numbers

@@ -1,11 +1,13 @@
 """``hf=<name or path>``: a data set of the Hugging Face `datasets` library."""
 
+import dataclasses
 import errno
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax.data.dataset import DataInfo, Source
+from hsvit_jax.data.dataset import DataInfo, Source, keeps_label_mirrored
 from hsvit_jax.data.decode import Request, decode_items, items_of_splits
 from hsvit_jax.data.folder import describe_files
 from hsvit_jax.data.images import few, read_file
@@ -53,6 +55,10 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
             f"hf={name} needs one column of images and one of class labels "
             f"(dataset.class_encode_column makes one); its columns are {few(sorted(features))}"
         )
+    if len(label) > 1:
+        label.sort(key=lambda key: key not in ("label", "labels"))
+        if label[0] not in ("label", "labels"):
+            warnings.warn(f"hf={name}: of {few(label)} the classes are {label[0]}", stacklevel=2)
     raw = datasets.Image(decode=False)
     parts = {
         part: found[next(name for name in names if name in found)].cast_column(image[0], raw)
@@ -69,6 +75,7 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         return content, -1 if value is None else int(value)
 
     info = describe_files(f"hf={name}", names, len(train), lambda i: read(train[i])[0])
+    info = dataclasses.replace(info, flip=keeps_label_mirrored(Path(name).name))
 
     def load(request: Request) -> Source:
         items = items_of_splits(f"hf={name}", parts, read)
