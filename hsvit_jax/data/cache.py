@@ -13,6 +13,8 @@ import json
 import os
 import secrets
 import shutil
+import socket
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +24,8 @@ from typing import Any
 import numpy as np
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+_DAY = 86400.0  # seconds
 _FORMAT = 1  # raise it when the image rules or the layout change: older folders are then unused
 
 
@@ -137,7 +141,7 @@ def scratch_folder(target: Path, advice: str = _OTHER_FOLDER) -> Iterator[Path]:
 
 def _locked_folder(target: Path) -> tuple[Path, int | None]:
     while True:
-        scratch = target.parent / f".{target.name}.part-{secrets.token_hex(6)}"
+        scratch = target.parent / f".{target.name}.part-{_HOST}-{secrets.token_hex(6)}"
         scratch.mkdir()
         try:
             return scratch, _lock(scratch)
@@ -148,9 +152,15 @@ def _locked_folder(target: Path) -> tuple[Path, int | None]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes scratch folders of killed processes from ``folder``; live ones are locked."""
+    """Removes scratch folders of killed processes from ``folder``; live ones are locked.
+
+    Those of other hosts, whose locks some network file systems do not show, are kept for a day.
+    """
     for path in folder.glob(".*.part-*"):
         with contextlib.suppress(OSError):
+            own = f".part-{_HOST}-" in path.name
+            if not own and time.time() - path.stat().st_mtime < _DAY:
+                continue
             lock = _lock(path)
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)

@@ -1,6 +1,7 @@
 """Downloads from a host on this machine that behaves, lies or breaks off, and from none."""
 
 import hashlib
+import os
 import socket
 import threading
 import time
@@ -112,5 +113,6 @@ def test_wrong_files_already_here_are_reported_and_kept(tmp_path):
 def test_leftovers_of_a_killed_download_are_removed(host, tmp_path):
     (tmp_path / "set/.good.gz.part-abc").mkdir(parents=True)
     (tmp_path / "set/.good.gz.part-abc/good.gz").write_bytes(BODY[:10])
+    os.utime(tmp_path / "set/.good.gz.part-abc", (0, 0))
     assert fetch(remote(f"{host}/good.gz"), tmp_path, "set").read_bytes() == BODY
     assert [path.name for path in (tmp_path / "set").iterdir()] == ["good.gz"]

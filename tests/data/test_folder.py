@@ -451,7 +451,14 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path, load, monkeypatch):
     folder = tmp_path / "data/cache"
     (folder / ".x.part-1").mkdir(parents=True)
     (folder / ".x.part-1/images.npy").write_bytes(b"half")
+    os.utime(folder / ".x.part-1", (0, 0))  # of a host that is gone
+    (folder / f".z.part-{cache._HOST}-1").mkdir()
     with cache.scratch_folder(folder / "y") as live:  # as another process would have it
+        load(root)
+        assert live.is_dir()
+    with cache.scratch_folder(folder / "y") as live, monkeypatch.context() as elsewhere:
+        elsewhere.setattr(cache, "_HOST", "another")
+        elsewhere.setattr(cache.fcntl, "flock", lambda *_: None)  # locks that hosts do not share
         load(root)
         assert live.is_dir()
     assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
