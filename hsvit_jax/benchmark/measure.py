@@ -103,7 +103,8 @@ def measure(
     job = jobs.JOBS[work](run, augmented)
     first = jobs.timed(job.take, max(warmup, 1))[0]
     rates = [job.images / seconds for seconds in jobs.timed(job.take, steps)]
-    memory = machine.peak_memory()
+    memory = machine.peak_memory()  # of these steps: the machine's peak is measured below
+    device_memory = machine.device_memory(run.mesh.devices.flat)
     if trace:
         with jax.profiler.trace(trace):
             jobs.timed(job.take, min(steps, 3))
@@ -120,7 +121,7 @@ def measure(
         "compile_seconds": compile_seconds,
         **_performance(run, work, rate),
         "peak_memory_bytes": memory,
-        "device_peak_memory_bytes": machine.device_memory(run.mesh.devices.flat),
+        "device_peak_memory_bytes": device_memory,
         **machine.program_record(job.compiled),
         "mesh": dict(run.mesh.shape),
         "variant": run.config.model.variant,
@@ -142,8 +143,10 @@ def _performance(run: Any, work: str, rate: float) -> dict:
         flops = jobs.training_flops(run.model)
         program = "forward and backward of one image, compiled for one device"
     else:
-        flops = costs.compiled_flops(run.model)
+        views = jobs.views_of_an_image(run.config)
+        flops = views * costs.compiled_flops(run.model)
         program = "forward of one image, compiled for one device"
+        program += f", for each of {views} views (eval.tta)" if views > 1 else ""
     peak = machine.measure_peak(run.config.model.dtype)
     # Several CPU devices are slices of the same cores; accelerators add up.
     count = 1 if jax.default_backend() == "cpu" else run.mesh.size

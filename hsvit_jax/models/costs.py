@@ -92,12 +92,18 @@ def training_bytes(model: Any, batch: int) -> int:
     return peak_bytes(training_program(model, batch))
 
 
-def training_program(model: Any, batch: int, options: dict[str, Any] | None = None) -> Any:
-    """The forward and backward pass of `batch` images, compiled with options of XLA; nothing is
-    augmented."""
+def training_program(
+    model: Any, batch: int, options: dict[str, Any] | None = None, *, train: bool = True
+) -> Any:
+    """The compiled forward and backward pass of `batch` images; nothing is augmented.
+
+    Args:
+        options: of XLA.
+        train: normalise by the batch's statistics, not by the running ones.
+    """
 
     def loss(params: dict, stats: dict, images: jax.Array, labels: jax.Array, key: jax.Array):
-        logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
+        logits, stats = model.apply(params, stats, images, train=train, dropout_key=key)
         scores = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
         return -scores.mean(), stats
 

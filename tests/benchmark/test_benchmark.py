@@ -102,6 +102,28 @@ def test_training_flops_count_every_turn_of_the_loops():
     assert 2.8 < ratio < 4
 
 
+def test_training_flops_of_maps_that_are_a_single_pixel():
+    blocks = {"conv_channels": (4, 4, 8), "conv_kernels": (3,) * 3, "pool_strides": (4, 4, 1)}
+    config = configs.resolve(small(**blocks), data.describe("digits"))
+    model = train.build_model(config)  # one value of each channel in the last convolution
+    assert model.config.map_size == (1, 1)
+    assert 2 < jobs.training_flops(model) / costs.compiled_flops(model) < 4
+
+
+def test_a_record_is_of_the_steps_and_of_every_view(monkeypatch):
+    order = []
+    monkeypatch.setattr(machine, "device_memory", lambda _: order.append("memory"))
+    peak = {"flops_per_second": 1.0}
+    monkeypatch.setattr(machine, "measure_peak", lambda _: order.append("peak") or peak)
+    monkeypatch.setattr(costs, "compiled_flops", lambda _: 5.0)
+    monkeypatch.setitem(jobs.JOBS, "infer", lambda *_: jobs.Job(lambda: None, 16))
+    config = small(argument="fashion_mnist,fast")
+    record = benchmark.measure(config, "infer", steps=1, warmup=1, devices=jax.devices()[:1])
+    assert order == ["memory", "peak"]  # whose arrays the accelerator's figure would hold else
+    assert config.eval.tta == "flip" and record["flops_per_image"] == 2 * 5.0
+    assert "2 views" in record["flops_counted_on"]
+
+
 def test_real_data_without_augmentation_and_a_trace(records, tmp_path):
     record = benchmark.measure(
         small(),
