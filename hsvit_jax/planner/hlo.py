@@ -40,8 +40,13 @@ class Program:
 
 
 def cpu_devices(needed: int) -> list[jax.Device]:
-    """The CPU devices of this process; ValueError where there are fewer than `needed`."""
-    devices = jax.devices("cpu")
+    """The devices of this process; ValueError unless they are CPUs, at least `needed`."""
+    if jax.default_backend() != "cpu":  # layers would take the formulas of that back end
+        raise ValueError(
+            "--verify compiles what CPUs run, but this process has the back end "
+            f"{jax.default_backend()}: set JAX_PLATFORMS=cpu in the environment"
+        )
+    devices = jax.devices()
     if len(devices) < needed:
         raise ValueError(
             f"--verify compiles for {needed} devices, but this process has {len(devices)}: set "

@@ -285,11 +285,14 @@ def test_mistakes_say_what_fits(changes, message):
         plan.run(resolved(), **changes)
 
 
-def test_other_families_and_too_few_fake_devices():
+def test_other_families_back_ends_and_too_few_fake_devices(monkeypatch):
     with pytest.raises(ValueError, match="spread hsvit's groups; vix has none"):
         costs.networks(odd(family="vix"))
     with pytest.raises(ValueError, match="XLA_FLAGS=--xla_force_host_platform_device_count=16"):
         hlo.cpu_devices(16)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # whose formulas are others
+    with pytest.raises(ValueError, match="set JAX_PLATFORMS=cpu"):
+        hlo.cpu_devices(1)
 
 
 def test_the_mesh_agrees_on_the_group_axis():
