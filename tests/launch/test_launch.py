@@ -210,7 +210,9 @@ def script_of(cells: list[dict]) -> str:
     """The code cells as a program: lines of the notebook itself begin with % or !."""
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     code = re.sub(r"(?m)^%(pip .*)$", r"""run(f'{sys.executable} -m \1')""", code)
-    return "import sys\n" + re.sub(r"(?m)^!(.*)$", r"""run(f'{Path(sys.prefix)}/bin/\1')""", code)
+    # Where the notebook's process holds a GPU's memory or a TPU, no other can have it.
+    command = r"""run(f'JAX_PLATFORMS=cpu {Path(sys.prefix)}/bin/\1')"""
+    return "import sys\n" + re.sub(r"(?m)^!JAX_PLATFORMS=cpu (.*)$", command, code)
 
 
 def test_notebook_is_python_but_for_two_commands(cells):
