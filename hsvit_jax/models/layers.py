@@ -276,7 +276,6 @@ class MultiHeadAttention(nnx.Module):
     Args:
         dim_head: E; dim/heads when left out.
         bias: of queries, keys and values.
-        output_bias: of the output projection.
         init: see `init_kernel`.
     """
 
@@ -288,7 +287,6 @@ class MultiHeadAttention(nnx.Module):
         *,
         dim_head: int | None = None,
         bias: bool = True,
-        output_bias: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         init: str = "torch",
@@ -297,7 +295,7 @@ class MultiHeadAttention(nnx.Module):
         inner = heads * (dim_head or dim // heads)
         qkv_key, out_key = jax.random.split(key)
         self.qkv = Linear(dim, 3 * inner, qkv_key, bias=bias, init=init)
-        self.out = Linear(inner, dim, out_key, bias=output_bias, init=init)
+        self.out = Linear(inner, dim, out_key, init=init)
 
     def project(self, x_BTD: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values, each (B, N, T, E)."""
