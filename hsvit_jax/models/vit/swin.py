@@ -67,20 +67,10 @@ class SwinConfig(Sizes):
         return [conv_layers.map_size(grid, (2,) * i) for i in range(len(self.depths))]
 
     def window(self, stage: int, block: int) -> tuple[Size, Size]:
-        """Rows and columns of a block's windows, and how far they are shifted.
-
-        timm cuts a window to a map whose sides are halved without the padding of odd ones.
-        """
-        side = self.windows[stage]
-        maps = [n // self.patch // 2**stage for n in self.image_size]
-        if min(maps) < 1:
-            raise ValueError(
-                f"an image of {self.image_size[0]}×{self.image_size[1]} pixels is too small for "
-                f"{len(self.depths)} stages behind patches of {self.patch}: enlarge "
-                "data.image_size, or use a smaller model.patch"
-            )
-        rows, columns = (min(n, side) for n in maps)
-        down, right = (side // 2 if n > side and block % 2 else 0 for n in maps)
+        """Rows and columns of a block's windows, and how far they are shifted."""
+        side, size = self.windows[stage], self.maps()[stage]
+        rows, columns = (min(n, side) for n in size)
+        down, right = (side // 2 if n > side and block % 2 else 0 for n in size)
         return (rows, columns), (down, right)
 
 
