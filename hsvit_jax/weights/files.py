@@ -93,12 +93,16 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], str]:
             text = (file.metadata() or {}).get("config", "")
     except Exception as error:
         raise _unreadable(path, ".safetensors", error) from None
+    _refuse_types(path, foreign)
+    return tensors, text
+
+
+def _refuse_types(path: Path, foreign: list[str]) -> None:
     if foreign:
         raise ValueError(
             f"{path} holds tensors of type {', '.join(foreign)}, which cannot be read here: save "
             "its weights as F32, F16 or BF16"
         )
-    return tensors, text
 
 
 def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
@@ -113,13 +117,21 @@ def _read_torch(path: Path) -> tuple[dict[str, np.ndarray], str]:
         ) from None
     try:
         tree = torch.load(path, map_location="cpu", weights_only=True)
+        for name in ("state_dict", "model"):  # Lightning's, and the DeiT family's trainers
+            tree = tree.get(name, tree) if isinstance(tree, dict) else tree
+        plain = tree if isinstance(tree, dict) else {}
+        tensors = {str(k): v.detach() for k, v in plain.items() if isinstance(v, torch.Tensor)}
+        floats = {str(v.dtype): v.element_size() for v in tensors.values() if v.is_floating_point()}
+        foreign = sorted(kind for kind, size in floats.items() if size < 2)
+        # NumPy has no bfloat16, and float64 stays: `convert` compares to 1e-9.
+        arrays = {
+            k: (v.float() if v.dtype == torch.bfloat16 else v).numpy()
+            for k, v in ({} if foreign else tensors).items()
+        }
     except Exception as error:
         raise _unreadable(path, path.suffix, error) from None
-    for name in ("state_dict", "model"):  # Lightning's, and the DeiT family's trainers
-        tree = tree.get(name, tree) if isinstance(tree, dict) else tree
+    _refuse_types(path, foreign)
     if not isinstance(tree, dict):
         raise ValueError(f"{path} holds a {type(tree).__name__}, expected a state dict")
-    tensors = {str(k): v for k, v in tree.items() if isinstance(v, torch.Tensor)}
-    floats = {k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}
     text = tree.get("config", "")
-    return {k: v.detach().numpy() for k, v in floats.items()}, text if isinstance(text, str) else ""
+    return arrays, text if isinstance(text, str) else ""

@@ -17,6 +17,7 @@ from hsvit_jax import config as configs
 from hsvit_jax import main, models
 from hsvit_jax.checkpoint import load_tree
 from hsvit_jax.commands import convert
+from hsvit_jax.weights import files
 
 GOLDENS = ("hsvit-convattn", "hsvit-convonly", "hsvit-attnonly")
 SMALL = state_dicts.CASES["hsvit"]["constructor"]
@@ -314,7 +315,7 @@ def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
         asked.update(options)
         return {"epoch": 3, "state_dict": tensors}
 
-    fake = types.SimpleNamespace(load=load, Tensor=torch_files.FakeTensor)
+    fake = types.SimpleNamespace(load=load, Tensor=torch_files.FakeTensor, bfloat16="torch.bf16")
     monkeypatch.setitem(sys.modules, "torch", fake)
     source = tmp_path / "last.ckpt"
     source.write_bytes(b"x")
@@ -324,6 +325,12 @@ def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
     model, _, meta = rebuild(tmp_path / "last-jax")
     assert model.config.image_size == (4, 6) and model.config.heads == 3
     assert meta["config"]["data"]["std"] == [0.2, 0.3, 0.4]
+
+    tensors["logits_f64"] = torch_files.FakeTensor(np.array([[1 / 3]]))
+    assert files.read(source)[0]["logits_f64"] == 1 / 3  # compared to 1e-9, so not rounded
+    tensors["model.scaled"] = torch_files.FakeTensor(np.ones(1, np.float16), width=1)
+    with pytest.raises(ValueError, match=r"tensors of type torch\.f8, which cannot be read"):
+        files.read(source)
 
     def refuse(path, **options):
         raise pickle.UnpicklingError("Weights only load failed")

@@ -1,7 +1,5 @@
 """PyTorch files of a family by its name: settings, tensors, and the trees made of them."""
 
-import types
-
 import numpy as np
 
 from hsvit_jax import config as configs
@@ -12,17 +10,23 @@ from hsvit_jax.train import run_spec
 class FakeTensor:
     """As much of a torch tensor as a state dict's reader touches."""
 
-    def __init__(self, array):
-        self.array = array
+    def __init__(self, array, width=None):
+        self.array, self.width = array, width or array.itemsize
+
+    @property
+    def dtype(self):
+        return f"torch.{self.array.dtype.kind}{8 * self.width}"
+
+    def element_size(self):
+        return self.width
 
     def is_floating_point(self):
         return self.array.dtype.kind == "f"
 
-    def float(self):
-        return FakeTensor(self.array.astype(np.float32))
-
     def detach(self):
-        return types.SimpleNamespace(numpy=lambda: self.array)  # a parameter itself has no NumPy
+        tensor = FakeTensor(self.array, self.width)
+        tensor.numpy = lambda: self.array  # a parameter itself has no NumPy
+        return tensor
 
 
 def settings(family, tensors, given):
