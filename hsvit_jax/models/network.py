@@ -185,7 +185,7 @@ class Network(abc.ABC):
             ValueError: the network has no such part, or none would be left to train.
         """
         unknown = sorted(set(names) - set(self.part_names))
-        if unknown or not set(names) < set(self.part_names):
+        if unknown or self.frozen.union(names) >= set(self.part_names):
             why = f"it has no {', '.join(unknown)}" if unknown else "nothing would be left to train"
             raise ValueError(
                 f"cannot freeze {', '.join(sorted(names))} of this network: {why}; name some of "

@@ -88,4 +88,6 @@ def test_a_width_survives_its_ratio():
 def test_constants_stay_and_scores_have_a_scale():
     network = hf_files.network("t2t", qk_scale=8**-0.5, **SMALL)
     assert network.with_frozen(["head"]).frozen == {"head", "constants"}
+    with pytest.raises(ValueError, match="nothing would be left to train"):
+        network.with_frozen(["embedding", "encoder", "head"])
     assert t2t.Attention(network.config, jax.random.key(0)).factor == 8**-0.5 * 4**0.5
