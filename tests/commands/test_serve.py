@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -180,6 +181,42 @@ def held(sizes, gate, under_way, plain=votes.Network.contributions):
         return plain(self, images_BHWC)
 
     return contributions
+
+
+def test_large_images_keep_nobody_waiting(network, monkeypatch):
+    """Every thread that decodes is busy: others are answered, and what waits is bounded."""
+    gate, reading, read = threading.Event(), threading.Semaphore(0), []
+    plain, count = app.data.read_image, min(32, (os.cpu_count() or 1) + 4)
+
+    def read_image(raw, *shape, name, **how):
+        if name == "large":
+            reading.release()
+            assert gate.wait(60)
+            read.append(raw)
+        return plain(FILES[0][1][1], *shape, name=name, **how)
+
+    monkeypatch.setattr(app.data, "read_image", read_image)
+    large = [("files", ("large", b"x" * app._SMALL_BYTES))] * 2
+    limits = app.Limits(seconds=6, memory_bytes=(2 * count + 1) * (app._SMALL_BYTES + 500))
+    with client_of(network, batch=1, limits=limits) as client:
+        found = []
+
+        def send():
+            found.append(client.post("/predict", files=large).status_code)
+
+        threads = [threading.Thread(target=send) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert reading.acquire(timeout=20)
+        assert client.post("/predict", files=large).status_code == 429
+        assert client.post("/predict", files=FILES[:1]).status_code == 200
+        for thread in threads:
+            thread.join()
+        assert client.post("/predict", files=FILES[:1]).status_code == 200
+        gate.set()
+    assert found == [503] * count
+    assert len(read) == count  # nobody waits for their second images
 
 
 def test_a_late_answer_and_a_dead_network_are_503(network, monkeypatch):

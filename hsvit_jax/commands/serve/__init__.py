@@ -14,6 +14,9 @@ from hsvit_jax.commands.predict import which_of
 from hsvit_jax.runtime import signals
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Seconds, more than a load balancer's (nginx and AWS 60, Google 600): one that sends a request
+# while its idle connection is being closed answers 502.
+_KEEP_ALIVE = 620
 _NOTICE = b"\nrequests in flight are answered; a second signal stops at once\n"
 
 
@@ -69,6 +72,7 @@ def run(request: Request) -> None:
             log_level="warning",
             access_log=False,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=int(values.timeout) + 1,
         )
 

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import hmac
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
@@ -49,7 +50,7 @@ class Limits:
     Attributes:
       request_bytes, files, pixels: of a request; pixels of each of its images.
       queue: requests at a time, and images that wait.
-      memory_bytes: of all requests that are being received.
+      memory_bytes: of all requests whose images are not decoded yet.
       seconds: from the first byte to the answer.
     """
 
@@ -174,23 +175,20 @@ class Server:
         return HTTPException(429, "The queue is full; try again in a second.", {"Retry-After": "1"})
 
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """The request's body, while it and all that are being received stay within the limits."""
-        largest, received = self.limits.request_bytes, 0
+        """The request's body, while it and all that are held stay within the limits."""
+        largest = self.limits.request_bytes
         too_large = HTTPException(413, f"A request may have {largest:,} bytes at most.")
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > largest:
             raise too_large
-        try:
-            async for chunk in request.stream():
-                received += len(chunk)
-                self._bytes += len(chunk)
-                if received > largest:
-                    raise too_large
-                if self._bytes > self.limits.memory_bytes:
-                    raise self._full()
-                yield chunk
-        finally:
-            self._bytes -= received
+        async for chunk in request.stream():
+            request.state.bytes += len(chunk)
+            self._bytes += len(chunk)
+            if request.state.bytes > largest:
+                raise too_large
+            if self._bytes > self.limits.memory_bytes:
+                raise self._full()
+            yield chunk
 
     async def _form(self, request: Request) -> tuple[list[str], list[np.ndarray], frozenset[int]]:
         """Names and pixels of the field `files`, and the parts of the field `lost`."""
@@ -221,26 +219,36 @@ class Server:
             raise HTTPException(413, f"A request may have {limits.queue} files at most (--queue).")
         if len(self.batcher) + len(files) > limits.queue:
             raise self._full()
+        given_up = threading.Event()  # a thread outlives its request
         if len(raws) == 1 and len(raws[0]) < _SMALL_BYTES:
             with contextlib.suppress(data.BadImage):  # it may be one of many pixels
                 pixels = min(limits.pixels, _SMALL_PIXELS)
-                return names, self._decode(names, raws, pixels), lost
+                return names, self._decode(names, raws, pixels, given_up), lost
         try:
-            decoding = asyncio.to_thread(self._decode, names, raws, limits.pixels)
+            decoding = asyncio.to_thread(self._decode, names, raws, limits.pixels, given_up)
             return names, await decoding, lost
         except data.BadImage as error:
             raise HTTPException(422, f"{error}.") from None
+        finally:
+            given_up.set()
 
-    def _decode(self, names: list[str], raws: list[bytes], pixels: int) -> list[np.ndarray]:
+    def _decode(
+        self, names: list[str], raws: list[bytes], pixels: int, given_up: threading.Event
+    ) -> list[np.ndarray]:
         c = self._classifier
         how = {"fit": c.config.data.get("fit", "crop"), "max_pixels": pixels}
         return [
             data.read_image(raw, c.image_size, c.channels, name=name, **how)
             for name, raw in zip(names, raws, strict=True)
+            if not given_up.is_set()
         ]
 
     async def _answers(self, request: Request) -> tuple[list[str], list[np.ndarray], list[Answer]]:
-        names, images, lost = await self._form(request)
+        request.state.bytes = 0
+        try:
+            names, images, lost = await self._form(request)
+        finally:
+            self._bytes -= request.state.bytes
         answers = await self.batcher.answer(images, lost)
         self._images.inc(len(answers))
         self._last = answers[-1]

@@ -109,8 +109,8 @@ class Batcher:
     async def _answer(self, batch: list[_Waiting]) -> None:
         size = next(size for size in self.sizes if size >= len(batch))
         rows = [*range(len(batch)), *[0] * (size - len(batch))]
-        images_BHWC = np.stack([batch[row].image_HWC for row in rows])
         try:
+            images_BHWC = np.stack([batch[row].image_HWC for row in rows])
             ballot = await self.voters.vote(images_BHWC)
             probabilities_BK, voted_B = self._elect(ballot, [batch[row].lost for row in rows])
         except Exception as error:  # the requests fail, the server does not

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import jax
@@ -124,6 +125,8 @@ class Network:
                 mean_VBD = jnp.stack([head(mean_BD) for mean_BD in mean_VBD])
             return jax.nn.softmax(mean_VBD.mean(0).astype(jnp.float32), -1)
 
+        # Its own: large images may keep all of asyncio's threads busy.
+        self._thread = ThreadPoolExecutor(1)
         self._contributions = jax.jit(contributions)
         self._elected = jax.jit(elected)
 
@@ -137,7 +140,8 @@ class Network:
 
     async def vote(self, images_BHWC: np.ndarray) -> Ballot:
         """See `Voters`."""
-        return await asyncio.to_thread(self.contributions, images_BHWC)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self.contributions, images_BHWC)
 
     def elect(
         self, parts: tuple[Part, ...], cls_VPBD: np.ndarray, voted_PB: np.ndarray
