@@ -110,6 +110,14 @@ def test_a_grid(tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_intervals_of_a_grid():
+    """Three seeds: 4.3027 standard errors, by a table of Student's t; one: Wilson's, uneven."""
+    three = grid.Point((0.90, 0.92, 0.94), "1", "a", 1, 1, 1, 1, 1, 10**9)
+    assert grid._sides(three) == pytest.approx([4.3027 * 0.02 / 3**0.5] * 2, rel=1e-4)
+    perfect = grid.Point((1.0,), "1", "a", 1, 1, 1, 1, 1, 90)
+    assert grid._sides(perfect) == pytest.approx((3.8415 / 93.8415, 0), rel=1e-4, abs=1e-12)
+
+
 OWN_STUDY = """
 from hsvit_jax.commands.studies.study import Cell, Study
 

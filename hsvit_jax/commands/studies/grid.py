@@ -119,7 +119,8 @@ def save(
 def _figure(points: Sequence[Point], labels: Labels) -> Any:
     """Draws a line for each value of the second axis, with intervals of 95 %.
 
-    An interval holds the seeds' standard error and, where it is wider, the test images' chance.
+    An interval is Student's of the mean over seeds or, where it reaches further, Wilson's of the
+    test images.
     """
     figure = report.figure(7.5, 4.8)
     panel = figure.add_subplot()
@@ -140,19 +141,24 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
         panel.errorbar(
             [place[p.x] for p in own],
             [100 * p.accuracy for p in own],
-            yerr=[100 * _half(p) for p in own],
+            yerr=[[100 * side for side in sides] for sides in zip(*map(_sides, own), strict=True)],
             marker=marker,
             capsize=3,
             label=line,
         )
-    panel.set(xlabel=labels.x, ylabel="test accuracy (%)")
+    panel.set(xlabel=labels.x, ylabel="test accuracy (%), 95 % intervals")
     panel.set_title(textwrap.fill(labels.title, 60), fontsize=10)
     panel.grid(alpha=0.3)
     figure.legend(title=labels.line, loc="outside right upper", fontsize=8)
     return figure
 
 
-def _half(point: Point) -> float:
+def _sides(point: Point) -> tuple[float, float]:
+    """How far the interval reaches below and above the accuracy."""
+    from scipy import special
+
     low, high = report.wilson(point.accuracy * point.examples, point.examples)
-    seeds = 1.96 * point.deviation / len(point.accuracies) ** 0.5
-    return max(seeds, (high - low) / 2)
+    seeds, spread = len(point.accuracies), 0.0
+    if seeds > 1:
+        spread = float(special.stdtrit(seeds - 1, 0.975)) * point.deviation / seeds**0.5
+    return max(spread, point.accuracy - low), max(spread, high - point.accuracy)
