@@ -52,6 +52,15 @@ def test_every_example_is_tested_once(streamed):
         next(crossval.folds(whole, 14, 0.2, seed=0))
 
 
+def test_every_class_is_trained_in_every_fold():
+    for count, images in ((2, 4), (3, 3)):
+        few = small_dataset((7 * images, 0, 0))
+        for part in crossval.folds(few, count, 0.8, seed=0):
+            assert all(set(s.labels) == set(range(7)) for s in (part.train, part.val, part.test))
+        with pytest.raises(ValueError, match=f"too few for {count} folds"):
+            next(crossval.folds(small_dataset((7 * (images - 1), 0, 0)), count, 0.1, seed=0))
+
+
 @pytest.mark.slow
 def test_a_run_for_each_fold(tmp_path, capsys):
     words = ["crossval", *TINY, "--config.train.steps=2", f"--workdir={tmp_path}/run/", "--folds=2"]

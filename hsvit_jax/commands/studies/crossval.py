@@ -17,19 +17,20 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
     Args:
       dataset: its training and validation examples are dealt out; its test split is not touched.
       count: of folds.
-      val_fraction: of each class's examples outside the fold, for validation; one at least.
+      val_fraction: of each class's examples outside the fold, for validation; one at least, while
+        one is left for training.
       seed: of the order in which a class is dealt out.
 
     Yields:
       `count` times a `data.Dataset`.
 
     Raises:
-      ValueError: a class has fewer examples than there are folds, or than three.
+      ValueError: a class has fewer examples than there are folds, or fewer than two outside one.
     """
     labels = np.concatenate([dataset.train.labels, dataset.val.labels])
     members = [np.flatnonzero(labels == label) for label in range(dataset.info.num_classes)]
     least = min(range(len(members)), key=lambda label: len(members[label]))
-    if len(members[least]) < max(count, 3):
+    if len(members[least]) < max(count, 4 if count == 2 else 3):
         raise ValueError(
             f"class {dataset.info.class_names[least]!r} has {len(members[least])} images outside "
             f"the test split, too few for {count} folds: give more images or fewer folds"
@@ -43,7 +44,7 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
         for label, own in enumerate(members):
             held = (np.arange(len(own)) + label) % count == fold  # folds of about equal size
             rest = own[~held]
-            number = max(round(val_fraction * len(rest)), 1)
+            number = min(max(round(val_fraction * len(rest)), 1), len(rest) - 1)
             parts["test"].append(own[held])
             parts["val"].append(rest[:number])
             parts["train"].append(rest[number:])

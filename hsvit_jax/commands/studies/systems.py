@@ -105,11 +105,11 @@ def train_all(
     for system, config in configs.items():
         results, rates = [], []
         for seed in seeds:
-            config = config_lib.override(config, [f"seed={seed}"])
-            name = config_lib.default_workdir(config, system.spec, chosen[system])
+            seeded = config_lib.override(config, [f"seed={seed}"])
+            name = config_lib.default_workdir(seeded, system.spec, chosen[system])
             folder = out / Path(name).name
             cli.note(f"{system.name}, seed {seed}: {folder}")
-            results.append(train.train(config, folder, dataset=images(config, loaded)))
+            results.append(train.train(seeded, folder, dataset=images(seeded, loaded)))
             lines = metrics.read_metrics(folder / "metrics.jsonl")
             rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
         rate = statistics.median(rates) if rates else 0.0
