@@ -33,8 +33,8 @@ _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
 _EXAMPLE = "c4a8"  # whose keys --help shows, without --config
 _HELP = ("help", "h", "helpshort", "helpfull")
 
-# Errors of the machine rather than of the program: one line says it all.
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+# Errors of the machine or a path rather than of the program: one line says it all.
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 
 #: For `Command.config`: every key of the configuration is read.
 EVERYTHING = "*"

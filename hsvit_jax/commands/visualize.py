@@ -1,5 +1,6 @@
 """hsvit visualize: PNGs of attention, feature maps and votes of a trained network."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,15 +64,14 @@ def write_views(
 
 
 def _stems(paths: Sequence[Path]) -> list[str]:
-    """A unique file name stem for each image, numbered where images share a name."""
-    taken: dict[str, int] = {}
+    """A unique file name stem for each image, numbered where images share a name.
+
+    Capitals make no other name: on macOS, and in Windows' folders, they name the same file.
+    """
+    taken: set[str] = set()
     out = []
     for path in paths:
-        taken[path.stem] = number = taken.get(path.stem, 0) + 1
-        stem = path.stem if number == 1 else f"{path.stem}-{number}"
-        while number > 1 and stem in taken:
-            number += 1
-            stem = f"{path.stem}-{number}"
-        taken.setdefault(stem, 1)
-        out.append(stem)
+        names = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))
+        out.append(next(name for name in names if name.casefold() not in taken))
+        taken.add(out[-1].casefold())
     return out

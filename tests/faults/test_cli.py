@@ -53,6 +53,11 @@ def test_a_full_disk_under_standard_output_is_one_line():
     assert (code, err) == (1, "No space left on device: writing\n")
 
 
+def test_a_name_too_long_is_one_line():
+    code, _, err = start("curves", "z" * 300)
+    assert code == 1 and err.startswith("File name too long: zzz") and err.count("\n") == 1
+
+
 def test_a_name_that_the_output_cannot_encode(tmp_path):
     file = tmp_path / "zebrä.py"
     file.write_text("raise RuntimeError('ü')\n", encoding="utf-8")
