@@ -17,7 +17,8 @@ c2a2:cifar100,paper.
 
 _DATA = "data.name data.dir"
 _EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval {MESH}"
-_COSTS = f"model {_DATA} data.image_size data.channels data.num_classes train.batch train.ema_decay"
+_COSTS = f"model {_DATA} data.image_size data.channels data.num_classes optim.name train.batch "
+_COSTS += "train.ema_decay"
 
 _WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
 _RUN = (

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hsvit_jax import config as configs
-from hsvit_jax import models, report
+from hsvit_jax import main, models, report
 from hsvit_jax.commands import summary
 from hsvit_jax.models import costs
 from hsvit_jax.train import optim, run_spec
@@ -54,6 +54,12 @@ def test_the_text(uncompiled):
     assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
     memory = r"^memory 128\.2 MiB training step of 128 images .*, 128 KiB evaluation of 128 \("
     assert re.search(memory, text, re.M)
+
+
+def test_the_optimizer_may_be_named(uncompiled, capsys):
+    words = ["summary", "--config=c2a2:digits,tiny", "--config.optim.name=sgd"]
+    assert main.main(["hsvit", *words]) == 0
+    assert " sgd moments" in capsys.readouterr().out
 
 
 def test_muon_keeps_one_moment_of_a_kernel():
