@@ -275,6 +275,27 @@ def test_what_cannot_be_served(capsys, monkeypatch):
             assert names in capsys.readouterr().err
 
 
+COLD = """
+import sys
+from hsvit_jax import main
+from hsvit_jax.commands.serve import batching
+
+async def failing(self):
+    raise RuntimeError("out of memory")
+
+batching.Batcher.warm_up = failing
+sys.exit(main.main(["hsvit", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_network_that_cannot_be_warmed_up(stored_weights):
+    words = [sys.executable, "-c", COLD, "serve", str(stored_weights), "--port=0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "RuntimeError: out of memory" in done.stderr and "http://" not in done.stderr
+
+
 @pytest.mark.slow
 def test_sigterm_answers_what_is_in_flight(stored_weights):
     command = [sys.executable, "-m", "hsvit_jax", "serve", str(stored_weights), "--port=0"]

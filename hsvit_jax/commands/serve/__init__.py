@@ -20,8 +20,8 @@ _KEEP_ALIVE = 620
 _NOTICE = b"\nrequests in flight are answered; a second signal stops at once\n"
 
 
-def run(request: Request) -> None:
-    """Serves until SIGTERM or Ctrl-C, and answers the requests in flight then."""
+def run(request: Request) -> int:
+    """Serves until SIGTERM or Ctrl-C, and answers what is in flight; 1 where it cannot start."""
     try:
         import uvicorn
 
@@ -89,9 +89,13 @@ def run(request: Request) -> None:
 
             async def startup(self, sockets: Any = None) -> None:
                 await super().startup(sockets)
-                cli.note(f"{trained.config.model.variant} at {where}")
+                if self.started:
+                    cli.note(f"{trained.config.model.variant} at {where}")
 
-        Server(settings).run([listener])
+        server = Server(settings)
+        with contextlib.suppress(SystemExit):  # uvicorn's code 3, with us that of diverged training
+            server.run([listener])
+        return 0 if server.started else 1
 
 
 @contextlib.contextmanager
