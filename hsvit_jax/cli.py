@@ -167,7 +167,9 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     if not name and (not words or asks in ("version", *_HELP)):
         version = f"hsvit_jax {hsvit_jax.__version__}"
         text = version if asks == "version" else _list(program, commands, about)
-        return _exit_code(lambda: print(text), program, note) or (0 if words else _USAGE)
+        with _exit_code(program, note) as end:
+            print(text)
+        return end.code or (0 if words else _USAGE)
     if not name:
         name, words = _name_of(words, commands)
     if name not in commands:
@@ -182,7 +184,9 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
         found = request.flags([name, *rest])[1:]
         if wants_help:
             text = _help(start, command, about, request.flags, spec, settings)
-            return _exit_code(lambda: print(text), start, note)
+            with _exit_code(start, note) as end:
+                print(text)
+            return end.code
         config = None if spec is None else config_lib.get_config(spec, *settings)
         request = replace(request, spec=spec or "", settings=settings, config=config, words=found)
         refuse_unused(request, command)
@@ -196,8 +200,9 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
 
     signals.raise_on_ctrl_c()
     with _plain_warnings(coordination.is_lead):
-        call = functools.partial(work, request)
-        return coordination.leave(_exit_code(call, start, coordination.print_once, request.line))
+        with _exit_code(start, coordination.print_once, request.line) as end:
+            end.code = work(request) or 0
+        return coordination.leave(end.code)
 
 
 def make_flags(table: Iterable[tuple]) -> flags.FlagValues:
@@ -324,45 +329,50 @@ def _help(
     return "\n".join(lines)
 
 
-def _exit_code(
-    work: Callable[[], int | None], start: str, print_line: Callable[[str], None], line: str = ""
-) -> int:
-    """Does the work, and turns every end that is no bug into a line and an exit code.
+class _End:
+    """How the work ended."""
+
+    code = 0
+
+
+@contextlib.contextmanager
+def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") -> Iterator[_End]:
+    """Turns every end of the work that is no bug into a line and an exit code.
 
     Args:
       start: program and command, for hints.
       line: the whole command line.
     """
+    end = _End()
     try:
-        code = work() or 0
+        yield end
         sys.stdout.flush()
-        return code
     except signals.Interrupted as stop:
         kept = "saved" if stop.step else "there was nothing to save yet"
         print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {line}")
-        return stop.exit_code
+        end.code = stop.exit_code
     except KeyboardInterrupt:
         print_line(signals.NOTHING_SAVED)
-        return _CTRL_C
+        end.code = _CTRL_C
     except signals.Diverged as error:
         print_line(str(error))
-        return _DIVERGED
+        end.code = _DIVERGED
     except Misuse as error:
-        return _misused(str(error), start)
+        end.code = _misused(str(error), start)
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()
-        return _PIPE
+        end.code = _PIPE
     except ValueError as error:
         if not _is_ours(error):
             raise
         print_line(report.printable(str(error)))
-        return _MISTAKE
+        end.code = _MISTAKE
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
         _drop_output()
         print_line(report.printable(f"{error.strerror}: {error.filename or 'writing'}"))
-        return _MISTAKE
+        end.code = _MISTAKE
 
 
 def _misused(message: str, start: str) -> int:

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.commands import evaluate
 from hsvit_jax.models import costs
 from hsvit_jax.runtime import compile_cache, signals
-from hsvit_jax.train import metrics
+from hsvit_jax.train import loop, metrics
 
 # The smallest network and run that go through everything.
 SMALL = (
@@ -262,6 +263,20 @@ def test_a_report(capfd, run, tmp_path):
     assert code == 1 and "expected the name of an HTML file" in err
     code, _, err = call(capfd, "report", str(run), f"--checkpoint={run}")
     assert code == 2 and "expected one RUN" in err
+
+
+def test_five_functions_lie_between_main_and_the_steps(capfd, run, monkeypatch):
+    """The last of them is `take_steps`."""
+    found, plain = [], loop.Loop.take_steps
+
+    def take_steps(self, state):
+        frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+        found.extend(f.f_code.co_name for f in frames if "hsvit_jax." in f.f_globals["__name__"])
+        return plain(self, state)
+
+    monkeypatch.setattr(loop.Loop, "take_steps", take_steps)
+    assert call(capfd, CONFIG, *SMALL, f"--workdir={run}")[0] == 0
+    assert found == ["train", "fit", "run", "run", "main"]
 
 
 def test_the_same_command_again_is_done_at_once(capfd, run):
