@@ -5,7 +5,6 @@ import json
 import pickle
 import re
 import sys
-import types
 import zipfile
 
 import jax
@@ -315,7 +314,7 @@ def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
         asked.update(options)
         return {"epoch": 3, "state_dict": tensors}
 
-    fake = types.SimpleNamespace(load=load, Tensor=torch_files.FakeTensor, bfloat16="torch.bf16")
+    fake = torch_files.fake_torch(load)
     monkeypatch.setitem(sys.modules, "torch", fake)
     source = tmp_path / "last.ckpt"
     source.write_bytes(b"x")

@@ -1,5 +1,7 @@
 """PyTorch files of a family by its name: settings, tensors, and the trees made of them."""
 
+import types
+
 import numpy as np
 
 from hsvit_jax import config as configs
@@ -27,6 +29,11 @@ class FakeTensor:
         tensor = FakeTensor(self.array, self.width)
         tensor.numpy = lambda: self.array  # a parameter itself has no NumPy
         return tensor
+
+
+def fake_torch(load):
+    """As much of the module torch, with `load` for its own."""
+    return types.SimpleNamespace(load=load, Tensor=FakeTensor, bfloat16="torch.bf16")
 
 
 def settings(family, tensors, given):

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -70,8 +69,7 @@ def test_a_published_checkpoint_s_form(tmp_path, monkeypatch):
     """The trainers of HVT and DeiT save {'model': …} and say nothing of sizes."""
     tensors = state_dicts.tensors("deit published")
     saved = {"model": {k: torch_files.FakeTensor(v) for k, v in tensors.items()}, "epoch": 3}
-    fake = types.SimpleNamespace(load=lambda path, **_: saved, Tensor=torch_files.FakeTensor)
-    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setitem(sys.modules, "torch", torch_files.fake_torch(lambda path, **_: saved))
     (tmp_path / "deit.pth").write_bytes(b"x")
     assert main.main(["hsvit", "convert", str(tmp_path / "deit.pth"), "--family=deit"]) == 0
     config = configs.from_json((tmp_path / "deit-jax" / "config.json").read_text())
