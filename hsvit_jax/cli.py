@@ -386,10 +386,11 @@ def note(text: str) -> None:
 
 
 def _drop_output() -> None:
-    """Drops buffered output that could not be written, before Python tries again on exit."""
-    with contextlib.suppress(OSError, ValueError):
+    """Drops buffered output that cannot be written, before Python tries again on exit."""
+    try:
         sys.stdout.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
