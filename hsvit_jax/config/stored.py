@@ -3,12 +3,14 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
+from flax import traverse_util
 
 from hsvit_jax.config import defaults, keys
+from hsvit_jax.models import FAMILIES
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
 _SAME_RUN = (
@@ -97,12 +99,22 @@ def from_json(text: str) -> ml_collections.ConfigDict:
 
 
 def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Adds, in a copy, the keys that are newer than a stored configuration; their defaults are what
-    was done before."""
+    """Adds, in a copy, the keys that are newer than a stored configuration, its network's too;
+    their defaults are what was done before."""
     config = config.copy_and_resolve_references().unlock()
-    for path, key in keys.KEYS.items():
-        section, _, name = path.rpartition(".")
-        part = config[section] if section else config
-        if name not in part:
-            part[name] = key.initial
+    initial = {path: key.initial for path, key in keys.KEYS.items()}
+    sections = traverse_util.unflatten_dict(initial, sep=".")
+    model = config.model
+    if model.family in FAMILIES:
+        family = FAMILIES[model.family]
+        sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
+    _add_missing(config, sections)
     return config.lock()
+
+
+def _add_missing(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if name not in config:
+            config[name] = value
+        elif isinstance(value, Mapping):
+            _add_missing(config[name], value)

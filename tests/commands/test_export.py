@@ -82,6 +82,22 @@ def test_the_card(exported):
     assert about["model_type"] == "hsvit_jax" and len(about["id2label"]) == small_runs.CLASSES
 
 
+def test_a_card_of_a_loss_that_is_not_finite(stored_weights):
+    about = export.describe(init_from.stored_network(stored_weights), "")
+    about["measured"] = {"test": {"accuracy": 0.9, "loss": None, "examples": 10}}
+    assert "| test | 10 | 90.00% | not finite |" in export.card(about, 1)
+
+
+def test_lost_groups_are_told_and_the_figures_of_the_others_are_not(
+    exported, stored_weights, tmp_path
+):
+    stored, path = init_from.stored_network(stored_weights), tmp_path / "a.safetensors"
+    stored = stored._replace(meta=stored.meta | {"lost_groups": [1]})
+    export.write_file(stored, export.describe(stored, str(stored_weights)), path)
+    with pytest.warns(UserWarning, match="groups or towers 1 were lost"):
+        assert init_from.stored_network(path).meta["measured"] == {}
+
+
 def test_convert_takes_no_file_of_our_own_and_no_options_for_a_file_that_tells(tmp_path, capsys):
     ours, theirs = sources.locate("zoo:c2a2-digits"), tmp_path / "a.safetensors"
     assert main.main(["hsvit", "convert", str(ours), f"{tmp_path}/run"]) == 1

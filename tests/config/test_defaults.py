@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import operator
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,17 @@ def test_json_is_the_whole_configuration(argument):
         back = config_lib.from_json(config_lib.to_json(config))
         assert back == config and back.is_locked
         assert back.to_dict() == config.to_dict()  # types too: tuples are tuples again
+
+
+@pytest.mark.parametrize("spec", ["c3a4:digits", "backbone:resnet50", "cvt:13"])
+def test_a_stored_configuration_gets_the_keys_that_are_newer(spec):
+    config = config_lib.get_config(spec)
+    for path, _ in keys.leaves(config.model):
+        *section, name = path.split(".")
+        if name not in ("family", "variant", "dtype", "backbone"):
+            old = config.copy_and_resolve_references().unlock()
+            del functools.reduce(operator.getitem, section, old.model)[name]
+            assert config_lib.completed(old) == config
 
 
 def test_json_that_is_no_configuration():

@@ -68,10 +68,11 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     start = start if start.startswith(("hub:", "zoo:")) else Path(start).name
     config["init"] |= {"from": start, "cache": ""}
     folder = Path(source).parent if Path(source).name == "checkpoints" else Path(source)
+    lost = list(stored.meta.get("lost_groups", ()))  # whose figures are those of the other groups
     measured = {
         line["split"]: {k: line[k] for k in ("accuracy", "loss", "examples") if k in line}
         for line in metrics.read_metrics(folder / "metrics.jsonl")
-        if line["step"] == stored.step and line.get("split") in ("val", "test")
+        if line["step"] == stored.step and line.get("split") in ("val", "test") and not lost
     }
     about = {
         "family": config["model"]["family"],
@@ -80,6 +81,7 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
         "step": stored.step,
         "fingerprint": stored.fingerprint,
         "measured": measured or stored.meta.get("measured", {}),
+        "lost_groups": lost,
         "made_by": f"hsvit_jax {hsvit_jax.__version__}",
     }
     return json.loads(json.dumps(about))
@@ -161,10 +163,10 @@ def card(about: dict[str, Any], parameters: int) -> str:
         task = {"type": "image-classification"}
         result = {"task": task, "dataset": of, "metrics": [accuracy]}
         head["model-index"] = [{"name": name, "results": [result]}]
-    rows = [("split", "images", "accuracy", "loss")] + [
-        (split, f"{m['examples']:,}", f"{m['accuracy']:.2%}", f"{m['loss']:.4f}")
-        for split, m in about["measured"].items()
-    ]
+    rows = [("split", "images", "accuracy", "loss")]
+    for split, m in about["measured"].items():
+        loss = "not finite" if m["loss"] is None else f"{m['loss']:.4f}"
+        rows.append((split, f"{m['examples']:,}", f"{m['accuracy']:.2%}", loss))
     figures = report.markdown(rows) if len(rows) > 1 else "None were recorded."
     licence = _LICENCES.get(data["name"], "see its publisher's terms")
     names = ", ".join(f"`{name}`" for name in about["class_names"][:20])
@@ -188,8 +190,8 @@ Classes ({len(about["class_names"])}): {names}{f" and {more} more" if more > 0 e
 
 ## Training
 
-`{about["made_by"]}`, recipe `{recipe}`, seed {config["seed"]}, step {about["step"]:,}. The file's
-header holds the whole configuration.
+Recipe `{recipe}`, seed {config["seed"]}, step {about["step"]:,}; exported by `{about["made_by"]}`.
+The file's header holds the whole configuration.
 
 ## Figures measured
 
