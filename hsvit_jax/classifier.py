@@ -19,7 +19,7 @@ from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.config import keys
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Classifier:
     """A trained network, with the names of its classes.
 

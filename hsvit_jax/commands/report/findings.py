@@ -163,7 +163,7 @@ def _augmented(
 ) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
     """Some training images, and each in a few batches of the recipe."""
     settings = step.augment_settings(config)
-    if config.init.get("cache") or not settings.active():
+    if config.init.cache or not settings.active():
         return []
     chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))
     images, labels = part.gather(chosen), part.labels[chosen].astype(np.int32)

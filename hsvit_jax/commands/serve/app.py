@@ -236,7 +236,7 @@ class Server:
         self, names: list[str], raws: list[bytes], pixels: int, given_up: threading.Event
     ) -> list[np.ndarray]:
         c = self._classifier
-        how = {"fit": c.config.data.get("fit", "crop"), "max_pixels": pixels}
+        how = {"fit": c.config.data.fit, "max_pixels": pixels}
         return [
             data.read_image(raw, c.image_size, c.channels, name=name, **how)
             for name, raw in zip(names, raws, strict=True)
@@ -327,7 +327,7 @@ class Server:
                 "network": model.variant,
                 "step": self._classifier.step,
                 "image_size": self._classifier.image_size,
-                "fit": self._classifier.config.data.get("fit", "crop"),
+                "fit": self._classifier.config.data.fit,
                 "classes": len(self._classifier.class_names),
                 "parts": parts,
             }

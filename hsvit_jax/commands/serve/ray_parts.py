@@ -69,7 +69,7 @@ class RayParts:
         self.parts, self._scale = parts_of(cuts)
         self._deadline = deadline
         shape = (*classifier.image_size, classifier.channels)
-        tta = classifier.config.eval.get("tta", "none")
+        tta = classifier.config.eval.tta
         self._replicas = [(cut, shape, sizes, tta) for cut in cuts]
         self._resources = resources
         self._handles: list[Any] = []

@@ -108,7 +108,7 @@ class Network:
         def contributions(params: dict, stats: dict, images_BHWC: Array) -> Array:
             x_BHWC = augment.normalise(images_BHWC, mean, std)
             views = []
-            for view_BHWC in evaluate.tta_views(x_BHWC, config.eval.get("tta", "none")):
+            for view_BHWC in evaluate.tta_views(x_BHWC, config.eval.tta):
                 shard = _Recorder()
                 logits_BK, _ = model.apply(params, stats, view_BHWC, shard=shard)
                 terms_GBD = shard.terms_GBD if groups else logits_BK[None]
