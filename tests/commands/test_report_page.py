@@ -1,5 +1,6 @@
 """The HTML report: its figures against their definitions, and a page that holds all and no more."""
 
+import dataclasses
 import html.parser
 
 import numpy as np
@@ -110,6 +111,11 @@ def test_ticks_are_round():
     assert charts._ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
     assert charts._ticks(0, 66) == [0, 20, 40, 60]
     assert charts._ticks(0, 0.0012) == pytest.approx([0, 0.0005, 0.001])
+
+
+def test_networks_are_compared_by_identity():
+    trained, _ = reports.untrained()
+    assert {trained, dataclasses.replace(trained), trained} - {trained}
 
 
 def test_a_report_that_fails_is_a_note(tmp_path, capsys):
