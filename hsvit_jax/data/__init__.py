@@ -138,7 +138,7 @@ def _open(
         listing = (
             list_csv(argument) if kind == "csv" else find_listing(argument, data_dir, progress)
         )
-        load = partial(load_listing, listing, f"{kind}-{Path(argument).name}")
+        load = partial(load_listing, listing, f"{kind}-{Path(argument).name}", own=True)
         return describe_listing(name, listing), load
     if kind == "hf":
         return open_hf(argument)

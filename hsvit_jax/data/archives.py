@@ -214,4 +214,12 @@ def _zip_members(archive: _Archive) -> Iterator[Member]:
                 )
             opener = functools.partial(file.open, info)
             blocks = functools.partial(archive.blocks, opener, archive.count)
-            yield Member(info.filename, info.is_dir(), blocks)
+            yield Member(_zip_name(info), info.is_dir(), blocks)
+
+
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    """A member's name: macOS packs names in UTF-8 without the flag that says so."""
+    if not info.flag_bits & 0x800:
+        with contextlib.suppress(UnicodeError):
+            return info.filename.encode("cp437").decode("utf-8")
+    return info.filename

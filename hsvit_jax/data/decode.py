@@ -6,8 +6,10 @@ outcome is kept, and images are decoded again as they are needed.
 """
 
 import contextlib
+import errno
 import hashlib
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,8 @@ from hsvit_jax.data.images import BadImage, few, printable, read_image
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 _CHUNK = 64
+#: What keeps a file from being read for as long as its size and time stay.
+_LASTING = (None, errno.ENOENT, errno.EINVAL, errno.EFBIG)
 
 #: What other programs call the splits that are read.
 SPLITS = {"train": TRAIN, "validation": VAL, "test": TEST}
@@ -48,11 +52,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Items:
-    """Undecoded examples: ``fetch(i)`` reads the bytes of a file and its label."""
+    """Undecoded examples: ``fetch(i)`` reads the bytes of a file and its label.
+
+    Of one's `own` files, which can be put right, copies are warned of.
+    """
 
     names: Sequence[str]
     parts: np.ndarray
     fetch: Callable[[int], tuple[bytes, int]]
+    own: bool = False
 
     def decode(self, index: int, request: Request) -> tuple[np.ndarray, int, bytes]:
         """Reads one example: image uint8 (H, W, C), label, bytes of the file.
@@ -122,8 +130,17 @@ def decode_items(
     key = {**key, "shape": shape, "fit": request.fit, "in": resident}
     folder = cache_folder(request.data_dir, name, key)
     arrays, notes = read_or_build(folder, lambda scratch: _build(items, scratch, request, resident))
+    if notes["unread"]:  # which may be readable at the next start, of the same size and time
+        shutil.rmtree(folder, ignore_errors=True)
     bad = notes["bad"]
     _report_bad(bad, len(items.names), request.on_bad_image)
+    if items.own and (copies := notes["copies"]):
+        warnings.warn(
+            f"{len(copies):,} of {len(items.names):,} images are copies of others, "
+            f"{printable(copies[0])} first: a copy of a test image may be trained on, and one in "
+            "another class has two labels; remove them",
+            stacklevel=2,
+        )
     good = np.flatnonzero(arrays["good"])
     labels = np.asarray(arrays["labels"][good], dtype=np.int32)
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
@@ -172,6 +189,7 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
     labels = np.zeros(total, np.int32)
     digests: list[bytes] = [b""] * total
     reasons: dict[int, str] = {}
+    unread = []
 
     def decode(indices: range) -> int:
         for i in indices:
@@ -179,6 +197,8 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
                 image, labels[i], raw = items.decode(i, request)
             except BadImage as error:
                 reasons[i] = str(error)
+                if getattr(error.__cause__, "errno", None) not in _LASTING:
+                    unread.append(i)
                 continue
             digests[i] = hashlib.sha256(raw).digest()
             if images is not None:
@@ -200,6 +220,13 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
     for part, label, digest in zip(items.parts, labels, digests, strict=True):
         if digest:
             content.update(b"%d %d " % (part, label) + digest)
+    first: dict[bytes, int] = {}
+    copies = [
+        f"{items.names[i]} of {items.names[first[digest]]}"
+        for i, digest in enumerate(digests)
+        if digest and first.setdefault(digest, i) != i
+    ]
     np.save(scratch / "labels.npy", labels)
     np.save(scratch / "good.npy", np.array([bool(digest) for digest in digests]))
-    return {"bad": bad, "content": content.hexdigest()}
+    notes = {"bad": bad, "copies": copies, "unread": bool(unread)}
+    return notes | {"content": content.hexdigest()}

@@ -120,13 +120,18 @@ def describe_files(
 
 
 def load_listing(
-    listing: Listing, name: str, request: Request, key: dict[str, Any] | None = None
+    listing: Listing,
+    name: str,
+    request: Request,
+    key: dict[str, Any] | None = None,
+    own: bool = False,
 ) -> Source:
     """Decodes, or streams, the files of a listing.
 
     Args:
       key: identifies the content; without one the arrays are used again as long as the same
         files have the same sizes and times.
+      own: see `Items`.
     """
     names = [f"{listing.where}/{row.file.name}" for row in listing.rows]
     parts = np.array([row.part for row in listing.rows], np.int8)
@@ -138,4 +143,4 @@ def load_listing(
         row = listing.rows[index]
         return read_file(row.file.path), row.label
 
-    return decode_items(Items(names, parts, read), listing.class_names, request, name, key)
+    return decode_items(Items(names, parts, read, own), listing.class_names, request, name, key)

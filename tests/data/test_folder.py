@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from hsvit_jax import data
-from hsvit_jax.data import archives, cache
+from hsvit_jax.data import archives, cache, folder
 
 
 def put(path: Path, value: int, size=(6, 6), mode: str = "RGB") -> Path:
@@ -216,6 +216,45 @@ def test_bad_images_are_fatal_or_skipped_with_a_warning(tmp_path, load):
         load(root, on_bad_image="skip")
 
 
+def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch):
+    root = make(tmp_path / "set", {"": 10})
+    read = folder.read_file
+
+    def failing(path):
+        if str(path).endswith("cat/003.png"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        return read(path)
+
+    monkeypatch.setattr(folder, "read_file", failing)
+    with pytest.warns(match=r"1 of 20 images .* left out:\n.*cat/003.*: Input/output error"):
+        assert sum(sizes(load(root, on_bad_image="skip"))) == 19
+    monkeypatch.undo()
+    assert sum(sizes(load(root, on_bad_image="skip"))) == 20
+
+
+def test_names_in_a_zip_of_macos_are_utf8(tmp_path, load):
+    """The Finder's lack the flag that says so; \\x08 is its half of the two bytes of flags."""
+    path = pack(make(tmp_path / "set", {"": 10}, classes=("Kühe", "Öchsle")), tmp_path / "a.zip")
+    raw = path.read_bytes()
+    for head, at in ((b"PK\3\4", 7), (b"PK\1\2", 9)):
+        raw = re.sub(
+            re.escape(head) + b"." * (at - 4) + b"\x08",
+            lambda m: m[0][:-1] + b"\0",
+            raw,
+            flags=re.S,
+        )
+    path.write_bytes(raw)
+    assert load(path).info.class_names == ("Kühe", "Öchsle")
+
+
+def test_copies_of_an_image_are_named(tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    put(root / "dog/IMG_1 (1).png", 3)  # what cat/003.png is
+    for _ in range(2):  # from the cache too
+        with pytest.warns(match=r"1 of 21 images .* copies of others, .*1 \(1\)\.png of .*cat/003"):
+            load(root)
+
+
 def test_hidden_and_other_files_are_passed_over(tmp_path, load):
     root = make(tmp_path / "set", {"": 10})
     for name in (".DS_Store", "cat/._000.png", "cat/.hidden.png", "dog/Thumbs.db", "dog/a.txt"):
@@ -236,7 +275,7 @@ def test_symlink_loops_end_and_links_are_followed(tmp_path, load):
     root = make(tmp_path / "set", {"": 10})
     (root / "cat/again").symlink_to(root, target_is_directory=True)
     (root / "cat/self").symlink_to(root / "cat", target_is_directory=True)
-    make(tmp_path / "elsewhere", {"": 10}, classes=("emu",))
+    make(tmp_path / "elsewhere", {"": 10}, classes=("ant", "bee", "emu"))  # other colours
     (root / "emu").symlink_to(tmp_path / "elsewhere/emu", target_is_directory=True)
     (root / "cat/itself").symlink_to("itself")
     with pytest.warns(UserWarning, match="in a circle are not followed: cat/again, cat/itself, c"):

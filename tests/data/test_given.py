@@ -1,5 +1,6 @@
 """Data that is given: arrays, examples of any kind and tables, as named data sets."""
 
+import io
 import sys
 import types
 
@@ -68,6 +69,21 @@ def test_examples_of_any_kind(arrays):
 def test_what_is_no_data_set_is_refused(images, labels, message):
     with pytest.raises(ValueError, match=message):
         hsvit_jax.from_arrays(images, labels)
+
+
+def test_class_names_are_texts(arrays):
+    images, labels = arrays
+    for names in (range(3), {0: "a", 1: "b", 2: "c"}):
+        with pytest.raises(ValueError, match=r"class_names must be texts.*got 0, 1, 2"):
+            hsvit_jax.from_arrays(images, labels, names)
+
+
+def test_a_turned_photo_gives_its_upright_size(arrays):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    photo = Image.open(io.BytesIO(encoded(arrays[0][0], "JPEG", exif=exif)))  # 8 rows of 6
+    found = hsvit_jax.from_examples((photo, label) for label in "aabb")
+    assert found.info.image_size == (6, 8)
 
 
 def test_options_out_of_their_range_are_refused(arrays):

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import unicodedata
 import warnings
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def list_csv(path: str) -> Listing:
             ]
             for line in lines:
                 line["split"] = line.get("split") or "train"
+                line["label"] = unicodedata.normalize("NFC", line["label"])  # as a folder's name
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None

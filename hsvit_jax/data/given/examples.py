@@ -100,6 +100,9 @@ def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
 
 def _shape(image: Any) -> tuple[tuple[int, int], int]:
     if hasattr(image, "mode"):  # Pillow's
+        from PIL import ImageOps
+
+        image = ImageOps.exif_transpose(image)
         return (image.height, image.width), 1 if image.mode in ("1", "L") else 3
     shape = getattr(image, "shape", ())
     if len(shape) < 2:
@@ -134,6 +137,8 @@ def _numbered(
                 "from 0"
             )
         numbers = values.astype(np.int32)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"class_names must be texts, in the order of the labels; got {few(names)}")
     if len(set(names)) < max(2, len(names)):
         raise ValueError(f"classes need two or more different names; got {few(names)}")
     return names, numbers
