@@ -65,7 +65,8 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
 
     def below(folder: Path) -> Iterator[Path]:
         for path in sorted(folder.rglob("*")):
-            if is_image_name(path.name) and not path.is_dir():
+            hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+            if is_image_name(path.name) and not hidden and not path.is_dir():
                 yield path
 
     how = f"name image files or folders of them, as in hsvit {command} --checkpoint=runs/my-run "

@@ -162,6 +162,8 @@ def pictures(tmp_path):
     (folder / "c.png").write_bytes(b"no image")
     (folder / "notes.txt").write_text("x")
     (folder / ".hidden.png").write_bytes(b"")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "d.png").write_bytes(b"")
     (folder / "folder.png").mkdir()
     return folder
 
