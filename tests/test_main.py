@@ -417,8 +417,10 @@ def test_eval_notes_data_that_changed(capfd, run, monkeypatch):
         "load_data",
         lambda config, **more: dataclasses.replace(load(config, **more), fingerprint="other"),
     )
-    code, _, err = call(capfd, "--mode=eval", f"--checkpoint={run}")
-    assert code == 0 and "note: digits is not what it was when this network was trained" in err
+    for words in ([], ["--config=c2a2:digits"]):
+        code, _, err = call(capfd, "--mode=eval", f"--checkpoint={run}", *words)
+        assert code == 0 and "note: digits is not what it was when this network was trained" in err
+        assert "images that it was trained on may be counted" in err
 
 
 def test_predict(capfd, run, tmp_path):

@@ -11,7 +11,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.commands import lost_groups
 from hsvit_jax.commands.predict import load_classifier
-from hsvit_jax.commands.report import measures
+from hsvit_jax.commands.report import CHANGED, measures
 from hsvit_jax.runtime import coordination
 from hsvit_jax.train import evaluate, metrics
 
@@ -70,8 +70,9 @@ def _images(
     if request.config is not None and not dataset.info.flip:
         config.eval.tta = "none"
     _check_classes(classifier.class_names, dataset.info.class_names, name)
-    if request.config is None and classifier.fingerprint not in (None, dataset.fingerprint):
-        coordination.print_once(f"note: {name} is not what it was when this network was trained")
+    same_name = name == classifier.config.data.name
+    if same_name and classifier.fingerprint not in (None, dataset.fingerprint):
+        coordination.print_once(CHANGED.format(name))
     if split == "all" and classifier.fingerprint == dataset.fingerprint:
         coordination.print_once(
             "note: the network was trained on most of these images; --split=test evaluates those "

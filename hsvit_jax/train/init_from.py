@@ -80,7 +80,9 @@ def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict
     return config.lock()
 
 
-def load(config: ml_collections.ConfigDict, model: Any) -> adapt.Refitted | None:
+def load(
+    config: ml_collections.ConfigDict, model: Any, fingerprint: str | None = None
+) -> adapt.Refitted | None:
     """Loads the weights for `model` that `config.init` names.
 
     A run's folder gives its best checkpoint, averaged as it would be evaluated, and so does an
@@ -90,6 +92,7 @@ def load(config: ml_collections.ConfigDict, model: Any) -> adapt.Refitted | None
 
     Args:
         model: the network to start.
+        fingerprint: of the data to train on; a note tells of splits that may have moved since.
 
     Returns:
         the weights, with notes on how they were made to fit; None where `init.from` is empty.
@@ -114,7 +117,7 @@ def load(config: ml_collections.ConfigDict, model: Any) -> adapt.Refitted | None
             family = config.model.family
             loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
         else:
-            loaded = _read_network(path, config, model)
+            loaded = _read_network(path, config, model, fingerprint)
         params, stats, old, same_family, origin = loaded
         refit = _refit if same_family else _refit_backbone
         refitted = refit(params, stats, old, model, how, key)
@@ -229,7 +232,7 @@ def fused(stored: Stored) -> Stored:
 
 
 def _read_network(
-    path: Path, config: ml_collections.ConfigDict, model: Any
+    path: Path, config: ml_collections.ConfigDict, model: Any, fingerprint: str | None
 ) -> tuple[dict, dict, Any, bool, str]:
     """Reads a trained network's (params, stats, network, whether that is of the configured family
     rather than of its backbone's, source)."""
@@ -242,6 +245,14 @@ def _read_network(
             f"{config.model.family!r}"
         )
     origin = f"step {stored.step} of {path}"
+    read_alike = ("name", "image_size", "channels", "fit")  # else the fingerprints differ anyway
+    alike = all(stored.config.data[key] == config.data[key] for key in read_alike)
+    known = None not in (fingerprint, stored.fingerprint)
+    if alike and known and fingerprint != stored.fingerprint:
+        origin += (
+            f", when {config.data.name} was another or split otherwise: it may have been trained "
+            "on images that are held out now"
+        )
     return stored.params, stored.stats, stored.model, same_family, origin
 
 

@@ -61,7 +61,7 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
 
 def start(run: Run, verbose: bool) -> tuple[dict, dict] | None:
     """Loads or makes the (params, stats) that the `init` section asks for; None for random ones."""
-    weights = init_from.load(run.config, run.model)
+    weights = init_from.load(run.config, run.model, run.dataset.fingerprint)
     if weights is None:
         return whitened(run) if run.config.init.whiten else None
     if verbose:

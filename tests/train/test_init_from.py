@@ -45,6 +45,15 @@ def test_untrained_groups_of_a_run_that_lost_some_are_told(source, tmp_path):
         init_from.stored_network(tmp_path)
 
 
+def test_data_that_changed_since_are_told(source):
+    _, run = from_source(source[0])
+    told = [
+        "held out now" in init_from.load(run.config, run.model, name).notes[0]
+        for name in (run.dataset.fingerprint, "other")
+    ]
+    assert told == [False, True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

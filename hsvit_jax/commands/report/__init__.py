@@ -17,6 +17,12 @@ from hsvit_jax.commands.predict import which_of
 from hsvit_jax.commands.report import findings, measures, page
 from hsvit_jax.train import metrics
 
+#: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
+CHANGED = (
+    "note: {} is not what it was when this network was trained, or is split otherwise: images that "
+    "it was trained on may be counted here"
+)
+
 
 def run(request: Request) -> int:
     """Writes the report and prints its path."""
@@ -84,7 +90,7 @@ def write(
             f"than the network ({config_lib.few(names)}): give the data it was trained on"
         )
     if trained.fingerprint not in (None, dataset.fingerprint):
-        cli.note(f"note: {config.data.name} is not what it was when this network was trained")
+        cli.note(CHANGED.format(config.data.name))
     found = findings.find(trained, dataset, split)
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     counts = {
