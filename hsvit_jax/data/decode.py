@@ -134,10 +134,10 @@ def decode_items(
         shutil.rmtree(folder, ignore_errors=True)
     bad = notes["bad"]
     _report_bad(bad, len(items.names), request.on_bad_image)
-    if items.own and (copies := notes["copies"]):
+    if items.own and notes["copies"]:
         warnings.warn(
-            f"{len(copies):,} of {len(items.names):,} images are copies of others, "
-            f"{printable(copies[0])} first: a copy of a test image may be trained on, and one in "
+            f"{notes['copies']:,} of {len(items.names):,} images are copies of others, "
+            f"{printable(notes['copy'])} first: a copy of a test image may be trained on, and one in "
             "another class has two labels; remove them",
             stacklevel=2,
         )
@@ -221,12 +221,9 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
         if digest:
             content.update(b"%d %d " % (part, label) + digest)
     first: dict[bytes, int] = {}
-    copies = [
-        f"{items.names[i]} of {items.names[first[digest]]}"
-        for i, digest in enumerate(digests)
-        if digest and first.setdefault(digest, i) != i
-    ]
+    copies = [i for i, key in enumerate(digests) if key and first.setdefault(key, i) != i]
     np.save(scratch / "labels.npy", labels)
     np.save(scratch / "good.npy", np.array([bool(digest) for digest in digests]))
-    notes = {"bad": bad, "copies": copies, "unread": bool(unread)}
+    pairs = [f"{items.names[i]} of {items.names[first[digests[i]]]}" for i in copies[:1]]
+    notes = {"bad": bad, "copies": len(copies), "copy": "".join(pairs), "unread": bool(unread)}
     return notes | {"content": content.hexdigest()}
