@@ -2,6 +2,7 @@
 
 from hsvit_jax.checkpoint.directory import local, probe
 from hsvit_jax.checkpoint.manager import Checkpoints, CheckpointWarning, Which, load_tree
+from hsvit_jax.checkpoint.orbax_arrays import alone
 from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, few, misfits
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "CheckpointWarning",
     "Checkpoints",
     "Which",
+    "alone",
     "brief",
     "diff",
     "few",

@@ -193,7 +193,7 @@ class Checkpoints:
     def best_step(self) -> int | None:
         """Finds the step with the highest metric, the later of equals; None where none has one."""
         ranked = _ranked({step: record.metric for step, record in self._records().items()})
-        return ranked[0] if ranked else None
+        return next(iter(arrays.from_lead(ranked)), None)
 
     def wait(self) -> None:
         """Blocks until the save under way is on disk; raises CheckpointError if it failed."""
@@ -272,10 +272,10 @@ class Checkpoints:
 
     def _is_saved(self, step: int, record: Record) -> bool:
         """Whether `step` is on disk with this very state; a damaged one is moved away."""
-        if step not in self._numbered():
+        if step not in arrays.from_lead(self._numbered()):
             return False
         try:
-            saved = read_record(self.directory, step)
+            saved = arrays.agree(functools.partial(read_record, self.directory, step))
         except Damage as damage:
             _warn(f"step {step} in {self.directory} is damaged ({damage}), saved anew")
             self._set_aside([step])
@@ -296,7 +296,7 @@ class Checkpoints:
         """
         self.wait()
         numbered = self._numbered()
-        order = self._order(which, numbered)
+        order = arrays.from_lead(self._order(which, numbered))
         strangers = [repr(p.name) for p in disk.entries(self.directory) if not disk.is_ours(p)]
         if strangers and numbered:
             _warn(
@@ -315,7 +315,7 @@ class Checkpoints:
             if set_aside and not self._read_only:
                 self._set_aside(list(failures))
             return step, record, result
-        if not numbered:
+        if not order:
             return None
         raise CheckpointError(
             f"no good checkpoint in {self.directory}, "

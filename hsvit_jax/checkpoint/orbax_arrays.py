@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
+import json
 import logging
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,8 @@ from hsvit_jax.checkpoint.record import (
 # Bytes of arrays that any step may hold, and how many times its files' size beyond that: the
 # compressed zeros of a fresh optimizer's moments lie beside parameters that do not compress.
 _PLAUSIBLE, _DENSEST = 1 << 31, 100
+
+_by_itself = contextvars.ContextVar("by_itself", default=False)
 
 
 def read(
@@ -137,6 +142,32 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding:
     return leaf.sharding or SingleDeviceSharding(jax.local_devices()[0])
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Context in which this process reads and writes for itself: no other is there to agree."""
+    token = _by_itself.set(True)
+    try:
+        yield
+    finally:
+        _by_itself.reset(token)
+
+
+def _others() -> bool:
+    return jax.process_count() > 1 and not _by_itself.get()
+
+
+def from_lead(steps: list[int]) -> list[int]:
+    """Process 0's steps on every process, as a file system may show each another directory."""
+    if not _others():
+        return steps
+    from jax.experimental import multihost_utils
+
+    text = json.dumps(steps).encode()
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    padded = np.frombuffer(text.ljust(size)[:size], np.uint8)
+    return json.loads(multihost_utils.broadcast_one_to_all(padded).tobytes())
+
+
 def agree(attempt: Callable[[], Any]) -> Any:
     """Returns `attempt()`; Damage on one process is raised on all, so that none waits alone."""
     result, damage = None, None
@@ -144,7 +175,7 @@ def agree(attempt: Callable[[], Any]) -> Any:
         result = attempt()
     except Damage as error:
         damage = error
-    if jax.process_count() > 1:
+    if _others():
         from jax.experimental import multihost_utils
 
         if not multihost_utils.process_allgather(np.array(damage is None)).all():

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from hsvit_jax import checkpoint
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination
 from hsvit_jax.train import resume
@@ -100,10 +101,11 @@ class RecoverableLoop(Loop):
         if not self.run.model.lost:
             return super().save(number, metric, wait=True)
         self.watchdog.heartbeat(f"the start of saving step {number}")
-        plain = self._with_fresh_groups(step_lib.to_plain(self.state))
-        if coordination.is_lead():
-            meta = self.meta | self.remarks
-            self.checkpoints.save(number, plain, meta, metric=metric, wait=True)
+        with checkpoint.alone():
+            plain = self._with_fresh_groups(step_lib.to_plain(self.state))
+            if coordination.is_lead():
+                meta = self.meta | self.remarks
+                self.checkpoints.save(number, plain, meta, metric=metric, wait=True)
         self.watchdog.heartbeat(f"saving step {number}")
 
     def _with_fresh_groups(self, plain: dict) -> dict:

@@ -557,7 +557,8 @@ def test_a_failed_save_is_reported_and_does_not_hide_another_error(tmp_path, mon
 
 
 def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
-    """Only process 0's array data are cut off, and both must fall back to the step before."""
+    """Only process 0's array data are cut off, and both must fall back to the step before; then
+    process 0 reads alone, and process 1 sees no step at all."""
     code = """
         import os, sys
         import jax
@@ -566,7 +567,7 @@ def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
         jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
         from jax.experimental import multihost_utils
         from jax.sharding import AxisType, NamedSharding, PartitionSpec
-        from hsvit_jax.checkpoint import Checkpoints
+        from hsvit_jax.checkpoint import Checkpoints, alone, load_tree
         mesh = jax.make_mesh((4,), ("group",), axis_types=(AxisType.Auto,))
         split = NamedSharding(mesh, PartitionSpec("group"))
         whole = NamedSharding(mesh, PartitionSpec())
@@ -591,6 +592,17 @@ def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
                     np.testing.assert_array_equal(np.asarray(x.data), np.asarray(y.data))
             checkpoints.save(2, state(2), {}, wait=True)
             assert checkpoints.steps() == [1, 2]
+            if rank == 0:  # no other reads it
+                with alone():
+                    assert load_tree(directory)[0] == 2
+            checkpoints.save(3, state(3), {}, metric=0, wait=True)
+            if rank == 1:  # a file system shows it less than process 0
+                checkpoints._numbered = lambda: []
+                checkpoints._records = dict
+            assert checkpoints.best_step() == 1
+            assert checkpoints.restore(state(0), "best")[0] == 1
+            assert checkpoints.restore(state(0))[0] == 3
+            checkpoints.save(3, state(3), {})
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -603,7 +615,7 @@ def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
         errors = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     assert all("step 2" in text for text in errors)  # as a warning, on both
-    assert sorted(os.listdir(tmp_path)) == ["1", "2", "2.damaged"]
-    restored = load_tree(tmp_path)[1]["w"]
+    assert sorted(os.listdir(tmp_path)) == ["1", "2", "2.damaged", "3"]
+    restored = load_tree(tmp_path, 2)[1]["w"]
     wanted = np.random.default_rng(2).normal(size=(8, 500)).astype("f4")
     np.testing.assert_array_equal(restored, wanted)

@@ -172,10 +172,11 @@ def test_a_stall_is_told_with_stacks(tmp_path, job, twist, last):
 
 @pytest.mark.slow
 def test_a_process_that_is_late_is_waited_for(tmp_path, job):
-    """Gloo itself waits for half a minute."""
-    settings = [s.replace("steps=26", "steps=3") for s in GROUPS]
-    ends = job(tmp_path / "run", settings, count=2, devices=2, twist=("late", 1, 40))
+    """Gloo itself waits for half a minute. At the end process 0 writes a report, alone."""
+    settings, flags = [s.replace("steps=26", "steps=3") for s in GROUPS], ("--report",)
+    ends = job(tmp_path / "run", settings, count=2, devices=2, twist=("late", 1, 40), flags=flags)
     assert [code for code, _ in ends] == [0, 0], ends
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 @pytest.mark.slow
