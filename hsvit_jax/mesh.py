@@ -162,6 +162,13 @@ def put_replicated(mesh: Mesh, array: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
 
 
+def from_lead(tree: Any) -> Any:
+    """Process 0's host arrays on every process, whose own files or processors may differ."""
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
+
+
 def is_spread(path: tuple[Any, ...], network: Any) -> bool:
     """Whether the leaf at `path` of a state is split over `group`; see `spec_of`."""
     return GROUP in spec_of(path, network)

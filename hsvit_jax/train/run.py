@@ -241,7 +241,8 @@ def train(
 
         state = resume.latest(run, checkpoints, verbose)
         if state is None:
-            state = step_lib.first_state(run, resume.start(run, verbose))
+            start = mesh_lib.from_lead(resume.start(run, verbose))
+            state = step_lib.first_state(run, start)
         first = int(state["step"])
         log, bar = _open_metrics(run, workdir, first, verbose, stack)
         if run.config.init.cache:

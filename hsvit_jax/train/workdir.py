@@ -77,14 +77,22 @@ def check_shared(workdir: Path) -> None:
     mark = workdir / ".job"
     if coordination.is_lead():
         report.write_file(mark, token)
-    deadline = time.monotonic() + 30  # a network file system may take its time
-    while not mark.exists() or mark.read_text("utf-8") != token:
+    deadline = time.monotonic() + 90  # NFS may believe for a minute that a file is not there
+    while not _holds(mark, token):
         if time.monotonic() > deadline:
             raise ValueError(
                 f"the work folder {workdir.absolute()} is not the one of process 0: --workdir must "
                 "be on a file system that all processes share"
             )
         time.sleep(0.2)
+
+
+def _holds(mark: Path, token: str) -> bool:
+    try:
+        os.listdir(mark.parent)  # upon which NFS asks its server again
+        return mark.read_text("utf-8") == token
+    except OSError:  # not there yet, or just replaced, so that its handle is stale
+        return False
 
 
 @contextlib.contextmanager
