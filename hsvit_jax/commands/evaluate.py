@@ -67,6 +67,7 @@ def _images(
         other_data = request.config is not None and name.startswith(("folder=", "csv="))
         split = "all" if run_is_named and other_data else "test"
     dataset = train.load_data(config, test_only=split == "all")
+    coordination.check_same("data set", dataset.fingerprint)
     if request.config is not None and not dataset.info.flip:
         config.eval.tta = "none"
     _check_classes(classifier.class_names, dataset.info.class_names, name)

@@ -102,6 +102,7 @@ def predict_files(
                 names.append(str(path))
             except data.BadImage as error:
                 errors.append(str(error))
+        coordination.check_same("list of images", "\n".join(names))
         probabilities_BK = network.predict(np.stack(images)) if images else ()
         for name, p_K in zip(names, probabilities_BK, strict=True):
             for rank, k in enumerate(np.argsort(-p_K, kind="stable")[:top_k], 1):

@@ -47,10 +47,13 @@ def write_views(
     alone = ", without its other views" if views_too else ""  # which predict averages
     written, errors, names = [], [], classifier.class_names
     for path, stem in zip(paths, _stems(paths), strict=True):
+        image_HWC = None
         try:
             image_HWC = classifier.read(path)
         except data.BadImage as error:
             errors.append(str(error))
+        coordination.check_same("list of images", "" if image_HWC is None else str(path))
+        if image_HWC is None:
             continue
         views = classifier.explain(image_HWC[None])[0]
         if not coordination.is_lead():
