@@ -29,7 +29,9 @@ T = TypeVar("T")
 LEAD = 8
 _EVERY = 4  # steps between two polls of the store
 _PAUSE = 1.5  # seconds between two polls for the end of another process
-_HOUR_MS = 3_600_000
+_LONGEST_MS = 6 * 3_600_000  # one process may have to decode what others have cached
+# Exit codes that all processes come to → seconds to wait for process 0, which closes its loggers.
+_TOGETHER = {0: 120.0, 3: 60.0, 42: 60.0}
 _PRINTED_MS = 5_000  # how long others wait for process 0 to print the same message
 _numbers = itertools.count()
 _barriers: collections.Counter[str] = collections.Counter()
@@ -102,9 +104,9 @@ def _gather(text: str) -> list[str]:
         return [text]
     place = f"hsvit/{next(_numbers)}"
     client.key_value_set(f"{place}/{index}", text or " ")  # an empty value counts as none
-    client.wait_at_barrier(f"{place}/all", _HOUR_MS)
+    client.wait_at_barrier(f"{place}/all", _LONGEST_MS)
     count = distributed.global_state.num_processes
-    values = [client.blocking_key_value_get(f"{place}/{i}", _HOUR_MS) for i in range(count)]
+    values = [client.blocking_key_value_get(f"{place}/{i}", _LONGEST_MS) for i in range(count)]
     return ["" if value == " " else value for value in values]
 
 
@@ -174,7 +176,7 @@ def leave(code: int) -> int:
         return code
     sys.stdout.flush()
     sys.stderr.flush()
-    if not _part("leave", 120.0 if code == 0 else 5.0):
+    if not _part("leave", _TOGETHER.get(code, 5.0)):
         _pull_down(code, f"exit code {code}")
     os._exit(code)
 

@@ -152,6 +152,16 @@ def test_nobody_stops_unasked(processes):
     assert processes(body, body) == [[None] * 30] * 2
 
 
+def test_a_saved_run_ends_together(processes, monkeypatch):
+    """Process 0, which closes its loggers, is waited for where it is known to come."""
+    waits = {}
+    for code in (1, 42):
+        monkeypatch.setattr(coordination, "barrier", lambda _, s, c=code: waits.setdefault(c, s))
+        monkeypatch.setattr(coordination.os, "_exit", lambda code: None)
+        processes(lambda code=code: coordination.leave(code))
+    assert waits[1] == 5 and waits[42] >= 40  # two loggers, 20 s each
+
+
 def test_one_voice(processes, capfd, monkeypatch):
     """Process 1 keeps silent where process 0 speaks, though the second lines differ."""
 
