@@ -1,12 +1,14 @@
 """The whole run in one process: what it evaluates and saves, when it stops, what it refuses."""
 
 import dataclasses
+import errno
 import fcntl
 import functools
 import itertools
 import json
 import os
 import signal
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +17,10 @@ import pytest
 from support.small_runs import metric_lines, small_config, small_dataset, spy_on_batches
 
 from hsvit_jax import checkpoint, train
-from hsvit_jax.runtime import signals
+from hsvit_jax.runtime import coordination, signals
 from hsvit_jax.train import evaluate, loop
 from hsvit_jax.train import step as step_lib
+from hsvit_jax.train import workdir as workdir_lib
 
 
 def run(workdir, *, dataset=None, **settings):
@@ -230,6 +233,23 @@ def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp
             run(tmp_path, train__steps=1)
         assert not (tmp_path / "checkpoints").exists()
     run(tmp_path, train__steps=0)
+
+
+def test_nfs_may_show_process_0s_mark_late(tmp_path, monkeypatch):
+    """It is not there, then replaced while it is read, then an earlier run's, then this one's."""
+    found = [FileNotFoundError(), OSError(errno.ESTALE, "Stale file handle"), "an old one", "new"]
+
+    def read_text(path, encoding):
+        if isinstance(answer := found.pop(0), OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(coordination, "is_lead", lambda: False)
+    monkeypatch.setattr(coordination, "from_lead", lambda text: "new")
+    monkeypatch.setattr(Path, "read_text", read_text)
+    workdir_lib.check_shared(tmp_path)
+    assert not found
 
 
 # --- Requests to stop ----------------------------------------------------------------------------
