@@ -3,6 +3,7 @@
 Networks, and Flax with them, are imported where one is built: that takes as long as importing jax.
 """
 
+import contextlib
 import dataclasses
 import os
 from functools import cached_property, partial
@@ -236,9 +237,10 @@ def load(
       path: a run's folder, a checkpoint folder, an exported file, or a network of the zoo
         ('zoo:c2a2-digits').
       which: of checkpoints: 'best' (the latest where none was evaluated), 'latest', or a step.
-      devices: to run on; all of jax's, of all processes, by default.
+      devices: to run on; all of jax's, of all processes, by default. With several processes all
+        call this, and then the same methods, alike, unless the devices are this process's own.
       group, data: of them, those that share the attention groups, and the images of a batch; -1 for
-        the rest. With several processes all call this, and then the same methods, alike.
+        the rest.
       aggregate: 'psum', or 'ordered' for the same bits on any number of devices, or 'bf16'.
 
     Raises:
@@ -250,9 +252,12 @@ def load(
         )
     if not (key := keys.KEYS["mesh.aggregate"]).fits(aggregate):
         raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
+    from hsvit_jax import checkpoint
     from hsvit_jax.train import init_from
 
-    stored = init_from.stored_network(path, which)
+    alone = devices is not None and set(devices) <= set(jax.local_devices())
+    with checkpoint.alone() if alone else contextlib.nullcontext():
+        stored = init_from.stored_network(path, which)
     mesh = mesh_lib.make(group, data, groups=stored.model.group_axis_limit, devices=devices)
     network = {"params": stored.params, "stats": stored.stats}
     placed = mesh_lib.place(mesh, network, stored.model)

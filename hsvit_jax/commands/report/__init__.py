@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hsvit_jax import checkpoint, classifier, cli, data, report, train
+from hsvit_jax import classifier, cli, data, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
@@ -46,8 +46,7 @@ def run(request: Request) -> int:
 def write_after_training(folder: Path, dataset: data.Dataset | None = None) -> Path | None:
     """Writes the report of a run that has just ended; None, with a note, where that fails."""
     try:
-        with checkpoint.alone():  # the other processes wait for the end of it
-            trained = classifier.load(folder, devices=jax.local_devices())
+        trained = classifier.load(folder, devices=jax.local_devices())
         return write(trained, folder, folder / "report.html", dataset=dataset)
     except Exception as error:  # whatever it is, the run is done and saved
         cli.note(f"no report ({type(error).__name__}: {error})")
