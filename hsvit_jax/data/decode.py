@@ -137,8 +137,8 @@ def decode_items(
     if items.own and notes["copies"]:
         warnings.warn(
             f"{notes['copies']:,} of {len(items.names):,} images are copies of others, "
-            f"{printable(notes['copy'])} first: a copy of a test image may be trained on, and one in "
-            "another class has two labels; remove them",
+            f"{printable(notes['copy'])} first: a copy of a test image may be trained on, and one "
+            "in another class has two labels; remove them",
             stacklevel=2,
         )
     good = np.flatnonzero(arrays["good"])
