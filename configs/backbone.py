@@ -22,7 +22,10 @@ The recipe `paper`: the backbone pretrained and frozen, the native size, AdamW 1
 crops of 8 to 100 % of the area, flips, TrivialAugment, MixUp 0.2 or CutMix 1.0, erasing 0.1,
 gradient norm 0.01. Weights are named with init.from; --config.init.freeze= (nothing) trains the
 whole network. A crop is taken on the device, from the image as it was scaled to cover the native
-size and cut to its centre (see data/images.py), not from the file's own pixels.
+size and cut to its centre (see data/images.py), not from the file's own pixels. Nor as in the
+authors' script: TrivialAugment moves pixels to the nearest (there bilinear), the cosine ends at 0
+(there it counts from the warm-up's end, and stops at 1 % of the rate), and test images are cut to
+their centre (there stretched to the size: data.fit=stretch for an evaluation).
 
     python -m hsvit_jax.main --config=configs/backbone.py:resnet50,imagenet,paper \\
         --config.init.from=PATH

@@ -13,7 +13,8 @@ yet.
 
 The recipe `paper` is that of the authors' script for ImageNet, at 224 px for every data set. Its
 rate is 4e-3 for 2,048 images (the paper says 1e-3); the clipping of gradients by the norms of the
-weights is left out. BatchNorm stands before the classifier: a batch of two images has no gradient.
+weights is left out, and what configs/hvt.py names. BatchNorm stands before the classifier: a batch
+of two images has no gradient.
 
     python -m hsvit_jax.main --config=configs/efficientvit.py:m5,imagenet,paper
     python -m hsvit_jax.main --config=configs/efficientvit.py:m0,cifar10

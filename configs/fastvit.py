@@ -14,7 +14,8 @@ and SA36 31,457,256 at 256 px. The FastViT paper, and HSViT's table 3 after it, 
 Our accuracy: not measured yet.
 
 The recipe `paper` is that of the authors' commands for ImageNet without distillation, at 256 px for
-every data set; MA36's MixUp of 0.8 is left out (0.2, as for the others).
+every data set; MA36's MixUp of 0.8 is left out (0.2, as for the others), and what
+configs/hvt.py names.
 
     python -m hsvit_jax.main --config=configs/fastvit.py:sa24,imagenet,paper
     python -m hsvit_jax.main --config=configs/fastvit.py:t8,cifar10

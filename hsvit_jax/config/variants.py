@@ -73,7 +73,8 @@ def _parts(name: str) -> list[str]:
 def _variant(record: Family, words: list[str], finetuned: bool) -> str:
     """The one variant with just these parts; their order decides between several.
 
-    For fine-tuning also the one of these parts and others whose weights have an image size.
+    For fine-tuning also the one of these parts and others whose weights have an image size, of
+    several the one that is named for ImageNet.
     """
     if not words:
         return record.default_variant
@@ -86,6 +87,7 @@ def _variant(record: Family, words: list[str], finetuned: bool) -> str:
     wanted = ",".join(words)
     wider = same or [name for name in names if not set(parts) - set(_parts(name))]
     native = [name for name in wider if finetuned and name in record.native_sizes]
+    native = [name for name in native if "imagenet" in _parts(name)] or native
     if len(native) == 1:
         return native[0]
     if wider:

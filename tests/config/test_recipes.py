@@ -66,6 +66,11 @@ def test_what_the_papers_say():
     c = resolved("dhvt:t-patch16,domainnet/sketch,paper")
     assert (c.train.batch, c.train.epochs, c.data.image_size) == (256, 300, (224, 224))
     assert (warmup(c), c.data.num_classes, c.augment.crop_padding) == (20, 345, 0)
+    assert c.optim.learning_rate == 1e-3 * 256 / 512  # as the authors' script scales it
+    for variant in ("t-patch16", "s-patch16"):  # table 10
+        c = config_lib.get_config(f"dhvt:{variant},cifar100,paper")
+        crops = (c.augment.random_resized_crop, c.augment.crop_padding)
+        assert (c.data.image_size, *crops) == ((224, 224), (0.08, 1.0), 0)
     for c in (large, recipe_of("hvt")):
         augment = c.augment
         assert (augment.mixup, augment.cutmix, augment.erasing) == (0.8, 1.0, 0.25)
@@ -81,13 +86,13 @@ def test_what_the_papers_say():
 
 
 def test_fine_tuning_as_the_supplement_of_dhvt():
-    """Sections 2.1 and 3.3; of the networks trained on ImageNet."""
+    """Sections 2.1 and 3.3, and the authors' script; of the networks trained on ImageNet."""
     for words, heads in (("t", 3), ("s", 6)):
         c = config_lib.get_config(f"dhvt:{words},finetune,cifar100")
         assert (c.model.patch, c.model.heads, c.data.image_size) == (16, heads, (224, 224))
         assert (c.train.batch, c.train.epochs, warmup(c, 100)) == (256, 100, 2)
-        assert (c.optim.learning_rate, c.optim.weight_decay, c.optim.name) == (5e-4, 1e-8, "adamw")
-        assert (c.init.classifier, c.augment.crop_padding, c.data.repeats) == ("new", 0, 3)
+        assert (c.optim.learning_rate, c.optim.weight_decay) == (5e-4 * 256 / 512, 1e-8)
+        assert (c.init.classifier, c.augment.crop_padding, c.data.repeats) == ("new", 0, 1)
         assert c.data.mean == data.describe("imagenet").mean
     with pytest.raises(ValueError, match=r"t could be t-patch4"):
         config_lib.get_config("dhvt:t,cifar100")
@@ -110,6 +115,16 @@ def test_table_2_of_the_hsvit_paper_lowers_the_rate_where_its_note_says():
         for data_set in ("cifar10", "tiny_imagenet", "food101")
     ]
     assert batches == [512, 128, 16]
+
+
+def test_images_of_table_2_of_the_hsvit_paper_have_the_size_of_its_scripts():
+    for words in ("c2a2", "vit:b-patch4", "cvt:13-patch4", "mobilevit:xs", "resnet:50"):
+        spec = words if ":" in words else f"{words}:"
+        c = resolved(f"{spec},food101,paper")
+        assert (c.data.image_size, c.data.fit) == ((128, 128), "stretch")
+        assert resolved(f"{spec},cifar10,paper").data.fit == "crop"
+    assert resolved("cvt:13-patch4,fashion_mnist,paper").data.image_size == (32, 32)
+    assert resolved("hvt:s-4,food101,paper").data.fit == "crop"
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from typing import Any
 
 from hsvit_jax.models.family import Sizes, check_heads, defaults_of, few
 
-#: Named sizes (paper, table 2), as they differ from `DEFAULTS`.
+#: Named sizes (paper, table 1), as they differ from `DEFAULTS`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "c2a2": {},
     "c3a4": {"conv_channels": (64, 128, 256), "conv_kernels": (3, 3, 3), "depth": 4},
     "c4a8": {"conv_channels": (64, 128, 256, 512), "conv_kernels": (3, 3, 3, 3), "depth": 8},
 }
-#: Pool strides of a variant by the pixels of an image's side (paper, table 2).
+#: Pool strides of a variant by the pixels of an image's side (paper, table 1; 28: its code).
 STRIDES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "c2a2": {28: (2, 2), 32: (2, 2), 64: (4, 2), 128: (4, 4)},
     "c3a4": {28: (2, 1, 2), 32: (2, 1, 2), 64: (2, 2, 2), 128: (4, 2, 2)},
@@ -96,8 +96,8 @@ class HSViTConfig(Sizes):
         return self.conv_channels[-1] // self.groups + 1
 
 
-#: The settings of a `model` section (paper, table 2, and the authors' code); `default_strides` for
-#: empty pool strides.
+#: The settings of a `model` section (paper, section 4.1, and the authors' code); empty pool strides
+#: are `default_strides`.
 DEFAULTS = {
     **{"ablation": "none", "convolution": "dense"},
     **defaults_of(HSViTConfig, without=["separable"]),
