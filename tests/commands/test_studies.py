@@ -102,6 +102,12 @@ def test_the_sensitivity_studies_change_what_they_say():
             assert model.groups == cell.line
 
 
+def test_the_rate_follows_the_batch_as_in_the_script_of_dhvt():
+    for cell in study.load("dhvt_table5")[0].cells:
+        settings = config.get_config("dhvt:cifar100,paper", *cell.settings)
+        assert settings.optim.learning_rate == 1e-3 * settings.train.batch / 512
+
+
 def test_a_grid(tmp_path):
     labels = grid.Labels("Title", "kernels", "groups")
     points = [

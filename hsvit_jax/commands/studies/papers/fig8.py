@@ -2,7 +2,8 @@
 
 The first block has half as many kernels as those after it. The paper prints a plot without
 numbers: the grid is chosen here. The last map has a quarter of the image's side, as that of C2A2
-and C3A4 at 32 pixels.
+and C3A4 at 32 pixels. The authors' script has one and two blocks of each kind, a single convolution
+block with a stride of 2 (see fig5).
 """
 
 from hsvit_jax.commands.studies.study import Cell, Study
