@@ -21,10 +21,11 @@ of three runs, table 1). Our own on CIFAR-10: not measured yet.
 The recipe `paper` (section 4; the same for ViX, LeViX, CCX, CvX and PiX): AdamW 1e-3 without any
 schedule, decay 0.01 on everything, betas 0.9 and 0.999, batch 64, no augmentation named. The paper
 does not say how many epochs; the authors' scripts have 40 to 150, here 100. Not as there: mixed
-precision (say bf16 for something near it), and the best of three runs, whose split it does not
-name. Dropout is what the scripts have for each variant; the paper says 0. On digits the recipe
-`strong` has 8×8 tokens, one for each pixel of the original images, and 16 landmarks or projected
-positions.
+precision (say bf16 for something near it), pixels normalised by 0.5 (CIFAR-10), tests without
+dropout and by running statistics (most of the scripts never leave the training mode), and the best
+of three runs, whose split it does not name. Dropout is what the scripts have for each variant; the
+paper says 0. On digits the recipe `strong` has 8×8 tokens, one for each pixel of the original
+images, and 16 landmarks or projected positions.
 
 Performer and Nyström divide by a maximum for stability. The authors take it over the whole batch,
 so that an image's logits depend on the images beside it; here it is each image's own
