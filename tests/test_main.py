@@ -132,6 +132,7 @@ def test_help(capfd):
         (["--mode=summary", CONFIG, "--distributed=off"], "does not use --distributed"),
         (["--mode=eval"], "eval needs --checkpoint"),
         (["--mode=plan", CONFIG], "plan needs --devices"),
+        (["serve", "x", "--parts=2", "--deadline=30"], "--timeout=30; give a shorter one"),
         (["serve", "x", "--wait=nan"], "--wait=nan: expected a finite number"),
         ([CONFIG, "--", "--mode=eval"], "unexpected words: --mode=eval"),
     ],

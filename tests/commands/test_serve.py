@@ -232,9 +232,14 @@ def test_a_late_answer_and_a_dead_network_are_503(network, monkeypatch):
         async def failing(self, images):
             raise RuntimeError("out of memory")
 
-        for vote, status in ((empty, 503), (failing, 500), (late, 503)):
-            monkeypatch.setattr(votes.Network, "vote", vote)
-            assert client.post("/predict", files=FILES[:1]).status_code == status
+        for vote, status in ((failing, 500), (empty, 503), (late, 503)):
+            with monkeypatch.context() as patch:
+                patch.setattr(votes.Network, "vote", vote)
+                assert client.post("/predict", files=FILES[:1]).status_code == status
+                health = client.get("/healthz")
+            assert (health.status_code, health.json()["status"]) == (
+                (503, "failing") if vote is failing else (200, "ok")
+            )
 
 
 def test_who_may_ask(network):

@@ -22,18 +22,6 @@ _NOTICE = b"\nrequests in flight are answered; a second signal stops at once\n"
 
 def run(request: Request) -> int:
     """Serves until SIGTERM or Ctrl-C, and answers what is in flight; 1 where it cannot start."""
-    try:
-        import uvicorn
-
-        from hsvit_jax.commands.serve import app, batching, ray_parts, votes
-
-        if request.flags.parts:
-            import ray.serve  # noqa: F401
-    except ImportError as error:
-        extra = "ray" if error.name.startswith("ray") else "serve"
-        raise ValueError(
-            f"hsvit serve needs {error.name}: pip install 'hsvit_jax[{extra}]'"
-        ) from error
     values = request.flags
     if len(request.words) != 1:
         raise cli.Misuse(
@@ -45,6 +33,23 @@ def run(request: Request) -> int:
             f"--host={values.host} is reached by other machines: give --token, which requests must "
             "then bear, or listen at 127.0.0.1 behind a reverse proxy that asks for one"
         )
+    if values.parts and values.deadline >= values.timeout:
+        raise cli.Misuse(
+            f"--deadline={values.deadline:g}: a part that is late would hold a request up beyond "
+            f"--timeout={values.timeout:g}; give a shorter one"
+        )
+    try:
+        import uvicorn
+
+        from hsvit_jax.commands.serve import app, batching, ray_parts, votes
+
+        if values.parts:
+            import ray.serve  # noqa: F401
+    except ImportError as error:
+        extra = "ray" if error.name.startswith("ray") else "serve"
+        raise ValueError(
+            f"hsvit serve needs {error.name}: pip install 'hsvit_jax[{extra}]'"
+        ) from error
     limits = app.Limits(
         request_bytes=values.max_megabytes << 20,
         pixels=values.max_pixels,

@@ -319,18 +319,21 @@ class Server:
         return [{"name": name, "rows": _bytes(map_HW).tolist()} for name, map_HW in found]
 
     async def _health(self, _: Request) -> Response:
+        """What is served; 503 while batches fail, for whoever restarts a server."""
+        failed = self.batcher.failed
         model = self._classifier.config.model
         parts = [dataclasses.asdict(part) for part in self.batcher.voters.parts]
         return JSONResponse(
             {
-                "status": "ok",
+                "status": "failing" if failed else "ok",
                 "network": model.variant,
                 "step": self._classifier.step,
                 "image_size": self._classifier.image_size,
                 "fit": self._classifier.config.data.fit,
                 "classes": len(self._classifier.class_names),
                 "parts": parts,
-            }
+            },
+            503 if failed else 200,
         )
 
     async def _show_metrics(self, request: Request) -> Response:

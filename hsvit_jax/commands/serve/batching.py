@@ -47,12 +47,16 @@ class Batcher:
       network: computes what they elect.
       sizes: of batches, see `sizes_up_to`.
       wait: seconds that the first image of a batch waits for others.
+
+    Attributes:
+      failed: whether the last batch was not answered for an error, such as a device's.
     """
 
     def __init__(self, voters: Voters, network: Network, sizes: Sequence[int], wait: float) -> None:
         self.voters, self.network, self.sizes, self.wait = voters, network, sizes, wait
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._arrived = asyncio.Event()
+        self.failed = False
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -113,7 +117,9 @@ class Batcher:
             images_BHWC = np.stack([batch[row].image_HWC for row in rows])
             ballot = await self.voters.vote(images_BHWC)
             probabilities_BK, voted_B = self._elect(ballot, [batch[row].lost for row in rows])
+            self.failed = False
         except Exception as error:  # the requests fail, the server does not
+            self.failed = True
             for one in batch:
                 if not one.answer.done():
                     one.answer.set_exception(error)

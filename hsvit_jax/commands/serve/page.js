@@ -156,7 +156,8 @@ function switchOf({ name, groups }, number) {
   const title = groups > 1 ? `${groups} groups` : "";
   return make("li", {}, make("label", { title }, box, name), bar(0, name), make("span", {}));
 }
-call("healthz")
+fetch("healthz") // its status says how the last batch went
+  .then((response) => response.json())
   .then(({ network, step, image_size, fit: how, classes, parts }) => {
     [fit, size] = [how, image_size];
     at("network").textContent =
