@@ -17,6 +17,7 @@ from hsvit_jax.train import batches, optim, step
 
 DATASET = small_dataset()
 BATCH = 16
+LOOP = "stablehlo.while"
 UNEVEN = np.repeat(np.arange(2, dtype=np.int32), [60, 10])
 
 
@@ -100,13 +101,32 @@ def test_working_memory_does_not_hold_the_data_set():
 @pytest.mark.parametrize("shape", [(2, 4), pytest.param((8, 1), marks=pytest.mark.slow)])
 def test_a_run_does_not_depend_on_the_mesh(shape):
     """Augmentation, mixing and dropout included: the same losses, statistics and averages."""
-    (one, rows), (state, spread) = one_device().take(3), on_mesh(*shape).take(3)
-    expected = [float(row["loss"]) for row in rows]
-    np.testing.assert_allclose([float(row["loss"]) for row in spread], expected, rtol=1e-5)
-    averages = (jax.tree.leaves(jax.device_get(step.averaged(s))) for s in (state, one))
+    losses = assert_same_run(on_mesh(*shape).take(3), one_device().take(3))
+    assert len(set(losses)) == 3
+
+
+def test_accelerators_take_the_same_steps(monkeypatch):
+    """With their formulas of convolutions and attention, which run here too; for GPUs and TPUs the
+    program is lowered only. The loops over slices of `ops.conv` are a CPU's."""
+    one = one_device()
+    expected, loops = one.take(3), one.step.lower(one.fresh, one.batches[0]).as_text().count(LOOP)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    trainer = Trainer(mesh__group=2, mesh__data=4, train__log_every=3)
+    assert_same_run(trainer.take(3), expected)
+    traced = trainer.step.trace(trainer.fresh, trainer.batches[0])
+    for platform in ("cuda", "tpu"):
+        assert traced.lower(lowering_platforms=(platform,)).as_text().count(LOOP) < loops
+
+
+def assert_same_run(got, expected):
+    """Losses and averaged weights of two runs agree but for rounding; returns the losses."""
+    (state, rows), (other, others) = got, expected
+    losses = [float(row["loss"]) for row in others]
+    np.testing.assert_allclose([float(row["loss"]) for row in rows], losses, rtol=1e-5)
+    averages = (jax.tree.leaves(jax.device_get(step.averaged(s))) for s in (state, other))
     for a, b in zip(*averages, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(b).max(), 0.1))
-    assert len(set(expected)) == 3
+    return losses
 
 
 def test_accumulated_gradients_are_those_of_the_batch():
