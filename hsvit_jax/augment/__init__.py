@@ -282,9 +282,9 @@ def _erased(probability: float, bits_BS: jax.Array, height: int, width: int) -> 
 def _noise(key: jax.Array, indices_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Normal noise for each example, from (key, its index) alone: float32 (B, *shape)."""
     key = jax.random.fold_in(key, _NOISE_STREAM)
-    return jax.vmap(lambda index: jax.random.normal(jax.random.fold_in(key, index), shape))(
-        indices_B
-    )
+    return jax.vmap(
+        lambda index: jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
+    )(indices_B)
 
 
 def _check_images(images_BHWC: jax.Array):

@@ -33,10 +33,10 @@ def mix(
     """
     _, height, width, _ = images_BHWC.shape
     scalars_key, beta_key = jax.random.split(key)
-    apply_bits, which_bits, x_bits, y_bits = jax.random.bits(scalars_key, (4,))
+    apply_bits, which_bits, x_bits, y_bits = jax.random.bits(scalars_key, (4,), jnp.uint32)
     is_cutmix = jnp.asarray(cutmix > 0.0) if 0.0 in (mixup, cutmix) else fraction(which_bits) < 0.5
     alpha = jnp.where(is_cutmix, cutmix, mixup)
-    drawn = jax.random.beta(beta_key, alpha, alpha)
+    drawn = jax.random.beta(beta_key, alpha, alpha, dtype=jnp.float32)
     keep = jnp.where(fraction(apply_bits) < probability, drawn, 1.0)
 
     half = 0.5 * jnp.sqrt(1.0 - keep)

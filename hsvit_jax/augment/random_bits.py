@@ -26,9 +26,9 @@ def example_bits(key: jax.Array, indices_B: jax.Array, count: int) -> jax.Array:
             f"augmentation needs a key of kind 'threefry2x32', got {kind!r}: make it with "
             "jax.random.key(seed, impl='threefry2x32')"
         )
-    return jax.vmap(lambda index: jax.random.bits(jax.random.fold_in(key, index), (count,)))(
-        indices_B
-    )
+    return jax.vmap(
+        lambda index: jax.random.bits(jax.random.fold_in(key, index), (count,), jnp.uint32)
+    )(indices_B)
 
 
 def fraction(bits: jax.Array) -> jax.Array:

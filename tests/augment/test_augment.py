@@ -230,6 +230,18 @@ def test_targets_are_the_shares_of_the_pixels(alphas, probability, shares):
     np.testing.assert_array_equal(kept["none"], 1.0)
 
 
+@pytest.mark.parametrize("settings", [MIXED, PER_EXAMPLE, TRIVIAL])
+def test_double_precision_elsewhere_changes_no_batch(settings):
+    """With jax_enable_x64 words have 32 bits and images are float32 all the same."""
+    arrays = batch(4)
+    expected = run(settings, *arrays)
+    with jax.enable_x64(True):
+        found = run(settings, *arrays)
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.dtype == wanted.dtype == np.float32
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_label_smoothing_formula():
     labels = jnp.array([2, 0], jnp.int32)
     expected = 0.9 * np.eye(5)[[2, 0]] + 0.1 / 5
