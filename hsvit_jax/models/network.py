@@ -210,7 +210,8 @@ class Network(abc.ABC):
         for name, module in self.parts(key).items():
             params[name] = plain(module, nnx.Param)
             stats[name] = plain(module, nnx.BatchStat)
-        return without_empty(params), without_empty(stats)
+        trees = without_empty(params), without_empty(stats)
+        return jax.tree.map(lambda x: x.astype(jnp.float32), trees)  # with jax_enable_x64 too
 
     def apply(
         self,

@@ -1,9 +1,13 @@
 """A network as pure functions: what `apply` is given stays as it is."""
 
+import dataclasses
+
 import jax
 import numpy as np
+from support.small_runs import HSVIT
 
 from hsvit_jax.models import network
+from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.models.layers import BatchNorm
 
 
@@ -32,3 +36,11 @@ def test_training_leaves_numpy_statistics_as_they_are():
     for found in (model.apply(params, stats, images, train=True), closed_over(images)):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
         jax.tree.map(np.testing.assert_array_equal, given, before)
+
+
+def test_initial_values_are_single_precision_always():
+    """Also where a program has switched jax_enable_x64 on, and of towers."""
+    model = hsvit.TowerHSViT(dataclasses.replace(HSVIT, towers=2, votes="learned"))
+    with jax.enable_x64(True):
+        leaves = jax.tree.leaves(model.init(jax.random.key(0)))
+    assert {x.dtype.name for x in leaves} == {"float32"}
