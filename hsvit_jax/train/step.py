@@ -60,7 +60,7 @@ def init_state(
         "opt": tx.init(trainable(params, model.frozen)),
         "bad": jnp.zeros((), jnp.int32),
         "skipped": jnp.zeros((), jnp.int32),
-        "meter": {name: jnp.zeros(()) for name in ("loss", "accuracy", "steps")},
+        "meter": {name: jnp.zeros((), jnp.float32) for name in ("loss", "accuracy", "steps")},
     }
     if config.train.ema_decay > 0:
         moving = {"params": params, "stats": stats}
@@ -165,7 +165,8 @@ def make_train_step(
 
             # Every device has a share of every part: part n is the examples n, n + accumulate, …
             parts = [x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1) for x in examples]
-            zeros = jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+            zero = jnp.zeros((), jnp.float32)
+            zeros = zero, zero, jax.tree.map(jnp.zeros_like, params)
             (stats, *sums), _ = jax.lax.scan(add_part, (state["stats"], *zeros), parts)
             loss, accuracy, grads = jax.tree.map(lambda x: x / accumulate, sums)
         # The update is not fused with the gradients' sums, whose rounding would depend on the mesh.

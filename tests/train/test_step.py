@@ -149,6 +149,18 @@ def test_accumulated_gradients_are_those_of_the_batch():
     assert temporary[0] < 0.75 * temporary[1]
 
 
+def test_double_precision_elsewhere_changes_no_state():
+    """Before and after a step its arrays have the dtypes that a checkpoint is restored into."""
+    run = train.prepare(small_config(train__accumulate=2), dataset=DATASET)
+    batch = next(batches.source(run, 0))
+    with jax.enable_x64(True):
+        first = jax.eval_shape(lambda: step.init_state(run.model, run.tx, run.config))
+        after, _ = jax.eval_shape(step.make_train_step(run), first, batch)
+    for state in (first, after):
+        found, wanted = jax.tree.leaves(state), jax.tree.leaves(run.state_shape)
+        assert [x.dtype for x in found] == [x.dtype for x in wanted]
+
+
 # --- Steps that must not be taken ----------------------------------------------------------------
 
 COUNTERS = ("step", "bad", "skipped", "meter")
