@@ -190,6 +190,8 @@ def _size_of(network: Network, ours: tuple[int, ...], theirs: tuple[int, ...]) -
 
     `ours` and `theirs` are the shapes of the positions in this network and in the file.
     """
+    if ours == theirs:
+        return network.config.image_size
     for places, wanted in zip(ours, theirs, strict=False):
         # A family may know grids of its own numbers of tokens only.
         grids = Network.grid(network, places), Network.grid(network, wanted)

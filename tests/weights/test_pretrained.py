@@ -101,6 +101,14 @@ def test_other_sizes_are_found_and_refitted_when_asked(tmp_path):
         load(tmp_path, **{**asked, "stem": "keep"})
 
 
+def test_a_file_of_square_images_for_others():
+    """Of as many rows, of more and of fewer; a side of the file's is 8 pixels."""
+    for size in ((8, 16), (16, 8), (4, 8)):
+        network = models.build(MODEL, image_size=size, channels=1, num_classes=7)
+        found = pretrained.load(Path("w"), tensors_of(), "deit", network, fresh_classifier=False)
+        assert found.network.config.image_size == (8, 8)
+
+
 def test_a_file_without_a_classifier(tmp_path):
     tensors = {k: v for k, v in tensors_of().items() if not k.startswith("head.")}
     place = write(tmp_path / "w.safetensors", tensors)
