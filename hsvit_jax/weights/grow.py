@@ -5,6 +5,7 @@ zero, so the larger network computes the same function until it is trained.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,14 +31,9 @@ def misfits(old: Any, new: Any) -> list[str]:
     """
     if type(old) is not type(new):
         return [f"sizes: checkpoint {old}, config {new}"]
-    names = [field.name for field in dataclasses.fields(old) if "drop" not in field.name]
-    lines = [
-        f"{name}: checkpoint {getattr(old, name)}, config {getattr(new, name)}"
-        for name in (_FIXED if isinstance(old, HSViTConfig) else names)
-        if getattr(old, name) != getattr(new, name)
-    ]
     if not isinstance(old, HSViTConfig):
-        return lines
+        return _differences(old, new, [field.name for field in dataclasses.fields(old)])
+    lines = _differences(old, new, _FIXED)
     if new.towers < old.towers:
         lines.append(f"towers: checkpoint {old.towers}, config {new.towers}, which are fewer")
     elif len(new.conv_channels) != len(old.conv_channels):
@@ -68,6 +64,20 @@ def misfits(old: Any, new: Any) -> list[str]:
         )
     if new.votes == "equal" and (old.votes == "learned" or new.groups > old.groups):
         lines.append("votes: 'equal', but new groups start without a vote: set votes='learned'")
+    return lines
+
+
+def _differences(old: Any, new: Any, names: Sequence[str], place: str = "") -> list[str]:
+    """Lists the settings of these names that differ, but for rates of dropout, also those of a
+    mixer's or a backbone's config inside."""
+    lines = []
+    for name in names:
+        a, b = getattr(old, name), getattr(new, name)
+        if dataclasses.is_dataclass(a) and type(a) is type(b):
+            inner = [field.name for field in dataclasses.fields(a)]
+            lines += _differences(a, b, inner, f"{place}{name}.")
+        elif a != b and "drop" not in name:
+            lines.append(f"{place}{name}: checkpoint {a}, config {b}")
     return lines
 
 

@@ -10,6 +10,7 @@ import pytest
 from support import small_runs
 
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax import models
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.weights import grow
 
@@ -116,6 +117,26 @@ def test_what_cannot_be_grown_says_why():
     conv_only = dataclasses.replace(SMALL, groups=0)
     with pytest.raises(ValueError, match="more channels in the last block change the answers"):
         grow.check(conv_only, dataclasses.replace(conv_only, conv_channels=(2, 8)))
+
+
+def test_rates_of_dropout_may_differ_inside_a_mixer_and_a_backbone():
+    for family, rate, size in (
+        ("vix", {"dropout": 0.1}, {"heads": 2}),
+        ("ccx", {"attention_dropout": 0.3}, {"heads": 2}),
+        ("hsvit_backbone", {"backbone_settings": {"dropout": 0.1}}, {"groups": 2}),
+    ):
+        record = models.FAMILIES[family]
+        variant = "efficientnet_b0" if family == "hsvit_backbone" else ""
+        settings = record.settings(variant)
+        if inner := rate.get("backbone_settings"):
+            rate = {"backbone_settings": settings["backbone_settings"] | inner}
+        old, new, other = (
+            record.sizes(settings | changes, image_size=(64, 64), channels=3, num_classes=5)
+            for changes in ({}, rate, size)
+        )
+        assert old != new and not grow.misfits(old, new)
+        place = "" if family == "hsvit_backbone" else "mixing."
+        assert grow.misfits(old, other)[0].startswith(place + next(iter(size)))
 
 
 def test_towers_do_not_become_fewer():
