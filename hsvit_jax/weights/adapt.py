@@ -81,6 +81,11 @@ def refit(
             for path, shape in shapes.items():
                 leaves[path] = change(path, np.asarray(leaves[path]), shape, network, resized)
             notes.append(f"{label} {_figures(after)}: {_names(shapes)}")
+        elif name == "image_size" and before != after and (turned := _turned(network, resized)):
+            raise ValueError(
+                f"images of it has {_figures(before)}, this configuration {_figures(after)}: "
+                f"{_names(turned)} would mean other places; train with the old size"
+            )
         network = resized
     tree = nested(leaves)
     names = tuple(map(".".join, fresh))
@@ -205,6 +210,18 @@ def _changed(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
         names = {".".join(path[1:]) for path in before.keys() ^ after.keys()}
         raise ValueError(f"the networks have other parts: {', '.join(sorted(names))}")
     return {path: shape for path, shape in after.items() if shape != before[path]}
+
+
+def _turned(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
+    """The leaves of places that are as many in both, in other rows: of an image on its side."""
+    larger = old.resized(image_size=tuple(2 * side for side in old.config.image_size))
+    before, turned = _shapes(old), {}
+    for path, shape in _changed(old, larger).items():
+        for places, more in zip(before[path], shape, strict=True):
+            grids = old.grid(places), new.grid(places)
+            if places != more and None not in grids and grids[0] != grids[1]:
+                turned[path] = shape
+    return turned
 
 
 def drawn(network: Network, wanted: Callable[[Path], bool], key: Array) -> Leaves:

@@ -145,6 +145,18 @@ def test_a_projection_of_maps_sums_as_before():
     jax.tree.map(np.testing.assert_array_equal, made.stats, stats)
 
 
+def test_an_image_on_its_side_has_as_many_places_elsewhere():
+    old = hsvit.HSViT(small_runs.HSVIT)
+    for net, size in ((OLD, (4, 6)), (old, (8, 4))):
+        values = VALUES if net is OLD else small_runs.made_up_values(net)
+        for mode in ("keep", "resize"):
+            with pytest.raises(ValueError, match=r"images of it has .* would mean other places"):
+                adapt.refit(
+                    *values, net, net.resized(image_size=size), {**KEEP, "positions": mode}, KEY
+                )
+    assert not adapt.refit(*values, old, old.resized(image_size=(3, 7)), KEEP, KEY).notes
+
+
 def test_what_is_no_grid_cannot_be_resized():
     config = dataclasses.replace(CONFIG, cls=False, stage_depth=1)
     old, new = (hvt.HVT(dataclasses.replace(config, image_size=s)) for s in ((6, 4), (12, 8)))
