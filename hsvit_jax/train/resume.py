@@ -80,11 +80,11 @@ def whitened(run: Run) -> tuple[dict, dict]:
 
 def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:
     """Restores the (step, state) that did best on the selection split; `state` is the last one,
-    for a run that measured none."""
+    for a run that measured none, or did best after a loss: without the groups fresh in there."""
     checkpoints.wait()
     measured = checkpoints.best_step() is not None
     restored = measured and checkpoints.restore(step_lib.state_template(run), "best")
-    if not restored:
+    if not restored or restored[2].get("lost_groups"):
         return int(state["step"]), state
     number, plain, _ = restored
     return number, step_lib.from_plain(plain, run.state_shape)

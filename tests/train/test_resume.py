@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from support.small_runs import digest, metric_lines, small_config, small_dataset
 
-from hsvit_jax import train
+from hsvit_jax import checkpoint, train
 from hsvit_jax.runtime import signals
-from hsvit_jax.train import loop, metrics
+from hsvit_jax.train import loop, metrics, resume
+from hsvit_jax.train import step as step_lib
 
 
 def run(workdir, dataset=None, **settings):
@@ -50,6 +51,17 @@ def cut(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cut")
     interrupt_after(folder, 2)
     return folder
+
+
+def test_what_was_measured_without_the_lost_groups_is_not_the_best_with_them(tmp_path):
+    prepared = train.prepare(small_config(), dataset=small_dataset())
+    state = step_lib.first_state(prepared)
+    with checkpoint.Checkpoints(tmp_path) as checkpoints:
+        for step, metric, lost in ((0, 0.5, []), (1, 0.9, [2, 3])):
+            meta, plain = prepared.meta | {"lost_groups": lost}, step_lib.to_plain(state)
+            checkpoints.save(step, plain | {"step": np.int32(step)}, meta, metric=metric)
+            last = state | {"step": np.int32(7)}
+            assert resume.best(prepared, checkpoints, last)[0] == (7 if lost else step)
 
 
 @pytest.mark.parametrize("shape", [pytest.param((1, 8), marks=pytest.mark.slow), (2, 2)])
