@@ -174,7 +174,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
             one network and its classes.
     """
     place, where, tensors = sources.locate(path), str(path), None
-    if files.is_weights(place) and not place.is_dir():
+    if files.is_weights(place):
         tensors, meta = files.read(place)
         if not release.is_release(meta):
             raise ValueError(

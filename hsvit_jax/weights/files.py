@@ -23,8 +23,8 @@ _PICKLES = {b"PK": "a zip archive (as PyTorch writes them)"} | {
 
 
 def is_weights(path: Path) -> bool:
-    """Whether the suffix is that of a weight file."""
-    return path.suffix.lower() in _SUFFIXES
+    """Whether the suffix is that of a weight file; a run's folder may have it too."""
+    return path.suffix.lower() in _SUFFIXES and not path.is_dir()
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

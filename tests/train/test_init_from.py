@@ -45,6 +45,12 @@ def test_untrained_groups_of_a_run_that_lost_some_are_told(source, tmp_path):
         init_from.stored_network(tmp_path)
 
 
+def test_a_run_s_folder_may_be_called_as_a_file_is(source, tmp_path):
+    folder = shutil.copytree(source[0], tmp_path / "a.pt")
+    _, run = from_source(folder)
+    assert init_from.load(run.config, run.model).notes[0].endswith(f"step 0 of {folder}")
+
+
 def test_data_that_changed_since_are_told(source):
     _, run = from_source(source[0])
     told = [
