@@ -198,7 +198,7 @@ def run(request: cli.Request) -> None:
         print(json.dumps(error.report))
         raise
     except OSError as error:
-        raise ValueError(f"{error.filename}: {error.strerror}") from error
+        raise ValueError(f"{error.filename or 'writing'}: {error.strerror}") from error
     print(json.dumps(report))
     if report.get("tolerance", 0) >= 1e-6:
         cli.note(

@@ -1,5 +1,6 @@
 """PyTorch weights: goldens through the command line, any constructor, all kinds of bad files."""
 
+import errno
 import io
 import json
 import pickle
@@ -352,6 +353,16 @@ def test_what_is_in_the_way_is_kept(tmp_path):
     with pytest.raises(ValueError, match="already holds something else"):
         convert.convert_file(source, other)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+
+
+def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch, capsys):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(convert, "write_file", full)
+    source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL)
+    assert main.main(["hsvit", "convert", str(source)]) == 1
+    assert capsys.readouterr().err == "writing: No space left on device\n"
 
 
 def test_mean_and_std_must_fit(tmp_path):
