@@ -7,6 +7,7 @@ into place, and checked when it is read: see `data.cache`.
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ def _folder(run: Run, state: dict, part: str) -> Path:
         "data": run.dataset.fingerprint,
         "normalisation": [list(run.config.data.mean), list(run.config.data.std)],
     }
-    return Path(run.config.init.cache).expanduser() / cache.cache_folder(Path(), part, key).name
+    folder = Path(os.path.expanduser(run.config.init.cache))
+    return folder / cache.cache_folder(Path(), part, key).name
 
 
 def _build(run: Run, state: dict, part: str, scratch: Path, beat: Callable[[], None]) -> None:

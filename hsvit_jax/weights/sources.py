@@ -29,7 +29,7 @@ def locate(source: str | os.PathLike) -> Path:
         return _of_zoo(name)
     if colon and kind == "hub":
         return _of_hub(name)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     published = os.path.isfile(path / _FILE) and not (path / "checkpoints").is_dir()
     return path / _FILE if published else path
 

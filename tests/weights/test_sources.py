@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 from support import small_runs
 
-from hsvit_jax import train
+from hsvit_jax import data, train
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import release, sources
 
@@ -148,6 +148,13 @@ def test_a_folder_may_be_called_hub(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"")
         assert sources.locate(name).name == "model.safetensors"
+
+
+def test_a_home_that_nobody_has():
+    with pytest.raises(ValueError, match=r"~nobody-at-all/run does not exist"):
+        init_from.stored_network("~nobody-at-all/run")
+    with pytest.raises(ValueError, match=r"~nobody-at-all/a\.csv"):
+        data.load("csv=~nobody-at-all/a.csv")
 
 
 def test_a_stem_that_reads_blue_first():

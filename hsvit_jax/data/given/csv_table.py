@@ -26,7 +26,7 @@ def list_csv(path: str) -> Listing:
       ValueError: there is no such table, it lacks a column, fewer than two classes, one
         without a training image, or an image with several labels or splits.
     """
-    table = Path(path).expanduser()
+    table = Path(os.path.expanduser(path))
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

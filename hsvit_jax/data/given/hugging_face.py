@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         import datasets
     except ImportError:
         raise ValueError(f"hf={name} needs datasets: pip install 'hsvit_jax[hf]'") from None
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     saved = any((folder / f).is_file() for f in ("dataset_dict.json", "dataset_info.json"))
     try:
         found = datasets.load_from_disk(folder) if saved else datasets.load_dataset(name)
