@@ -102,7 +102,7 @@ class _Reading:
     def expected(self, network: Network) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors of a network, by key; computed once for each config."""
         if network.config not in self.shapes:
-            entries = self.weights.entries(network, self.tensors)
+            entries = self.weights.entries(network, self.weights.unwrapped(self.tensors))
             self.shapes[network.config] = {entry.key: entry.shape for entry in entries}
         return self.shapes[network.config]
 

@@ -16,7 +16,7 @@ from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
 from hsvit_jax.models.torch_weights import Misfits
 from hsvit_jax.train import init_from
-from hsvit_jax.weights import layouts, pretrained
+from hsvit_jax.weights import files, layouts, pretrained
 
 MODEL = {
     "family": "deit",
@@ -118,6 +118,20 @@ def test_a_file_without_a_classifier(tmp_path):
     assert np.ptp(start.params["head"]["linear"]["kernel"]) > 0
     with pytest.raises(ValueError, match="freeze=head would keep fresh random weights"):
         load(place, classifier="new", freeze="head")
+
+
+@pytest.mark.parametrize("before", ["", "model."])
+def test_names_that_follow_from_the_file_s_own_have_a_wrapper_too(golden_dir, before):
+    """Of a ViT of version 5 of its library, whose blocks are called otherwise."""
+    tensors, described = files.read(golden_dir / "hf-vit-p4-v5keys.npz")
+    record = models.FAMILIES["vit"]
+    sections, sizes = models.torch_settings(record, tensors, described["constructor"])
+    network = models.build({"dtype": "float32", **sections}, **sizes)
+    own = {key: x for key, x in tensors.items() if key.startswith(("vit.", "classifier."))}
+    wrapped = {before + key: tensor for key, tensor in own.items()}
+    found = pretrained.load(Path("w"), wrapped, "vit", network, fresh_classifier=False)
+    expected = record.torch_weights.load(tensors, network)
+    jax.tree.map(np.testing.assert_array_equal, (found.params, found.stats), expected)
 
 
 def test_every_misfit_is_listed_in_the_file_s_words(tmp_path):
