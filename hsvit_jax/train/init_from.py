@@ -276,7 +276,9 @@ def _refit(
         if path not in before or before[path].shape != leaf.shape
     ]
     _check_frozen(tuple(grown), new)
-    return refitted._replace(params=params, stats=stats)
+    notes = [f"grown: {len(grown)} tensors are new or larger than there, with fresh parts"]
+    notes = (*refitted.notes, *(notes if grown else ()))
+    return refitted._replace(params=params, stats=stats, notes=notes)
 
 
 def _refit_backbone(

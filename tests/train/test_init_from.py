@@ -99,6 +99,14 @@ def test_a_run_s_own_checkpoint_wins(source, tmp_path):
         train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
 
 
+def test_growth_is_told(source):
+    larger = {"model__conv_channels": (4, 32), "model__groups": 16, "model__votes": "learned"}
+    for settings, expected in ((larger, ["grown: "]), ({"model__dropout": 0.3}, [])):
+        _, run = from_source(source[0], **settings)
+        notes = init_from.load(run.config, run.model).notes[1:]
+        assert [note[: len("grown: ")] for note in notes] == expected
+
+
 def test_no_new_kernels_in_a_frozen_part(source):
     """A larger trunk would keep those that are drawn."""
     larger = {"model__conv_channels": (4, 32), "model__groups": 16, "model__votes": "learned"}
