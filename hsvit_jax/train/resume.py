@@ -17,6 +17,7 @@ _START = "the training started with it, and goes on from its checkpoint"
 _OF_THE_STATE = {
     "optim.name": "the optimizer's moments are part of the training state",
     "init.freeze": "what is trained is part of the training state",
+    "train.ema_decay": "whether there is a moving average is part of the training state",
     "train.select_on": "the best checkpoint so far was chosen by it",
     **{f"init.{key}": _START for key in ("from", "classifier", "stem", "positions", "whiten")},
 }
@@ -96,7 +97,7 @@ def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
         section, _, name = key.partition(".")
         new = wanted[section][name]
         old = saved[section].get(name, new)  # a run of an older version has no such key
-        asks_for_nothing = key != "init.freeze" and new in ("", "keep", False)
+        asks_for_nothing = why == _START and new in ("", "keep", False)
         if _meaning(key, old) != _meaning(key, new) and not asks_for_nothing:
             raise ValueError(
                 f"the run in this folder has {key}={old!r}, now it is {new!r}: {why}; go on with "
@@ -105,8 +106,10 @@ def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
 
 
 def _meaning(key: str, value: Any) -> Any:
-    """A setting's value without what makes no difference: the order of parts, the commit to which
-    a network of the hub was pinned."""
+    """A setting's value without what makes no difference: the order of parts, how long an average
+    remembers, the commit to which a network of the hub was pinned."""
+    if key == "train.ema_decay":
+        return value > 0
     if key == "init.freeze":
         return init_from.frozen_parts(value)
     return value.partition("@")[0] if str(value).startswith("hub:") else value

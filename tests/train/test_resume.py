@@ -115,6 +115,7 @@ def renamed(names):
             ["model.embed_dim: checkpoint 8, config 4; params.", "×", "more"],
         ),
         (None, {"optim__name": "muon"}, ["optim.name='adamw', now it is 'muon'"]),
+        (None, {"train__ema_decay": 0.0}, ["train.ema_decay=0.9", "now it is 0.0"]),
         (renamed([*NAMES[:-1], "a stranger"]), {}, ["class_names", "row 6", "a stranger"]),
         (renamed(NAMES[::-1]), {}, ["class_names", "another order"]),
         (small_dataset(seed=4), {}, ["fingerprint", "rows-3", "rows-4"]),
