@@ -129,11 +129,11 @@ def training_flops(model: Any) -> float:
     with one image the loop of the kernels' gradient runs once. No augmentation or optimizer; where
     a map of one image is a single pixel, which has no moments, none of BatchNorm's moments.
     """
-    options = mesh_lib.compiler_options(runs=False)
+    options, hook = mesh_lib.compiler_options(runs=False), costs.every_turn
     try:
-        program = costs.training_program(model, 1, options)
+        program = costs.training_program(model, 1, options, hook=hook)
     except ValueError:
-        program = costs.training_program(model, 1, options, train=False)
+        program = costs.training_program(model, 1, options, train=False, hook=hook)
     return float(program.cost_analysis()["flops"])
 
 

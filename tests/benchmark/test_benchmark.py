@@ -102,6 +102,13 @@ def test_training_flops_count_every_turn_of_the_loops():
     assert 2.8 < ratio < 4
 
 
+def test_flops_count_every_tower():
+    config = small(conv_channels=(16, 32), groups=8, towers=4)
+    model = train.build_model(configs.resolve(config, data.describe("digits")))
+    assert 0.7 < costs.compiled_flops(model) / costs.flops(model) < 1.6
+    assert 2.5 < jobs.training_flops(model) / costs.compiled_flops(model) < 4.5
+
+
 def test_training_flops_of_maps_that_are_a_single_pixel():
     blocks = {"conv_channels": (4, 4, 8), "conv_kernels": (3,) * 3, "pool_strides": (4, 4, 1)}
     config = configs.resolve(small(**blocks), data.describe("digits"))
