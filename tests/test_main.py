@@ -83,6 +83,10 @@ def test_help(capfd):
         assert "--split" not in out and "--config.train.batch=5\n" in out
     code, out, _ = call(capfd, "--help", CONFIG, "--config.train.batch=99")
     assert code == 0 and "--config.train.batch=99" in out and "--config.data.name=digits" in out
+    code, out, _ = call(capfd, "convert", "--help")
+    assert code == 0 and "\n  --mean=0.5 " in out  # as the flag takes it
+    code, out, _ = call(capfd, "crossval", "--help")
+    assert code == 0 and "-foldsN" in out
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ _COSTS = f"model {_DATA} data.image_size data.channels data.num_classes optim.na
 _COSTS += "train.ema_decay"
 
 _WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
+_FOLDS = (define_path, "workdir", None, "Folder of all, less its -foldsN; default as of train.")
 _RUN = (
     (define_path, "checkpoint", None, "A run or checkpoint, exported file, or zoo:NAME."),
     _WORKDIR,
@@ -206,7 +207,7 @@ COMMANDS: Mapping[str, Command] = {
         "commands.studies.crossval",
         "$ --config=c2a2:folder=my_images --folds=5\n"
         "The same command again goes on where it stopped.",
-        (_WORKDIR, (flags.DEFINE_integer, "folds", 5, "Folds of each class.", 2)),
+        (_FOLDS, (flags.DEFINE_integer, "folds", 5, "Folds of each class.", 2)),
         config=EVERYTHING,
         needs_config=True,
     ),
