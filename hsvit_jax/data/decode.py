@@ -175,7 +175,8 @@ def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:
         warnings.warn(f"{count} and are left out:{lines}", stacklevel=2)
         return
     raise ValueError(
-        f"{count}:{lines}\nRepair or remove them, or leave them out with on_bad_image='skip'."
+        f"{count}:{lines}\nRepair or remove them, or leave them out with on_bad_image='skip' "
+        "(config key data.on_bad_image)."
     )
 
 

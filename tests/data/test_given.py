@@ -117,8 +117,10 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     assert classifier.fingerprint == given.fingerprint
     assert classifier.evaluate(given).examples == len(given.test) == 12
     assert classifier.config.data.fit == "pad"  # what predictions are fitted by
-    assert main.main(["hsvit", "eval", f"--checkpoint={tmp_path / 'run'}"]) == 1
-    assert "'pots', were given from Python" in capsys.readouterr().err
+    assert main.main(["hsvit", "report", str(tmp_path / "run")]) == 1
+    error = capsys.readouterr().err
+    assert "'pots', were given from Python" in error
+    assert "hsvit eval --checkpoint=RUN --config=c2a2:folder=PATH" in error
 
 
 def test_settings_of_loading_are_refused_for_data_that_are_given(arrays, tmp_path):

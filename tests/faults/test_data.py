@@ -68,7 +68,8 @@ def test_files_that_are_no_images(tmp_path, train):
     ]
     assert message[6:] == [
         "  … and 3 more",
-        "Repair or remove them, or leave them out with on_bad_image='skip'.",
+        "Repair or remove them, or leave them out with on_bad_image='skip' (config key "
+        "data.on_bad_image).",
     ]
     assert not (tmp_path / "run/checkpoints").exists()
 
