@@ -187,7 +187,7 @@ _PAPER_ON: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("hsvit_vit", "tiny_imagenet"): {**_HSVIT_VIT, "train.batch": 128},
     ("hsvit_vit", "food101"): {**_HSVIT_VIT, "train.batch": 16},
 }
-# Digits, with 1,437 training images: a short, light recipe of a minute or two on a laptop.
+# Digits, with 1,439 training images: a short, light recipe of a minute or two on a laptop.
 _STRONG_ON: Mapping[str, Mapping[str, Any]] = {
     "digits": {
         "optim.warmup_epochs": 1.0,
