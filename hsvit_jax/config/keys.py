@@ -294,7 +294,10 @@ KEYS: Mapping[str, Key] = {
         *("psum", "ordered", "bf16"),
     ),
     "mesh.gradients": _choice("format of gradients sent between devices", "float32", "bf16"),
-    "checkpoint.every": _whole("epochs between checkpoints", 1, MOST_STEPS),
+    "checkpoint.every": _whole(
+        "epochs between checkpoints; an evaluation that may be the best writes one too",
+        *(1, MOST_STEPS),
+    ),
     "checkpoint.keep_latest": _whole("number of latest checkpoints kept", 1, 10_000, default=2),
     "checkpoint.keep_best": _whole("number of best checkpoints kept", 1, 10_000),
 }
