@@ -57,6 +57,7 @@ def prepare(
     Raises:
         ValueError: configuration, data set and devices do not fit together.
     """
+    step_lib.augment_settings(config)  # refuses what excludes each other, before data is read
     if dataset is None:
         config = init_from.at_native_size(config)
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known

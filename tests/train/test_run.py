@@ -183,6 +183,11 @@ def test_no_steps_leave_the_fresh_network(tmp_path, spy, monkeypatch):
         ((70, 21, 23), {"train__accumulate": 3}, ["train.batch=16", "train.accumulate=3"]),
         ((70, 21, 23), {"mesh__group": 3}, ["8 groups", "3 devices", "[1, 2, 4, 8]"]),
         ((70, 21, 23), {"train__loggers": ("tensorbord",)}, ["train.loggers", "'tensorboard'"]),
+        (
+            (70, 21, 23),
+            {"augment__random_resized_crop": (0.08, 1.0), "augment__crop_padding": 2},
+            ["random_resized_crop replaces", "crop_padding is 2: set it to 0"],
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, sizes, settings, words):
