@@ -12,7 +12,7 @@ c2a2:cifar100,paper.
   DATA      digits cifar10 cifar100 fashion_mnist tiny_imagenet food101 imagenet
             domainnet/clipart (infograph, painting, quickdraw, real, sketch)
             folder=<path> csv=<path> hf=<name or path> tfds=<name>      (default: cifar10)
-  RECIPE    strong (default) fast small paper finetune
+  RECIPE    strong (default; small for few images of one's own) fast small paper finetune
   SWITCHES  tiny bf16 conv_only attention_only"""
 
 _DATA = "data.name data.dir"

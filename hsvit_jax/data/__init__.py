@@ -47,7 +47,7 @@ _KINDS = {"folder": "<path>", "csv": "<path>", "hf": "<name or path>", "tfds": "
 
 
 def describe(name: str, data_dir: str | None = None) -> DataInfo:
-    """Describes a data set without loading it; never uses the network.
+    """Describes a data set without loading it, and without the network but for ``hf=``.
 
     For named sets the description is fixed (class names of cifar100, tiny_imagenet, food101,
     domainnet and imagenet are placeholders until they are loaded). For ``folder=`` the class

@@ -7,8 +7,8 @@ CMYK, bilevel and the rest become RGB or, for one channel, ITU-R 601 grey; the i
 antialiased bicubic, to just cover the target (for a square target: shorter side to the target) and
 its centre is cut out; or, by choice, to just fit into it with black at its sides, or to its shape
 whatever its own. An image that already has the target's size is not touched, and one that only
-has to be cut is not resampled. Floating-point and 32-bit images have no stated range and are
-refused.
+has to be cut is not resampled. Floating-point images and numbers beyond 16 bits have no stated
+range and are refused.
 """
 
 import errno
