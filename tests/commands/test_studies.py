@@ -8,7 +8,7 @@ import pytest
 from support.small_runs import small_dataset
 
 from hsvit_jax import config, main, models
-from hsvit_jax.commands.studies import crossval, grid, lr_find, study
+from hsvit_jax.commands.studies import crossval, curves, grid, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
 TINY += ["--config.data.image_size=8,8"]
@@ -164,6 +164,34 @@ def test_curves_of_runs(tmp_path):
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main.main(["hsvit", "curves", *map(str, runs), f"--out={tmp_path}/c.png"]) == 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_of_several_curves_is_told_from_the_others(tmp_path, monkeypatch):
+    """Also a run without validation, of one evaluation, the twelfth, and names as Matplotlib's."""
+    figures = []
+    monkeypatch.setattr(curves.report, "save_figure", lambda figure, path: figures.append(figure))
+    trained = [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
+    tested = [{"step": step, "split": "val", "accuracy": step / 4} for step in (1, 3)]
+    names = ["without", "_a", "$x_$", *(f"run{i}" for i in range(9)), "short"]
+    runs = {name: trained + tested for name in names}
+    curves.draw(runs | {"without": trained, "short": trained + tested[:1]}, tmp_path / "c.png")
+    accuracies, losses = (axes.lines for axes in figures[0].axes)
+    looks = [[(x.get_color(), x.get_linestyle()) for x in lines] for lines in (accuracies, losses)]
+    assert looks[0] == looks[1][1:] and len(set(looks[1])) == len(names)
+    assert accuracies[-1].get_marker() == "o" and accuracies[0].get_marker() == ""
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.texts] == names
+    figures[0].savefig(tmp_path / "names.png")
+
+
+def test_a_run_in_this_folder_has_its_name(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    monkeypatch.chdir(tmp_path / "run")
+    drawn = {}
+    monkeypatch.setattr(curves, "draw", lambda runs, path: drawn.update(runs))
+    assert main.main(["hsvit", "curves", ".", f"--out={tmp_path}/c.png"]) == 0
+    assert [*drawn] == ["run"]
 
 
 def test_mistakes_in_a_study(tmp_path, capsys):

@@ -11,7 +11,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def draw(runs: Mapping[str, Lines], path: Path) -> None:
-    """Draws the curves of runs by step.
+    """Draws the curves of runs by step; a single point is a dot.
 
     Args:
       runs: the lines of each run's metrics.jsonl, by the run's name.
@@ -22,7 +22,10 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     """
     figure = report.figure(12, 4.6)
     accuracy_axes, loss_axes = figure.subplots(1, 2)
-    for name, lines in runs.items():
+    drawn: dict[str, Any] = {}
+    for i, (name, lines) in enumerate(runs.items()):
+        # In both panels, whichever of them the run is in.
+        style = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":", "-.")[i // 10 % 4]}
         for axes, split, key in ((accuracy_axes, "val", "accuracy"), (loss_axes, None, "loss")):
             points = [
                 (line["step"], line[key])
@@ -30,13 +33,16 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
                 if line.get("split") == split and isinstance(line.get(key), float)
             ]
             if points:
-                axes.plot(*zip(*points, strict=True), linewidth=1.4, label=report.printable(name))
+                style["marker"] = "o" if len(points) == 1 else ""
+                drawn[name] = axes.plot(*zip(*points, strict=True), linewidth=1.4, **style)[0]
     accuracy_axes.set(xlabel="step", ylabel="validation accuracy")
     loss_axes.set(xlabel="step", ylabel="training loss (nats), augmented")
     for axes in (accuracy_axes, loss_axes):
         axes.grid(alpha=0.3)
-    handles, labels = loss_axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    numbers = map(str, range(len(drawn)))  # Matplotlib leaves out labels such as _name
+    legend = figure.legend(drawn.values(), numbers, loc="outside right upper", fontsize=8)
+    for text, name in zip(legend.texts, drawn, strict=True):
+        text.set(text=report.printable(name), parse_math=False)
     report.save_figure(figure, path)
 
 
@@ -51,6 +57,7 @@ def run(request: cli.Request) -> None:
         lines = metrics.read_metrics(folder / "metrics.jsonl")
         if not lines:
             raise ValueError(f"{folder} holds no metrics.jsonl of a run: name a run's folder")
-        runs[folder.name if folder.name not in runs else word] = lines
+        name = folder.resolve().name  # of '.', too
+        runs[name if name not in runs else word] = lines
     draw(runs, out)
     print(out)
