@@ -270,7 +270,8 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
     for name, rows in series.items():
         style: dict[str, Any] = {"linewidth": 1.4}
         if len(rows) == 1:  # an end-of-run test figure is a point, not a curve
-            style = {"marker": "*", "markersize": 11, "linestyle": "none", "color": "black"}
+            style = {"marker": "*", "markersize": 11, "linestyle": "none"}
+            style |= {"color": "black"} if name == "test" else {}
         for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
             points = [(r["step"], r[key]) for r in rows if isinstance(r.get(key), float)]
             if points:

@@ -279,6 +279,16 @@ def test_curves_are_a_picture_with_something_on_it(tmp_path):
     assert {(31, 119, 180), (255, 127, 14), (0, 0, 0)} <= colours  # train, val, test
 
 
+def test_single_evaluations_of_two_splits_are_told_apart(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(metrics.report, "save_figure", lambda figure, path: figures.append(figure))
+    write(tmp_path, (8, TRAIN), (8, TEST | {"split": "val"}), (8, TEST))
+    metrics.draw_curves(tmp_path, "one epoch")
+    for axes in figures[0].axes:
+        assert len({line.get_color() for line in axes.lines}) == 3
+        assert {line.get_marker() for line in axes.lines} == {"*"}
+
+
 def test_curves_that_a_full_disk_refuses_are_a_warning(tmp_path, monkeypatch):
     def refuse(figure, path):
         raise OSError(28, "No space left on device")
