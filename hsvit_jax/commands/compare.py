@@ -25,6 +25,7 @@ class Row(grid.Measured):
     """One system: the size of its network, the cost of its programs, its accuracy.
 
     Attributes:
+      epochs: that were trained, the mean over seeds: train.patience may have ended a run.
       megabytes: of the parameters in float32, in units of 10^6 bytes.
       flops: of one image forward, 2·MAC.
       forward_bytes, training_bytes: peaks of the compiled programs at `batch` images.
@@ -77,7 +78,7 @@ def compare(
             Row(
                 name=one.system.name,
                 spec=" ".join([one.system.spec, *one.system.settings]),
-                epochs=one.run.total_steps / one.run.steps_per_epoch,
+                epochs=one.steps / one.run.steps_per_epoch,
                 parameters=parameters,
                 megabytes=4 * parameters / 1e6,
                 flops=costs.flops(model),
@@ -116,8 +117,10 @@ def table(rows: Sequence[Row]) -> str:
 def write(rows: Sequence[Row], out: Path, command: str) -> tuple[Path, Path, Path]:
     """Writes comparison.md, comparison.csv and comparison.png in `out`; returns their paths."""
     seeds, batch = len(rows[0].accuracies), rows[0].batch
+    epochs = sorted(row.epochs for row in rows)
+    least_most = dict.fromkeys(f"{number:.3g}" for number in (epochs[0], epochs[-1]))
     notes = (
-        f"{rows[0].epochs:.3g} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
+        f"{' to '.join(least_most)} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
         f"{', ± one standard deviation over them' if seeds > 1 else ''}. Accuracy: test split. "
         "MB: of the parameters in float32. FLOPs: one image forward, 2·MAC. Memory: peak of the "
         f"compiled program, activations included, batch {batch}. images/s: median of the training "

@@ -1,13 +1,14 @@
 """The comparison: one row for each system, equal conditions, and what it writes."""
 
 import csv
+import dataclasses
 
 import pytest
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import main
 from hsvit_jax.commands import compare
-from hsvit_jax.commands.studies.systems import System, images, name_of, train_all
+from hsvit_jax.commands.studies.systems import System, images, name_of, point, train_all
 from hsvit_jax.models import costs
 
 ROWS = [
@@ -38,6 +39,21 @@ def test_a_row_for_each_system_and_nothing_trained_again(tmp_path, monkeypatch):
     before = log.read_bytes()
     (again,) = train_all([SYSTEM], tmp_path, settings=SETTINGS, seeds=(1,))
     assert again.accuracies == rows[0].accuracies and log.read_bytes() == before
+
+
+def test_a_run_that_patience_ended_counts_as_long_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "training_bytes", lambda model, batch: batch << 20)
+    monkeypatch.setattr(costs, "forward_bytes", lambda model, batch: batch << 10)
+    settings = [*SETTINGS, "train.steps=0", "train.epochs=4", "train.batch=256"]
+    settings += ["train.patience=1", "optim.learning_rate=1e-12"]
+    rows = compare.compare([SYSTEM], tmp_path, settings=settings)
+    assert rows[0].epochs == 2
+    (one,) = train_all([SYSTEM], tmp_path, settings=settings)  # found again
+    steps = point(one, "x", "line").steps
+    assert steps == 2 * one.run.steps_per_epoch < one.run.total_steps
+    longer = dataclasses.replace(rows[0], epochs=3.0)
+    text = compare.write([longer, rows[0]], tmp_path, "hsvit compare")[0].read_text()
+    assert "2 to 3 epochs, 1 seed." in text
 
 
 def test_what_is_written(tmp_path):

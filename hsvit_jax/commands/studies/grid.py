@@ -35,7 +35,8 @@ class Point(Measured):
       x, line: values of the axes, as printed.
       flops: of one image forward, 2·MAC.
       training_images: of the training split.
-      steps, batch: of one run.
+      steps: of one run, the mean over seeds.
+      batch: of one run.
       examples: of the test split.
     """
 

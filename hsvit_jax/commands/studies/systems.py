@@ -50,6 +50,11 @@ class Trained:
         """Top-1 accuracies on the test split, one for each seed."""
         return tuple(result.test.accuracy for result in self.results)
 
+    @property
+    def steps(self) -> float:
+        """Steps taken, the mean over seeds: train.patience may have ended a run."""
+        return statistics.fmean(result.step for result in self.results)
+
 
 def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset]) -> data.Dataset:
     """The data set as a system reads it: loaded, or that of another system that reads it alike."""
@@ -183,7 +188,7 @@ def point(one: Trained, x: str, line: str) -> grid.Point:
         parameters=costs.parameters(run.model),
         flops=costs.flops(run.model),
         training_images=len(run.dataset.train),
-        steps=run.total_steps,
+        steps=round(one.steps),
         batch=run.config.train.batch,
         examples=test.examples,
         accuracies=one.accuracies,
