@@ -148,7 +148,7 @@ def _figure(rows: Sequence[Row]) -> Any:
                 getattr(row, field),
                 100 * row.accuracy,
                 yerr=100 * row.deviation or None,
-                marker=markers[i // len(colours) % len(markers)],
+                marker=markers[(i + i // len(colours)) % len(markers)],  # told apart in grey, too
                 color=colours[i % len(colours)],
                 linestyle="none",
                 capsize=3,

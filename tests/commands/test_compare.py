@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 
 import pytest
 
@@ -74,6 +75,14 @@ def test_what_is_written(tmp_path):
     assert float(rows[0]["accuracy"]) == pytest.approx(0.6)
     assert rows[0]["accuracies"] == "0.5 0.7"
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_points_of_many_systems_differ_by_more_than_colour():
+    many = [dataclasses.replace(ROWS[0], name=f"{i}") for i in range(100)]
+    panel = compare._figure(many).axes[0]
+    looks = [(x.lines[0].get_marker(), x.lines[0].get_color()) for x in panel.containers]
+    assert len(set(looks)) == 100
+    assert all(a[0] != b[0] for a, b in itertools.pairwise(looks[:20]))
 
 
 @pytest.mark.parametrize(

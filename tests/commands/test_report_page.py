@@ -49,6 +49,14 @@ def test_a_page_holds_everything_and_fetches_nothing(tmp_path):
     assert "--config.train.batch=16" in text
 
 
+def test_curves_are_told_apart_in_grey(tmp_path):
+    page = reports.written(tmp_path).read_text("utf-8")
+    for series, border in (("s1", "dashed"), ("s2", "dotted")):  # s0 is solid
+        assert f'<polyline class="line {series}"' in page and f'<span class="key {series}">' in page
+        assert f".line.{series} {{ stroke-dasharray: " in page
+        assert f".key.{series}::before {{ border-top: 3px {border} " in page
+
+
 def test_what_is_found():
     trained, dataset = reports.untrained()
     found = findings.find(trained, dataset, "val")
