@@ -26,11 +26,12 @@ _FILES += ("metrics.jsonl", "metrics.damaged", "curves.png", "report.html")
 
 def environment() -> dict[str, str]:
     """The command, versions and devices of this process."""
-    program, *words = sys.argv if Path(sys.argv[0]).stem == "hsvit" else sys.orig_argv
+    words = sys.argv if Path(*sys.argv[:1]).stem == "hsvit" else sys.orig_argv
     devices = collections.Counter(device.device_kind for device in jax.devices())
     packages = ("jax", "jaxlib", "flax", "optax", "numpy")
     return {
-        "command": shlex.join([Path(program).name, *words]),
+        # No words where another program, such as R, embeds Python.
+        "command": shlex.join([*(Path(program).name for program in words[:1]), *words[1:]]),
         "started": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
         "devices": ", ".join(f"{count} × {kind}" for kind, count in devices.items()),
         "processes": str(jax.process_count()),

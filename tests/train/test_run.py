@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import jax
@@ -238,6 +239,13 @@ def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp
             run(tmp_path, train__steps=1)
         assert not (tmp_path / "checkpoints").exists()
     run(tmp_path, train__steps=0)
+
+
+def test_a_program_that_embeds_python_has_no_command(monkeypatch):
+    """As R and Julia do."""
+    monkeypatch.setattr(sys, "argv", [""])
+    monkeypatch.setattr(sys, "orig_argv", [])
+    assert workdir_lib.environment()["command"] == ""
 
 
 def test_nfs_may_show_process_0s_mark_late(tmp_path, monkeypatch):
