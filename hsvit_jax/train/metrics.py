@@ -190,9 +190,8 @@ class Progress:
             size = {"ncols": shutil.get_terminal_size().columns - 1, "nrows": 24}
             form = form.replace("bar", "bar:6")  # a notebook's is a widget
         if sys.stderr.isatty() or auto.notebook_tqdm is not std.tqdm:
-            self._bar = auto.tqdm(
-                total=total, initial=start, file=sys.stderr, bar_format=form, **size
-            )
+            bar = auto.tqdm(total=total, initial=start, file=sys.stderr, bar_format=form, **size)
+            self._bar = None if bar.disable else bar  # by TQDM_DISABLE=1: plain lines
 
     def phase(self, text: str, *, compiling: bool) -> None:
         """Says what goes on between steps; as a line only where it has to be compiled."""
