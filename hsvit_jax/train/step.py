@@ -31,8 +31,9 @@ Batch = tuple[Array, Array, Array]
 
 
 def run_key(seed: int, use: int) -> Array:
-    """Derives the key of one use of randomness from a run's seed."""
-    return jax.random.fold_in(jax.random.key(seed), use)
+    """Derives the key of one use of randomness from a run's seed, of one kind whatever is jax's
+    default in this process: a run that is resumed goes on with the same numbers."""
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), use)
 
 
 def init_state(

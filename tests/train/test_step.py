@@ -246,6 +246,13 @@ def test_metrics_are_means_since_the_last_log_line():
     assert len(set(losses)) == 5
 
 
+def test_keys_are_of_one_kind_whatever_is_jaxs_default():
+    key = jax.random.key_data(step.run_key(3, step.AUGMENT))
+    with jax.default_prng_impl("rbg"):
+        same = jax.random.key_data(step.run_key(3, step.AUGMENT))
+    np.testing.assert_array_equal(same, key)
+
+
 def test_epoch_orders_are_permutations_that_differ():
     order_of = batches.make_epoch_order(70, 0)
     orders = [np.arange(70), *map(order_of, range(3)), batches.make_epoch_order(70, 1)(0)]
