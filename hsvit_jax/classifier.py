@@ -91,7 +91,8 @@ class Classifier:
         shape, size, channels = getattr(images, "shape", ()), self.image_size, self.channels
         if shape[1:] == (*size, channels) and images.dtype == np.uint8:
             return np.asarray(images), False
-        path_or_picture = isinstance(images, str | bytes | os.PathLike) or hasattr(images, "mode")
+        picture = hasattr(images, "mode") and not shape  # a column of a pandas table has both
+        path_or_picture = isinstance(images, str | bytes | os.PathLike) or picture
         one = path_or_picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
         every = [images] if one else images
         fit = self.config.data.fit

@@ -79,6 +79,12 @@ def test_answers_are_those_of_the_network(run, classifier, images):
     assert classifier.predict(np.zeros((0, 32, 32, 1), np.uint8)).shape == (0, 10)
 
 
+class Column(np.ndarray):
+    """Has a mode, as a column of a pandas table and a picture have."""
+
+    mode = "L"
+
+
 def test_images_of_any_kind_are_one_image(classifier, images, tmp_path):
     """A path, a picture, arrays of bytes, floats and colours, alone and among others."""
     image = images[0, ..., 0]
@@ -93,6 +99,8 @@ def test_images_of_any_kind_are_one_image(classifier, images, tmp_path):
         np.testing.assert_allclose(found, expected[0], atol=1e-6)
     for several in (images[..., 0], [image, Image.fromarray(images[1, ..., 0]), images[2]]):
         np.testing.assert_allclose(classifier.predict(several), expected, atol=1e-6)
+    column = np.array([str(tmp_path / "a.png")] * 2).view(Column)
+    np.testing.assert_allclose(classifier.predict(column), expected[[0, 0]], atol=1e-6)
     larger = np.repeat(np.repeat(image, 2, 0), 2, 1)
     assert classifier.predict(larger).shape == (10,)
     np.testing.assert_array_equal(
