@@ -7,6 +7,7 @@ trust. The named networks (`c2a2`, `c3a4`, `c4a8`) and the sibling families (`vi
 
 import difflib
 import math
+import os
 import reprlib
 import traceback
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     if not place:
         raise ValueError(f"--config names no file; {_EXAMPLE}")
     if "/" in place or place.endswith(".py") or Path(place).is_file():
-        config = _from_file(Path(place), argument or None)
+        config = _from_file(Path(os.path.expanduser(place)), argument or None)
     else:
         name = variants.OF_FILE.get(place, place)
         if name in variants.SIBLINGS:

@@ -94,7 +94,7 @@ def read_image(
     check_shape(image_size, channels, fit)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
-        raw = source if isinstance(source, bytes) else read_file(source)
+        raw = source if isinstance(source, bytes) else read_file(os.path.expanduser(source))
         image = _open(raw, min(max_pixels, MAX_PIXELS))
         if image.format in ("JPEG", "MPO"):
             # Decoding at half, quarter or eighth size is several times faster; asking for twice the

@@ -104,7 +104,7 @@ def test_help_shows_what_can_be_given_back():
     assert lines[at + 1] == meaning
 
 
-def test_a_file_and_a_name(tmp_path):
+def test_a_file_and_a_name(tmp_path, monkeypatch):
     file = tmp_path / "mine.py"
     file.write_text(
         GOOD + "def get_config(argument):\n"
@@ -115,6 +115,8 @@ def test_a_file_and_a_name(tmp_path):
     config = config_lib.get_config(f"{file}:digits,paper")
     assert (config.model.variant, config.train.batch, config.recipe) == ("c3a4", 7, "paper")
     assert config.is_locked
+    monkeypatch.setenv("HOME", str(tmp_path))  # of --config=~/mine.py a shell hands on the ~
+    assert config_lib.get_config("~/mine.py:digits,paper").train.batch == 7
 
 
 @pytest.mark.parametrize(

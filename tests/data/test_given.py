@@ -159,6 +159,8 @@ def test_a_table(arrays, tmp_path):
     table.write_text("file,label,split\na.png,b,train\nb.png,c,train\nc.png,C,test")
     with pytest.raises(ValueError, match="no training image of C: add some, or rename it"):
         data.describe(f"csv={table}")
+    with pytest.raises(ValueError, match=r"csv=~nobody-here/t\.csv cannot be read: No such"):
+        data.describe("csv=~nobody-here/t.csv")  # a user of this name would have a home folder
     table.write_text("file,label\na.png,b\nb.png,c\na.png,b\na.png,c")
     with pytest.raises(ValueError, match=r"several labels or splits to a\.png: give"):
         data.describe(f"csv={table}")

@@ -185,6 +185,13 @@ def test_no_files_and_wrong_shapes(tmp_path):
         read_image(GOOD, (0, 8), 3)
 
 
+def test_a_path_below_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.png").write_bytes(GOOD)
+    found = fit_image("~/a.png", (8, 8), 3)
+    np.testing.assert_array_equal(found, read_image(tmp_path / "a.png", (8, 8), 3))
+
+
 def test_a_photo_can_be_padded_or_stretched_instead():
     """Left half red, right half blue: a crop loses the outer quarters, padding adds black rows."""
     photo = np.zeros((20, 40, 3), np.uint8)
