@@ -256,6 +256,8 @@ def fit_pillow(
     """
     from PIL import Image
 
+    if not (image.width and image.height):
+        raise BadImage(f"a picture of {image.width}×{image.height} pixels")
     resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
     image = _convert(image, channels)
     height, width = image_size

@@ -192,6 +192,12 @@ def test_a_path_below_the_home_folder(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found, read_image(tmp_path / "a.png", (8, 8), 3))
 
 
+def test_a_picture_without_pixels():
+    for fit in ("crop", "pad", "stretch"):
+        with pytest.raises(BadImage, match="a picture of 5×0 pixels"):
+            fit_image(Image.new("RGB", (5, 0)), (8, 8), 3, fit)
+
+
 def test_a_photo_can_be_padded_or_stretched_instead():
     """Left half red, right half blue: a crop loses the outer quarters, padding adds black rows."""
     photo = np.zeros((20, 40, 3), np.uint8)
