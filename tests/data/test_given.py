@@ -62,6 +62,7 @@ def test_examples_of_any_kind(arrays):
         (np.zeros((2, 8, 8), np.uint8), [0, -1], "labels run from -1 to 0"),
         (np.zeros((2, 8, 8), np.uint8), [0, 2**32 + 1], "labels run from 0 to 4294967297"),
         (np.zeros((2, 8, 8), np.uint8), [0.5, 1], "whole numbers or names"),
+        (np.zeros((3, 8, 8), np.uint8), ["a", "b", float("nan")], "all names .* got nan too"),
         (np.zeros((2, 8, 8), np.uint8), [0, 0], "two or more different names"),
         (np.full((2, 8, 8), 7.0), [0, 1], "example 0: float64 from 7.0 to 7.0"),
     ],

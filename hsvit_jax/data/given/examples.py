@@ -121,6 +121,10 @@ def _numbered(
             f"{values.shape}"
         )
     if values.dtype.kind == "U":
+        # NumPy makes texts of them: a missing label of a table would be a class "nan".
+        strange = [label for label in labels if not isinstance(label, str)]
+        if strange:
+            raise ValueError(f"labels must be all names or all numbers; got {strange[0]!r} too")
         names = tuple(np.unique(values).tolist() if class_names is None else class_names)
         unknown = sorted(set(values.tolist()) - set(names))
         if unknown:
