@@ -112,7 +112,7 @@ def load(
     size = info.image_size if image_size is None else image_size
     channels = info.channels if channels is None else channels
     check_shape(size, channels, fit)
-    size = tuple(map(int, size))
+    size, channels = tuple(map(int, size)), int(channels)  # NumPy's numbers too
     request = Request(folder, size, channels, fit, on_bad_image, resident_limit_bytes, progress)
     return split(read(request), info.with_shape(size, channels), fit, val_fraction, test_only)
 

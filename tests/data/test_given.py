@@ -79,6 +79,16 @@ def test_class_names_are_texts(arrays):
             hsvit_jax.from_arrays(images, labels, names)
 
 
+def test_numpys_numbers_are_sizes_too(arrays):
+    images, labels = arrays
+    size = {"image_size": np.array([4, 4]), "channels": np.int64(1)}
+    found = hsvit_jax.from_arrays(images, labels, **size)
+    assert (found.info.image_size, found.info.channels) == ((4, 4), 1)
+    same = hsvit_jax.from_arrays(images, labels, image_size=(4, 4), channels=1)
+    assert found.fingerprint == same.fingerprint
+    assert data.load("digits", **size).info.channels == 1
+
+
 def test_a_turned_photo_gives_its_upright_size(arrays):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter

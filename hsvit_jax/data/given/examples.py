@@ -68,8 +68,10 @@ def from_examples(
         try:
             if not images:
                 size, depth = _shape(image)
-                size, channels = image_size or size, channels or depth
+                size = size if image_size is None else image_size
+                channels = depth if channels is None else channels
                 check_shape(size, channels, fit)
+                size, channels = tuple(map(int, size)), int(channels)  # NumPy's numbers too
             images.append(fit_image(image, size, channels, fit))
         except BadImage as error:
             raise BadImage(f"example {i}: {error}") from error
@@ -81,7 +83,7 @@ def from_examples(
     content = hashlib.sha256(numbers.tobytes())
     content.update(np.ascontiguousarray(pixels))
     parts = np.full(len(numbers), UNSPLIT, np.int8)
-    info = DataInfo(f"given={name}", tuple(size), channels, names, (), (), flip)
+    info = DataInfo(f"given={name}", size, channels, names, (), (), flip)
     source = Source(Split(numbers, pixels), parts, names, content.hexdigest())
     dataset = split(source, info, fit, val_fraction, test_only=False)
     train = dataset.train.images
