@@ -2,6 +2,7 @@
 
 import io
 import sys
+import tracemalloc
 import types
 
 import numpy as np
@@ -87,6 +88,15 @@ def test_numpys_numbers_are_sizes_too(arrays):
     same = hsvit_jax.from_arrays(images, labels, image_size=(4, 4), channels=1)
     assert found.fingerprint == same.fingerprint
     assert data.load("digits", **size).info.channels == 1
+
+
+def test_statistics_need_no_memory_to_speak_of():
+    images = np.zeros((40, 256, 256, 1), np.uint8)
+    tracemalloc.start()
+    hsvit_jax.from_arrays(images, np.arange(40) % 2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * images.nbytes  # the images, one by one, stacked and split
 
 
 def test_a_turned_photo_gives_its_upright_size(arrays):

@@ -87,9 +87,11 @@ def from_examples(
     source = Source(Split(numbers, pixels), parts, names, content.hexdigest())
     dataset = split(source, info, fit, val_fraction, test_only=False)
     train = dataset.train.images
-    mean = tuple((train.mean((0, 1, 2)) / 255).tolist())
-    std = tuple(np.maximum(train.std((0, 1, 2)) / 255, _LEAST_STD).tolist())
-    info = dataclasses.replace(dataset.info, mean=mean, std=std)
+    mean = train.mean((0, 1, 2)) / 255
+    # `std` would hold all pixels in double precision, eight times the memory of the images.
+    squares = np.einsum("nhwc,nhwc->c", train, train, dtype=np.float64) * (channels / train.size)
+    std = np.sqrt(np.maximum(squares / 255**2 - mean**2, _LEAST_STD**2))
+    info = dataclasses.replace(dataset.info, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
     return dataclasses.replace(dataset, info=info)
 
 
