@@ -129,8 +129,14 @@ def figure(width: float, height: float, *, dpi: int = 120) -> Any:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
     image = io.BytesIO()
-    figure.savefig(image, format=path.suffix[1:])
+    with rc_context({"text.usetex": False}):  # the user's, by which a name and a % would be TeX
+        for text in figure.findobj(Text):
+            text.set_usetex(False)
+        figure.savefig(image, format=path.suffix[1:])
     write_file(path, image.getvalue())
 
 

@@ -5,6 +5,7 @@ import os
 import stat
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 import hsvit_jax
@@ -27,6 +28,19 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         report.write_file(file, b"b")
     assert file.read_bytes() == "ä".encode()
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_figures_take_no_text_for_tex(tmp_path):
+    """Whatever the user's own are drawn by."""
+    with matplotlib.rc_context({"text.usetex": True}):
+        figure = report.figure(3, 3)
+        figure.suptitle("a_b")
+        axes = figure.subplots()
+        axes.plot([0, 1], label="50 %")
+        axes.legend()
+        report.save_figure(figure, tmp_path / "a.png")
+        assert matplotlib.rcParams["text.usetex"]
+    assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_the_folder_of_a_file_is_made_or_refused(tmp_path):
