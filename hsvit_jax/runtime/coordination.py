@@ -120,6 +120,7 @@ class StopTogether(signals.StopRequests):
     def __init__(self, on_request: Callable[[], object] = lambda: None) -> None:
         super().__init__(on_request)
         self._calls, self._asked = 0, False
+        self._place = f"hsvit/{next(_numbers)}/stop"  # of this run, not of the next in the process
 
     def due(self) -> int | None:
         """The signal to stop for, once all processes have reached the same call.
@@ -135,11 +136,11 @@ class StopTogether(signals.StopRequests):
             at = -(-(self._calls + LEAD) // _EVERY) * _EVERY
             # An error: another process was asked too, and came first.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                client.key_value_set("hsvit/stop", f"{self.signum} {at}")
+                client.key_value_set(self._place, f"{self.signum} {at}")
         if self._calls % _EVERY:
             return None
         try:
-            signum, at = map(int, client.key_value_try_get("hsvit/stop").split())
+            signum, at = map(int, client.key_value_try_get(self._place).split())
         except jax.errors.JaxRuntimeError:  # no process was asked
             return None
         return signum if self._calls >= at else None

@@ -57,13 +57,14 @@ def processes(monkeypatch):
             """A process counts its own gatherings."""
 
             def __next__(self):
-                state.gathered = getattr(state, "gathered", 0) + 1
+                state.gathered += 1
                 return state.gathered
 
         monkeypatch.setattr(coordination, "_numbers", Numbers())
 
         def process(index):
             state.client, state.process_id, state.num_processes = store, index, len(bodies)
+            state.gathered = 0  # the thread may have been another process
             try:
                 return bodies[index]()
             except Exception as error:
@@ -104,6 +105,19 @@ def test_different_processes_are_refused(processes):
     assert told in str(got[0])
     assert processes(*(lambda: coordination.check_same("a", "b") for _ in range(2))) == [None, None]
     assert processes(*(lambda t=t: coordination.from_lead(t) for t in texts)) == [texts[0]] * 3
+
+
+def test_a_run_that_follows_one_that_was_stopped_goes_on(processes):
+    """In a notebook the process stays, and jax's store with it."""
+
+    def body():
+        stopped, dues = coordination.StopTogether(), range(20)
+        stopped.signum = 2
+        assert 2 in [stopped.due() for _ in dues]
+        after = coordination.StopTogether()
+        return {after.due() for _ in dues}
+
+    assert processes(body, body) == [{None}, {None}]
 
 
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 1), (0, 1, 2)])
