@@ -39,8 +39,10 @@ def test_training_leaves_numpy_statistics_as_they_are():
 
 
 def test_initial_values_are_single_precision_always():
-    """Also where a program has switched jax_enable_x64 on, and of towers."""
+    """Also where a program has switched jax_enable_x64 on, and of towers: the same numbers."""
     model = hsvit.TowerHSViT(dataclasses.replace(HSVIT, towers=2, votes="learned"))
+    expected = model.init(jax.random.key(0))
     with jax.enable_x64(True):
-        leaves = jax.tree.leaves(model.init(jax.random.key(0)))
-    assert {x.dtype.name for x in leaves} == {"float32"}
+        found = model.init(jax.random.key(0))
+    assert {x.dtype.name for x in jax.tree.leaves(found)} == {"float32"}
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
