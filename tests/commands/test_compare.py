@@ -92,6 +92,8 @@ def test_points_of_many_systems_differ_by_more_than_colour():
         (["c2a2:digits", "c3a4:cifar10"], [], [0], "the same data, but of data.name c2a2 has"),
         (["c2a2:digits", "c3a4:digits,paper"], [], [0], "equal training, but train.epochs"),
         (["c2a2:digits"], [], [0, 0], "different whole numbers"),
+        (["c2a2:digits", "c2a2:digits seed=3"], [], [0], "--seeds names the seeds of all"),
+        (["c2a2:digits", "c2a2:digits mesh.data=1"], [], [0], "one run would serve for both"),
         (["c2a2:digits"], ["model.groups=5"], [0], "c2a2: .*groups=5"),
         (["c2a2:digits model.groups=5"], [], [0], "c2a2 groups=5: .*groups=5"),
         (["c9a9:digits"], [], [0], "unknown network"),

@@ -97,6 +97,7 @@ def train_all(
     except ValueError as error:
         raise cli.Misuse(str(error)) from error
     _check({system.name: config for system, config in configs.items()}, systems, seeds)
+    _check_folders(configs, chosen)
     if equal == "length":
         _check_length({system.name: config.train for system, config in configs.items()})
     loaded: dict[tuple, data.Dataset] = {}
@@ -151,11 +152,30 @@ def _check(
         raise ValueError(f"a system is named twice in {config_lib.few(names)}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds needs different whole numbers; got {','.join(map(str, seeds))}")
+    if any("seed" in config.by_hand for config in configs.values()):
+        raise ValueError("--seeds names the seeds of all systems: leave the setting seed out")
     for key in ("name", "val_fraction", "fraction"):
         values = {name: config.data[key] for name, config in configs.items()}
         if len(set(values.values())) > 1:
             names = ", ".join(f"{name} has {value}" for name, value in values.items())
             raise ValueError(f"systems are compared on the same data, but of data.{key} {names}")
+
+
+def _check_folders(
+    configs: Mapping[System, ml_collections.ConfigDict], chosen: Mapping[System, Sequence[str]]
+) -> None:
+    """Raises ValueError for systems that differ in what a run's folder is not named by: the second
+    would find the first one's run."""
+    found: dict[str, tuple[str, list]] = {}
+    for system, config in configs.items():
+        folder = config_lib.default_workdir(config, system.spec, chosen[system])
+        leaves = [leaf for leaf in config_lib.leaves(config) if leaf[0] != "by_hand"]
+        name, other = found.setdefault(folder, (system.name, leaves))
+        if leaves != other:
+            raise ValueError(
+                f"{name} and {system.name} differ in settings that change no result, and one run "
+                "would serve for both: leave one of them out"
+            )
 
 
 def _check_length(sections: Mapping[str, ml_collections.ConfigDict]) -> None:
