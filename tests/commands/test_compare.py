@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 
 import pytest
+from support.data_files import encoded, noise, write
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import main
@@ -104,6 +105,16 @@ def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, said):
         systems = [System.parse(spec) for spec in specs]
         compare.compare(systems, tmp_path, settings=settings, seeds=seeds)
     assert not list(tmp_path.iterdir())
+
+
+def test_equal_training_is_that_of_the_runs(tmp_path):
+    """The recipe `small`, by the number of images, has a length of its own."""
+    folder = tmp_path / "own"
+    write(folder, {f"{'ab'[i % 2]}/{i}.png": encoded(noise((8, 8), i)) for i in range(24)})
+    specs = [f"c2a2:folder={folder},strong", f"c2a2:folder={folder} model.depth=1"]
+    settings = [f"data.dir={tmp_path}", "mesh.data=1"]
+    with pytest.raises(ValueError, match=r"equal training.* c2a2 100/0/16, c2a2 depth=1 48/0/8"):
+        compare.compare(list(map(System.parse, specs)), tmp_path / "runs", settings=settings)
 
 
 def test_names_and_settings_of_a_system():

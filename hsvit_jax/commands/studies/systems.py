@@ -98,10 +98,10 @@ def train_all(
         raise cli.Misuse(str(error)) from error
     _check({system.name: config for system, config in configs.items()}, systems, seeds)
     _check_folders(configs, chosen)
-    if equal == "length":
-        _check_length({system.name: config.train for system, config in configs.items()})
     loaded: dict[tuple, data.Dataset] = {}
     runs = {system: _prepare(system, config, loaded) for system, config in configs.items()}
+    if equal == "length":  # which the number of images may have decided
+        _check_length({system.name: run.config.train for system, run in runs.items()})
     if equal == "compute":
         for system, steps in _equal_steps(runs).items():
             chosen[system] += [f"train.steps={steps}", "train.epochs=0"]
