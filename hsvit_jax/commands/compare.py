@@ -187,9 +187,12 @@ def learning_curves(
       a point for each system and share: its x are the training images of a class.
 
     Raises:
-      ValueError: as `train_all`.
+      ValueError: a setting of data.fraction, or as `train_all`.
     """
     points = []
+    named = [*settings, *(setting for system in systems for setting in system.settings)]
+    if any(setting.startswith("data.fraction=") for setting in named):
+        raise ValueError("--fractions names the shares of all systems: leave data.fraction out")
     for fraction in fractions:
         given = [*settings, f"data.fraction={fraction:g}"]
         for one in train_all(systems, out, settings=given, seeds=seeds, equal="compute"):

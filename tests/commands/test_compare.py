@@ -117,6 +117,11 @@ def test_equal_training_is_that_of_the_runs(tmp_path):
         compare.compare(list(map(System.parse, specs)), tmp_path / "runs", settings=settings)
 
 
+def test_the_shares_are_those_of_fractions(tmp_path):
+    with pytest.raises(ValueError, match="--fractions names the shares of all systems"):
+        compare.learning_curves([SYSTEM], tmp_path, [0.1], settings=["data.fraction=0.5"])
+
+
 def test_names_and_settings_of_a_system():
     for spec, name in (
         ("configs/c2a2.py:digits", "c2a2"),
