@@ -1,5 +1,8 @@
 """PoWER's three steps on a tiny DeiT: a network, its schedule, the same network pruned."""
 
+import json
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -27,13 +30,19 @@ def trained(tmp_path_factory):
 def test_the_tokens_are_learned_and_the_network_goes_on(trained, tmp_path, capsys):
     """At 0.1 a step, four steps of a penalty leave 10 of 16 patches, and the CLS."""
     out = tmp_path / "power.safetensors"
-    words = [f"--config={SPEC}", f"--config.init.from={trained}", "--epochs=0.1", f"--out={out}"]
+    shutil.copy(trained, tmp_path / "model.safetensors")
+    described = {"image_mean": [0.25], "image_std": [0.5]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(described))
+    words = [f"--config={SPEC}", f"--config.init.from={tmp_path}", "--epochs=0.1", f"--out={out}"]
+    words += ["--config.init.classifier=new"]
     words += ["--penalty=10", "--rate=0.1", "--config.mesh.data=1", f"--config.{SIZE}"]
     assert main.main(["hsvit", "power-search", *words]) == 0
     printed = capsys.readouterr().out
     stored = init_from.stored_network(out)
     assert (stored.step, stored.config.model.retained) == (4, (11, 11))
     assert "--config.model.retained=11,11" in printed
+    assert "--config.init.classifier=keep" in printed and "classifier=new" not in printed
+    assert "--config.data.mean=0.25 --config.data.std=0.5" in printed
     before = init_from.stored_network(trained)
     assert any(
         map(np.any, jax.tree.leaves(jax.tree.map(np.subtract, stored.params, before.params)))

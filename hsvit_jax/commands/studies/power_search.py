@@ -14,7 +14,7 @@ import optax
 from hsvit_jax import cli, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models.vit import deit, token_pruning
-from hsvit_jax.train import batches, resume, step
+from hsvit_jax.train import batches, init_from, resume, step
 from hsvit_jax.weights import release
 
 
@@ -102,8 +102,14 @@ def run(request: cli.Request) -> None:
     retained, share, file = search(config, values.penalty, values.rate)
     report.write_file(path, file)
     kept = ",".join(map(str, retained))
+    changes = {"init.from": str(path), "model.retained": kept}
+    if config.init.classifier != "keep":  # the search has trained it
+        changes["init.classifier"] = "keep"
+    published = init_from.as_published(config).data
+    if published.mean != config.data.mean:  # of which the file written says nothing
+        changes |= {f"data.{key}": ",".join(map(str, published[key])) for key in ("mean", "std")}
     print(
         f"tokens after each block's attention: {kept}, {share:.0%} of the multiply-adds\n"
         f"  network  {path}\n"
-        f"  train    {request.train_line(**{'init.from': str(path), 'model.retained': kept})}"
+        f"  train    {request.train_line(**changes)}"
     )
