@@ -22,6 +22,9 @@ _FOREIGN = (
     *(MemoryError, RecursionError),
 )
 
+#: Keys of `init` that fit the weights of `init.from` to other sizes.
+_FITTING = ("classifier", "stem", "positions")
+
 
 def frozen_parts(freeze: str) -> frozenset[str]:
     """The parts of the network that `init.freeze` names."""
@@ -30,12 +33,23 @@ def frozen_parts(freeze: str) -> frozenset[str]:
 
 def refuse_random(config: ml_collections.ConfigDict) -> None:
     """Raises ValueError where a fresh start would freeze or fine-tune weights that nothing has
-    trained."""
+    trained, or leave a setting of the start unused."""
     freeze = config.init.freeze
     if config.recipe == "finetune" and not config.init["from"]:
         raise ValueError(
             "the recipe finetune goes on from trained weights: name them with "
             "--config.init.from=PATH, or train from random ones by the recipe paper"
+        )
+    fitting = [f"init.{name}" for name in _FITTING if config.init[name] != "keep"]
+    if fitting and not config.init["from"]:
+        raise ValueError(
+            f"{' and '.join(fitting)} would fit trained weights: name them with "
+            "--config.init.from=PATH, or leave that setting out"
+        )
+    if config.init["from"] and config.init.whiten and "init.whiten" in config.by_hand:
+        raise ValueError(
+            "init.whiten is a start from random weights and init.from one from trained ones: leave "
+            "one of them out"
         )
     if frozen_parts(freeze) and not config.init["from"]:
         raise ValueError(
@@ -106,7 +120,7 @@ def load(
     if not source:
         return None
     key = step.run_key(config.seed, step.INIT)
-    how = {name: config.init[name] for name in ("classifier", "stem", "positions")}
+    how = {name: config.init[name] for name in _FITTING}
     try:
         path = sources.locate(source)
         tensors, description = files.read(path) if files.is_weights(path) else (None, {})

@@ -8,6 +8,7 @@ import pytest
 from support import small_runs
 
 from hsvit_jax import checkpoint, train
+from hsvit_jax import config as config_lib
 from hsvit_jax.train import init_from
 
 
@@ -58,6 +59,17 @@ def test_data_that_changed_since_are_told(source):
         for name in (run.dataset.fingerprint, "other")
     ]
     assert told == [False, True]
+
+
+def test_settings_of_another_start_are_refused():
+    trained = "init.from=zoo:c2a2-digits"
+    for settings, message in (
+        (["init.classifier=new"], r"init\.classifier would fit trained weights: name them with"),
+        (["init.whiten=true", trained], r"init\.whiten is a start from random weights and init\."),
+    ):
+        with pytest.raises(ValueError, match=message):
+            init_from.refuse_random(config_lib.get_config("c2a2:digits", *settings))
+    init_from.refuse_random(config_lib.get_config("c2a2:digits,fast", trained))  # whitens else
 
 
 @pytest.mark.slow
