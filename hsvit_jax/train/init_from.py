@@ -95,7 +95,10 @@ def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict
 
 
 def load(
-    config: ml_collections.ConfigDict, model: Any, fingerprint: str | None = None
+    config: ml_collections.ConfigDict,
+    model: Any,
+    fingerprint: str | None = None,
+    class_names: tuple[str, ...] = (),
 ) -> adapt.Refitted | None:
     """Loads the weights for `model` that `config.init` names.
 
@@ -107,6 +110,7 @@ def load(
     Args:
         model: the network to start.
         fingerprint: of the data to train on; a note tells of splits that may have moved since.
+        class_names: of these data; a note tells of a classifier that is kept for others.
 
     Returns:
         the weights, with notes on how they were made to fit; None where `init.from` is empty.
@@ -131,7 +135,7 @@ def load(
             family = config.model.family
             loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
         else:
-            loaded = _read_network(path, config, model, fingerprint)
+            loaded = _read_network(path, config, model, fingerprint, class_names)
         params, stats, old, same_family, origin = loaded
         refit = _refit if same_family else _refit_backbone
         refitted = refit(params, stats, old, model, how, key)
@@ -246,7 +250,11 @@ def fused(stored: Stored) -> Stored:
 
 
 def _read_network(
-    path: Path, config: ml_collections.ConfigDict, model: Any, fingerprint: str | None
+    path: Path,
+    config: ml_collections.ConfigDict,
+    model: Any,
+    fingerprint: str | None,
+    class_names: tuple[str, ...],
 ) -> tuple[dict, dict, Any, bool, str]:
     """Reads a trained network's (params, stats, network, whether that is of the configured family
     rather than of its backbone's, source)."""
@@ -259,6 +267,13 @@ def _read_network(
             f"{config.model.family!r}"
         )
     origin = f"step {stored.step} of {path}"
+    other = stored.class_names[: len(class_names)] != tuple(class_names)
+    if other and same_family and config.init.classifier == "keep":
+        names = config_lib.few(stored.class_names)
+        origin += f", whose classifier is for {names} (init.classifier=new: afresh)"
+    before, now = ((tuple(of.data.mean), tuple(of.data.std)) for of in (stored.config, config))
+    if before != now:
+        origin += f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
     read_alike = ("name", "image_size", "channels", "fit")  # else the fingerprints differ anyway
     alike = all(stored.config.data[key] == config.data[key] for key in read_alike)
     known = None not in (fingerprint, stored.fingerprint)

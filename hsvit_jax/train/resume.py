@@ -62,11 +62,12 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
 
 def start(run: Run, verbose: bool) -> tuple[dict, dict] | None:
     """Loads or makes the (params, stats) that the `init` section asks for; None for random ones."""
-    weights = init_from.load(run.config, run.model, run.dataset.fingerprint)
+    of_data = run.dataset.fingerprint, run.dataset.info.class_names
+    weights = init_from.load(run.config, run.model, *of_data)
     if weights is None:
         return whitened(run) if run.config.init.whiten else None
     if verbose:
-        print("; ".join(weights.notes), flush=True)
+        print(report.printable("; ".join(weights.notes)), flush=True)
     return weights.params, weights.stats
 
 

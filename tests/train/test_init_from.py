@@ -1,5 +1,6 @@
 """What a run starts from: a trained network as it is or grown, and never instead of its own."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -9,7 +10,7 @@ from support import small_runs
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.train import init_from
+from hsvit_jax.train import init_from, resume
 
 
 def prepared(**settings):
@@ -59,6 +60,31 @@ def test_data_that_changed_since_are_told(source):
         for name in (run.dataset.fingerprint, "other")
     ]
     assert told == [False, True]
+
+
+def test_another_normalisation_is_told(source):
+    _, run = from_source(source[0])
+    assert "normalised" not in init_from.load(run.config, run.model).notes[0]
+    with run.config.unlocked():
+        run.config.data.mean = (0.5,)
+    (note,) = init_from.load(run.config, run.model).notes
+    assert note.endswith("saw pixels normalised by data.mean=(0.3,) and data.std=(0.2,)")
+
+
+def test_a_classifier_of_other_classes_is_told(source, capsys):
+    """As many, or the same in another order."""
+    _, run = from_source(source[0])
+    info = dataclasses.replace(run.dataset.info, class_names=run.dataset.info.class_names[::-1])
+    for dataset, classifier, told in (
+        (run.dataset, "keep", False),
+        (dataclasses.replace(run.dataset, info=info), "keep", True),
+        (dataclasses.replace(run.dataset, info=info), "new", False),
+    ):
+        with run.config.unlocked():
+            run.config.init.classifier = classifier
+        resume.start(dataclasses.replace(run, dataset=dataset), verbose=True)
+        said = "whose classifier is for row 0, row 1, row 2, row 3, row 4 and 2 more"
+        assert (said in capsys.readouterr().out) is told
 
 
 def test_settings_of_another_start_are_refused():
