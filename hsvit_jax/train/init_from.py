@@ -212,7 +212,8 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{len(names)} class names for {count} classes")
         names = [*names, *(f"unnamed {i}" for i in range(len(names), count))]
-        lost = [str(number) for number in meta.get("lost_groups", ())]
+        lost = [operator.index(number) for number in meta.get("lost_groups", ())]
+        left = model.without(lost).group_ids() if lost else ()
         wanted = jax.eval_shape(model.init, jax.random.key(0))
         wanted = dict(zip(("params", "stats"), wanted, strict=True))
         if tensors is not None:
@@ -228,11 +229,13 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         ) from error
     if tensors is not None and which not in ("best", "latest", number):
         raise ValueError(f"{path} holds one network, of step {number}: leave which={which} out")
-    if lost:
+    if lost:  # of towers, all the groups
+        groups = [str(n) for n in range(model.config.groups) if n not in left]
         warnings.warn(
-            f"{where} was saved after groups or towers {checkpoint.few(lost)} were lost: they are "
-            "untrained in it and vote all the same, so its accuracy is not that of the run; leave "
-            "them out (hsvit eval --drop_groups), or train on with all processes",
+            f"{where} was saved after groups or towers {checkpoint.few(list(map(str, lost)))} were "
+            "lost: they are untrained in it and vote all the same, so its accuracy is not that of "
+            f"the run; leave them out (hsvit eval --drop_groups={','.join(groups)}), or train on "
+            "with all processes",
             stacklevel=2,
         )
     fingerprint = meta.get("fingerprint")

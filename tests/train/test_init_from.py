@@ -43,7 +43,15 @@ def from_source(folder, **settings):
 def test_untrained_groups_of_a_run_that_lost_some_are_told(source, tmp_path):
     _, run = prepared(train__ema_decay=0.0)
     save(tmp_path, run, source[1], run.meta | {"lost_groups": [2, 3]})
-    with pytest.warns(UserWarning, match="groups or towers 2; 3 were lost: they are untrained"):
+    with pytest.warns(UserWarning, match="groups or towers 2; 3 were lost: .*drop_groups=2,3"):
+        init_from.stored_network(tmp_path)
+
+
+def test_the_groups_of_a_lost_tower_are_named(tmp_path):
+    _, run = prepared(train__ema_decay=0.0, model__towers=2)
+    values = small_runs.made_up_values(run.model)
+    save(tmp_path, run, values, run.meta | {"lost_groups": [1]})
+    with pytest.warns(UserWarning, match="groups or towers 1 were lost: .*drop_groups=4,5,6,7"):
         init_from.stored_network(tmp_path)
 
 
