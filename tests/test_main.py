@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import traceback
+import types
 from pathlib import Path
 
 import numpy as np
@@ -384,6 +385,16 @@ def test_eval_on_other_data(capfd, run, tmp_path):
     code, out, err = call(capfd, *words[:2], "--split=all")
     assert code == 0 and json.loads(out)["examples"] == 1797
     assert "note: the network was trained on most of these images" in err
+
+
+def test_other_data_are_not_cut_to_the_share_that_was_trained_on(tmp_path):
+    folder = pictures(tmp_path / "pets", ["cat", "dog"], 40)
+    flags = types.SimpleNamespace(split="val", checkpoint="run", workdir=None)
+    other = config_lib.get_config(f"c2a2:folder={folder}", f"data.dir={tmp_path}")
+    request = types.SimpleNamespace(config=other, flags=flags)
+    trained = config_lib.get_config("c2a2:folder=own", "data.fraction=0.1")
+    network = types.SimpleNamespace(config=trained, class_names=("cat", "dog"), fingerprint="")
+    assert len(evaluate._images(request, network)[2]) == 8
 
 
 def test_each_command_has_a_module_and_reads_keys_that_exist():

@@ -59,6 +59,8 @@ def _images(
         config = config.copy_and_resolve_references().unlock()
         for key in ("name", "dir", "val_fraction", "on_bad_image"):
             config.data[key] = request.config.data[key]
+        if config.data.name != classifier.config.data.name:  # the share was of the run's own
+            config.data.fraction = 1.0
         config.eval.batch = request.config.eval.batch
         if "eval.tta" in request.config.by_hand:  # else the run's own
             config.eval.tta = request.config.eval.tta
