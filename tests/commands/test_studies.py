@@ -156,7 +156,7 @@ def test_a_study_of_ones_own(tmp_path, capsys):
     assert capsys.readouterr().out == table
 
 
-def test_curves_of_runs(tmp_path):
+def test_curves_of_runs(tmp_path, capsys):
     lines = ({"step": 1, "epoch": 0, "loss": 2.0}, {"step": 2, "split": "val", "accuracy": 0.5})
     runs = [tmp_path / name for name in ("a/run", "b/run")]
     for run in runs:
@@ -164,6 +164,10 @@ def test_curves_of_runs(tmp_path):
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main.main(["hsvit", "curves", *map(str, runs), f"--out={tmp_path}/c.png"]) == 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert not capsys.readouterr().err
+    (runs[0] / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    assert main.main(["hsvit", "curves", *map(str, runs), f"--out={tmp_path}/c.png"]) == 0
+    assert "run was never evaluated on the validation split" in capsys.readouterr().err
 
 
 def test_each_of_several_curves_is_told_from_the_others(tmp_path, monkeypatch):

@@ -59,5 +59,8 @@ def run(request: cli.Request) -> None:
             raise ValueError(f"{folder} holds no metrics.jsonl of a run: name a run's folder")
         name = folder.resolve().name  # of '.', too
         runs[name if name not in runs else word] = lines
+    for name, lines in runs.items():
+        if not any(line.get("split") == "val" for line in lines):  # as with train.select_on=test
+            cli.note(f"{name} was never evaluated on the validation split: its loss alone is drawn")
     draw(runs, out)
     print(out)
