@@ -19,6 +19,8 @@ def test_the_steepest_rate_is_before_the_lowest_loss():
     losses = 2.3 - 1.0 / (1 + np.exp(-6 * (np.log10(rates) + 3))) + 8 * (rates > 0.1)
     found = lr_find.Search(rates, losses)
     assert found.steepest == pytest.approx(1e-3, rel=0.3)
+    with pytest.raises(ValueError, match="never lower than at the lowest rate"):
+        _ = lr_find.Search(rates, rates).steepest
 
 
 def test_rates_grow_until_the_loss_does(tmp_path, capsys):

@@ -27,8 +27,16 @@ class Search:
 
     @property
     def steepest(self) -> float:
-        """The rate at which the loss falls fastest per factor of the rate, before its lowest."""
-        end = max(int(self.losses_S.argmin()), 1) + 1
+        """The rate at which the loss falls fastest per factor of the rate, before its lowest.
+
+        Raises ValueError for a loss that is lowest at the start.
+        """
+        end = int(self.losses_S.argmin()) + 1
+        if end == 1:
+            raise ValueError(
+                "the loss was never lower than at the lowest rate: give more --steps or a larger "
+                "train.batch, or look at the data"
+            )
         slopes = np.gradient(self.losses_S[:end], np.log(self.rates_S[:end]))
         return float(self.rates_S[slopes.argmin()])
 
