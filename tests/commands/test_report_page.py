@@ -82,6 +82,19 @@ def test_what_is_found():
     np.testing.assert_allclose([target.sum() for _, target in variants], 1, rtol=1e-5)
 
 
+def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):
+    trained, dataset = reports.untrained()
+    monkeypatch.setattr(
+        findings,
+        "_logits",
+        lambda network, part, batch: 100.0 * np.eye(small_runs.CLASSES)[part.labels],
+    )
+    found = findings.find(trained, dataset, "val")
+    assert found.wrong == found.unsure == []
+    path = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
+    assert path.read_text("utf-8").count("0 of 0 shown") == 2
+
+
 def test_measures_by_class():
     labels, predicted = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0])
     counts = measures.confusion(labels, predicted, 4)

@@ -80,7 +80,7 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
     p_NK = np.exp(measures.log_softmax(logits_NK))
     chosen = measures.hardest(p_NK, labels_N, _MOST_SHOWN)
     shown = np.concatenate(chosen)
-    images = part.gather(shown)
+    images = part.gather(shown) if len(shown) else part.gather([0])[:0]
     heats = _occlusion(classifier, images, p_NK[shown], batch)
     votes = _votes(classifier, images)
     examples = [
