@@ -319,7 +319,7 @@ class Server:
         return [{"name": name, "rows": _bytes(map_HW).tolist()} for name, map_HW in found]
 
     async def _health(self, _: Request) -> Response:
-        """What is served; 503 while batches fail, for whoever restarts a server."""
+        """Network and parts; 503 while batches fail, for whoever restarts a server."""
         failed = self.batcher.failed
         model = self._classifier.config.model
         parts = [dataclasses.asdict(part) for part in self.batcher.voters.parts]
