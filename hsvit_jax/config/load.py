@@ -38,7 +38,8 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     """
     for text in (spec, *settings):
         if not isinstance(text, str):
-            raise ValueError(f"a configuration is named by texts, {_EXAMPLE}; got {text!r}")
+            given = type(text).__name__  # the text of a configuration is a long one
+            raise ValueError(f"a configuration is named by texts, {_EXAMPLE}; got a {given}")
     place, _, argument = spec.partition(":")
     if not place:
         raise ValueError(f"--config names no file; {_EXAMPLE}")

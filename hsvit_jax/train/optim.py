@@ -53,7 +53,8 @@ def schedule(
 
 
 def _is_kernel(path: tuple[Any, ...]) -> bool:
-    return any("kernel" in str(getattr(k, "key", "")) for k in path)
+    names = [str(getattr(k, "key", "")) for k in path]
+    return any("kernel" in name or name == "depthwise" for name in names)
 
 
 def decay_mask(params: Any) -> Any:

@@ -73,6 +73,18 @@ def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
     assert sum(decays) == 10
 
 
+def test_depthwise_kernels_of_separable_convolutions_decay_and_are_no_matrices_of_muon():
+    settings = config_lib.get_config("c2a2", "model.convolution=separable").model.to_dict()
+    model = models.build(settings, image_size=(32, 32), channels=3, num_classes=10)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+
+    def of_depthwise(mask):
+        return jax.tree.leaves([block["depthwise"] for block in mask["trunk"]["blocks"].values()])
+
+    assert of_depthwise(optim.decay_mask(params)) == [True] * 3
+    assert of_depthwise(optim.matrices(params)) == []
+
+
 def stepped(chosen, params, grads):
     """Parameters after one step of the optimizer."""
     tx = optim.build(chosen, optim.schedule(chosen, 10, 5), None)
