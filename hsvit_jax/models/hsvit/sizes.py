@@ -128,6 +128,8 @@ def _check_sizes(c: HSViTConfig) -> None:
         )
     if c.votes == "learned" and not c.groups:
         raise ValueError("without attention groups there are no votes to learn: choose 'equal'")
+    if c.group_dropout and not c.groups:
+        raise ValueError("without attention groups there is none to drop: set group_dropout=0")
     if c.groups:
         if c.conv_channels[-1] % c.groups:
             raise ValueError(
