@@ -249,6 +249,8 @@ def _transfer(op: str, shape: str, rest: str, group: int) -> tuple[str, str, int
     arrays = _SHAPE.findall(shape)
     if op == "all-gather-start":  # its result holds the operands too
         arrays = arrays[len(arrays) // 2 :]
+    if op == "collective-permute-start":  # and so does its, with two numbers beside
+        arrays = arrays[1:2]
     size = sum(_item_bytes(dtype) * math.prod(_integers(sizes)) for dtype, sizes in arrays)
     return "+".join(axes), kind, size * (len(devices) if kind == "reduce-scatter" else 1)
 
@@ -260,20 +262,28 @@ def _item_bytes(dtype: str) -> int:
 
 
 def _first_group(rest: str) -> list[int]:
-    """The devices of a collective's first group: lists {{0,1},{2,3}}, iota [2,2]<=[4], or axes of a
-    named grid mesh['a'=2,'b'=2] {'b'}."""
-    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest):
+    """The devices of a collective's first group, or a permutation's first pair: lists
+    {{0,1},{2,3}}, iota [2,2]<=[4], or axes of a named grid mesh['a'=2,'b'=2] {'b'}, whose devices
+    may be listed in an order of their own, device_ids=([2,2]T(1,0))."""
+    if named := re.search(
+        r"replica_groups=mesh\[([^\]]*)\]"
+        r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}",
+        rest,
+    ):
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        over = re.findall(r"'(\w+)'", named[2])
-        grid = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+        over = re.findall(r"'(\w+)'", named[4])
+        dims = _integers(named[2]) if named[2] else list(sizes.values())
+        grid = _iota(dims, named[3]).reshape(list(sizes.values()))
         return grid[tuple(slice(None) if n in over else 0 for n in sizes)].reshape(-1).tolist()
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", rest):
         return _integers(listed[1])
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
     if iota is None:
         raise ValueError(f"cannot read the devices of a collective: {rest[:200]}")
-    shape, dims = _integers(iota[1]), _integers(iota[2])
+    return _iota(_integers(iota[2]), iota[3]).reshape(_integers(iota[1]))[0].tolist()
+
+
+def _iota(dims: list[int], order: str | None) -> np.ndarray:
+    """Devices in the order of their numbers, as a grid of `dims` with its axes in this order."""
     ids = np.arange(math.prod(dims)).reshape(dims)
-    if iota[3]:
-        ids = ids.transpose(_integers(iota[3]))
-    return ids.reshape(shape)[0].tolist()
+    return ids.transpose(_integers(order)) if order else ids

@@ -127,9 +127,26 @@ def test_devices_of_a_collective_are_read_in_every_notation():
         ("mesh['x'=2,'y'=2] {'y'}", "group"),
         ("mesh['x'=2,'y'=2] {'x'}", "data"),
         ("mesh['x'=2,'y'=2] {'x','y'}", "data+group"),
+        ("mesh['x'=2,'y'=1,'z'=2], device_ids=([2,2]T(1,0)) {'x'}", "group"),
+        ("mesh['x'=2,'y'=2], device_ids=([2,2]T(1,0)) {'y'}", "data"),
+        ("mesh['x'=4], device_ids=([4]) {'x'}", "data+group"),
     ):
         text = "\n".join(["ENTRY %main (x: f32[]) -> f32[] {", line.replace("%s", groups), "}"])
         assert hlo.count(text, 2) == (0, {(axis, "all-reduce"): 60})
+
+
+@pytest.mark.parametrize(
+    ("shape", "op"),
+    [
+        ("f32[1,5]{1,0}", "collective-permute"),
+        ("(f32[1,5]{1,0}, f32[1,5]{1,0}, u32[], u32[])", "collective-permute-start"),
+    ],
+)
+def test_what_mixup_sends_over_data_is_read(shape, op):
+    """Each device's last image goes to the next one."""
+    line = f"  %r = {shape} {op}(%x), source_target_pairs={{{{0,2}},{{1,3}},{{2,0}},{{3,1}}}}"
+    text = "\n".join(["ENTRY %main (x: f32[1,5]) -> f32[1,5] {", line, "}"])
+    assert hlo.count(text, 2) == (0, {("data", "collective-permute"): 20})
 
 
 def test_what_a_collective_leaves_free():
