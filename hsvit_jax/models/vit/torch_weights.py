@@ -304,7 +304,7 @@ def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
         return [shapes[block.format(s, 0, name)] for s in stages]
 
     tables = of_first("attn.relative_position_bias_table")
-    windows = given.get("window_size") or [(math.isqrt(n) + 1) // 2 for n, _ in tables]
+    shown = [(math.isqrt(n) + 1) // 2 for n, _ in tables]
     (hidden, width), *_ = of_first("mlp.fc1.weight")
     given = {"image_size": given.get("img_size"), **given}
     model = {
@@ -315,12 +315,25 @@ def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
             for s in stages
         ),
         "heads": tuple(heads for _, heads in tables),
-        "windows": (windows,) * len(stages) if isinstance(windows, int) else tuple(windows),
+        "windows": _windows(given.get("window_size") or shown, len(stages)),
         "mlp_ratio": field(given, "mlp_ratio", hidden / width),
         "qkv_bias": block.format(0, 0, "attn.qkv.bias") in shapes,
         "drop_path": field(given, "drop_path_rate", family.defaults["drop_path"]),
     }
     return model, data_section(tensors, given, f"{_SWIN_PATCHES}.weight", f"{_SWIN_HEAD}.weight")
+
+
+def _windows(size: Any, stages: int) -> tuple[int, ...]:
+    """The side of each stage's windows from timm's `window_size`.
+
+    One or two integers, rows and columns, are for all stages; a longer list has an entry per stage.
+    Raises ValueError for windows that are not square.
+    """
+    of_all = isinstance(size, int) or (len(size) == 2 and isinstance(size[0], int))
+    sides = [ints("window_size", one) for one in ([size] * stages if of_all else size)]
+    if any(len({*side}) > 1 for side in sides):
+        raise ValueError(f"window_size={size} has windows that are not square: not supported")
+    return tuple(side[0] for side in sides)
 
 
 def _swin(c: Any, keys: Collection[str]) -> Table:

@@ -65,6 +65,19 @@ def test_shapes_tell_the_variant(variant):
     assert torch_files.variant_of_shapes("swin", variant) == variant
 
 
+def test_window_sizes_of_all_stages_and_of_each(golden_dir):
+    """Two integers are rows and columns of all windows, as timm reads them."""
+    tensors, _, _, _, family, description = convnet_files.read(golden_dir / "timm-swin-train.npz")
+    for size in (4, [4, 4], [[4, 4], [4, 4]]):
+        given = description["constructor"] | {"window_size": size}
+        settings, _ = models.torch_settings(family, tensors, given)
+        assert settings["windows"] == (4, 4)
+    with pytest.raises(ValueError, match=r"window_size=\[4, 2\] has windows that are not square"):
+        models.torch_settings(family, tensors, description["constructor"] | {"window_size": [4, 2]})
+    published = {"window_size": [7, 7]}
+    assert torch_files.variant_of_shapes("swin", "t", **published) == "t"
+
+
 def test_windows_are_cut_to_maps():
     """Of merged maps as timm 1.0.31 has them, whose odd sides are rounded up."""
     c = hf_files.network("swin", size=(36, 64), windows=(4, 4, 4, 4)).config
