@@ -499,19 +499,22 @@ _T2T, _T2T_PROJECT = "tokens_to_token.attention{}", "tokens_to_token.project.wei
 
 
 def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sizes follow from shapes, but for the heads and what rounding hides."""
+    """Sizes follow from shapes, but for the heads (of width 64 in all published networks) and what
+    rounding hides. Raises ValueError for heads that stay unknown."""
     performer = f"{_T2T.format(1)}.w" in tensors
     first = "kqv" if performer else "attn.qkv"
     dim = shape(tensors, _T2T_PROJECT, 2)[0]
     inner, pixels = shape(tensors, f"{_T2T.format(1)}.{first}.weight", 2)
-    usual = family.defaults
+    usual, heads = family.defaults, argument(given, "num_heads")
+    if heads is None and dim % 64:
+        raise ValueError("the tensors' shapes do not tell the number of heads: say --heads")
     model = {
         "token_layer": "performer" if performer else "softmax",
         "token_dim": inner // 3,
         "token_dropout": usual["token_dropout"] if performer else 0.0,
         "embed_dim": dim,
         "depth": count(tensors, "blocks.{}.norm1.weight"),
-        "heads": argument(given, "num_heads") or max(dim // 64, 1),
+        "heads": dim // 64 if heads is None else heads,
         "mlp_ratio": field(
             given, "mlp_ratio", shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0] / dim
         ),

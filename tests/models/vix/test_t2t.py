@@ -23,6 +23,8 @@ def test_a_golden(golden_dir):
     shown, _ = models.torch_settings(family, tensors, {"num_heads": 3})
     told, _ = models.torch_settings(family, tensors, description["constructor"])
     assert shown == told
+    with pytest.raises(ValueError, match="number of heads: say --heads"):
+        models.torch_settings(family, tensors, {})
     # The positions of the file are those that a fresh network has.
     np.testing.assert_allclose(tensors["pos_embed"][0], t2t.sinusoids(17, 24), atol=1e-7)
 
