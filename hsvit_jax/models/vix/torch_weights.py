@@ -24,6 +24,7 @@ from hsvit_jax.models.torch_weights import (
     pair,
     timm_block,
 )
+from hsvit_jax.models.vix import stems
 from hsvit_jax.models.vix.mixer_config import DEFAULTS
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ def stem_sizes(
     """Image size and strides of a stem, from what is known of both and of the map's tokens.
 
     image: rows and columns of the file's images, or (). The reference calls `image_size` what its
-    stem leaves, where the stem has strides; a size that has `tokens` pixels is read so.
+    stem leaves, where the stem has strides; a size that has `tokens` pixels is read so. Strides
+    that nothing tells are the paper's for images of that size.
     """
     strides = next(
         (ints(k, given[k]) for k in ("pool_strides", "stem_strides", "stride") if given.get(k)), ()
@@ -198,7 +200,8 @@ def stem_sizes(
             (4, *(1,) * (convs - 1)),
         ]
         maps = (math.prod(conv_layers.map_size(size, way)) for way in ways)
-        strides = next((w for w, n in zip(ways, maps, strict=True) if n == tokens), ways[0])
+        usual = stems.default_strides(size, convs) if tokens is None else ways[0]
+        strides = next((w for w, n in zip(ways, maps, strict=True) if n == tokens), usual)
     return size, strides
 
 

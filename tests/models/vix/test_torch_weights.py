@@ -73,6 +73,17 @@ def test_the_image_of_a_cvx_is_its_first_map_by_its_stride():
     assert data["image_size"] == (8, 8)
 
 
+@pytest.mark.parametrize(("family", "variant"), [("levix", "levip"), ("cvx", "cvp")])
+def test_strides_that_nothing_tells_are_the_papers(family, variant):
+    """Of Tiny ImageNet's images the first convolution halves the sides."""
+    record = models.FAMILIES[family]
+    sizes = {"image_size": (64, 64), "channels": 3, "num_classes": 200}
+    settings = {**record.settings(variant), "embed_dim": 4, "heads": 1, "head_dim": 4}
+    tensors = vix_files.state(family, record.build(settings, **sizes))
+    told, _ = torch_files.settings(family, tensors, {"image_size": 64})
+    assert told.get("stem_strides", told.get("stage_strides")) == (2, 1, 1)
+
+
 def test_sizes_from_shapes_and_options(tmp_path):
     """Nothing but tensors: heads are asked for, a square image is taken from the positions."""
     tensors = {f"module.{k}": v for k, v in state("vix").items()}
