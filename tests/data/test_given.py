@@ -182,6 +182,9 @@ def test_a_table(arrays, tmp_path):
         data.describe(f"csv={table}")
     with pytest.raises(ValueError, match=r"csv=~nobody-here/t\.csv cannot be read: No such"):
         data.describe("csv=~nobody-here/t.csv")  # a user of this name would have a home folder
+    table.write_text('file,label\na.png,b\nb.png,"c\nc.png,b"\nd.png,c')
+    with pytest.raises(ValueError, match=r"control characters: c\\nc\.png,b; rename"):
+        data.describe(f"csv={table}")
     table.write_text("file,label\na.png,b\nb.png,c\na.png,b\na.png,c")
     with pytest.raises(ValueError, match=r"several labels or splits to a\.png: give"):
         data.describe(f"csv={table}")

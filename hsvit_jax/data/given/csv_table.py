@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 from hsvit_jax.data.dataset import TRAIN, used_as
-from hsvit_jax.data.images import few, printable
+from hsvit_jax.data.images import few, is_printable, printable
 from hsvit_jax.data.listing import SPLIT_NAMES, File, Listing, Row
 
 _COLUMNS = {
@@ -24,7 +24,8 @@ def list_csv(path: str) -> Listing:
 
     Raises:
       ValueError: there is no such table, it lacks a column, fewer than two classes, one
-        without a training image, or an image with several labels or splits.
+        without a training image or with control characters, or an image with several labels or
+        splits.
     """
     table = Path(os.path.expanduser(path))
     try:
@@ -56,6 +57,11 @@ def list_csv(path: str) -> Listing:
         raise ValueError(
             f"csv={path} needs an image and a label in every line, and two or more labels; its "
             f"labels are {few(names)}" + (f", its splits {few(sorted(unknown))}" if unknown else "")
+        )
+    if strange := [name for name in names if not is_printable(name)]:
+        raise ValueError(
+            f"csv={path} has labels of several lines or with control characters: {few(strange)}; "
+            "rename them, or close the quotation mark that swallowed the lines"
         )
     first: dict[str, dict[str, str]] = {}
     twice = [line["image"] for line in lines if first.setdefault(line["image"], line) != line]
