@@ -214,12 +214,20 @@ def _zip_members(archive: _Archive) -> Iterator[Member]:
                 )
             opener = functools.partial(file.open, info)
             blocks = functools.partial(archive.blocks, opener, archive.count)
-            yield Member(_zip_name(info), info.is_dir(), blocks)
+            name = _zip_name(info)
+            yield Member(name, name.endswith("/"), blocks)
 
 
 def _zip_name(info: zipfile.ZipInfo) -> str:
-    """A member's name: macOS packs names in UTF-8 without the flag that says so."""
+    """A member's name as Windows and macOS mean it.
+
+    macOS packs names in UTF-8 without the flag that says so; PowerShell's Compress-Archive writes
+    backslashes between folders, and Windows' tar a dot before the first.
+    """
+    name = info.filename
     if not info.flag_bits & 0x800:
         with contextlib.suppress(UnicodeError):
-            return info.filename.encode("cp437").decode("utf-8")
-    return info.filename
+            name = name.encode("cp437").decode("utf-8")
+    if info.create_system == 0:  # FAT, where no name can hold a backslash
+        name = name.replace("\\", "/")
+    return name.removeprefix("./")

@@ -232,6 +232,17 @@ def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch)
     assert sum(sizes(load(root, on_bad_image="skip"))) == 20
 
 
+def test_zips_of_windows_name_folders_with_backslashes_or_from_a_dot(tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    for name, system, start, slash in (("a.zip", 0, "", "\\"), ("b.zip", 3, "./", "/")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for file in sorted(root.rglob("*.png")):
+                info = zipfile.ZipInfo(f"{start}{file.parent.name}{slash}{file.name}")
+                info.create_system = system
+                archive.writestr(info, file.read_bytes())
+        assert load(tmp_path / name).fingerprint == load(root).fingerprint
+
+
 def test_names_in_a_zip_of_macos_are_utf8(tmp_path, load):
     """The Finder's lack the flag that says so; \\x08 is its half of the two bytes of flags."""
     path = pack(make(tmp_path / "set", {"": 10}, classes=("Kühe", "Öchsle")), tmp_path / "a.zip")
