@@ -161,17 +161,21 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
     Raises:
       BadArchive: see `members`.
     """
-    files: list[tuple[str, str]] = []
+    files: dict[str, str] = {}  # of a name that comes again, as of `tar -r`, the last one counts
     dirs: list[str] = []
+    count = 0
     for member in members(path):
         if member.is_dir:
             dirs.append(member.name.strip("/"))
         elif wanted(member.name):
-            number = f"{len(files):07d}"
+            number = f"{count:07d}"
+            count += 1
             with open(folder / number, "xb") as file:
                 file.writelines(member.blocks())
-            files.append((member.name, number))
-    return {"files": files, "dirs": dirs}
+            if member.name in files:
+                (folder / files[member.name]).unlink()
+            files[member.name] = number
+    return {"files": list(files.items()), "dirs": dirs}
 
 
 def _tar_members(archive: _Archive) -> Iterator[Member]:

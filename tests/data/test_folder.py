@@ -243,6 +243,17 @@ def test_zips_of_windows_name_folders_with_backslashes_or_from_a_dot(tmp_path, l
         assert load(tmp_path / name).fingerprint == load(root).fingerprint
 
 
+def test_of_members_of_one_name_the_last_counts(tmp_path, load):
+    """As unpacking would have it, of an archive that `tar -r` added to."""
+    root = make(tmp_path / "set", {"": 10})
+    old = put(tmp_path / "old.png", 200)
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(old, "cat/000.png")
+        archive.add(root, ".")
+    for _ in range(2):  # unpacked, and found unpacked
+        assert load(tmp_path / "a.tar").fingerprint == load(root).fingerprint
+
+
 def test_names_in_a_zip_of_macos_are_utf8(tmp_path, load):
     """The Finder's lack the flag that says so; \\x08 is its half of the two bytes of flags."""
     path = pack(make(tmp_path / "set", {"": 10}, classes=("Kühe", "Öchsle")), tmp_path / "a.zip")
