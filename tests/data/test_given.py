@@ -171,6 +171,9 @@ def test_a_table(arrays, tmp_path):
     table.write_text("file,name\na.png,b")
     with pytest.raises(ValueError, match="columns image and label; it has file, name"):
         data.describe(f"csv={table}")
+    table.write_text("image,label,Label,,\na.png,a,b,,\n")
+    with pytest.raises(ValueError, match="has several columns label: keep one of each"):
+        data.describe(f"csv={table}")
     table.write_text("file,label,split\na.png,b,exam\na.png,c,train")
     with pytest.raises(ValueError, match="its splits exam"):
         data.describe(f"csv={table}")

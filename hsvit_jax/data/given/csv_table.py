@@ -31,7 +31,8 @@ def list_csv(path: str) -> Listing:
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            head = {str(name).strip().lower(): name for name in reader.fieldnames or ()}
+            columns = [str(name).strip().lower() for name in reader.fieldnames or ()]
+            head = dict(zip(columns, reader.fieldnames or (), strict=True))
             found = {
                 role: next((head[name] for name in names if name in head), None)
                 for role, names in _COLUMNS.items()
@@ -41,6 +42,8 @@ def list_csv(path: str) -> Listing:
                     f"csv={path} needs a head with the columns image and label; it has "
                     f"{few(list(head))}"
                 )
+            if again := [name for name in head if name and columns.count(name) > 1]:
+                raise ValueError(f"csv={path} has several columns {few(again)}: keep one of each")
             lines = [
                 {role: (line[name] or "").strip() for role, name in found.items() if name}
                 for line in reader
