@@ -133,7 +133,8 @@ def _numbered(
         unknown = sorted(set(values.tolist()) - set(names))
         if unknown:
             raise ValueError(f"labels that class_names lacks: {few(unknown)}")
-        numbers = np.array([names.index(value) for value in values.tolist()], np.int32)
+        number = {name: i for i, name in enumerate(names)}
+        numbers = np.array([number[value] for value in values.tolist()], np.int32)
     else:
         low, high = int(values.min()), int(values.max())
         names = tuple(
