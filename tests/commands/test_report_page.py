@@ -2,6 +2,7 @@
 
 import dataclasses
 import html.parser
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -93,6 +94,17 @@ def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):
     assert found.wrong == found.unsure == []
     path = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
     assert path.read_text("utf-8").count("0 of 0 shown") == 2
+
+
+def test_confusions_of_many_classes_need_no_second_matrix():
+    counts = np.zeros((2000, 2000), np.int64)
+    counts[3, 4], counts[1999, 0], counts[5, 5] = 2, 7, 9
+    tracemalloc.start()
+    found = measures.frequent_confusions(counts, 10)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == [(7, 1999, 0), (2, 3, 4)]
+    assert peak < counts.nbytes / 4
 
 
 def test_measures_by_class():

@@ -80,6 +80,14 @@ def test_exact_counts(group, count):
             assert got.loss == pytest.approx(loss, rel=1e-5)
 
 
+def test_no_batch_moves_a_matrix_of_all_classes(monkeypatch):
+    moved, get = [], jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda x: moved.append(jax.tree.leaves(x)) or get(x))
+    found = run(linear_params(701), split_of(40, 701), 16, mesh_lib.make(1, 1, groups=8), 701)
+    assert found.confusion_KK.shape == (701, 701) and found.confusion_KK.sum() == 40
+    assert len(moved) == 3 and max(x.size for xs in moved for x in xs) == 32
+
+
 def test_few_classes_ties_and_logits_that_are_not_finite():
     one = mesh_lib.make(1, 1, groups=8)
     params, split = linear_params(3), split_of(20, 3)

@@ -69,8 +69,8 @@ def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
         return j and Measure(*(2 * end / (1 + end) for end in j))
 
     out = []
-    for k, right in enumerate(map(int, np.diag(confusion_KK))):
-        named, there = int(confusion_KK[:, k].sum()), int(confusion_KK[k].sum())
+    sums = (np.diag(confusion_KK), confusion_KK.sum(0), confusion_KK.sum(1))
+    for right, named, there in zip(*map(np.ndarray.tolist, sums), strict=True):
         counts = (
             proportion(right, named),
             proportion(right, there),
@@ -123,10 +123,11 @@ def fit_temperature(logits_NK: np.ndarray, labels_N: np.ndarray) -> float:
 
 def frequent_confusions(confusion_KK: np.ndarray, most: int) -> list[tuple[int, int, int]]:
     """The most frequent (images, true class, predicted class) of wrong predictions."""
-    wrong_KK = confusion_KK - np.diag(np.diag(confusion_KK))
-    order = np.argsort(-wrong_KK, axis=None, kind="stable")[:most]
-    pairs = [divmod(int(at), len(wrong_KK)) for at in order]
-    return [(int(wrong_KK[pair]), *pair) for pair in pairs if wrong_KK[pair]]
+    pairs_N2 = np.argwhere(confusion_KK)  # few of the cells of many classes
+    pairs_N2 = pairs_N2[pairs_N2[:, 0] != pairs_N2[:, 1]]
+    counts_N = confusion_KK[tuple(pairs_N2.T)]
+    order = np.argsort(-counts_N, kind="stable")[:most]
+    return [(int(counts_N[i]), *pairs_N2[i].tolist()) for i in order]
 
 
 def hardest(probabilities_NK: np.ndarray, labels_N: np.ndarray, most: int) -> Sequence[np.ndarray]:
