@@ -5,6 +5,8 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,20 @@ _FILES_AT_ONCE = 256
 
 def run(request: Request) -> int:
     """Prints the top classes of each image; returns 1 where a file is no image."""
-    files = image_files(request.words)
-    rows, errors = predict_files(load_classifier(request), files, request.flags.top_k)
-    if rows and coordination.is_lead():
-        print(render(rows, request.flags.format))
+    files, form = image_files(request.words), request.flags.format
+    network, rows, errors = load_classifier(request), [], []
+    shows, head = coordination.is_lead(), True
+    for first in range(0, len(files), _FILES_AT_ONCE):
+        some = files[first : first + _FILES_AT_ONCE]
+        found, unread = predict_files(network, some, request.flags.top_k)
+        errors += unread
+        if form != "csv":  # a table is aligned and JSON closed over all files
+            rows += found
+        elif found and shows:  # kept, whatever ends a long run early
+            print(render(found, form, head=head), flush=True)
+            head = False
+    if rows and shows:
+        print(render(rows, form))
     for error in errors:
         coordination.print_once(error)
     return 1 if errors else 0
@@ -96,9 +108,16 @@ def predict_files(
     rows, errors = [], []
     for first in range(0, len(paths), _FILES_AT_ONCE):
         images, names = [], []
-        for path in paths[first : first + _FILES_AT_ONCE]:
+        some = paths[first : first + _FILES_AT_ONCE]
+        pool = ThreadPoolExecutor(os.cpu_count())  # decoding photos is most of the work
+        try:
+            reads = [pool.submit(network.read, path) for path in some]
+            futures.wait(reads)
+        finally:  # Ctrl-C does not wait for the rest of them
+            pool.shutdown(cancel_futures=True)
+        for path, image in zip(some, reads, strict=True):
             try:
-                images.append(network.read(path))
+                images.append(image.result())
                 names.append(str(path))
             except data.BadImage as error:
                 errors.append(str(error))
@@ -113,14 +132,19 @@ def predict_files(
     return rows, errors
 
 
-def render(rows: list[dict[str, Any]], form: str) -> str:
-    """Formats rows as 'table', 'csv' or 'json', with control characters in names escaped."""
+def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
+    """Formats rows as 'table', 'csv' or 'json', with control characters in names escaped.
+
+    Args:
+      head: whether a CSV begins with its head.
+    """
     if form == "json":
         return json.dumps(rows, indent=2)
     if form == "csv":
         out = io.StringIO()
         writer = csv.DictWriter(out, ("file", "rank", "label", "probability"), lineterminator="\n")
-        writer.writeheader()
+        if head:
+            writer.writeheader()
         writer.writerows({**r, "probability": f"{r['probability']:.6f}"} for r in rows)
         return report.printable(out.getvalue().rstrip("\n"))
     by_file: dict[str, list[str]] = {}

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import threading
+import types
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from support.small_runs import made_up_values
 from hsvit_jax import checkpoint, data, train
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import config as config_lib
+from hsvit_jax.cli import Request
 from hsvit_jax.commands import predict
 from hsvit_jax.train import evaluate
 
@@ -203,6 +206,43 @@ def test_a_bad_file_spoils_no_other(classifier, pictures, monkeypatch, at_once):
     assert [r["label"] for r in rows[:3]] == [NAMES[k] for k in best]
     np.testing.assert_allclose([r["probability"] for r in rows[:3]], p[best], rtol=1e-5)
     assert len(predict.predict_files(classifier, files[:1], top_k=99)[0]) == 10
+
+
+def test_files_are_read_several_at_a_time(classifier, pictures, monkeypatch):
+    both, read = threading.Barrier(2, timeout=30), type(classifier).read
+
+    def read_with_another(self, path):
+        both.wait()
+        return read(self, path)
+
+    monkeypatch.setattr(predict.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(type(classifier), "read", read_with_another)
+    rows, _ = predict.predict_files(classifier, [pictures / "b.png"] * 2, top_k=1)
+    assert len(rows) == 2
+
+
+def test_a_csv_is_printed_as_it_grows(classifier, pictures, monkeypatch, capsys):
+    """The images so far are kept where a run over many files ends early."""
+    monkeypatch.setattr(predict, "_FILES_AT_ONCE", 1)
+    monkeypatch.setattr(predict, "load_classifier", lambda request: classifier)
+    words = [str(pictures / name) for name in ("b.png", "c.png", "more/a.jpg")]
+    values = types.SimpleNamespace(format="csv", top_k=2)
+    request = Request("hsvit", "predict", [], values, words=words)
+    whole = predict.run(request), capsys.readouterr().out
+    names = [row["file"] for row in csv.DictReader(io.StringIO(whole[1]))]
+    assert whole[0] == 1 and names == [words[0]] * 2 + [words[2]] * 2
+
+    find = predict.predict_files
+
+    def interrupted(network, paths, top_k):
+        if str(paths[0]) == words[2]:
+            raise KeyboardInterrupt
+        return find(network, paths, top_k)
+
+    monkeypatch.setattr(predict, "predict_files", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        predict.run(request)
+    assert capsys.readouterr().out.splitlines() == whole[1].splitlines()[:3]
 
 
 ROWS = [
