@@ -6,7 +6,7 @@ strides) follow from the data set once it is known: see `derived.resolve`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -60,6 +60,14 @@ def is_word(word: str) -> bool:
     return _is_data(word) or word in (*RECIPES, *SWITCHES)
 
 
+def comma_hint(words: Sequence[str]) -> str:
+    """How to name a path with a comma, where one of the words names a data set by a path."""
+    named = next((word for word in words if names_kind(word)), "")
+    kind = named.partition("=")[0]
+    hint = f"; a comma ends a path here: one that holds it is set by --config.data.name={kind}=PATH"
+    return hint if named else ""
+
+
 def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
     """Splits the text after the colon into (data set, recipe, switches).
 
@@ -74,7 +82,7 @@ def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
             known = (*DATA_SETS, *DATA_KINDS, *RECIPES, *SWITCHES)
             raise ValueError(
                 f"unknown word {word!r} after the colon.{keys.nearest(word, known)} Known: "
-                f"{keys.few(known)} ({_EXAMPLE})"
+                f"{keys.few(known)} ({_EXAMPLE}){comma_hint(words)}"
             )
     data = [word for word in words if _is_data(word)] or ["cifar10"]
     recipe = [word for word in words if word in RECIPES] or ["strong"]

@@ -51,7 +51,8 @@ def _split(record: Family, argument: str | None) -> tuple[str, str]:
     names = tuple(record.variants)
     known = {part for name in names for part in _parts(name)}
     variant, rest = [], []
-    for word in filter(None, (w.strip() for w in (argument or "").split(","))):
+    words = list(filter(None, (w.strip() for w in (argument or "").split(","))))
+    for word in words:
         if defaults.is_word(word):
             rest.append(word)
         elif known.issuperset(_parts(word)):
@@ -61,7 +62,7 @@ def _split(record: Family, argument: str | None) -> tuple[str, str]:
             near = keys.nearest(word, (*names, *sorted(known), *common))
             raise ValueError(
                 f"unknown word {word!r} after the colon.{near} {_known(record)}; other words: "
-                f"{keys.few(common)}"
+                f"{keys.few(common)}{defaults.comma_hint(words)}"
             )
     return _variant(record, variant, "finetune" in rest), ",".join(rest)
 
