@@ -99,36 +99,31 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
 def predict_files(
     network: classifier.Classifier, paths: Sequence[Path], top_k: int = 5
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Classifies image files.
+    """Classifies image files, whose pixels are in memory together.
 
     Returns:
       a row for each file and rank (file, rank from 1, label, probability), and the errors of files
       that could not be read.
     """
-    rows, errors = [], []
-    for first in range(0, len(paths), _FILES_AT_ONCE):
-        images, names = [], []
-        some = paths[first : first + _FILES_AT_ONCE]
-        pool = ThreadPoolExecutor(os.cpu_count())  # decoding photos is most of the work
+    rows, errors, images, names = [], [], [], []
+    pool = ThreadPoolExecutor(os.cpu_count())  # decoding photos is most of the work
+    try:
+        reads = [pool.submit(network.read, path) for path in paths]
+        futures.wait(reads)
+    finally:  # Ctrl-C does not wait for the rest of them
+        pool.shutdown(cancel_futures=True)
+    for path, image in zip(paths, reads, strict=True):
         try:
-            reads = [pool.submit(network.read, path) for path in some]
-            futures.wait(reads)
-        finally:  # Ctrl-C does not wait for the rest of them
-            pool.shutdown(cancel_futures=True)
-        for path, image in zip(some, reads, strict=True):
-            try:
-                images.append(image.result())
-                names.append(str(path))
-            except data.BadImage as error:
-                errors.append(str(error))
-        coordination.check_same("list of images", "\n".join(names))
-        probabilities_BK = network.predict(np.stack(images)) if images else ()
-        for name, p_K in zip(names, probabilities_BK, strict=True):
-            for rank, k in enumerate(np.argsort(-p_K, kind="stable")[:top_k], 1):
-                label = network.class_names[k]
-                rows.append(
-                    {"file": name, "rank": rank, "label": label, "probability": float(p_K[k])}
-                )
+            images.append(image.result())
+            names.append(str(path))
+        except data.BadImage as error:
+            errors.append(str(error))
+    coordination.check_same("list of images", "\n".join(names))
+    probabilities_BK = network.predict(np.stack(images)) if images else ()
+    for name, p_K in zip(names, probabilities_BK, strict=True):
+        for rank, k in enumerate(np.argsort(-p_K, kind="stable")[:top_k], 1):
+            label = network.class_names[k]
+            rows.append({"file": name, "rank": rank, "label": label, "probability": float(p_K[k])})
     return rows, errors
 
 

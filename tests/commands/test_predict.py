@@ -191,9 +191,7 @@ def test_image_files(pictures, tmp_path):
             predict.image_files([str(pictures), str(tmp_path / name)])
 
 
-@pytest.mark.parametrize("at_once", [1, 256])
-def test_a_bad_file_spoils_no_other(classifier, pictures, monkeypatch, at_once):
-    monkeypatch.setattr(predict, "_FILES_AT_ONCE", at_once)
+def test_a_bad_file_spoils_no_other(classifier, pictures):
     files = predict.image_files([str(pictures)])
     rows, errors = predict.predict_files(classifier, files, top_k=3)
     assert [(r["file"], r["rank"]) for r in rows] == [

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import time
 import tracemalloc
 import types
 
@@ -89,15 +88,6 @@ def test_numpys_numbers_are_sizes_too(arrays):
     same = hsvit_jax.from_arrays(images, labels, image_size=(4, 4), channels=1)
     assert found.fingerprint == same.fingerprint
     assert data.load("digits", **size).info.channels == 1
-
-
-def test_labels_are_numbered_without_a_search_of_all_names():
-    names = [f"{i:05d}" for i in range(30_000)]
-    images, labels = np.zeros((20_000, 1, 1, 1), np.uint8), names[-1000:] * 20
-    started = time.process_time()
-    found = hsvit_jax.from_arrays(images, labels, names)
-    assert time.process_time() - started < 4  # the search: 9 s
-    assert found.train.labels.min() == 29_000
 
 
 def test_statistics_need_no_memory_to_speak_of():
