@@ -38,8 +38,9 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     """
     for text in (spec, *settings):
         if not isinstance(text, str):
-            given = type(text).__name__  # the text of a configuration is a long one
-            raise ValueError(f"a configuration is named by texts, {_EXAMPLE}; got a {given}")
+            is_config = isinstance(text, ml_collections.ConfigDict)  # a page when it is written out
+            given = "a ConfigDict" if is_config else reprlib.repr(text)
+            raise ValueError(f"a configuration is named by texts, {_EXAMPLE}; got {given}")
     place, _, argument = spec.partition(":")
     if not place:
         raise ValueError(f"--config names no file; {_EXAMPLE}")
