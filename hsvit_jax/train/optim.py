@@ -53,8 +53,10 @@ def schedule(
 
 
 def _is_kernel(path: tuple[Any, ...]) -> bool:
+    """Whether a leaf is a kernel by its own name, which a list's number may follow."""
     names = [str(getattr(k, "key", "")) for k in path]
-    return any("kernel" in name or name == "depthwise" for name in names)
+    name = [name for name in names if not name.isdigit()][-1]
+    return "kernel" in name or name == "depthwise"
 
 
 def decay_mask(params: Any) -> Any:

@@ -85,6 +85,20 @@ def test_depthwise_kernels_of_separable_convolutions_decay_and_are_no_matrices_o
     assert of_depthwise(optim.matrices(params)) == []
 
 
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_neither_biases_nor_norms_of_a_family_are_taken_for_kernels(family):
+    """A module may be called after a kernel: MobileViT's depthwise convolution has a norm."""
+    record = models.FAMILIES[family]
+    chosen = {"dtype": "float32", "family": family, **record.settings()}
+    chosen |= record.tiny(chosen)
+    model = models.build(chosen, image_size=(32, 32), channels=3, num_classes=10)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.tree.leaves(optim.matrices(params))
+    for path, decays in jax.tree_util.tree_leaves_with_path(optim.decay_mask(params)):
+        name = [key.key for key in path if not key.key.isdigit()][-1]
+        assert decays == ("kernel" in name or name == "depthwise"), path
+
+
 def stepped(chosen, params, grads):
     """Parameters after one step of the optimizer."""
     tx = optim.build(chosen, optim.schedule(chosen, 10, 5), None)
