@@ -7,6 +7,7 @@ the same, as something is wrong with them.
 
 import bz2
 import contextlib
+import errno
 import functools
 import gzip
 import lzma
@@ -87,8 +88,8 @@ class _Archive:
         except (BadArchive, MemoryError):
             raise
         except Exception as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's own errors keep their meaning
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # the disk's own errors keep their meaning; a zip's wrong offset is EINVAL
             why = printable(str(error) or type(error).__name__)
             where = f"{self.path}{self.member and f', at member {printable(self.member)},'}"
             if isinstance(error, RuntimeError):  # zipfile: encrypted, unknown method
