@@ -140,7 +140,7 @@ def training_flops(model: Any) -> float:
 def views_of_an_image(config: ml_collections.ConfigDict) -> int:
     """How often an evaluation sends an image through the network: its views of eval.tta."""
     image = jax.ShapeDtypeStruct((1, 2, 2, 1), np.float32)
-    return len(jax.eval_shape(lambda x: evaluate.tta_views(x, config.eval.tta), image))
+    return jax.eval_shape(lambda x: evaluate.tta_views(x, config.eval.tta), image).shape[0]
 
 
 def timed(take: Callable[[], Any], steps: int) -> list[float]:

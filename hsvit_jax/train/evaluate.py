@@ -72,21 +72,26 @@ def make_forward(
     def forward(params: dict, stats: dict, inputs: Array) -> Array:
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = augment.normalise(inputs, mean, std)
-        views = tta_views(inputs, config.eval.tta)
-        return sum(apply(params, stats, x, votes_G=votes_G)[0] for x in views) / len(views)
+        views_VBHWC = tta_views(inputs, config.eval.tta)
+        # In turn: the network is compiled once, and the next view uses the same memory.
+        logits_VBK = jax.lax.map(lambda x: apply(params, stats, x, votes_G=votes_G)[0], views_VBHWC)
+        return logits_VBK.mean(0)
 
     return jax.jit(forward)
 
 
-def tta_views(x_BHWC: Array, tta: str) -> list[Array]:
-    """The views of images that eval.tta averages over: itself, mirrored, moved by a pixel."""
+def tta_views(x_BHWC: Array, tta: str) -> Array:
+    """The views (V, B, H, W, C) of images that eval.tta averages over: themselves, mirrored, moved
+    by a pixel."""
     views = [x_BHWC]
     if tta == "shift":
         height, width = x_BHWC.shape[1:3]
         padded = jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0)), "reflect")
         corners = [(0, 0), (0, 2), (2, 0), (2, 2)]
         views += [padded[:, y : y + height, x : x + width] for y, x in corners]
-    return views if tta == "none" else [*views, *(x[:, :, ::-1] for x in views)]
+    if tta != "none":
+        views += [x[:, :, ::-1] for x in views]
+    return jnp.stack(views)
 
 
 def make_evaluator(

@@ -137,6 +137,9 @@ def test_logits_are_averaged_over_the_views_of_an_image():
     moved = [padded[:, y : y + 2, x : x + 3] for y in (0, 2) for x in (0, 2)]
     expected = np.mean([flip(params, {}, x) for x in (images, *moved)], axis=0)
     np.testing.assert_allclose(shift(params, {}, images), expected, rtol=1e-5)
+    for forward in (plain, flip, shift):  # the network stands in the program once
+        program = forward.lower(params, {}, images).as_text()
+        assert program.count("stablehlo.dot_general") == 1
 
 
 def test_macro_f1_by_hand():

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hsvit_jax.classifier import Classifier
@@ -31,8 +30,8 @@ class Replica:
 
     def __init__(self, part: Any, shape: tuple[int, ...], sizes: Sequence[int], tta: str) -> None:
         def total(images_BHWC: jax.Array) -> jax.Array:
-            views = evaluate.tta_views(images_BHWC, tta)
-            return jnp.stack([part(view_BHWC)[0] for view_BHWC in views])
+            views_VBHWC = evaluate.tta_views(images_BHWC, tta)
+            return jax.lax.map(lambda view_BHWC: part(view_BHWC)[0], views_VBHWC)
 
         self._total = jax.jit(total)
         for size in sizes:

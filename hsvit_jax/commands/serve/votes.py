@@ -106,15 +106,16 @@ class Network:
         mean, std = tuple(config.data.mean), tuple(config.data.std)
 
         def contributions(params: dict, stats: dict, images_BHWC: Array) -> Array:
-            x_BHWC = augment.normalise(images_BHWC, mean, std)
-            views = []
-            for view_BHWC in evaluate.tta_views(x_BHWC, config.eval.tta):
+            def of_view(view_BHWC: Array) -> Array:
                 shard = _Recorder()
                 logits_BK, _ = model.apply(params, stats, view_BHWC, shard=shard)
                 terms_GBD = shard.terms_GBD if groups else logits_BK[None]
                 shape = (count, -1, *terms_GBD.shape[1:])
-                views.append(terms_GBD.reshape(shape).sum(1) / scale)
-            return jnp.stack(views).astype(jnp.float32)
+                return terms_GBD.reshape(shape).sum(1) / scale
+
+            x_BHWC = augment.normalise(images_BHWC, mean, std)
+            views_VBHWC = evaluate.tta_views(x_BHWC, config.eval.tta)
+            return jax.lax.map(of_view, views_VBHWC).astype(jnp.float32)
 
         def elected(params: dict, cls_VPBD: Array, share_PB: Array, voted_PB: Array) -> Array:
             total_VBD = (cls_VPBD * voted_PB[None, :, :, None]).sum(1)
