@@ -81,8 +81,7 @@ def make_forward(
 
 
 def tta_views(x_BHWC: Array, tta: str) -> Array:
-    """The views (V, B, H, W, C) of images that eval.tta averages over: themselves, mirrored, moved
-    by a pixel."""
+    """Views (V, B, H, W, C) that eval.tta averages over: as given, mirrored, moved by a pixel."""
     views = [x_BHWC]
     if tta == "shift":
         height, width = x_BHWC.shape[1:3]
