@@ -48,11 +48,11 @@ while (($#)); do
 done
 (($#)) || usage 'no flags for hsvit_jax.main, for example --config=configs/c2a2.py:digits,tiny'
 recoverable=0
-for word; do
-  case $word in
-    --recoverable | --recoverable=true) recoverable=1 ;;
-    --norecoverable | --recoverable=false) recoverable=0 ;;
-    --distributed | --distributed=*) usage 'leave --distributed out: this script sets it' ;;
+for word; do # as hsvit reads them: one dash or two, true, True, t or 1
+  case ${word/#--/-} in
+    -recoverable | -recoverable=[Tt1]*) recoverable=1 ;;
+    -norecoverable | -recoverable=[Ff0]*) recoverable=0 ;;
+    -distributed | -distributed=*) usage 'leave --distributed out: this script sets it' ;;
   esac
 done
 

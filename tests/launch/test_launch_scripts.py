@@ -189,12 +189,21 @@ def test_local_ends_the_others_when_one_fails(local):
     assert not is_running(out, 0)
 
 
-@pytest.mark.parametrize(("todo", "code"), [("go:0 137", 0), ("137 hang", 137), ("hang 1", 1)])
-def test_local_leaves_the_survivors_of_a_recoverable_run_alone(local, todo, code):
+@pytest.mark.parametrize(
+    ("todo", "code", "word"),
+    [
+        ("go:0 137", 0, "--recoverable"),
+        ("go:0 137", 0, "-recoverable=True"),
+        ("hang 137", 137, "--recoverable=0"),
+        ("137 hang", 137, "--recoverable"),
+        ("hang 1", 1, "--recoverable"),
+    ],
+)
+def test_local_leaves_the_survivors_of_a_recoverable_run_alone(local, todo, code, word):
     """Only a process that was killed can be spared, and process 0 cannot."""
     env, out = local
     env = {**env, "DO": todo, "HSVIT_GRACE": "1"}
-    process = start(env, "--recoverable")
+    process = start(env, word)
     if code == 0:
         wait_until(lambda: not is_running(out, 1))
         time.sleep(2)  # twice the grace
