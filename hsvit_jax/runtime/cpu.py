@@ -21,11 +21,21 @@ def prepare() -> None:
     NPROC threads, which must be at least twice the devices. And glibc is set to keep freed memory:
     XLA allocates its buffers anew every step, and giving the pages back each time costs more than
     some of the layers computed in them.
+
+    Raises:
+        SystemExit: code 2, after a line on stderr, for a JAX_NUM_CPU_DEVICES that is no number.
     """
     forced = re.search(
         r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )
-    devices = int(forced[1]) if forced else int(os.environ.get("JAX_NUM_CPU_DEVICES", "1"))
+    named = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
+    if not named.isdecimal():  # jax's import would end in a traceback
+        print(
+            f"JAX_NUM_CPU_DEVICES={named!r} is no whole number: unset it, or give one",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    devices = int(forced[1]) if forced else int(named)
     if devices > 1:
         os.environ.setdefault("NPROC", str(2 * devices))
     if sys.platform == "linux":
