@@ -96,6 +96,11 @@ class Checkpoints:
         self._alone = False
         if not read_only:
             disk.probe(self.directory)
+        elif "\\" in self.directory.as_posix():  # TensorStore reads it as a slash
+            raise CheckpointError(
+                f"cannot read checkpoints in {self.directory}: a backslash in a path is taken for "
+                "a slash; rename the folder, or move what is in it"
+            )
 
     def save(
         self, step: int, state: dict, meta: dict, *, metric: float | None = None, wait: bool = False

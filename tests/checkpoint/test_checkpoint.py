@@ -263,6 +263,8 @@ def test_a_directory_that_cannot_be_written_fails_at_once(tmp_path):
     for name in ("a[b]c", "a\\b"):
         with pytest.raises(CheckpointError, match=r"Orbax takes brackets .* another folder"):
             Checkpoints(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"a backslash .* is taken for a slash; rename"):
+        Checkpoints(tmp_path / "a\\b", read_only=True)
     assert os.listdir(tmp_path) == ["file"]
 
 
