@@ -419,6 +419,10 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.fit(None, "x"), "one that get_config returns; got None"),
         (lambda: hsvit_jax.fit(None, "x", dataset=object()), "get_config returns; got None"),
         (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), None), "a folder for the run; got No"),
+        (
+            lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), "x", stall_timeout=-1),
+            "stall_timeout=-1 must be seconds, 0 for never",
+        ),
     ],
 )
 def test_python_calls_that_cannot_be_meant(call, message):

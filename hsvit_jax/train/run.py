@@ -217,7 +217,7 @@ def train(
         Interrupted: SIGTERM or Ctrl-C came, and the state is saved.
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
-    _check_arguments(config, workdir)
+    _check_arguments(config, workdir, stall_timeout)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
@@ -293,13 +293,17 @@ def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
     return Result(workdir, last, best_step, parameters, test, validation)
 
 
-def _check_arguments(config: object, workdir: object) -> None:
+def _check_arguments(config: object, workdir: object, stall_timeout: float | None) -> None:
     if not isinstance(config, ml_collections.ConfigDict):
         raise ValueError(
             f"the configuration to train must be one that get_config returns; got {config!r}"
         )
     if not isinstance(workdir, str | os.PathLike):
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
+    if stall_timeout is not None and not stall_timeout >= 0:  # NaN neither
+        raise ValueError(
+            f"stall_timeout={stall_timeout!r} must be seconds, 0 for never, or None: leave it out"
+        )
     config_lib.validate(config)  # it may have been changed since `get_config`
     loggers.check(config.train.loggers)
 
