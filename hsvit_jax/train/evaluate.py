@@ -30,6 +30,8 @@ class Evaluation:
     def macro_f1(self) -> float:
         """The mean of the classes' F1 scores, over those with an example or a prediction."""
         both_K = self.confusion_KK.sum(0) + self.confusion_KK.sum(1)
+        if not both_K.any():  # no finite logits
+            return 0.0
         return float(np.mean(2 * np.diag(self.confusion_KK)[both_K > 0] / both_K[both_K > 0]))
 
     @property
@@ -122,10 +124,12 @@ def make_evaluator(
         log_p_BK = jax.nn.log_softmax(logits_BK)
         loss_B = -jnp.take_along_axis(log_p_BK, labels_B[:, None], 1)[:, 0]
         # Counted on the host: the matrix of 22,000 classes is 2 GB, to be moved for each batch.
-        pairs_2B = jnp.stack([jnp.where(valid_B, labels_B, -1), logits_BK.argmax(1)])
+        # Logits that are not finite predict nothing: argmax would call them the first class.
+        counted_B = valid_B & finite_B
+        pairs_2B = jnp.stack([jnp.where(counted_B, labels_B, -1), logits_BK.argmax(1)])
         return {
             "loss": jnp.where(valid_B, loss_B, 0.0).sum(),
-            "top5": ((rank_B < 5) & valid_B & finite_B).sum(),
+            "top5": ((rank_B < 5) & counted_B).sum(),
             "pairs": pairs_2B,
         }
 

@@ -216,7 +216,7 @@ class Loop:
         for callback in self.callbacks:
             callback.on_evaluation(step, split, result)
         selecting, figure = config_lib.selection(self.run.config)
-        if split == selecting:
+        if split == selecting and math.isfinite(result.loss):
             self.bar.best = max(getattr(result, figure), self.bar.best or 0.0)
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 

@@ -23,7 +23,8 @@ class MetricLog:
 
     Args:
         start_step: the step a run resumes from. Lines of later steps, which a killed run wrote
-            after its last checkpoint, are dropped; a line that is there is not written again.
+            after its last checkpoint, are dropped; a line that is there is not written again, but
+            for an evaluation with other figures (of a finished run, by another eval.tta).
         enabled: False writes nothing, for all processes but the first.
         names: of `train.loggers`.
         config: of the run, for the loggers.
@@ -45,28 +46,35 @@ class MetricLog:
             return
         path = workdir / "metrics.jsonl"
         _drop_after(path, start_step)
-        self._logged = {(line["step"], line.get("split")) for line in read_metrics(path)}
+        self._logged = {(line["step"], line.get("split")): line for line in read_metrics(path)}
         self._file = report.append_to(path)
         self._loggers = [loggers.start(name, workdir, start_step, config) for name in names]
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes one line, {'step': step, **values}; floats that are not finite become null."""
-        key = (step, values.get("split"))
-        if self._file is None or key in self._logged:
+        if self._file is None:
             return
-        self._logged.add(key)
-        self._append(to_line(step, values).encode() + b"\n")
+        key, text = (step, values.get("split")), to_line(step, values)
+        line = json.loads(text)
+        if key in self._logged and (key[1] is None or line == self._logged[key]):
+            return
+        self._logged[key] = line
+        self._append(text.encode() + b"\n")
         clean = {k: _json_value(v) for k, v in values.items()}
         prefix = clean.get("split", "train")
         scalars = {f"{prefix}/{k}": v for k, v in clean.items() if isinstance(v, float)}
         self._each_logger(lambda logger: logger.put((int(step), scalars)))
 
     def evaluations(self, split: str, figure: str) -> dict[int, float]:
-        """Reads a figure of a split's evaluations by step, oldest first, without those that are
-        not finite; none on processes that write no metrics."""
+        """Reads a figure of a split's evaluations by step, oldest first, without those whose loss
+        is not finite; none on processes that write no metrics."""
         lines = read_metrics(Path(self._file.name)) if self._file else []
-        of_split = {line["step"]: line.get(figure) for line in lines if line.get("split") == split}
-        return {step: value for step, value in of_split.items() if isinstance(value, float)}
+        of_split = {line["step"]: line for line in lines if line.get("split") == split}
+        return {
+            step: line[figure]
+            for step, line in of_split.items()
+            if isinstance(line.get("loss"), float) and isinstance(line.get(figure), float)
+        }
 
     def _append(self, line: bytes) -> None:
         """Appends to the file; bytes that a full disk refuses are written before the next line."""

@@ -100,10 +100,11 @@ def test_few_classes_ties_and_logits_that_are_not_finite():
     split = data.Split(np.arange(14, dtype=np.int32) % 7, images, None)
     got = run(params, split, 8, one, 7)
     assert (got.accuracy, got.top5, got.figures["top5"]) == (2 / 14, 10 / 14, 10 / 14)
-    # NaN shows in the loss.
+    # NaN shows in the loss, and is no prediction of the first class.
     params = jax.tree.map(lambda x: x * jnp.nan, linear_params(7))
     got = run(params, split_of(20, 7), 8, one, 7)
-    assert np.isnan(got.loss) and got.top5 == 0 and got.confusion_KK.sum() == 20
+    assert np.isnan(got.loss) and got.confusion_KK.sum() == 0
+    assert (got.accuracy, got.top5, got.macro_f1, got.examples) == (0, 0, 0, 20)
     with pytest.raises(ValueError, match="empty split"):
         run(linear_params(7), split_of(0, 7), 8, one, 7)
 

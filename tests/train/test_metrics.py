@@ -52,6 +52,20 @@ def test_a_resumed_run_tells_every_step_once(tmp_path):
         (3, None, 9.0),
     ]
     assert [p.name for p in tmp_path.glob("*.tmp")] == []
+    # A finished run is evaluated again, in another way: its last line counts.
+    for loss in (0.25, 0.25, 0.5):
+        write(tmp_path, (3, TRAIN), (3, TEST | {"loss": loss}), start_step=3)
+    found = [x["loss"] for x in lines(tmp_path) if x["step"] == 3 and "split" in x]
+    assert found == [0.25, 0.5]
+
+
+def test_evaluations_without_a_finite_loss_are_left_out(tmp_path):
+    val = {"split": "val", "accuracy": 0.9}
+    with metrics.MetricLog(tmp_path) as log:
+        log.write(10, val | {"loss": 1.0})
+        log.write(20, val | {"loss": float("nan")})
+        log.write(30, val | {"loss": 0.5, "accuracy": float("nan")})
+        assert log.evaluations("val", "accuracy") == {10: 0.9}
 
 
 def test_damaged_lines_are_kept_aside(tmp_path):
