@@ -125,8 +125,12 @@ def _json_value(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads the lines of a `metrics.jsonl`, without damaged ones; none where it is missing."""
-    return _sorted_out(path)[0]
+    """Reads the lines of a `metrics.jsonl`, without damaged ones; none where it is missing.
+
+    Of several evaluations of a split at one step, which `MetricLog` may write, the last counts.
+    """
+    lines = _sorted_out(path)[0]
+    return list({(line["step"], line.get("split")): line for line in lines}.values())
 
 
 def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:

@@ -57,6 +57,8 @@ def test_a_resumed_run_tells_every_step_once(tmp_path):
         write(tmp_path, (3, TRAIN), (3, TEST | {"loss": loss}), start_step=3)
     found = [x["loss"] for x in lines(tmp_path) if x["step"] == 3 and "split" in x]
     assert found == [0.25, 0.5]
+    read = metrics.read_metrics(file)
+    assert [x["loss"] for x in read if "split" in x] == [0.5, 0.5]  # of steps 2 and 3
 
 
 def test_evaluations_without_a_finite_loss_are_left_out(tmp_path):
