@@ -130,13 +130,13 @@ def load_listing(
 
     Args:
       key: identifies the content; without one the arrays are used again as long as the same
-        files have the same sizes and times.
+        files, of the folder that a path or link leads to now, have the same sizes and times.
       own: see `Items`.
     """
-    names = [f"{listing.where}/{row.file.name}" for row in listing.rows]
+    names = [os.path.join(listing.where, row.file.name) for row in listing.rows]
     parts = np.array([row.part for row in listing.rows], np.int8)
     if key is None:
-        files = json.dumps([names, listing.rows])
+        files = json.dumps([os.path.realpath(listing.where), names, listing.rows])
         key = {"files": hashlib.sha256(files.encode()).hexdigest()}
 
     def read(index: int) -> tuple[bytes, int]:

@@ -389,6 +389,24 @@ def test_the_second_time_only_changed_files_are_decoded(tmp_path, load, monkeypa
     assert load(root).test.images[0, 0, 0, 0] == 123
 
 
+def test_a_path_that_leads_elsewhere_is_decoded_again(tmp_path, load, monkeypatch):
+    """Of files of the same names, sizes and times, as bitmaps and `rsync -t` have them."""
+    for value, place in ((10, "A"), (20, "B")):
+        for i, name in enumerate(("cat", "dog") * 10):
+            file = put(tmp_path / f"{place}/photos/{name}/{i}.bmp", value + i)
+            os.utime(file, (1e9, 1e9))
+        table = [f"photos/{n}/{i}.bmp,{n}" for i, n in enumerate(("cat", "dog") * 10)]
+        (tmp_path / place / "t.csv").write_text("\n".join(["image,label", *table]))
+    for value, place in ((10, "A"), (20, "B")):
+        monkeypatch.chdir(tmp_path / place)
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(place)
+        read = data.load("csv=t.csv", image_size=(6, 6), data_dir=str(tmp_path / "data"))
+        for found in (load("photos"), load(tmp_path / "link/photos"), read):
+            pixels = np.concatenate([s.images for s in (found.train, found.val, found.test)])
+            assert sorted(pixels[:, 0, 0, 0].tolist()) == list(range(value, value + 20))
+
+
 def test_a_damaged_cache_is_built_again(tmp_path, load):
     root = make(tmp_path / "set", {"": 10})
     first = load(root)
