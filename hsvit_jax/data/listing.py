@@ -165,7 +165,8 @@ def _wrapper(tree: Tree) -> str:
     below = [file.name[len(outer) :] for file in tree.files if file.name.startswith(outer)]
     direct = any("/" not in name for name in below)
     inner = _children(tree, outer)
-    return outer if not direct and ("train" in inner or len(inner) > 1) else ""
+    is_set = len(inner) > 1 or TRAIN in _splits(tree, inner).values()
+    return outer if is_set and not direct else ""
 
 
 def _children(tree: Tree, prefix: str) -> set[str]:

@@ -124,6 +124,13 @@ def test_archives_equal_their_folder(tmp_path, load):
         assert info.class_names == ("cat", "dog")
 
 
+def test_an_archive_may_have_a_folder_around_its_only_split(tmp_path, load):
+    for part in ("train", "Training"):
+        root = make(tmp_path / part / "set", {part: 10})
+        found = load(pack(root.parent, tmp_path / f"{part}.zip"))
+        assert found.info.class_names == ("cat", "dog") and sizes(found) == (12, 4, 4)
+
+
 def test_fingerprint_is_of_the_content_not_of_the_place(tmp_path, load):
     first = load(make(tmp_path / "one", {"train": 5, "test": 2}))
     moved = load(make(tmp_path / "two", {"train": 5, "test": 2}))
