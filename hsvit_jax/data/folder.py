@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def unpack_once(
         return index
 
     _, index = read_or_build(folder, build)
+    if not {number for _, number in index["files"]} <= set(os.listdir(folder)):
+        shutil.rmtree(folder, ignore_errors=True)  # what clears temporary folders took some
+        _, index = read_or_build(folder, build)
     files = [
         File(name, os.fspath(folder / number))
         for name, number in index["files"]

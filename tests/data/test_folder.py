@@ -118,6 +118,9 @@ def test_archives_equal_their_folder(tmp_path, load):
             assert dataset.fingerprint == expected.fingerprint
             np.testing.assert_array_equal(dataset.train.images, expected.train.images)
             (notes,) = (tmp_path / "data").rglob(f"archive-{name.replace('.', '-')}-*/notes.json")
+            next(path for path in notes.parent.iterdir() if path != notes).unlink()
+            listing = folder.find_listing(str(path), tmp_path / "data")  # unpacked again
+            assert all(os.path.isfile(row.file.path) for row in listing.rows)
             notes.write_text("{")  # damaged: unpacked again
         with pytest.warns(match="damaged"):
             info = data.describe(f"folder={path}", str(tmp_path / "data"))
