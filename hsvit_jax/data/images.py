@@ -133,13 +133,13 @@ def fit_image(
       BadImage: as `read_image`, or an array of another shape, dtype or range.
       ValueError: as `check_shape`.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     if isinstance(image, str | bytes | os.PathLike):
         return read_image(image, image_size, channels, fit=fit)
     check_shape(image_size, channels, fit)
     if isinstance(image, Image.Image):
-        return fit_pillow(ImageOps.exif_transpose(image), image_size, channels, fit)
+        return fit_pillow(upright(image), image_size, channels, fit)
     pixels = np.asarray(image)
     grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
     if not grey_or_colour or not pixels.size:
@@ -154,6 +154,17 @@ def fit_image(
         raise BadImage(f"an array of {pixels.dtype}; expected uint8, or floats from 0 to 1")
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
     return fit_pillow(image, image_size, channels, fit)
+
+
+def upright(image: "Image.Image") -> "Image.Image":
+    """Applies the EXIF rotation of a Pillow image. Raises BadImage for one that is cut off."""
+    from PIL import ImageOps
+
+    try:
+        image.load()
+        return ImageOps.exif_transpose(image)
+    except Exception as error:  # as in `read_image`
+        raise BadImage(f"damaged or cut off ({type(error).__name__}: {error})") from error
 
 
 def read_file(path: str | Path) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset, Source, Split, split
-from hsvit_jax.data.images import BadImage, check_shape, few, fit_image
+from hsvit_jax.data.images import BadImage, check_shape, few, fit_image, upright
 
 _LEAST_STD = 1e-3  # of a channel that is the same everywhere
 _MOST_CLASSES = 65536  # as data.num_classes; larger labels are no numbers of classes
@@ -104,9 +104,7 @@ def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
 
 def _shape(image: Any) -> tuple[tuple[int, int], int]:
     if hasattr(image, "mode"):  # Pillow's
-        from PIL import ImageOps
-
-        image = ImageOps.exif_transpose(image)
+        image = upright(image)
         return (image.height, image.width), 1 if image.mode in ("1", "L") else 3
     shape = getattr(image, "shape", ())
     if len(shape) < 2:
