@@ -173,6 +173,8 @@ def read_file(path: str | Path) -> bytes:
     Raises:
       OSError: it is no regular file, is larger than MAX_FILE_BYTES, or cannot be read.
     """
+    if "\0" in os.fspath(path):  # of which `open` raises a ValueError
+        raise OSError(errno.EINVAL, "a name with a null byte", os.fspath(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         info = os.fstat(descriptor)

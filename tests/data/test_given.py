@@ -224,10 +224,11 @@ def test_bad_images_of_a_table_for_the_test(arrays, tmp_path):
     options = {"data_dir": str(tmp_path), "on_bad_image": "skip", "test_only": True}
     with pytest.warns(UserWarning, match="1 of 6 images cannot be used"):
         assert len(hsvit_jax.from_csv(tmp_path / "table.csv", **options).test) == 5
-    lines[0] = "/nowhere/x.png,a,test"
-    (tmp_path / "table.csv").write_text("\n".join(["image,label,split", *lines]))
-    with pytest.warns(UserWarning, match=r"left out:\n  /nowhere/x\.png: cannot be read"):
-        assert len(hsvit_jax.from_csv(tmp_path / "table.csv", **options).test) == 5
+    for name, shown in (("/nowhere/x.png", r"/nowhere/x\.png"), ("a\0b.png", r".*a\\x00b\.png")):
+        lines[0] = f"{name},a,test"
+        (tmp_path / "table.csv").write_text("\n".join(["image,label,split", *lines]))
+        with pytest.warns(UserWarning, match=rf"left out:\n  {shown}: cannot be read"):
+            assert len(hsvit_jax.from_csv(tmp_path / "table.csv", **options).test) == 5
 
 
 def test_hugging_face_sets_need_their_extra(monkeypatch):
