@@ -188,7 +188,7 @@ def test_a_table(arrays, tmp_path):
     table.write_text("file,label,split\na.png,b,exam\na.png,c,train")
     with pytest.raises(ValueError, match="its splits exam"):
         data.describe(f"csv={table}")
-    table.write_text("file,label,split\na.png,b,\nb.png,c,train\na.png,b,train")
+    table.write_text("file,label,split\na.png,b,\nb.png,c,train\n./a.png,b,train")
     with pytest.warns(UserWarning, match="1 lines name an image again"):
         assert data.describe(f"csv={table}", str(tmp_path)).num_classes == 2
     table.write_text("file,label,split\na.png,b,train\nb.png,c,train\nc.png,C,test")
@@ -199,7 +199,7 @@ def test_a_table(arrays, tmp_path):
     table.write_text('file,label\na.png,b\nb.png,"c\nc.png,b"\nd.png,c')
     with pytest.raises(ValueError, match=r"control characters: c\\nc\.png,b; rename"):
         data.describe(f"csv={table}")
-    table.write_text("file,label\na.png,b\nb.png,c\na.png,b\na.png,c")
+    table.write_text("file,label\na.png,b\nb.png,c\n./a.png,b\na.png,c")
     with pytest.raises(ValueError, match=r"several labels or splits to a\.png: give"):
         data.describe(f"csv={table}")
 

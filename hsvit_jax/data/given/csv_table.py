@@ -67,7 +67,11 @@ def list_csv(path: str) -> Listing:
             "rename them, or close the quotation mark that swallowed the lines"
         )
     first: dict[str, dict[str, str]] = {}
-    twice = [line["image"] for line in lines if first.setdefault(line["image"], line) != line]
+    twice = []
+    for line in lines:
+        same = first.setdefault(os.path.normpath(line["image"]), line)  # ./a.jpg is a.jpg
+        if {**same, "image": line["image"]} != line:
+            twice.append(line["image"])
     if twice:
         raise ValueError(
             f"csv={path} gives several labels or splits to {few(twice)}: give each image one"
