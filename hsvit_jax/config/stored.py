@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ _SAME_RUN = (
     "checkpoint.keep_best",
     "checkpoint.keep_latest",
 )
-_LONGEST = 180  # characters of a folder's name before its seed
+_LONGEST = 180  # bytes of a folder's name before its seed
 
 
 def names_run(key: str) -> bool:
@@ -68,14 +69,15 @@ def default_workdir(
         if key not in _SAME_RUN:
             words.append(key.partition(".")[2] + value)
     name = "-".join(words)
-    if len(name) > _LONGEST:
-        name = f"{name[:_LONGEST]}-{_digest(name)}"
+    start = os.fsencode(name)[:_LONGEST]
+    if os.fsdecode(start) != name:
+        name = f"{os.fsdecode(start)}-{_digest(name)}"
     return "runs/" + re.sub(r"[^\w.=-]+", "_", f"{name}-seed{config.seed}")
 
 
 def _digest(text: str) -> str:
     """Tells apart what a name leaves out."""
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:6]
 
 
 def to_json(config: ml_collections.ConfigDict) -> str:

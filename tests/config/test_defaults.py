@@ -209,6 +209,9 @@ def test_other_settings_are_another_run():
     many += ["model.conv_channels=32,64", "model.conv_kernels=3,3", "model.pool_strides=2,2"]
     names = {folder(*many, f"optim.beta2=0.{b}", f"seed={s}") for b in (98, 99) for s in (0, 1)}
     assert len(names) == 4 and all(len(name) < 200 for name in names)
+    for path in ("猫" * 80, "猫" * 79 + "犬", "\udce9" * 200, "猫" * 70 + "\udce9"):
+        names.add(folder(f"data.name=folder={path}"))
+    assert len(names) == 8 and all(len(name.encode()) < 206 for name in names)
 
 
 @pytest.mark.parametrize("argument", [None, "digits,paper", "tiny_imagenet,tiny,bf16"])
