@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -103,20 +103,12 @@ def from_json(text: str) -> ml_collections.ConfigDict:
 def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Adds, in a copy, the keys that are newer than a stored configuration, its network's too;
     their defaults are what was done before."""
-    config = config.copy_and_resolve_references().unlock()
     initial = {path: key.initial for path, key in keys.KEYS.items()}
     sections = traverse_util.unflatten_dict(initial, sep=".")
     model = config.model
     if model.family in FAMILIES:
         family = FAMILIES[model.family]
         sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
-    _add_missing(config, sections)
-    return config.lock()
-
-
-def _add_missing(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if name not in config:
-            config[name] = value
-        elif isinstance(value, Mapping):
-            _add_missing(config[name], value)
+    whole = ml_collections.ConfigDict(sections, type_safe=False)
+    whole.update(config.to_dict())
+    return ml_collections.ConfigDict(whole.to_dict()).lock()
