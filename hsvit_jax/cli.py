@@ -34,7 +34,8 @@ _EXAMPLE = "c4a8"  # whose keys --help shows, without --config
 _HELP = ("help", "h", "helpshort", "helpfull")
 
 # Errors of the machine or a path rather than of the program: one line says it all.
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+_REFUSED += (errno.ENAMETOOLONG, errno.ELOOP)
 
 #: For `Command.config`: every key of the configuration is read.
 EVERYTHING = "*"

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import importlib.util
 import json
 import os
@@ -203,6 +204,7 @@ def test_other_ends(capfd, monkeypatch):
         (signals.Interrupted(signal.SIGINT, 7), 130, "To go on, give the same command again"),
         (signals.Diverged("not finite"), 3, "not finite"),
         (OSError(28, "No space left on device", "/x/y"), 1, "No space left on device: /x/y"),
+        (OSError(errno.ELOOP, "Too many levels", "/x/y"), 1, "Too many levels: /x/y"),
     ]
     for error, code, message in ends:
 
