@@ -9,6 +9,7 @@ anything is written. One weight that is off by 0.1 % shows in `logits_f64` alone
 Nothing in FILE is ever unpickled, except by PyTorch's own restricted reader (`weights_only=True`).
 """
 
+import copy
 import json
 import math
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hsvit_jax import cli, models
@@ -156,6 +158,8 @@ def _compare(
     if not all(t.dtype.kind == "f" and np.isfinite(t).all() for t in (images, logits)):
         raise ValueError(f"{path}: input and logits must be finite floating-point numbers")
     # In double precision: in single, the rounding of many layers would hide a small difference.
+    model = copy.copy(model)
+    model.dtype = jnp.dtype(jnp.float32)  # which widens with the images
     with jax.enable_x64(True):
         run = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
         wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, stats))

@@ -195,6 +195,20 @@ def test_every_misfit_is_listed_in_one_error(tmp_path):
     assert not (tmp_path / "bad-jax").exists()
 
 
+def test_a_network_of_bfloat16_is_compared_in_float64(golden_dir, tmp_path):
+    for name in ("hsvit-convattn", "hsvithet-resnet-bottleneck-ds"):
+        with np.load(golden_dir / f"{name}.npz") as golden:
+            tensors = {k: golden[k] for k in golden.files}
+        convert.convert_file(golden_dir / f"{name}.npz", tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        config["model"]["dtype"] = "bfloat16"
+        about = json.loads(tensors["config"].item()) | {"config": config}
+        np.savez(tmp_path / "own.npz", **tensors | {"config": json.dumps(about)})
+        report = convert.convert_file(tmp_path / "own.npz", tmp_path / f"{name}-own")
+        assert report["max_abs_error"] <= 1e-9 * report["max_abs_logit"]
+        assert rebuild(tmp_path / f"{name}-own")[2]["config"]["model"]["dtype"] == "bfloat16"
+
+
 def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
     tensors = state_dicts.tensors("hsvit")
     images = state_dicts.images("hsvit")
