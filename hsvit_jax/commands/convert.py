@@ -155,7 +155,8 @@ def _compare(
             f"{path}: input {images.shape} and logits {logits.shape} do not fit a network for "
             f"{size} (channels, rows, columns) and {model.config.num_classes} classes"
         )
-    if not all(t.dtype.kind == "f" and np.isfinite(t).all() for t in (images, logits)):
+    floats = all(t.dtype.kind == "f" or t.dtype.name == "bfloat16" for t in (images, logits))
+    if not floats or not all(np.isfinite(t).all() for t in (images, logits)):
         raise ValueError(f"{path}: input and logits must be finite floating-point numbers")
     # In double precision: in single, the rounding of many layers would hide a small difference.
     model = copy.copy(model)
@@ -164,7 +165,8 @@ def _compare(
         run = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
         wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, stats))
         ours = np.asarray(run(*wide, images.transpose(0, 2, 3, 1).astype(np.float64)))
-    error = float(np.abs(np.asarray(ours, np.float64) - logits).max())
+    logits = logits.astype(np.float64)
+    error = float(np.abs(ours - logits).max())
     largest = float(np.abs(logits).max())
     report = {"max_abs_error": error, "max_abs_logit": largest, "tolerance": tolerance}
     if not error <= tolerance * largest:  # written so that NaN fails

@@ -317,6 +317,13 @@ def test_safetensors_with_a_wrapper_prefix_in_half_precision(tmp_path):
     assert kernel.dtype == np.float32
     theirs = tensors["classifier.mlp_head.1.weight"].astype(np.float32)
     np.testing.assert_array_equal(kernel, theirs.T)
+    wrapped["input"] = state_dicts.images("hsvit").astype(bfloat16)
+    logits = np.array(state_dicts.CASES["hsvit"]["logits"])
+    for dtype in (bfloat16, np.float32):
+        wrapped["logits"] = logits.astype(dtype)
+        save_file(wrapped, source, metadata={"config": json.dumps({"constructor": SMALL})})
+        report = convert.convert_file(source, tolerance=0.1)
+        assert 0 < report["max_abs_error"] < 0.1 * report["max_abs_logit"]
 
 
 def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
