@@ -119,6 +119,7 @@ def convert_file(
         configs.validate(config)
         model = run_spec.build_model(config)
         params, stats = record.torch_weights.load(tensors, model)
+        names = _class_names(description, config.data.num_classes)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     except (TypeError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
@@ -133,13 +134,26 @@ def convert_file(
             tolerance = exact if "logits_f64" in tensors else 1e-5
         report |= _compare(path, model, params, stats, tensors, tolerance)
     out = path.with_name(f"{path.stem}-jax") if out is None else Path(out)
-    names = description.get("class_names") or map(str, range(config.data.num_classes))
-    meta = {"config": config.to_dict(), "class_names": list(map(str, names))}
+    meta = {"config": config.to_dict(), "class_names": names}
     _write(out, config, {"params": params, "stats": stats}, meta)
     settings = config.model.to_dict()
     if settings.get("mixer") in ("performer", "nystrom"):
         report["batch_coupling"] = settings["batch_coupling"]
     return report | {"checkpoint": str(out)}
+
+
+def _class_names(description: dict[str, Any], count: int) -> list[str]:
+    """The file's names of the classes, or their numbers; raises ValueError for what are none."""
+    names = description.get("class_names")
+    if names is None:
+        return [str(i) for i in range(count)]
+    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not texts or not 1 <= len(names) <= count:
+        raise ValueError(
+            f"`class_names` in its `config` must be a list of 1 to {count} texts, one per class; "
+            f"got {len(names) if texts else names!r:.60}: correct it or leave it out"
+        )
+    return names
 
 
 def _compare(

@@ -228,6 +228,10 @@ def described(**changes):
     return {"config": json.dumps({"constructor": {**SMALL, **changes}})}
 
 
+def named(names):
+    return {"config": json.dumps({"constructor": SMALL, "class_names": names})}
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
@@ -238,6 +242,11 @@ def described(**changes):
         ({"config": "[]"}, "not a JSON object"),
         ({"config": json.dumps({"constructor": 3})}, "not a JSON object"),
         ({"config": json.dumps({"family": "alexnet"})}, "unknown family 'alexnet'; known: hsvit"),
+        (named([*"abcdefgh"]), "a list of 1 to 7 texts, one per class; got 8: correct it"),
+        (named([]), "got 0: correct it"),
+        (named("abc"), "got 'abc': correct it"),
+        (named(5), "got 5: correct it"),
+        (named(["a", 1]), "got ['a', 1]: correct it"),
         (described(attn_num="2"), "attn_num must"),
         (described(num_heads=0), "model.heads must be"),
         (described(image_size=5), "do not fit these"),
