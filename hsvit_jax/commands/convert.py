@@ -197,7 +197,7 @@ def _write(out: Path, config: Any, state: dict, meta: dict) -> None:
     """Writes the work directory, unless it holds anything but the same conversion."""
     text, file = configs.to_json(config) + "\n", out / "config.json"
     in_the_way = out.exists() and (not out.is_dir() or any(out.iterdir()))
-    if in_the_way and not (file.is_file() and file.read_text() == text):
+    if in_the_way and not (file.is_file() and file.read_bytes() == text.encode()):
         raise ValueError(f"{out} already holds something else: remove it or name another OUT")
     probe(out)
     write_file(file, text)

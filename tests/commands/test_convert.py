@@ -383,6 +383,9 @@ def test_what_is_in_the_way_is_kept(tmp_path):
     with pytest.raises(ValueError, match="already holds something else"):
         convert.convert_file(source, other)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    (other / "config.json").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="already holds something else"):
+        convert.convert_file(source, other)
 
 
 def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch, capsys):
