@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -51,6 +52,23 @@ def test_the_file_is_the_network(exported, stored_weights):
     weights = sum(x.nbytes for x in jax.tree.leaves(run[3:5]))
     size = (exported / "a.safetensors").stat().st_size
     assert weights < size < weights + 20_000 and hsvit_jax.load(exported / "hub").step == run.step
+
+
+def test_the_figures_measured_are_those_of_the_run_however_it_is_named(
+    exported, stored_weights, tmp_path, monkeypatch
+):
+    stored, steps = init_from.stored_network(stored_weights), stored_weights / "checkpoints"
+    monkeypatch.chdir(steps)
+    monkeypatch.setenv("HOME", str(stored_weights.parent))
+    (tmp_path / "link").symlink_to(steps)
+    for source in (".", "..", f"{tmp_path}/link", f"~/{stored_weights.name}/checkpoints"):
+        assert export.describe(stored, source)["measured"]["test"]["accuracy"] == 0.9, source
+    run = tmp_path / "checkpoints"  # a work folder of that name, and others' figures around it
+    shutil.copytree(steps, run / "checkpoints")
+    shutil.copy(stored_weights / "metrics.jsonl", tmp_path)
+    shutil.copy(exported / "a.safetensors", tmp_path)
+    for source in (run, tmp_path / "a.safetensors"):
+        assert export.describe(stored, str(source))["measured"] == {}, source
 
 
 def test_networks_of_the_zoo():

@@ -14,7 +14,7 @@ from hsvit_jax.cli import Request
 from hsvit_jax.commands.export import programs
 from hsvit_jax.commands.predict import which_of
 from hsvit_jax.train import init_from, metrics
-from hsvit_jax.weights import release
+from hsvit_jax.weights import release, sources
 
 #: Licences of data sets, where one is stated.
 _LICENCES = {
@@ -67,7 +67,9 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     start = config["init"]["from"]
     start = start if start.startswith(("hub:", "zoo:")) else Path(start).name
     config["init"] |= {"from": start, "cache": ""}
-    folder = Path(source).parent if Path(source).name == "checkpoints" else Path(source)
+    place = sources.locate(source).resolve()
+    of_steps = place.is_dir() and not (place / "checkpoints").is_dir()
+    folder = place.parent if of_steps else place
     lost = list(stored.meta.get("lost_groups", ()))  # whose figures are those of the other groups
     measured = {
         line["split"]: {k: line[k] for k in ("accuracy", "loss", "examples") if k in line}
