@@ -105,6 +105,13 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "init.whiten is a start of the convolution that an HSViT sees an image with; "
             f"{model.variant} ({model.family}) has none: set it to false"
         )
+    whitened, sides = config.init.whiten and not config.init["from"], config.data.image_size
+    if whitened and sides and max(model.conv_kernels[:1], default=0) > min(sides):
+        raise ValueError(
+            "init.whiten takes image patches as large as the first kernel, and "
+            f"model.conv_kernels={model.conv_kernels} has one larger than "
+            f"data.image_size={sides}: set it to false, or a smaller kernel"
+        )
     train = config.train
     if train.epochs and train.steps:
         raise ValueError(

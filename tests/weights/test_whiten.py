@@ -48,3 +48,10 @@ def test_a_family_without_such_a_convolution_is_refused():
         train.prepare(
             small_config(init__whiten=True, model__ablation="attention_only"), dataset=DATASET
         )
+
+
+def test_a_kernel_larger_than_the_image_is_refused():
+    settings = {"model__conv_kernels": (9, 3)}
+    train.prepare(small_config(**settings), dataset=DATASET)
+    with pytest.raises(ValueError, match=r"\(9, 3\) has one larger .*\(8, 8\): set it"):
+        train.prepare(small_config(init__whiten=True, **settings), dataset=DATASET)
