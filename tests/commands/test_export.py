@@ -133,6 +133,7 @@ def test_ablations_that_the_authors_code_has_not():
         ("hvt", "s-4-average", "pool='average'"),
         ("deit", "ti-power", "retained="),
         ("dhvt", "t-aggregate-all", "feed_forward='daff-aggregate-all'"),
+        ("dhvt", "vit-t", "feed_forward='ffn'"),
         ("dhvt", "t-ln-bn", "sope_norm='layer'"),
     ):
         record = models.FAMILIES[family]

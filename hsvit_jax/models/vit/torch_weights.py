@@ -287,7 +287,7 @@ DHVT = TorchWeights(
     ("head.weight",),
     _dhvt_settings,
     _dhvt,
-    known={"feed_forward": ("daff", "ffn"), "sope_norm": ("batch",), "daff_norm": ("batch",)},
+    known={"feed_forward": ("daff",), "sope_norm": ("batch",), "daff_norm": ("batch",)},
 )
 
 # --- Swin ----------------------------------------------------------------------------------------
