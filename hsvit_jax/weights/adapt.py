@@ -3,9 +3,10 @@
 Only the settings that ask for it change a leaf, and each change is noted. Classifier: fresh, or
 without the first class, which some networks keep for the background. First convolution or patches:
 each new channel gets an equal share of the sum of the old channels' kernels, so that a grey picture
-gives the same map, whether it is seen as one channel or three. Positions: interpolated over the
-grid of patches by Keys' cubic kernel, a CLS's kept; the weights of an HSViT's projection, a picture
-of the map, likewise, and scaled to its new area.
+gives the same map, whether it is seen as one channel or three; not so in a DHVT, whose
+factors and offsets of each channel, before the convolution, become their means. Positions:
+interpolated over the grid of patches by Keys' cubic kernel, a CLS's kept; the weights of an HSViT's
+projection, a picture of the map, likewise, and scaled to its new area.
 """
 
 import math
