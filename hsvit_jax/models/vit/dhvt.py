@@ -326,7 +326,9 @@ class DAFF(nnx.Module):
 def _neighbour_mean(x_BHWC: Array) -> Array:
     window, pads = (1, 3, 3, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
     total = lax.reduce_window(x_BHWC, 0.0, lax.add, window, (1,) * 4, pads)
-    count = lax.reduce_window(jnp.ones_like(x_BHWC), 0.0, lax.add, window, (1,) * 4, pads)
+    # One image and channel: XLA computes what follows from constants while it compiles.
+    inside = jnp.ones((1, *x_BHWC.shape[1:3], 1), x_BHWC.dtype)
+    count = lax.reduce_window(inside, 0.0, lax.add, window, (1,) * 4, pads)
     return total / count
 
 

@@ -98,6 +98,13 @@ def test_the_average_counts_what_lies_inside():
     np.testing.assert_allclose(y_BTD[:, 1], module.down(corner), atol=1e-6)
 
 
+def test_the_average_s_counts_are_of_no_batch():
+    """XLA folds them while it compiles: of a whole batch that took minutes."""
+    traced = jax.make_jaxpr(dhvt._neighbour_mean)(jnp.ones((4, 5, 6, 3)))
+    windows = [e for e in traced.eqns if e.primitive.name.startswith("reduce_window")]
+    assert [e.invars[0].aval.shape for e in windows] == [(4, 5, 6, 3), (1, 5, 6, 1)]
+
+
 def test_aggregation_weighs_cls_or_all():
     cls_module, x_BTD, cls_out = fed("daff")
     _, _, all_out = fed("daff-aggregate-all")  # the same key: the same parameters
