@@ -9,7 +9,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import layers
-from hsvit_jax.models.layers import init_bias, init_kernel, over_last
+from hsvit_jax.models.layers import add_bias, init_bias, init_kernel
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops import conv
 from hsvit_jax.ops.activations import activation as by_name
@@ -140,7 +140,7 @@ class Conv(nnx.Module):
         image_size = (x_BHWC.shape[1], x_BHWC.shape[2])
         around = pads(len(kernel), image_size, self.stride, self.padding, self.dilation)
         y = convolve(x_BHWC, kernel, self.stride, around, self.dilation)
-        return y if self.bias is None else y + over_last(self.bias[...], y)
+        return y if self.bias is None else add_bias(y, self.bias[...])
 
 
 class ConvNorm(nnx.Module):

@@ -70,6 +70,21 @@ def over_last(vector: Array, like: Array) -> Array:
     return vector.astype(like.dtype).reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
+def add_bias(y: Array, bias: Array) -> Array:
+    """y + bias over the last axis, computed in at least float32, in y's dtype.
+
+    The bias's gradient is a sum over everything else, which stalls in bfloat16.
+    """
+    wide = y.astype(normalise.moments_dtype(y))
+    return (wide + over_last(bias, wide)).astype(y.dtype)
+
+
+def multiply(y: Array, factor: Array) -> Array:
+    """y·factor over the last axis; as `add_bias`."""
+    wide = y.astype(normalise.moments_dtype(y))
+    return (wide * over_last(factor, wide)).astype(y.dtype)
+
+
 class Linear(nnx.Module):
     """x·kernel + bias over the last axis; kernel (fan_in, fan_out)."""
 
@@ -83,7 +98,7 @@ class Linear(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """(…, fan_in) → (…, fan_out), in x's dtype."""
         y = x @ self.kernel[...].astype(x.dtype)
-        return y if self.bias is None else y + over_last(self.bias[...], y)
+        return y if self.bias is None else add_bias(y, self.bias[...])
 
 
 class BatchNorm(nnx.Module):
@@ -453,7 +468,7 @@ class LayerScales(nnx.Module):
 
     def __call__(self, branch: int, y: Array) -> Array:
         """(…, C) → (…, C); branch: its number from 0."""
-        return y * over_last(self.scales[branch][...], y) if len(self.scales) else y
+        return multiply(y, self.scales[branch][...]) if len(self.scales) else y
 
 
 def drop_path_rates(last: float, blocks: int) -> list[float]:

@@ -125,6 +125,19 @@ def test_attention_equals_the_plain_formula(rate, queries, x64):
         assert np.abs(plain_result[0] - undropped).max() > 0.01
 
 
+@pytest.mark.parametrize("combine", [layers.add_bias, layers.multiply])
+def test_gradients_of_vectors_are_summed_in_float32(combine):
+    y, cotangent = (normal(seed, 256, 16, 16, 8) + 0.3 for seed in (0, 1))
+    y, cotangent = jnp.abs(y).astype(jnp.bfloat16), cotangent.astype(jnp.bfloat16)
+    pull = jax.jit(lambda y, v, g: jax.vjp(lambda v: combine(y, v), v)[1](g)[0])
+    terms = np.asarray(cotangent, np.float64)
+    if combine is layers.multiply:
+        terms *= np.asarray(y, np.float64)
+    found = pull(y, jnp.ones(8), cotangent)
+    np.testing.assert_allclose(found, terms.sum((0, 1, 2)), rtol=0.02)
+    assert combine(y, jnp.ones(8)).dtype == y.dtype
+
+
 def test_dropout_rate_and_scale():
     factors = np.asarray(
         dropout.dropout_scale(identities(range(7), range(31)), (7, 31, 8, 9, 9), 0.2)

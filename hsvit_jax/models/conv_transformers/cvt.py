@@ -158,7 +158,7 @@ class ConvAttention(layers.MultiHeadAttention):
         dim = x_BTD.shape[-1]
         third = slice(i * dim, (i + 1) * dim)
         y = x_BTD @ self.qkv.kernel[...][:, third].astype(x_BTD.dtype)
-        return y if self.qkv.bias is None else y + layers.over_last(self.qkv.bias[...][third], y)
+        return y if self.qkv.bias is None else layers.add_bias(y, self.qkv.bias[...][third])
 
 
 class Block(layers.Block):

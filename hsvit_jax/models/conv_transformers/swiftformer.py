@@ -80,7 +80,7 @@ class ConvBlock(nnx.Module):
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
         y = self.down(gelu(self.up(self.depthwise(x_BHWC, context))))
-        y = y * layers.over_last(self.scale[...], y)
+        y = layers.multiply(y, self.scale[...])
         return x_BHWC + layers.drop_path(y, self.rate, context, self.stream)
 
 

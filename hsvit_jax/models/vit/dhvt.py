@@ -24,6 +24,7 @@ from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family, Sizes, check_heads, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import torch_weights
+from hsvit_jax.ops import normalise
 from hsvit_jax.ops.activations import gelu
 
 Array = jax.Array
@@ -174,7 +175,7 @@ class Affine(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """(…, C) → (…, C)."""
-        return x * layers.over_last(self.scale[...], x) + layers.over_last(self.bias[...], x)
+        return normalise.scale_shift(x, self.scale[...], self.bias[...])
 
 
 class MapNorm(nnx.Module):

@@ -204,7 +204,7 @@ class Pool(nnx.Module):
             kernel = self.conv["kernel"][...].astype(x.dtype)
             strides, pads = (2,) * (x.ndim - 2), ((pad, pad),) * (x.ndim - 2)
             y = lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=dims)
-            return y + layers.over_last(self.conv["bias"][...], y)
+            return layers.add_bias(y, self.conv["bias"][...])
         combine = jnp.maximum if self.kind == "max" else jnp.add
         for axis in range(1, x.ndim - 1):
             widths = [(pad, pad) if a == axis else (0, 0) for a in range(x.ndim)]
