@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from hsvit_jax.ops.conv import use_cpu_formulas
+from hsvit_jax.ops.normalise import moments_dtype
 from hsvit_jax.ops.varying import vary_like
 
 Array = jax.Array
@@ -63,16 +64,18 @@ def depthwise_conv2d(
 
 
 def _strided(x_BHWC: Array, kernel_HW1C: Array, stride: int, pads: Pads, dilation: int) -> Array:
-    """As `_shifted`, with any stride, padding and dilation."""
+    """As `_shifted`, with any stride, padding and dilation; its sums in at least float32."""
+    wide = kernel_HW1C.astype(moments_dtype(kernel_HW1C))
     size, padded = kernel_HW1C.shape[0], jnp.pad(x_BHWC, ((0, 0), *pads, (0, 0)))
     reach = (size - 1) * dilation
     rows, columns = ((n - reach - 1) // stride * stride + 1 for n in padded.shape[1:3])
-    return sum(
+    total = sum(
         padded[:, top : top + rows : stride, left : left + columns : stride]
-        * kernel_HW1C[i, j][None, None]
+        * wide[i, j][None, None]
         for i, j in _offsets(size)
         for top, left in [(i * dilation, j * dilation)]
     )
+    return total.astype(x_BHWC.dtype)
 
 
 def _offsets(size: int) -> list[tuple[int, int]]:
@@ -108,7 +111,10 @@ def _shifted_fwd(x_BHWC: Array, kernel_HW1C: Array) -> tuple[Array, tuple[Array,
 
 
 def _shifted_bwd(residuals: tuple[Array, Array], grad_BHWC: Array) -> tuple[Array, Array]:
-    """The kernel's gradient, one image at a time so that its shifted copies stay in the cache."""
+    """The kernel's gradient, one image at a time so that its shifted copies stay in the cache.
+
+    It is summed in at least float32.
+    """
     x_BHWC, kernel_HW1C = residuals
     size, (_, rows, columns, channels) = kernel_HW1C.shape[0], x_BHWC.shape
     grad_x = _shifted(grad_BHWC, kernel_HW1C[::-1, ::-1])
@@ -118,18 +124,21 @@ def _shifted_bwd(residuals: tuple[Array, Array], grad_BHWC: Array) -> tuple[Arra
 
         def row(i: Array) -> Array:
             band = lax.dynamic_slice_in_dim(padded, i, rows, 0)
-            return jnp.stack([(band[:, j : j + columns] * grad).sum((0, 1)) for j in range(size)])
+            products = [band[:, j : j + columns] * grad for j in range(size)]
+            return jnp.stack([product.sum((0, 1), dtype=total.dtype) for product in products])
 
         if size >= _LOOPED:
             return total + lax.map(row, jnp.arange(size)).reshape(total.shape), None
         parts = [
-            (padded[i : i + rows, j : j + columns] * grad).sum((0, 1)) for i, j in _offsets(size)
+            (padded[i : i + rows, j : j + columns] * grad).sum((0, 1), dtype=total.dtype)
+            for i, j in _offsets(size)
         ]
         return total + jnp.stack(parts), None
 
-    zeros = vary_like(jnp.zeros((size * size, channels), kernel_HW1C.dtype), grad_BHWC)
+    dtype = moments_dtype(kernel_HW1C)
+    zeros = vary_like(jnp.zeros((size * size, channels), dtype), grad_BHWC)
     total, _ = lax.scan(accumulate, zeros, (_padded(x_BHWC, size), grad_BHWC))
-    return grad_x, total.reshape(kernel_HW1C.shape)
+    return grad_x, total.reshape(kernel_HW1C.shape).astype(kernel_HW1C.dtype)
 
 
 _shifted.defvjp(_shifted_fwd, _shifted_bwd)

@@ -32,3 +32,21 @@ def test_shifted_products_are_the_grouped_convolution(size, stride, times):
 def test_it_keeps_the_dtype_of_the_images():
     x, kernel = jnp.ones((1, 4, 4, 2), jnp.bfloat16), jnp.ones((3, 3, 1, 2))
     assert conv_depthwise.depthwise_conv2d(x, kernel).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(("size", "stride"), [(3, 1), (3, 2), (7, 1)])
+def test_the_kernel_s_gradient_is_summed_in_float32(size, stride):
+    rng = np.random.default_rng(0)
+    x = np.abs(rng.normal(size=(256, 16, 16, 4)))
+    weight = rng.normal(size=(256, 16 // stride, 16 // stride, 4)) + 0.3
+    x, weight = (jnp.asarray(a, jnp.bfloat16) for a in (x, weight))
+
+    @jax.jit
+    def gradient(x, weight):
+        kernel = jnp.ones((size, size, 1, 4), x.dtype)
+        _, pull = jax.vjp(lambda k: conv_depthwise.depthwise_conv2d(x, k, stride), kernel)
+        return pull(weight)[0]
+
+    expected = gradient(x.astype(jnp.float32), weight.astype(jnp.float32))
+    error = jnp.linalg.norm(gradient(x, weight).astype(jnp.float32) - expected)
+    assert error < 0.01 * jnp.linalg.norm(expected)
