@@ -67,7 +67,7 @@ def init_bias(key: Array, features: int, fan_in: int, init: str) -> Array:
 
 def over_last(vector: Array, like: Array) -> Array:
     """A (C,) parameter in the dtype and rank of `like`, to broadcast over its last axis."""
-    return vector.astype(like.dtype).reshape((1,) * (like.ndim - 1) + vector.shape)
+    return vector.astype(like.dtype).reshape((1,) * (like.ndim - vector.ndim) + vector.shape)
 
 
 def add_bias(y: Array, bias: Array) -> Array:

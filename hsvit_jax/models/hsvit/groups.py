@@ -52,7 +52,7 @@ class Block(nnx.Module):
             z_GBTD, self.norm_scale[...][:, None, None], self.norm_bias[...][:, None, None]
         )
         kernel_GJDD = self.qkv_kernel[...].astype(z_GBTD.dtype)
-        bias_GJD = self.qkv_bias[...].astype(z_GBTD.dtype)
+        bias_GJD = self.qkv_bias[...]
 
         def project(y: Array, first: int, last: int) -> list[Array]:
             """Queries, keys and values from first to last, each (G, B, N, T, D/N).
@@ -62,7 +62,7 @@ class Block(nnx.Module):
             count = last - first
             kernel = kernel_GJDD[:, first:last].swapaxes(1, 2).reshape(g, d, count * d)
             out = jnp.einsum("gbtd,gde->gbte", y, kernel)
-            out += bias_GJD[:, first:last].reshape(g, 1, 1, count * d)
+            out = layers.add_bias(out, bias_GJD[:, first:last].reshape(g, 1, 1, count * d))
             out = out.reshape(g, batch, -1, count, self.heads, d // self.heads)
             return [x.squeeze(3).swapaxes(2, 3) for x in jax.lax.split(out, (1,) * count, axis=3)]
 
@@ -76,7 +76,7 @@ class Block(nnx.Module):
         o_GBNTE = attention(rate, q_GBNTE, k_GBNSE, v_GBNSE, counters or ())
         o_GBTD = o_GBNTE.swapaxes(2, 3).reshape(z_in.shape)
         out = jnp.einsum("gbtd,gde->gbte", o_GBTD, self.out_kernel[...].astype(z_GBTD.dtype))
-        return z_in + out + self.out_bias[...].astype(z_GBTD.dtype)[:, None, None]
+        return layers.add_bias(z_in + out, self.out_bias[...][:, None, None])
 
 
 class Groups(nnx.Module):

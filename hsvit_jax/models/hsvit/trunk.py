@@ -137,8 +137,8 @@ class Projection(nnx.Module):
         x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
         context.call_hook("maps", lambda: x_BHWC)
         kernel_PD = self.embed.kernel[...].astype(x_BPC.dtype)
-        bias_D = self.embed.bias[...].astype(x_BPC.dtype)
-        z_BCD = jax.nn.relu(jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD) + bias_D[None, None])
+        z_BCD = jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD)
+        z_BCD = jax.nn.relu(layers.add_bias(z_BCD, self.embed.bias[...]))
         if context.key_words is not None and self.dropout:
             tokens = first_token + jnp.arange(channels)
             examples = context.example_ids_B.reshape(-1, 1, 1)
