@@ -14,6 +14,9 @@ from hsvit_jax.models.network import Network
 
 Array = jax.Array
 
+# Images of the pass that `boundary` traces: a prime that is no other size of an output.
+_IMAGES = 10_007
+
 
 def boundary(network: Network) -> str:
     """The last of the frozen parts, which must all run before any other part.
@@ -31,7 +34,7 @@ def boundary(network: Network) -> str:
         return output
 
     seen = _hooked(network, hook)
-    images = jax.ShapeDtypeStruct((3, *_image(network)), jnp.float32)
+    images = jax.ShapeDtypeStruct((_IMAGES, *_image(network)), jnp.float32)
     trees = jax.eval_shape(network.init, jax.random.key(0))
     jax.eval_shape(seen.apply, *trees, images)
     first = next((i for i, name in enumerate(order) if name not in network.frozen), len(order))
@@ -42,7 +45,7 @@ def boundary(network: Network) -> str:
             f"image goes through {used}: freeze the first parts, or leave init.cache empty"
         )
     last = shapes[order[first - 1]]
-    if not isinstance(last, jax.Array) or last.shape[:1] != (3,):
+    if not isinstance(last, jax.Array) or last.shape[:1] != (_IMAGES,):
         raise ValueError(
             f"the output of {order[first - 1]} is not one array for each image, so it cannot be "
             "cached: leave init.cache empty"
@@ -66,11 +69,13 @@ class Rest:
     """A network that takes the features of its frozen `part` in place of images.
 
     All other attributes are the network's, and so are its trees. Outputs before the split are NaN,
-    so that a network that uses them after it cannot go unnoticed.
+    so that a network that uses them after it cannot go unnoticed; those of parts that no network of
+    the class trains are constants, and stay.
     """
 
     def __init__(self, network: Network, part: str) -> None:
         self.network, self.part = network, part
+        self._passed = network.frozen - type(network).frozen - {part}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.network, name)
@@ -81,7 +86,7 @@ class Rest:
         def hook(name: str, output: Any) -> Any:
             if name == self.part:
                 return features.astype(output.dtype)
-            if name in self.network.frozen:
+            if name in self._passed:
                 return jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), output)
             return output
 

@@ -8,7 +8,8 @@ import pytest
 from support import small_runs
 from support.small_runs import DATASET, PLAIN
 
-from hsvit_jax import train
+from hsvit_jax import config as config_lib
+from hsvit_jax import models, train
 from hsvit_jax.models import feature_extractor
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.runtime import coordination, signals
@@ -141,6 +142,10 @@ def test_a_cut_is_after_what_comes_first(stored_weights):
     for frozen in ({"groups"}, {"trunk", "head"}):
         with pytest.raises(ValueError, match="goes through trunk, groups, head: freeze the first"):
             feature_extractor.boundary(type(run.model)(run.model.config).with_frozen(frozen))
+    three = small_runs.small_config(model__groups=3, model__conv_channels=(4, 6))
+    three = train.prepare(three, dataset=DATASET).model  # whose groups return (3, B, D)
+    with pytest.raises(ValueError, match="output of groups is not one array for each image"):
+        feature_extractor.boundary(three.with_frozen({"trunk", "groups"}))
     sneaking = _Sneaking(run.model.config).with_frozen({"trunk"})
     params, stats = small_runs.made_up_values(run.model)
     x = np.zeros((2, 8, 8, 1), np.float32)
@@ -148,3 +153,16 @@ def test_a_cut_is_after_what_comes_first(stored_weights):
     for network, finite in ((run.model, True), (sneaking, False)):
         logits = jax.jit(feature_extractor.Rest(network, "trunk").apply)(params, stats, z)[0]
         assert np.isfinite(logits).all() == finite
+
+
+def test_what_is_computed_of_no_image_is_computed_again():
+    settings = config_lib.get_config("t2t:digits,tiny").model.to_dict()
+    network = models.build(settings, image_size=(16, 16), channels=1, num_classes=7)
+    network = network.with_frozen({"embedding"})
+    params, stats = small_runs.made_up_values(network)
+    assert feature_extractor.boundary(network) == "embedding"
+    x = np.random.default_rng(0).normal(size=(2, 16, 16, 1)).astype(np.float32)
+    z = jax.jit(lambda: feature_extractor.features(network, "embedding", params, stats, x))()
+    rest = jax.jit(feature_extractor.Rest(network, "embedding").apply)(params, stats, z)[0]
+    whole = jax.jit(network.apply)(params, stats, x)[0]
+    np.testing.assert_allclose(rest, whole, rtol=1e-5, atol=1e-6)
