@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hsvit_jax.models.family import Checked, Family, defaults_of
+from hsvit_jax.models.family import Checked, Family, defaults_of, scaled
 
 #: The mixers.
 NAMES = ("softmax", "performer", "linformer", "nystrom", "fnet", "mlp_mixer")
@@ -82,7 +82,13 @@ class Mixing(Checked):
         return self.features or int(self.head_dim * math.log(self.head_dim))
 
     def check_tokens(self, tokens: int) -> None:
-        """Raises ValueError for more landmarks or projected positions than tokens."""
+        """Raises ValueError for more landmarks or projected positions than tokens, and for a hidden
+        layer over the tokens without a unit."""
+        if self.name == "mlp_mixer" and not scaled(tokens, self.expansion):
+            raise ValueError(
+                f"expansion={self.expansion} leaves mlp_mixer no hidden unit for {tokens} tokens: "
+                f"set model.expansion to at least {math.ceil(1000 / tokens) / 1000}"
+            )
         for name, key in (("nystrom", "landmarks"), ("linformer", "projections")):
             if self.name == name and getattr(self, key) > tokens:
                 raise ValueError(

@@ -50,6 +50,7 @@ def test_stages_of_pix_halve_the_map_and_double_the_width():
         ("vix", {"patch": 4}, "6×9 pixels cannot be cut into patches of patch=4"),
         ("vix", {"mixer": "nystrom", "landmarks": 8}, "landmarks=8.*there are 7"),
         ("vix", {"mixer": "linformer", "projections": 8}, "projections=8.*there are 7"),
+        ("vix", {"mixer": "mlp_mixer", "expansion": 0.12}, "no hidden unit for 6 .* least 0.167"),
         ("vix", {"stem_channels": (4,), "stem_strides": (1,)}, r"widths \(4, 10\).*strides=\(1,\)"),
         ("vix", {"stem_channels": (4,)}, r"patch=3 and stem_channels=\(4,\)"),
         ("vix", {"stem_strides": (1, 2)}, r"stem_strides=\(1, 2\) are of a stem, and there is non"),
