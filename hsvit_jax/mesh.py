@@ -62,7 +62,7 @@ def make(
         times = f" in train.accumulate={accumulate} parts" if accumulate > 1 else ""
         raise ValueError(
             f"a batch of {batch}{times} cannot split over mesh.data={data} devices: choose a "
-            f"multiple of {data * accumulate} for train.batch, or set mesh.data to at most "
+            f"multiple of {data * accumulate} for train.batch, or set mesh.data to "
             f"{max(d for d in range(1, data) if part % d == 0)}"
         )
     grid = np.asarray(devices[: group * data]).reshape(data, group)
