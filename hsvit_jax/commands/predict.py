@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from hsvit_jax import classifier, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Misuse, Request
-from hsvit_jax.data.images import is_image_name
+from hsvit_jax.data.listing import walk
 from hsvit_jax.runtime import cluster, coordination
 
 # Decoded images of a large folder would not fit in memory together.
@@ -75,12 +75,6 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
       ValueError: a path does not exist, or there is no image at all.
     """
 
-    def below(folder: Path) -> Iterator[Path]:
-        for path in sorted(folder.rglob("*")):
-            hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-            if is_image_name(path.name) and not hidden and not path.is_dir():
-                yield path
-
     how = f"name image files or folders of them, as in hsvit {command} --checkpoint=runs/my-run "
     how += "cat.jpg photos/"
     if not paths:
@@ -90,7 +84,7 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
         path = Path(name)
         if not os.path.exists(name):  # false for a name too long, which Path refuses to look up
             raise ValueError(f"no such file or folder: {name}")
-        files += below(path) if path.is_dir() else [path]
+        files += [Path(file.path) for file in walk(path).files] if path.is_dir() else [path]
     if not files:
         raise ValueError(f"no images in {', '.join(paths)}: {how}")
     return list(dict.fromkeys(files))

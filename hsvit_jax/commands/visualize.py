@@ -59,7 +59,7 @@ def write_views(
         if not coordination.is_lead():
             continue
         for kind, figure in visualize_figures.figures(
-            views, image_HWC, names, f"{Path(*path.parts[-2:])}{alone}"
+            views, image_HWC, names, report.printable(f"{Path(*path.parts[-2:])}{alone}")
         ):
             written.append(out / f"{stem}-{kind}.png")
             report.save_figure(figure, written[-1])

@@ -183,6 +183,10 @@ def test_image_files(pictures, tmp_path):
     found = predict.image_files([str(pictures / "c.png"), str(pictures)])
     names = [str(p.relative_to(pictures)) for p in found]
     assert names == ["c.png", "b.png", "more/a.jpg"]  # each once
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "photos").symlink_to(pictures)
+    found = predict.image_files([str(tmp_path / "linked")])
+    assert [path.name for path in found] == ["b.png", "c.png", "a.jpg"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no images in .*empty"):
         predict.image_files([str(tmp_path / "empty")])

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -280,3 +281,11 @@ def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
         assert command(*words) == 1
         assert message in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_a_name_that_is_no_utf_8(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(classifier, "load", lambda *_, **__: make("conv_only"))
+    odd = tmp_path / "caf\udce9.png"
+    shutil.copy(photos[0], odd)
+    assert command("--checkpoint=x", odd, f"--out={tmp_path / 'o'}") == 0
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["caf\udce9-maps.png"]
