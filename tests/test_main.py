@@ -6,12 +6,14 @@ import errno
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import traceback
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +141,8 @@ def test_help(capfd):
         (["--mode=eval"], "eval needs --checkpoint"),
         (["--mode=plan", CONFIG], "plan needs --devices"),
         (["serve", "x", "--parts=2", "--deadline=30"], "--timeout=30; give a shorter one"),
+        (["serve", "x", "--part_cpus=1"], "--part_cpus is of --parts, and there is none"),
+        (["study", "fig5", "--epochs=1", "--config.train.steps=1"], "both say how long"),
         (["serve", "x", "--wait=nan"], "--wait=nan: expected a finite number"),
         ([CONFIG, "--", "--mode=eval"], "unexpected words: --mode=eval"),
     ],
@@ -267,6 +271,11 @@ def test_a_report(capfd, run, tmp_path):
     out = tmp_path / "test.html"
     assert call(capfd, "report", str(run), "--split=test", f"--out={out}")[:2] == (0, f"{out}\n")
     assert "test accuracy on 179 images" in out.read_text("utf-8")
+    for text in ('{"python": "3', "[1]", "\xff"):
+        damaged = shutil.copytree(run, tmp_path / "damaged", dirs_exist_ok=True)
+        (damaged / "environment.json").write_text(text, "latin-1")
+        code, _, err = call(capfd, "report", str(damaged))
+        assert code == 0 and "environment.json is damaged, and is left out" in err
     code, _, err = call(capfd, "report", str(run), f"--out={tmp_path}")
     assert code == 1 and "expected the name of an HTML file" in err
     code, _, err = call(capfd, "report", str(run), f"--checkpoint={run}")
@@ -342,8 +351,11 @@ def test_digits_are_never_mirrored(capfd, run):
     words = ("eval", f"--checkpoint={run}")
     code, alone, _ = call(capfd, *words)
     assert code == 0 and '"accuracy": ' in alone
-    for more in (["--config=c2a2:digits,fast"], [CONFIG, "--config.eval.tta=flip"]):
-        assert call(capfd, *words, *more)[:2] == (0, alone)
+    assert call(capfd, *words, "--config=c2a2:digits,fast")[:2] == (0, alone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, out, err = call(capfd, *words, CONFIG, "--config.eval.tta=flip")
+    assert (code, out) == (0, alone) and "warning: eval.tta=flip is not used: it mirrors" in err
 
 
 def test_eval_of_what_is_not_there(capfd, run):

@@ -15,6 +15,7 @@ from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.predict import which_of
 from hsvit_jax.commands.report import findings, measures, page
+from hsvit_jax.runtime import coordination
 from hsvit_jax.train import metrics
 
 #: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
@@ -141,8 +142,12 @@ def _facts(
 
 
 def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
-    file = folder / "environment.json"
-    recorded = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    file, recorded = folder / "environment.json", {}
+    if file.is_file():
+        try:
+            recorded = dict(json.loads(file.read_bytes()))
+        except (TypeError, ValueError) as error:
+            coordination.print_once(f"{file} is damaged, and is left out: {error}")
     return {name: str(value) for name, value in recorded.items()} | {
         "data": trained.config.data.name,
         "fingerprint of the data": str(trained.fingerprint),
