@@ -94,6 +94,12 @@ def make_folder(path: Path) -> None:
         ) from None
 
 
+def prepare_for(path: Path) -> None:
+    """Makes the folder of a file to be written. Raises ValueError as `write_file` does."""
+    make_folder(path.parent)
+    refuse_special(path)
+
+
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file whole or not at all: beside it first, then renamed over it.
 
@@ -104,8 +110,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     Raises:
       ValueError: `path` is a link, a folder, a fifo or a device, or in no possible folder.
     """
-    make_folder(path.parent)
-    refuse_special(path)
+    prepare_for(path)
     part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with part.open("xb") as file:  # a new file: no link is there to be followed
@@ -125,6 +130,16 @@ def figure(width: float, height: float, *, dpi: int = 120) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+
+
+def legend(figure: Any, drawn: Mapping[str, Any], title: str = "") -> None:
+    """Adds a legend beside the panels: what is drawn, by names of any characters."""
+    numbers = map(str, range(len(drawn)))  # Matplotlib leaves out labels such as _name
+    made = figure.legend(
+        drawn.values(), numbers, title=title, loc="outside right upper", fontsize=8
+    )
+    for text, name in zip(made.texts, drawn, strict=True):
+        text.set(text=printable(name), parse_math=False)
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -21,7 +21,7 @@ from hsvit_jax.models import costs
 #: What is measured → flags that it would ignore.
 _IGNORED = {
     "parts": ("work", "trace", "data", "no_augment"),
-    "peak": ("work", "batch", "trace", "data", "no_augment"),
+    "peak": ("work", "batch", "steps", "warmup", "trace", "data", "no_augment"),
     "work=decode": ("trace", "no_augment"),
 }
 
@@ -34,6 +34,10 @@ def run(request: cli.Request) -> None:
         raise cli.Misuse("--config is missing")
     if len(modes) > 1:
         raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
+    if modes == ["peak"] and request.spec:
+        raise cli.Misuse("--peak is the machine's, of no network: leave --config out")
+    if modes != ["vs"] and values["rounds"].present and not values["vs"].present:
+        raise cli.Misuse("--rounds is of --vs, and there is none: leave it out")
     mode = modes[0] if modes else f"work={values.work}"
     measured = {mode, f"work={values.work}"} if mode == "vs" else {mode}
     for one in measured & _IGNORED.keys():

@@ -142,9 +142,10 @@ def _figure(rows: Sequence[Row]) -> Any:
     panels = figure.subplots(1, len(costs), sharey=True)
     colours = colormaps["tab20"].colors
     markers = "os^Dv"
+    drawn: dict[str, Any] = {}
     for panel, (field, label) in zip(panels, costs, strict=True):
         for i, row in enumerate(rows):
-            panel.errorbar(
+            drawn[f"{row.name}: {row.accuracy:.2%}"] = panel.errorbar(
                 getattr(row, field),
                 100 * row.accuracy,
                 yerr=100 * row.deviation or None,
@@ -152,7 +153,6 @@ def _figure(rows: Sequence[Row]) -> Any:
                 color=colours[i % len(colours)],
                 linestyle="none",
                 capsize=3,
-                label=f"{row.name}: {row.accuracy:.2%}",
             )
         spread = [getattr(row, field) for row in rows]
         wide = max(spread) > 5 * min(spread)  # else a logarithmic axis may have no tick to show
@@ -162,8 +162,7 @@ def _figure(rows: Sequence[Row]) -> Any:
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(alpha=0.3)
     panels[0].set(ylabel="test accuracy (%)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    report.legend(figure, drawn)
     return figure
 
 
@@ -211,6 +210,8 @@ def run(request: cli.Request) -> None:
         raise cli.Misuse(f"compare does not use --config: name {request.spec} as a word")
     out, seeds = Path(values.out), seeds_of(values.seeds)
     systems, settings = [System.parse(word) for word in request.words], request.settings
+    if values.fractions and values["batch"].present:
+        raise cli.Misuse("--batch is of the memory columns, and --fractions has none: leave it out")
     if not values.fractions:
         rows = compare(systems, out, settings=settings, seeds=seeds, batch=values.batch)
         print(table(rows), *write(rows, out, request.line), sep="\n")

@@ -8,7 +8,7 @@ import pytest
 from support.data_files import encoded, noise, write
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import main
+from hsvit_jax import main, report
 from hsvit_jax.commands import compare
 from hsvit_jax.commands.studies.systems import System, images, name_of, point, train_all
 from hsvit_jax.models import costs
@@ -84,6 +84,14 @@ def test_points_of_many_systems_differ_by_more_than_colour():
     looks = [(x.lines[0].get_marker(), x.lines[0].get_color()) for x in panel.containers]
     assert len(set(looks)) == 100
     assert all(a[0] != b[0] for a, b in itertools.pairwise(looks[:20]))
+
+
+def test_names_of_systems_are_drawn_as_they_are(tmp_path):
+    """Matplotlib leaves a label _name out of a legend, and ends at `$^$`."""
+    figure = compare._figure([dataclasses.replace(ROWS[0], name=name) for name in ("_a", "$^$")])
+    report.save_figure(figure, tmp_path / "names.png")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ["_a: 60.00%", "$^$: 60.00%"]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +172,7 @@ def test_mistakes_on_the_command_line(capsys):
         ([" "], "--config names no file"),
         (["c2a2:digits", "--seeds=x"], "whole numbers; got x"),
         (["c2a2:digits", "--fractions=0.1,2"], "above 0, at most 1; got 0.1,2"),
+        (["c2a2:digits", "--fractions=0.1", "--batch=8"], "of the memory columns"),
         (["c2a2:digits", "--sedes=1"], "sedes"),
     ):
         assert main.main(["hsvit", "compare", *words]) == 2

@@ -1,13 +1,15 @@
 """Looking for a learning rate, cross-validation, the papers' studies, curves of several runs."""
 
 import csv
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
 from support.small_runs import small_dataset
 
-from hsvit_jax import config, main, models
+from hsvit_jax import config, main, models, report
 from hsvit_jax.commands.studies import crossval, curves, grid, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
@@ -31,6 +33,15 @@ def test_rates_grow_until_the_loss_does(tmp_path, capsys):
     assert out.read_bytes().startswith(b"\x89PNG")
     assert "falls fastest at a rate of" in printed
     assert "--config.train.batch=16 --config.optim.learning_rate=" in printed
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(lr_find, "search", pytest.fail)
+    (tmp_path / "link.png").symlink_to("elsewhere")
+    (tmp_path / "file").write_text("")
+    for out in ("link.png", "file/found.png"):
+        assert main.main(["hsvit", "lr-find", *TINY, f"--out={tmp_path / out}"]) == 1
+        assert str(tmp_path / out.partition("/")[0]) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -127,6 +138,17 @@ def test_a_grid(tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_names_of_a_grid_are_drawn_as_they_are(tmp_path):
+    """Matplotlib leaves a label _name out of a legend, and ends at `$^$`."""
+    point = grid.Point((0.5,), "$^$", "_a", 10, 100, 50, 3, 8, 40)
+    points = [point, dataclasses.replace(point, x="\udce9", line="$^$")]
+    figure = grid._figure(points, grid.Labels("Title", "x", "line"))
+    report.save_figure(figure, tmp_path / "names.png")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ["_a", "$^$"]
+    assert legend.get_title().get_text() == "line"
+
+
 def test_intervals_of_a_grid():
     """Three seeds: 4.3027 standard errors, by a table of Student's t; one: Wilson's, uneven."""
     three = grid.Point((0.90, 0.92, 0.94), "1", "a", 1, 1, 1, 1, 1, 10**9)
@@ -198,6 +220,13 @@ def test_a_run_in_this_folder_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "draw", lambda runs, path: drawn.update(runs))
     assert main.main(["hsvit", "curves", ".", f"--out={tmp_path}/c.png"]) == 0
     assert [*drawn] == ["run"]
+    (tmp_path / "a" / "run").mkdir(parents=True)
+    shutil.copy("metrics.jsonl", tmp_path / "a" / "run")
+    monkeypatch.chdir(tmp_path)
+    for words in (["run", "a/run"], ["a/run", "run"]):
+        drawn.clear()
+        assert main.main(["hsvit", "curves", *words, f"--out={tmp_path}/c.png"]) == 0
+        assert [*drawn] == ["run", str(tmp_path / words[1])]
 
 
 def test_mistakes_in_a_study(tmp_path, capsys):

@@ -33,6 +33,9 @@ def run(request: Request) -> int:
             f"--host={values.host} is reached by other machines: give --token, which requests must "
             "then bear, or listen at 127.0.0.1 behind a reverse proxy that asks for one"
         )
+    of_parts = [name for name in ("deadline", "part_cpus", "part_gpus") if values[name].present]
+    if of_parts and not values.parts:
+        raise cli.Misuse(f"--{of_parts[0]} is of --parts, and there is none: leave it out")
     if values.parts and values.deadline >= values.timeout:
         raise cli.Misuse(
             f"--deadline={values.deadline:g}: a part that is late would hold a request up beyond "

@@ -39,10 +39,7 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     loss_axes.set(xlabel="step", ylabel="training loss (nats), augmented")
     for axes in (accuracy_axes, loss_axes):
         axes.grid(alpha=0.3)
-    numbers = map(str, range(len(drawn)))  # Matplotlib leaves out labels such as _name
-    legend = figure.legend(drawn.values(), numbers, loc="outside right upper", fontsize=8)
-    for text, name in zip(legend.texts, drawn, strict=True):
-        text.set(text=report.printable(name), parse_math=False)
+    report.legend(figure, drawn)
     report.save_figure(figure, path)
 
 
@@ -58,7 +55,7 @@ def run(request: cli.Request) -> None:
         if not lines:
             raise ValueError(f"{folder} holds no metrics.jsonl of a run: name a run's folder")
         name = folder.resolve().name  # of '.', too
-        runs[name if name not in runs else word] = lines
+        runs[name if name not in runs else str(folder.resolve())] = lines
     for name, lines in runs.items():
         if not any(line.get("split") == "val" for line in lines):  # as with train.select_on=test
             cli.note(f"{name} was never evaluated on the validation split: its loss alone is drawn")

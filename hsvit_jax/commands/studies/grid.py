@@ -134,23 +134,24 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
         panel.set_xticks([], minor=True)
     except ValueError:  # names
         place = {x: float(i) for i, x in enumerate(columns)}
-        panel.set_xticks(range(len(columns)), columns, rotation=20)
+        shown = list(map(report.printable, columns))
+        panel.set_xticks(range(len(columns)), shown, rotation=20, parse_math=False)
+    drawn: dict[str, Any] = {}
     for marker, line in zip(
         "os^DvP*Xh<>d" * 9, dict.fromkeys(p.line for p in points), strict=False
     ):
         own = [p for p in points if p.line == line]
-        panel.errorbar(
+        drawn[line] = panel.errorbar(
             [place[p.x] for p in own],
             [100 * p.accuracy for p in own],
             yerr=[[100 * side for side in sides] for sides in zip(*map(_sides, own), strict=True)],
             marker=marker,
             capsize=3,
-            label=line,
         )
     panel.set(xlabel=labels.x, ylabel="test accuracy (%), 95 % intervals")
     panel.set_title(textwrap.fill(labels.title, 60), fontsize=10)
     panel.grid(alpha=0.3)
-    figure.legend(title=labels.line, loc="outside right upper", fontsize=8)
+    report.legend(figure, drawn, labels.line)
     return figure
 
 

@@ -88,6 +88,7 @@ def draw(found: Search, path: Path) -> None:
 def run(request: cli.Request) -> None:
     """Searches, draws, and prints the rates."""
     path = cli.ending(request.flags.out)
+    report.prepare_for(path)  # before the work, as it may fail
     found = search(request.config, request.flags.steps)
     draw(found, path)
     lowest = found.rates_S[found.losses_S.argmin()]

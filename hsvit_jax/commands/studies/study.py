@@ -55,6 +55,8 @@ def run(request: cli.Request) -> None:
     study, name = load(request.words[0])
     settings = list(request.settings)
     if values.epochs is not None:
+        if any(s.startswith(("train.epochs=", "train.steps=")) for s in settings):
+            raise cli.Misuse("--epochs and --config.train both say how long: leave one out")
         settings = [f"train.epochs={values.epochs:g}", *settings]
     cells = {system(cell, values.data or study.data): cell for cell in study.cells}
     out = Path(values.out or f"runs/study-{name}")
