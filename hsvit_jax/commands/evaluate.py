@@ -26,7 +26,7 @@ def run(request: cli.Request) -> int:
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
     if curve is not None:
-        report.make_folder(path.parent)  # before the work, as it may fail
+        report.prepare_for(path)  # before the work, as it may fail
         points = lost_groups.curve(classifier, part, config)
         return _write_curve(points, path, classifier.step, config, part, split)
     evaluator = evaluate.make_evaluator(
@@ -71,7 +71,7 @@ def _images(
     dataset = train.load_data(config, test_only=split == "all")
     coordination.check_same("data set", dataset.fingerprint)
     if request.config is not None and not dataset.info.flip:
-        config.eval.tta = "none"
+        config_lib.unmirror(config, request.config.by_hand)
     _check_classes(classifier.class_names, dataset.info.class_names, name)
     same_name = name == classifier.config.data.name
     if same_name and classifier.fingerprint not in (None, dataset.fingerprint):

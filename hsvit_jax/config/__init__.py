@@ -14,8 +14,8 @@ from typing import Any
 # Module of this package → the names that it gives.
 _NAMES = {
     "defaults": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
-    "derived": "eval_batch for_few_images per_channel resolve selection total_steps validate "
-    "with_warmup",
+    "derived": "eval_batch for_few_images per_channel resolve selection total_steps "
+    "unmirror validate with_warmup",
     "keys": "describe few leaves nearest",
     "load": "get_config named_model override",
     "stored": "completed default_workdir from_json names_run to_json",

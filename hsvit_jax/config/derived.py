@@ -1,6 +1,8 @@
 """Settings derived from the data set and from the run's length, and checks across settings."""
 
 import math
+import warnings
+from collections.abc import Collection
 from typing import Any
 
 import ml_collections
@@ -68,10 +70,23 @@ def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.Conf
         )
     data.mean = per_channel("data.mean", data.mean or info.mean, data.channels)
     data.std = per_channel("data.std", data.std or info.std, data.channels)
-    config.augment.flip = config.augment.flip and info.flip  # a mirrored digit is another digit
-    config.eval.tta = config.eval.tta if info.flip else "none"
+    if not info.flip:
+        unmirror(config, config.by_hand)
     validate(config)
     return config.lock()
+
+
+def unmirror(config: ml_collections.ConfigDict, by_hand: Collection[str]) -> None:
+    """Switches off what mirrors images, as a mirrored digit is another digit; warns of what is set
+    by hand."""
+    for section, key, off in (("augment", "flip", False), ("eval", "tta", "none")):
+        if config[section][key] != off and f"{section}.{key}" in by_hand:
+            warnings.warn(
+                f"{section}.{key}={config[section][key]} is not used: it mirrors images, and "
+                f"those of {config.data.name} mean something else then",
+                stacklevel=2,
+            )
+        config[section][key] = off
 
 
 def per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -66,7 +66,7 @@ def init_bias(key: Array, features: int, fan_in: int, init: str) -> Array:
 
 
 def over_last(vector: Array, like: Array) -> Array:
-    """A (C,) parameter in the dtype and rank of `like`, to broadcast over its last axis."""
+    """A (…, C) parameter in the dtype and rank of `like`, to broadcast over its last axes."""
     return vector.astype(like.dtype).reshape((1,) * (like.ndim - vector.ndim) + vector.shape)
 
 
