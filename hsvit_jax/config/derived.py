@@ -138,17 +138,25 @@ def validate(config: ml_collections.ConfigDict) -> None:
             f"train.batch={train.batch} cannot be computed in train.accumulate={train.accumulate} "
             "equal parts: set a multiple"
         )
-    if selection(config)[0] == "val" and config.data.val_fraction == 0:
+    if train.select_on == "last" and train.patience:
+        raise ValueError(
+            "train.patience ends a run by what train.select_on measures, and 'last' measures "
+            "nothing: set one of them to its default"
+        )
+    if train.select_on in ("val", "macro_f1") and config.data.val_fraction == 0:
         raise ValueError(
             f"train.select_on={train.select_on!r} needs a held-out validation split, but "
-            "data.val_fraction=0: hold some out, or say train.select_on='test' and report it so"
+            "data.val_fraction=0: hold some out, or say train.select_on='last' to take the last "
+            "checkpoint"
         )
 
 
 def selection(config: ml_collections.ConfigDict) -> tuple[str, str]:
-    """The split that selects the best checkpoint, and the figure of `Evaluation` that does."""
+    """The split that is evaluated in training, and the figure of `Evaluation` that selects the best
+    checkpoint, '' for none."""
     select_on = config.train.select_on
-    return ("val", select_on) if select_on == "macro_f1" else (select_on, "accuracy")
+    figure = {"macro_f1": "macro_f1", "last": ""}.get(select_on, "accuracy")
+    return "test" if select_on == "test" else "val", figure
 
 
 def eval_batch(config: ml_collections.ConfigDict) -> int:

@@ -222,8 +222,9 @@ KEYS: Mapping[str, Key] = {
         "consecutive non-finite steps that end the run", 1, MOST_STEPS, default=3
     ),
     "train.select_on": _choice(
-        "what selects the best checkpoint: accuracy on a split, or macro-averaged F1 on val",
-        *("val", "test", "macro_f1"),
+        "what selects the best checkpoint: accuracy on a split, macro-averaged F1 on val, or "
+        "nothing: the last is taken",
+        *("val", "test", "macro_f1", "last"),
     ),
     "train.patience": _whole(
         "evaluations without a better one that end the run; 0: none", 0, MOST_STEPS

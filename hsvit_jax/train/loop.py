@@ -170,7 +170,8 @@ class Loop:
         if (last or epochs % train.eval_every == 0) and len(getattr(self.run.dataset, split)):
             result = self.evaluate(self.state, split)
             self.log_eval(number, split, result)
-            metric = getattr(result, figure) if math.isfinite(result.loss) else math.nan
+            if figure:
+                metric = getattr(result, figure) if math.isfinite(result.loss) else math.nan
         if last or epochs % self.run.config.checkpoint.every == 0 or metric is not None:
             self.save(number, metric, wait=last)
         self.closed, self.marks = number, (time.monotonic(), number)
@@ -216,7 +217,7 @@ class Loop:
         for callback in self.callbacks:
             callback.on_evaluation(step, split, result)
         selecting, figure = config_lib.selection(self.run.config)
-        if split == selecting and math.isfinite(result.loss):
+        if figure and split == selecting and math.isfinite(result.loss):
             self.bar.best = max(getattr(result, figure), self.bar.best or 0.0)
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
 

@@ -141,11 +141,11 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
         raise ValueError(
             f"{config.data.name} has no test images: the run could not be evaluated; add some"
         )
-    if config_lib.selection(config)[0] == "val" and not len(dataset.val):
+    if config.train.select_on in ("val", "macro_f1") and not len(dataset.val):
         raise ValueError(
             f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "
-            "images: raise data.val_fraction or add images, or say train.select_on='test' and "
-            "report it so"
+            "images: raise data.val_fraction or add images, or say train.select_on='last' to take "
+            "the last checkpoint"
         )
 
 

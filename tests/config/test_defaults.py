@@ -123,9 +123,10 @@ def test_digits_are_never_mirrored():
         ({"train__batch": 0}, "train.batch must be a whole number from 1 to 1048576; got 0"),
         ({"train__steps": 5}, "train.steps=5 both say how long to train: set one of them to 0"),
         ({"train__ema_decay": 1.0}, "train.ema_decay must be a number from 0, below 1; got 1.0"),
-        ({"train__select_on": "train"}, "'val', 'test', 'macro_f1'; got 'train'"),
+        ({"train__select_on": "train"}, "'val', 'test', 'macro_f1', 'last'; got"),
         ({"optim__learning_rate": 0.0}, "a number above 0, at most 1000; got 0.0"),
         ({"data__val_fraction": 0.0}, "needs a held-out validation split"),
+        ({"train__select_on": "last", "train__patience": 3}, "'last' measures nothing"),
         ({"data__channels": 2}, "data.channels must be 1 .grey. or 3 .colour.; got 2"),
         ({"data__image_size": (32, 32, 3)}, "data.image_size"),
         ({"data__num_classes": 9}, "data.num_classes=9, but cifar10 has 10"),
@@ -139,8 +140,9 @@ def test_values_that_cannot_work_are_named(changes, message):
         resolved(**changes)
 
 
-def test_choosing_on_the_test_split_needs_no_validation():
-    assert resolved(train__select_on="test", data__val_fraction=0.0).train.select_on == "test"
+def test_only_choosing_on_it_needs_a_validation_split():
+    for split in ("test", "last"):
+        assert resolved(train__select_on=split, data__val_fraction=0.0).train.select_on == split
 
 
 def test_durations():
