@@ -134,13 +134,14 @@ def load_listing(
 
     Args:
       key: identifies the content; without one the arrays are used again as long as the same
-        files, of the folder that a path or link leads to now, have the same sizes and times.
+        files, of the folders that paths and links lead to now, have the same sizes and times.
       own: see `Items`.
     """
     names = [os.path.join(listing.where, row.file.name) for row in listing.rows]
     parts = np.array([row.part for row in listing.rows], np.int8)
     if key is None:
-        files = json.dumps([os.path.realpath(listing.where), names, listing.rows])
+        folders = {os.path.dirname(row.file.path) for row in listing.rows}
+        files = json.dumps([sorted(map(os.path.realpath, folders)), names, listing.rows])
         key = {"files": hashlib.sha256(files.encode()).hexdigest()}
 
     def read(index: int) -> tuple[bytes, int]:

@@ -412,7 +412,12 @@ def test_a_path_that_leads_elsewhere_is_decoded_again(tmp_path, load, monkeypatc
         (tmp_path / "link").unlink(missing_ok=True)
         (tmp_path / "link").symlink_to(place)
         read = data.load("csv=t.csv", image_size=(6, 6), data_dir=str(tmp_path / "data"))
-        for found in (load("photos"), load(tmp_path / "link/photos"), read):
+        (tmp_path / "set").mkdir(exist_ok=True)
+        for name in ("cat", "dog"):
+            (tmp_path / "set" / name).unlink(missing_ok=True)
+            (tmp_path / "set" / name).symlink_to(tmp_path / place / "photos" / name)
+        linked = (load(tmp_path / "link/photos"), load(tmp_path / "set"))
+        for found in (load("photos"), *linked, read):
             pixels = np.concatenate([s.images for s in (found.train, found.val, found.test)])
             assert sorted(pixels[:, 0, 0, 0].tolist()) == list(range(value, value + 20))
 
