@@ -59,6 +59,8 @@ def test_every_example_is_tested_once(streamed):
         images = [x.tobytes() for split in splits for x in split.gather(range(len(split)))]
         assert len(set(images)) == 91
     assert len({part.fingerprint for part in parts}) == 4
+    every_image = next(crossval.folds(whole, 4, 0.0, seed=0))  # for train.select_on=last
+    assert len(every_image.val) == 0 and len(every_image.train) + len(every_image.test) == 91
     again = next(crossval.folds(whole, 4, 0.2, seed=0))
     np.testing.assert_array_equal(again.test.labels, parts[0].test.labels)
     with pytest.raises(ValueError, match=r"'row 0' has 13 images .* too few for 14 folds"):

@@ -18,7 +18,7 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
       dataset: its training and validation examples are dealt out; its test split is not touched.
       count: of folds.
       val_fraction: of each class's examples outside the fold, for validation; one at least, while
-        one is left for training.
+        one is left for training; none of 0.
       seed: of the order in which a class is dealt out.
 
     Yields:
@@ -45,6 +45,7 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
             held = (np.arange(len(own)) + label) % count == fold  # folds of about equal size
             rest = own[~held]
             number = min(max(round(val_fraction * len(rest)), 1), len(rest) - 1)
+            number *= val_fraction > 0
             parts["test"].append(own[held])
             parts["val"].append(rest[:number])
             parts["train"].append(rest[number:])
