@@ -100,7 +100,11 @@ class ConvNetConfig(Sizes, abc.ABC):
         self.check_sizes()
         for conv in self.convs():
             if min(conv.c_in, conv.c_out, conv.size, conv.stride, conv.dilation) < 1:
-                raise ValueError(f"sizes of a convolution must be positive; got {conv}")
+                raise ValueError(
+                    f"a convolution of size {conv.size}, stride {conv.stride} and dilation "
+                    f"{conv.dilation} would have {conv.c_in} channels in and {conv.c_out} out; all "
+                    "must be positive: make the network wider"
+                )
             by_name(conv.activation)
             if not 0 <= conv.momentum < 1 or conv.eps <= 0:
                 raise ValueError(

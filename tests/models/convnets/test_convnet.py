@@ -86,7 +86,7 @@ def test_an_image_too_small_for_the_strides_says_so(family, side):
         ("resnet", {"depths": (1, 2)}, "channels and a depth of at least 1 for each stage"),
         ("resnet", {"activation": "prelu"}, "unknown activation 'prelu'; known: none"),
         ("resnet", {"bn_momentum": 1.0}, r"momentum in \[0, 1\) and a positive eps; got 1.0"),
-        ("resnet", {"channels": (2, 4, 8, 16)}, "sizes of a convolution must be positive"),
+        ("resnet", {"channels": (2, 4, 8, 16)}, "channels in and 0 out"),
         ("efficientnet", {"padding": "valid"}, r"unknown model.padding"),
         ("efficientnet", {"strides": (1, 3, 2, 2, 1, 2, 1)}, r"strides must be 1 or 2.*\(1, 3, 2"),
         ("efficientnet", {"kernels": (3, 3, 4, 3, 5, 5, 3)}, r"kernels odd; got .*\(3, 3, 4"),
