@@ -203,20 +203,31 @@ class Classifier:
           `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
 
         Raises:
-          ValueError: the data set has other classes than the network, or no test images.
+          ValueError: the data set has a class that the network does not know, or no test images.
         """
         from hsvit_jax.train import evaluate
 
         if isinstance(dataset, data.Dataset):
-            names = dataset.info.class_names
-            if names != self.class_names[: len(names)]:
-                raise ValueError(
-                    f"the network knows {config_lib.few(self.class_names)}; the data set has "
-                    f"{config_lib.few(names)}: give data of the same classes in the same order"
-                )
-            dataset = dataset.test
+            dataset = self.relabelled(dataset.test, dataset.info)
         evaluator = evaluate.make_evaluator(self.model, self.mesh, self.config, self.aggregate)
         return evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
+
+    def relabelled(self, split: data.Split, info: data.DataInfo) -> data.Split:
+        """Numbers the labels of a data set's split as the network's classes, by their names.
+
+        Raises:
+          ValueError: the data set has a class that the network does not know.
+        """
+        known, names, few = self.class_names, info.class_names, config_lib.few
+        if extra := [name for name in names if name not in known]:
+            missing = [name for name in known if name not in names]
+            raise ValueError(
+                f"the network knows {len(known)} classes and {info.name} has {len(names)}; only in "
+                f"the network: {few(missing)}; only in the data: {few(extra)}. Give data of the "
+                "network's classes, or of some of them"
+            )
+        numbers_K = np.array([known.index(name) for name in names], np.int32)
+        return dataclasses.replace(split, labels=numbers_K[split.labels])
 
     def read(self, path: str | Path) -> np.ndarray:
         """Reads an image file at the network's size, uint8 (H, W, C). Raises BadImage."""

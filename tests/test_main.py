@@ -182,6 +182,14 @@ def test_mistakes_in_the_request(capfd, tmp_path, monkeypatch, words, message):
     assert list(tmp_path.iterdir()) == []  # a mistake leaves nothing behind
 
 
+def test_a_run_does_not_become_a_class(capfd, tmp_path, monkeypatch):
+    folder = pictures(tmp_path / "pets", ["cat", "dog"])
+    monkeypatch.chdir(folder)
+    code, out, err = call(capfd, "--config=c2a2:folder=.,tiny")
+    assert (code, out) == (1, "") and "would be taken for a class" in err
+    assert sorted(path.name for path in folder.iterdir()) == ["cat", "dog"]
+
+
 def test_a_bug_is_not_taken_for_a_mistake(capfd, monkeypatch):
     def broken(*_):
         return int("x")
@@ -380,11 +388,13 @@ def test_eval_on_other_data(capfd, run, tmp_path):
     """Images of the same classes are evaluated, all of them; other classes are refused."""
     pictures(tmp_path / "digits", [str(i) for i in range(10)])
     pictures(tmp_path / "part/test", [str(i) for i in range(10)], 1)
+    pictures(tmp_path / "some", ["7", "3"], 5)
     words = ("--mode=eval", f"--checkpoint={run}", f"--config.data.dir={tmp_path}")
     for folder, more, part in (
         ("digits", [], (120, "all")),
         ("digits", ["--split=test"], (20, "test")),
         ("part", [], (10, "all")),
+        ("some", [], (10, "all")),
     ):
         config = f"--config=c2a2:folder={tmp_path / folder}"
         code, out, err = call(capfd, *words, config, *more)
@@ -395,7 +405,7 @@ def test_eval_on_other_data(capfd, run, tmp_path):
     pets = pictures(tmp_path / "pets", ["cat", "dog"])
     code, out, err = call(capfd, *words, f"--config=c2a2:folder={pets}")
     assert (code, out) == (1, "")
-    assert "only in the checkpoint: 0, 1, 2, 3, 4 and 5 more; only in the data: cat, dog" in err
+    assert "only in the network: 0, 1, 2, 3, 4 and 5 more; only in the data: cat, dog" in err
     code, out, err = call(capfd, *words[:2], "--split=all")
     assert code == 0 and json.loads(out)["examples"] == 1797
     assert "note: the network was trained on most of these images" in err
@@ -408,6 +418,7 @@ def test_other_data_are_not_cut_to_the_share_that_was_trained_on(tmp_path):
     request = types.SimpleNamespace(config=other, flags=flags)
     trained = config_lib.get_config("c2a2:folder=own", "data.fraction=0.1")
     network = types.SimpleNamespace(config=trained, class_names=("cat", "dog"), fingerprint="")
+    network.relabelled = lambda split, info: split
     assert len(evaluate._images(request, network)[2]) == 8
 
 

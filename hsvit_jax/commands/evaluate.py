@@ -72,7 +72,6 @@ def _images(
     coordination.check_same("data set", dataset.fingerprint)
     if request.config is not None and not dataset.info.flip:
         config_lib.unmirror(config, request.config.by_hand)
-    _check_classes(classifier.class_names, dataset.info.class_names, name)
     same_name = name == classifier.config.data.name
     if same_name and classifier.fingerprint not in (None, dataset.fingerprint):
         coordination.print_once(CHANGED.format(name))
@@ -82,6 +81,7 @@ def _images(
             "that it has not seen"
         )
     part = dataset.test if split == "all" else getattr(dataset, split)
+    part = classifier.relabelled(part, dataset.info)
     if not len(part):
         raise ValueError(f"{name} has no {split} split here")
     images = sum(map(len, (dataset.train, dataset.val, dataset.test)))
@@ -128,19 +128,6 @@ def _votes(lost: list[str], model: Any) -> np.ndarray | None:
             f"from 0; name some of them, not all"
         )
     return np.array([float(g not in numbers) for g in range(groups)], np.float32)
-
-
-def _check_classes(trained: tuple[str, ...], classes: tuple[str, ...], data: str) -> None:
-    """Raises ValueError unless the data's classes are the network's first ones, in their order."""
-    if tuple(classes) == tuple(trained[: len(classes)]):
-        return
-    missing = [name for name in trained if name not in classes]
-    extra, few = [name for name in classes if name not in trained], config_lib.few
-    raise ValueError(
-        f"the checkpoint knows {len(trained)} classes and {data} has {len(classes)}; only in the "
-        f"checkpoint: {few(missing)}; only in the data: {few(extra)}. Give --config=... with "
-        "data of the same classes in the same order"
-    )
 
 
 def confusion_table(confusion_KK: Any, names: tuple[str, ...], most: int = 10) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import ml_collections
 
+from hsvit_jax import cli, data, train
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, train
 from hsvit_jax.cli import Request
 from hsvit_jax.models import costs
 from hsvit_jax.report import aligned, byte_text
@@ -22,6 +22,11 @@ def run(request: Request) -> int:
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     config = config_lib.resolve(request.config, info)
     print(summarise(config, train.build_model(config)))
+    if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.by_hand:
+        cli.note(
+            "batch and optimizer are those of many images; of few, training chooses its own recipe "
+            "(docs/data.md, Few images)"
+        )
     return 0
 
 

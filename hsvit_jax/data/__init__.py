@@ -96,7 +96,8 @@ def load(
       on_bad_image: 'error', or 'skip' to leave unusable images out with a warning.
       resident_limit_bytes: sets with more bytes of pixels than this are read as needed.
       progress: called with (stage, done, total), from the calling thread.
-      test_only: every image is in the test split, and the other two are empty.
+      test_only: every image is in the test split, and the other two are empty; of a folder or a
+        table one class will do.
 
     Returns:
       Training, validation and test split, and the fingerprint of their content.
@@ -108,7 +109,7 @@ def load(
     progress = progress or (lambda *_: None)
     folder = _data_dir(data_dir)
     remove_abandoned(folder / "cache")
-    info, read = _open(name, folder, progress)
+    info, read = _open(name, folder, progress, test_only)
     size = info.image_size if image_size is None else image_size
     channels = info.channels if channels is None else channels
     check_shape(size, channels, fit)
@@ -128,16 +129,20 @@ def _data_dir(data_dir: str | None) -> Path:
 
 
 def _open(
-    name: str, data_dir: Path, progress: Progress = lambda *_: None
+    name: str,
+    data_dir: Path,
+    progress: Progress = lambda *_: None,
+    test_only: bool = False,
 ) -> tuple[DataInfo, Callable[[Request], Source]]:
     """Finds a set by its name: its description, and what reads it."""
     kind, equals, argument = name.partition("=")
     if not (equals and argument):
         kind = ""
     if kind in ("folder", "csv"):
-        listing = (
-            list_csv(argument) if kind == "csv" else find_listing(argument, data_dir, progress)
-        )
+        if kind == "csv":
+            listing = list_csv(argument, test_only)
+        else:
+            listing = find_listing(argument, data_dir, progress, test_only)
         load = partial(load_listing, listing, f"{kind}-{Path(argument).name}", own=True)
         return describe_listing(name, listing), load
     if kind == "hf":

@@ -19,13 +19,15 @@ from hsvit_jax.data.images import is_image_name, peek, printable, read_file
 from hsvit_jax.data.listing import LAYOUT, File, Listing, Tree, arrange, walk
 
 
-def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
+def find_listing(
+    path: str, data_dir: Path, progress: Progress = lambda *_: None, test_only: bool = False
+) -> Listing:
     """Lists the classes and files of a folder or archive; an archive is unpacked once.
 
     Args:
       path: the text after ``folder=``.
       data_dir: folder that an archive is unpacked to.
-      progress: see `load`.
+      progress, test_only: see `load`.
 
     Raises:
       ValueError: nothing there, a set that has a name of its own, or a layout that
@@ -37,13 +39,13 @@ def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None
         raise ValueError(f"folder={printable(path)}: there is no such folder or archive. {LAYOUT}")
     unpacked.refuse_named(root)
     if os.path.isdir(root):
-        return arrange(walk(root))
+        return arrange(walk(root), test_only)
     if not os.path.isfile(root) or not root.name.lower().endswith(archives.SUFFIXES):
         raise ValueError(f"folder={path} is neither a folder nor an archive. {LAYOUT}")
     info = root.stat()
     key = {"archive": os.path.realpath(root), "size": info.st_size, "time": info.st_mtime_ns}
     tree = unpack_once(lambda: root, os.fspath(root), root.name, key, data_dir, progress)
-    return arrange(tree)
+    return arrange(tree, test_only)
 
 
 def unpack_once(
@@ -105,14 +107,13 @@ def describe_listing(name: str, listing: Listing) -> DataInfo:
 def describe_files(
     name: str, class_names: tuple[str, ...], count: int, read: Callable[[int], bytes]
 ) -> DataInfo:
-    """Describes images by the headers of a few files, of which `read(i)` gives the bytes.
+    """Describes images by the headers of 20 files, spread evenly; `read(i)` gives a file's bytes.
 
     The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128;
     one channel only if every file peeked at is grey.
     """
-    spread = 2 ** np.arange(20) - 1  # few, spread over the classes, and always the same ones
     headers = []
-    for i in spread[spread < count].tolist():
+    for i in sorted({*np.linspace(0, count - 1, min(count, 20)).astype(int).tolist()}):
         with contextlib.suppress(OSError):  # decoding reports it, with its name
             headers.append(peek(read(i)))
     readable = [header for header in headers if header is not None]

@@ -11,6 +11,7 @@ has to be cut is not resampled. Floating-point images and numbers beyond 16 bits
 range and are refused.
 """
 
+import contextlib
 import errno
 import io
 import os
@@ -32,6 +33,7 @@ _EXTENSIONS |= {"ppm", "pgm", "pbm", "pnm"}
 _EXTENSIONS |= {"heic", "heif", "avif"}  # refused by name, as passing them over would lose images
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES = 258, 262, 284
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
 
@@ -89,8 +91,6 @@ def read_image(
       BadImage: the file is missing, empty, cut off, too large or not an image.
       ValueError: as `check_shape`.
     """
-    from PIL import ImageOps
-
     check_shape(image_size, channels, fit)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
@@ -103,12 +103,14 @@ def read_image(
             cover = max(max(image_size) / min(image.size), 1e-9) * 2
             image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
         image.load()
-        return fit_pillow(ImageOps.exif_transpose(image), image_size, channels, fit)
+        return fit_pillow(_turned(image), image_size, channels, fit)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         if isinstance(error, BadImage):
             reason = str(error)
         elif isinstance(error, OSError) and error.errno is not None:  # Pillow's have no number
             reason = f"cannot be read: {error.strerror}"
+        elif "MAX_TEXT" in str(error):  # of Pillow, against bombs
+            reason = "a PNG with more than 1 MiB of compressed text; save it again without"
         else:
             reason = f"damaged or cut off ({type(error).__name__}: {error})"
         raise BadImage(f"{printable(name)}: {reason}") from error
@@ -158,13 +160,23 @@ def fit_image(
 
 def upright(image: "Image.Image") -> "Image.Image":
     """Applies the EXIF rotation of a Pillow image. Raises BadImage for one that is cut off."""
-    from PIL import ImageOps
-
     try:
         image.load()
-        return ImageOps.exif_transpose(image)
+        return _turned(image)
     except Exception as error:  # as in `read_image`
         raise BadImage(f"damaged or cut off ({type(error).__name__}: {error})") from error
+
+
+def _turned(image: "Image.Image") -> "Image.Image":
+    """Applies the EXIF rotation, if it can be read, and a TIFF's white for zero."""
+    from PIL import Image, ImageOps
+
+    white_is_zero = getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == 0
+    with contextlib.suppress(Exception):  # as many kinds as there are mistakes in the data
+        image = ImageOps.exif_transpose(image)
+    if white_is_zero and image.mode.startswith("I;16"):  # Pillow inverts 8 bits only
+        image = Image.fromarray(np.uint16(65535) - np.asarray(image).astype(np.uint16))
+    return image
 
 
 def read_file(path: str | Path) -> bytes:
@@ -226,10 +238,15 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
         hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
         if data[4:8] == b"ftyp":
             hint = "HEIC, AVIF or a film; save it as JPEG or PNG"
+        if data[:4] in (b"II*\0", b"MM\0*"):
+            hint = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16; save it so"
         raise BadImage(f"not an image ({hint})") from error
     if image.width * image.height > max_pixels:
         reason = _TOO_LARGE.format(max_pixels)
         raise BadImage(f"{image.width}×{image.height} pixels; {reason}")
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
+        raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
     return image
 
 
@@ -249,9 +266,12 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
-    if image.mode == "P":
-        image = image.convert("RGB")
-    return image if image.mode == mode else image.convert(mode)
+    try:
+        if image.mode == "P":
+            image = image.convert("RGB")
+        return image if image.mode == mode else image.convert(mode)
+    except ValueError as error:
+        raise BadImage(f"a picture of mode {image.mode}: {error}; convert it to RGB") from error
 
 
 def fit_pillow(

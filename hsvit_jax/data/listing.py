@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 import unicodedata
 import warnings
@@ -57,22 +58,24 @@ class Listing:
 
 
 def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
-    """Finds all image files below ``root``, and those with ``extra_suffixes``; hidden names are
-    passed over, links followed.
+    """Finds all image files below ``root``, and those with ``extra_suffixes``; hidden names and
+    thumbnails (Synology's ``@eaDir``) are passed over, links followed.
 
-    Links that lead back to a folder they are in, or to themselves, are left out with a warning.
+    Links that lead back to a folder they are in, or to themselves, are left out with a warning, as
+    are files in folders whose names have no extension.
     """
     files: list[File] = []
     dirs: set[str] = set()
     outer = root.stat()
     loops: list[str] = []
+    bare: list[str] = []
     stack = [(os.fspath(root), "", frozenset({(outer.st_dev, outer.st_ino)}))]
     while stack:
         path, inside, ancestors = stack.pop()
         with os.scandir(path) as entries:
             for entry in entries:
                 name = f"{inside}{entry.name}"
-                if entry.name.startswith("."):
+                if entry.name.startswith((".", "@eaDir")):
                     continue
                 try:
                     info = entry.stat()
@@ -86,6 +89,8 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
                 if not stat.S_ISDIR(info.st_mode):
                     if is_image_name(entry.name) or entry.name.endswith(extra_suffixes):
                         files.append(File(name, entry.path, info.st_size, info.st_mtime_ns))
+                    elif inside and "." not in entry.name:
+                        bare.append(name)
                 elif identity in ancestors:
                     loops.append(name)
                 else:
@@ -96,25 +101,35 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
             f"links in {root} that lead in a circle are not followed: {few(sorted(loops))}",
             stacklevel=2,
         )
+    if bare:
+        warnings.warn(
+            f"{len(bare)} files in folders of {root} have no extension, {printable(min(bare))} "
+            "first, and are not taken for images",
+            stacklevel=2,
+        )
     return Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs))
 
 
-def arrange(tree: Tree) -> Listing:
+def arrange(tree: Tree, test_only: bool = False) -> Listing:
     """Finds the classes and splits in the layout of a tree.
 
     With a ``train`` folder: ``test`` is the test split and ``val`` the validation split. If only
     one of them is there, it is the test split, and validation is to be held out of train. If
-    neither is there, train is to be split. Where no other folders are beside them they may be
-    spelt ``Train`` or ``Training`` too. Without ``train``, every folder is a class. A single outer
-    folder, as archives have, is looked into. Labels follow the sorted class names.
+    neither is there, train is to be split. Where no other folders are beside them, or two of them
+    hold class folders, they may be spelt ``Train`` or ``Training`` too. Without ``train``, every
+    folder is a class. A single outer folder, as archives have, is looked into. Labels follow the
+    sorted class names.
+
+    Args:
+      test_only: of the classes some may be missing or empty, as nothing is trained.
 
     Raises:
-      ValueError: nothing found, fewer than two classes, an empty class folder, or class sets of
-        the splits that differ.
+      ValueError: nothing found, fewer than two classes, an empty class folder, class sets of
+        the splits that differ, or folders that look like splits and would become classes.
     """
     prefix = _wrapper(tree)
     tops = _children(tree, prefix)
-    splits = _splits(tree, tops)
+    splits = _splits(tree, prefix, tops)
     if TRAIN in splits.values():
         groups = _named_splits(tree, prefix, splits)
         unused = [f"{prefix}{name}" for name in sorted(tops - set(splits))]
@@ -126,10 +141,13 @@ def arrange(tree: Tree) -> Listing:
     else:
         if splits and set(splits) == set(tops):
             raise ValueError(f"{tree.where} holds {few(sorted(splits))} but no train. {LAYOUT}")
+        _refuse_splits_as_classes(tree, prefix, tops)
         groups = {UNSPLIT: prefix}
     by_part = {part: _classes(tree, at) for part, at in groups.items()}
+    if test_only and len(by_part) == 1:
+        by_part = {part: {k: v for k, v in of.items() if v} for part, of in by_part.items()}
     first = by_part[min(by_part)]
-    _check_classes(tree, groups, by_part, first)
+    _check_classes(tree, groups, by_part, first, least=1 if test_only else 2)
     class_names = tuple(sorted(first))
     rows = (
         Row(file, label, part)
@@ -140,20 +158,55 @@ def arrange(tree: Tree) -> Listing:
     return Listing(tree.where, class_names, tuple(rows))
 
 
-def _splits(tree: Tree, tops: set[str]) -> dict[str, int]:
-    """The splits among the top folders: by any spelling where all of them are splits, else by the
-    exact names, as a class may be called Train."""
+def _splits(tree: Tree, prefix: str, tops: set[str]) -> dict[str, int]:
+    """The splits among the top folders: by any spelling where all of them are splits, or where
+    train and another hold class folders; else by the exact names, as a class may be called Train.
+    """
     spelt = {name: _SPELLINGS[name.lower()] for name in sorted(tops) if name.lower() in _SPELLINGS}
     if set(spelt) == tops:
         return spelt
-    exact = {name: SPLIT_NAMES[name] for name in spelt if name in SPLIT_NAMES}
-    odd = sorted(set(spelt) - set(exact))
-    if odd and TRAIN in exact.values():
+    found = {name: SPLIT_NAMES[name] for name in spelt if name in SPLIT_NAMES}
+    held = {name: part for name, part in spelt.items() if len(_held(tree, prefix + name)) > 1}
+    if TRAIN in held.values() and len(set(held.values())) > 1:
+        found |= held
+    odd = sorted(set(spelt) - set(found))
+    if odd and TRAIN in found.values():
         raise ValueError(
             f"{tree.where} holds {few(odd)} beside train and folders that are no splits: rename "
             f"it to test or val, or take it away. {LAYOUT}"
         )
-    return exact
+    return found
+
+
+def _held(tree: Tree, folder: str) -> set[str]:
+    """Names of the folders with images in a folder, or in the only folder that it holds."""
+    outer = f"{folder}/"
+    inside = (file.name[len(outer) :] for file in tree.files if file.name.startswith(outer))
+    names = {name.partition("/")[0] if "/" in name else "" for name in inside}
+    if len(names) == 1 and "" not in names:
+        return _held(tree, outer + names.pop())
+    return names - {""}
+
+
+def _refuse_splits_as_classes(tree: Tree, prefix: str, tops: set[str]) -> None:
+    """Refuses splits that are not called so, and splits within classes; warns of a class test."""
+    held = {name: _held(tree, prefix + name) for name in sorted(tops)}
+    inner = [{_SPELLINGS.get(name.lower()) for name in names} for names in held.values()]
+    if inner and all(TRAIN in parts and len(parts) > 1 for parts in inner):
+        raise ValueError(f"the class folders of {tree.where} hold splits of their own. {LAYOUT}")
+    words = {name: {*re.split("[^a-z]+", name.lower())} & _SPELLINGS.keys() for name in held}
+    like = [name for name in held if words[name] and len(held[name]) > 1]
+    shared = set.intersection(*(held[name] for name in like)) if len(like) > 1 else set()
+    if shared or any(name.lower() in _SPELLINGS for name in like):
+        raise ValueError(
+            f"{tree.where} holds {few(like)}, which look like splits and hold folders of images: "
+            f"rename them to train, test and val, or take them away. {LAYOUT}"
+        )
+    classes = [name for name in held if name in SPLIT_NAMES]
+    if classes:
+        warnings.warn(
+            f"{tree.where} has no train folder: {few(classes)} is taken for a class", stacklevel=2
+        )
 
 
 def _wrapper(tree: Tree) -> str:
@@ -165,7 +218,7 @@ def _wrapper(tree: Tree) -> str:
     below = [file.name[len(outer) :] for file in tree.files if file.name.startswith(outer)]
     direct = any("/" not in name for name in below)
     inner = _children(tree, outer)
-    is_set = len(inner) > 1 or TRAIN in _splits(tree, inner).values()
+    is_set = len(inner) > 1 or TRAIN in _splits(tree, outer, inner).values()
     return outer if is_set and not direct else ""
 
 
@@ -206,11 +259,15 @@ def _classes(tree: Tree, prefix: str) -> dict[str, list[File]]:
 
 
 def _check_classes(
-    tree: Tree, groups: dict[int, str], by_part: dict[int, dict[str, list]], first: dict[str, list]
+    tree: Tree,
+    groups: dict[int, str],
+    by_part: dict[int, dict[str, list]],
+    first: dict[str, list],
+    least: int,
 ) -> None:
     if not any(files for classes in by_part.values() for files in classes.values()):
         raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
-    if len(first) < 2:
+    if len(first) < least:
         raise ValueError(f"{tree.where} has one class, {few(list(first))}. {LAYOUT}")
     strange = [name for name in sorted(first) if not is_printable(name)]
     if strange:

@@ -76,9 +76,11 @@ def _saved_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
 def _step_text(config: ml_collections.ConfigDict) -> tuple[str, str]:
     """A training step as the subject of a sentence, and what makes it smaller."""
     size = "×".join(map(str, config.data.image_size))
+    given = config.data.name.startswith("given=")
+    key = "image_size= of hsvit_jax.from_examples" if given else "data.image_size"
     return (
         f"a training step of {config.train.batch} images of {size} pixels",
-        "lower train.batch or data.image_size, raise train.accumulate, make the network smaller or "
+        f"lower train.batch or {key}, raise train.accumulate, make the network smaller or "
         "add devices",
     )
 

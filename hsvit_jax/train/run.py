@@ -65,7 +65,7 @@ def prepare(
         dataset = load_data(config, progress=progress)
     else:
         config = config.copy_and_resolve_references().unlock()
-        config.data.fit = dataset.info.fit  # which predictions follow
+        _take_shape(config, dataset.info)
         if "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
             config.data.name = dataset.info.name
     examples = len(dataset.train)
@@ -118,6 +118,19 @@ def prepare(
     )
 
 
+def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
+    """Takes size, channels and fit, which predictions follow, from a data set that is given."""
+    for key, value in {"image_size": info.image_size, "channels": info.channels}.items():
+        asked = config.data[key]
+        if f"data.{key}" in config.by_hand and asked not in (value, value[:1] * 2):
+            raise ValueError(
+                f"data.{key}={asked}, but the images given have {value}: give {key}= to "
+                "hsvit_jax.from_arrays or from_examples instead"
+            )
+        config.data[key] = value
+    config.data.fit = info.fit
+
+
 def _network(config: ml_collections.ConfigDict) -> Any:
     """Builds the network of a resolved configuration, its frozen parts marked; refuses one that
     does not fit in memory."""
@@ -144,8 +157,8 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
     if config.train.select_on in ("val", "macro_f1") and not len(dataset.val):
         raise ValueError(
             f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "
-            "images: raise data.val_fraction or add images, or say train.select_on='last' to take "
-            "the last checkpoint"
+            "images: give three or more of a class and a val_fraction above 0, or say "
+            "train.select_on='last' to take the last checkpoint"
         )
 
 
@@ -224,6 +237,7 @@ def train(
         stall_timeout = 600.0 if several else 3600.0
 
     def open_run() -> tuple[Run, checkpoint.Checkpoints]:
+        _check_apart(config, workdir)
         if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
             init_from.refuse_random(config)
         progress = _data_progress if verbose else None
@@ -291,6 +305,21 @@ def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
     validation, test = loop.evaluate_best(state, best_step)
     parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
     return Result(workdir, last, best_step, parameters, test, validation)
+
+
+def _check_apart(config: ml_collections.ConfigDict, workdir: Path) -> None:
+    """Refuses a run's folder among class folders: it would be a class when the run is resumed."""
+    kind, _, path = config.data.name.partition("=")
+    images = os.path.expanduser(path)
+    if kind != "folder" or not os.path.isdir(images):
+        return
+    if not workdir.resolve().is_relative_to(Path(images).resolve()):
+        return
+    if not any(name.lower() in ("train", "training") for name in os.listdir(images)):
+        raise ValueError(
+            f"--workdir={workdir} lies in the folder of the images, {path}, and would be taken for "
+            "a class: start from another folder, or give a --workdir outside"
+        )
 
 
 def _check_arguments(config: object, workdir: object, stall_timeout: float | None) -> None:

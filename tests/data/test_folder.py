@@ -77,9 +77,44 @@ def test_layouts(tmp_path, load):
 def test_a_class_may_be_called_train_and_unused_folders_are_named(tmp_path, load):
     dataset = load(make(tmp_path / "wheels", {"": 20}, classes=("Bus", "Train")))
     assert dataset.info.class_names == ("Bus", "Train")
-    root = make(tmp_path / "set", {"train": 20, "test": 5, "raw": 5})
-    with pytest.warns(UserWarning, match="folders beside train are left out: raw"):
-        assert sizes(load(root)) == (36, 4, 10)
+    for name, parts in {"set": ("train", "test"), "Set": ("Train", "Test")}.items():
+        root = make(tmp_path / name, {parts[0]: 20, parts[1]: 5, "raw": 5})
+        with pytest.warns(UserWarning, match="folders beside train are left out: raw"):
+            assert sizes(load(root)) == (36, 4, 10)
+    classes = ("train_station/hall", "train_station/track", "pub")
+    assert load(make(tmp_path / "sun", {"": 20}, classes)).info.class_names == (
+        "pub",
+        "train_station",
+    )
+    with pytest.warns(UserWarning, match="no train folder: test is taken for a class"):
+        assert load(make(tmp_path / "trial", {"": 20}, ("control", "test"))).info.num_classes == 2
+
+
+def test_of_a_test_alone_some_classes_will_do(tmp_path, load):
+    root = make(tmp_path / "dogs", {"": 3}, ("dog",))
+    (root / "cat").mkdir()
+    dataset = load(root, test_only=True)
+    assert dataset.info.class_names == ("dog",)
+    assert sizes(dataset) == (0, 0, 3)
+
+
+def test_the_size_and_colours_are_those_of_all_classes(tmp_path):
+    for number, name in enumerate("abcde"):
+        for i in range(12):
+            put(tmp_path / f"grey/{name}/{i}.png", i, mode="RGB" if number > 2 else "L")
+            put(tmp_path / f"large/{name}/{i}.png", i, size=(80, 80) if number > 1 else (20, 20))
+    assert data.describe(f"folder={tmp_path / 'grey'}").channels == 3
+    assert data.describe(f"folder={tmp_path / 'large'}").image_size == (128, 128)
+
+
+def test_what_a_folder_holds_beside_images(tmp_path, load):
+    root = make(tmp_path / "set", {"": 20})
+    put(root / "cat/@eaDir/000.png", 1)
+    (root / "LICENSE").write_text("of the set")
+    assert sizes(load(root)) == (24, 8, 8)
+    (root / "cat/photo").write_bytes((root / "cat/000.png").read_bytes())
+    with pytest.warns(UserWarning, match="1 files in folders .* no extension, cat/photo first"):
+        assert sizes(load(root)) == (24, 8, 8)
 
 
 def test_labels_follow_the_folders(tmp_path, load):
@@ -338,8 +373,24 @@ def test_bad_layouts_are_explained(tmp_path, load):
             r"a\\x1b\[1m, b\\udce9; re",
         ),
         "odd": (
-            lambda r: make(r, {"train": 3, "Test": 3, "raw": 3}),
+            lambda r: (make(r, {"train": 3, "raw": 3}), put(r / "Test/0.png", 1)),
             "holds Test beside train and",
+        ),
+        "flat test": (
+            lambda r: (make(r, {"Train": 3}), put(r / "Test/0.png", 1), put(r / "Meta/0.png", 1)),
+            "holds Train, which look like splits",
+        ),
+        "named": (
+            lambda r: make(r, {"seg_train/seg_train": 3, "seg_test/seg_test": 3, "seg_pred": 0}),
+            "holds seg_test, seg_train, which look like splits",
+        ),
+        "test beside": (
+            lambda r: (make(r, {"": 3}), make(r / "test", {"": 3})),
+            "holds test, which look like splits",
+        ),
+        "within": (
+            lambda r: make(r, {"": 3}, ("cat/train", "cat/test", "dog/train", "dog/test")),
+            "class folders of .*within hold splits of their own",
         ),
         "two vals": (lambda r: make(r, {"train": 3, "val": 3, "valid": 3}), "keep one"),
     }

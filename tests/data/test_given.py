@@ -1,5 +1,6 @@
 """Data that is given: arrays, examples of any kind and tables, as named data sets."""
 
+import dataclasses
 import io
 import sys
 import tracemalloc
@@ -71,6 +72,12 @@ def test_examples_of_any_kind(arrays):
 def test_what_is_no_data_set_is_refused(images, labels, message):
     with pytest.raises(ValueError, match=message):
         hsvit_jax.from_arrays(images, labels)
+
+
+@pytest.mark.parametrize("pair", [{"image": 0, "label": 1}, (0, 1, 2), 7])
+def test_examples_are_pairs(pair):
+    with pytest.raises(ValueError, match=r"example 0 is no pair \(image, label\), but "):
+        hsvit_jax.from_examples([pair])
 
 
 def test_class_names_are_texts(arrays):
@@ -148,6 +155,12 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     classifier = hsvit_jax.load(tmp_path / "run")
     assert classifier.fingerprint == given.fingerprint
     assert classifier.evaluate(given).examples == len(given.test) == 12
+    some = data.Split(np.array([0, 1, 1]), images[:3])
+    info = dataclasses.replace(given.info, class_names=("c", "a"))
+    assert classifier.relabelled(some, info).labels.tolist() == [2, 0, 0]
+    info = dataclasses.replace(given.info, class_names=("c", "x"))
+    with pytest.raises(ValueError, match="only in the network: a, b; only in the data: x"):
+        classifier.relabelled(some, info)
     assert classifier.config.data.fit == "pad"  # what predictions are fitted by
     assert main.main(["hsvit", "report", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
@@ -161,6 +174,14 @@ def test_settings_of_loading_are_refused_for_data_that_are_given(arrays, tmp_pat
     with pytest.raises(ValueError, match=r"data\.fit, data\.fraction would change .*subset"):
         hsvit_jax.fit(config, tmp_path / "run", dataset=given)
     assert not (tmp_path / "run").exists()
+    config = hsvit_jax.get_config("c2a2:tiny", "data.image_size=64")
+    with pytest.raises(ValueError, match=r"data\.image_size=\(64,\).* give image_size= to"):
+        hsvit_jax.fit(config, tmp_path / "run", dataset=given)
+    assert not (tmp_path / "run").exists()
+    for spec in ("vix:tiny", "hvt:s-4,paper", "c2a2:tiny"):  # with image sizes of their own
+        square = hsvit_jax.from_arrays(*arrays, image_size=(64, 64))
+        run = train.prepare(hsvit_jax.get_config(spec, "train.batch=8"), dataset=square)
+        assert run.model.config.image_size == (64, 64)
     padded = hsvit_jax.from_arrays(*arrays, image_size=(16, 16), fit="pad")
     assert train.prepare(hsvit_jax.get_config("c2a2"), dataset=padded).config.data.fit == "pad"
     digits = hsvit_jax.data.load("digits")
@@ -188,7 +209,7 @@ def test_a_table(arrays, tmp_path):
     table.write_text("file,label,split\na.png,b,exam\na.png,c,train")
     with pytest.raises(ValueError, match="its splits exam"):
         data.describe(f"csv={table}")
-    table.write_text("file,label,split\na.png,b,\nb.png,c,train\n./a.png,b,train")
+    table.write_text("file,label,split\n0.png,b,\nb.png,c,train\n./0.png,b,train")
     with pytest.warns(UserWarning, match="1 lines name an image again"):
         assert data.describe(f"csv={table}", str(tmp_path)).num_classes == 2
     table.write_text("file,label,split\na.png,b,train\nb.png,c,train\nc.png,C,test")
@@ -202,6 +223,11 @@ def test_a_table(arrays, tmp_path):
     table.write_text("file,label\na.png,b\nb.png,c\n./a.png,b\na.png,c")
     with pytest.raises(ValueError, match=r"several labels or splits to a\.png: give"):
         data.describe(f"csv={table}")
+    table.write_text("file,label\nx/a.png,b\nx/b.png,c")
+    with pytest.raises(ValueError, match=r"none of its images is there, x/a\.png first; paths"):
+        data.describe(f"csv={table}")
+    table.write_text("file,label\n1.png,b\n2.png,b")
+    assert len(hsvit_jax.from_csv(table, data_dir=str(tmp_path), test_only=True).test) == 2
 
 
 def test_images_named_again_are_in_one_split(arrays, tmp_path):

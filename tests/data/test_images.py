@@ -94,6 +94,9 @@ def test_exif_rotation_is_applied():
     with pytest.warns(UserWarning, match="Corrupt EXIF"):
         image = read_image(damaged, (16, 16), 3)
     np.testing.assert_array_equal(image, read_image(encoded(stored, "JPEG"), (16, 16), 3))
+    for kind in ("PNG", "WEBP"):  # of which Pillow raises what it warns of for a JPEG
+        damaged = encoded(stored, kind, exif=b"Exif\0\0garbage", lossless=True)
+        np.testing.assert_array_equal(read_image(damaged, (16, 16), 3), pixels)
 
 
 def test_sixteen_bits_are_scaled_and_never_saturate():
@@ -101,6 +104,11 @@ def test_sixteen_bits_are_scaled_and_never_saturate():
     for kind, channels in (("PNG", 1), ("PNG", 3), ("TIFF", 1)):
         image = read_image(encoded(values, kind), (1, 5), channels)
         np.testing.assert_array_equal(image[..., -1], [[0, 1, 4, 128, 255]])
+    white_is_zero = encoded(values, "TIFF", tiffinfo={262: 0})
+    image = read_image(white_is_zero, (1, 5), 1)
+    np.testing.assert_array_equal(image[..., 0], [[255, 254, 251, 127, 0]])
+    picture = Image.open(io.BytesIO(white_is_zero))
+    np.testing.assert_array_equal(fit_image(picture, (1, 5), 1), image)
 
 
 def test_every_mode_becomes_the_colour_that_it_shows():

@@ -17,10 +17,13 @@ _COLUMNS = {
 }
 
 
-def list_csv(path: str) -> Listing:
+def list_csv(path: str, test_only: bool = False) -> Listing:
     """Lists the images of a table: a head with the columns image, label and, at will, split.
 
     Paths are relative to the table's folder; without `split` a part of every class is held out.
+
+    Args:
+      test_only: one class will do, and none needs a training image.
 
     Raises:
       ValueError: there is no such table, it lacks a column, fewer than two classes, one
@@ -56,9 +59,10 @@ def list_csv(path: str) -> Listing:
         raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None
     names = sorted({line["label"] for line in lines})
     unknown = {line["split"] for line in lines} - set(SPLIT_NAMES)
-    if len(names) < 2 or "" in names or unknown or not all(line["image"] for line in lines):
+    least = 1 if test_only else 2
+    if len(names) < least or "" in names or unknown or not all(line["image"] for line in lines):
         raise ValueError(
-            f"csv={path} needs an image and a label in every line, and two or more labels; its "
+            f"csv={path} needs an image and a label in every line, and {least} or more labels; its "
             f"labels are {few(names)}" + (f", its splits {few(sorted(unknown))}" if unknown else "")
         )
     if strange := [name for name in names if not is_printable(name)]:
@@ -84,7 +88,7 @@ def list_csv(path: str) -> Listing:
         lines = list(first.values())
     parts = [SPLIT_NAMES[line["split"]] for line in lines]
     trained = {line["label"] for line, part in zip(lines, parts, strict=True) if part == TRAIN}
-    if trained and (lost := [name for name in names if name not in trained]):
+    if trained and not test_only and (lost := [name for name in names if name not in trained]):
         raise ValueError(f"csv={path} has no training image of {few(lost)}: add some, or rename it")
     used = used_as(set(parts))
     number = {name: i for i, name in enumerate(names)}
@@ -95,4 +99,9 @@ def list_csv(path: str) -> Listing:
         stamp = (info.st_size, info.st_mtime_ns) if info else ()
         row = File(line["image"], os.fspath(file), *stamp)
         rows.append(Row(row, number[line["label"]], used[part]))
+    if not any(row.file.size for row in rows):
+        raise ValueError(
+            f"csv={path}: none of its images is there, {printable(lines[0]['image'])} first; paths "
+            "are relative to the table's folder"
+        )
     return Listing(os.fspath(table.parent), tuple(names), tuple(rows))

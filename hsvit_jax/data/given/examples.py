@@ -64,7 +64,10 @@ def from_examples(
       ValueError: no example, labels that are no classes, or an image that cannot be used.
     """
     images, labels = [], []
-    for i, (image, label) in enumerate(_each(examples)):
+    for i, pair in enumerate(_each(examples)):
+        if isinstance(pair, dict) or getattr(pair, "__len__", lambda: 0)() != 2:
+            raise ValueError(f"example {i} is no pair (image, label), but {pair!r:.80}")
+        image, label = pair
         try:
             if not images:
                 size, depth = _shape(image)
