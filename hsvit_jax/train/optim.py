@@ -38,10 +38,10 @@ def schedule(
 
     def rate(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.int32)
-        decayed = step - warmup
+        counted = step
         if optim.cosine_per == "epoch":  # in whole numbers: a quotient may be rounded below one
-            decayed = decayed // steps_per_epoch * steps_per_epoch
-        progress = jnp.clip(decayed / max(total_steps - warmup, 1), 0.0, 1.0)
+            counted = step // steps_per_epoch * steps_per_epoch
+        progress = jnp.clip((counted - warmup) / max(total_steps - warmup, 1), 0.0, 1.0)
         after = 0.5 * peak * (1.0 + jnp.cos(math.pi * progress))
         if optim.schedule == "linear":
             after = peak * (1.0 - progress)

@@ -288,9 +288,16 @@ def _open_metrics(
     names, about = config.train.loggers, config.to_dict()
     log = metrics.MetricLog(workdir, start_step=first, enabled=lead, names=names, config=about)
     stack.enter_context(log)
-    figures = log.evaluations(*config_lib.selection(config)).values()
-    steps, best = (run.total_steps, first, run.steps_per_epoch), max(figures, default=None)
+    split, figure = config_lib.selection(config)
+    found = log.evaluations(split, figure)
+    steps, best = (run.total_steps, first, run.steps_per_epoch), max(found.values(), default=None)
     bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
+    if figure and first and first >= run.total_steps and first not in found:
+        bar.say(
+            f"step {first:,} was saved without an evaluation, and the run ends at step "
+            f"{run.total_steps:,}: the result is that of the best step before; to evaluate the "
+            "last one, end the run a step later (train.steps)"
+        )
     if lead:
         report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
         environment = json.dumps(workdir_lib.environment(), indent=2) + "\n"

@@ -38,6 +38,17 @@ def settings(**values):
             50,
             {0: 0.02, 9: 0.2, 10: 0.2, 20: 0.15, 40: 0.05, 49: 0.005},
         ),
+        (  # a warm-up that ends within an epoch of 5 steps; the rate still moves between epochs
+            {"warmup_epochs": 1.4, "cosine_per": "epoch"},
+            27,
+            {
+                6: 0.2,
+                7: 0.2,
+                9: 0.2,
+                10: 0.1 * (1 + math.cos(0.15 * math.pi)),
+                17: 0.1 + 0.1 * math.cos(0.4 * math.pi),
+            },
+        ),
         # a run shorter than its warm-up
         ({"warmup_epochs": 5.0}, 4, {0: 0.05, 1: 0.1, 2: 0.15, 3: 0.2}),
     ],
