@@ -36,6 +36,10 @@ def test_arrays_are_split_measured_and_named(arrays):
     assert names.info.class_names == ("a", "b", "c")
     floats = hsvit_jax.from_arrays(images / np.float32(255), labels, ("a", "b", "c"))
     assert floats.fingerprint == found.fingerprint
+    alone = hsvit_jax.from_arrays(images, labels, test_only=True)
+    np.testing.assert_array_equal(alone.test.images, images)
+    assert len(alone.train) == len(alone.val) == 0
+    np.testing.assert_allclose(alone.info.mean, images.mean((0, 1, 2)) / 255)
     images[0, 0, 0, 0] += 1
     assert hsvit_jax.from_arrays(images, labels).fingerprint != found.fingerprint
 

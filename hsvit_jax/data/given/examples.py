@@ -42,6 +42,7 @@ def from_examples(
     fit: str = "crop",
     val_fraction: float = 0.1,
     flip: bool = True,
+    test_only: bool = False,
 ) -> Dataset:
     """Makes a data set of (image, label) pairs: an iterable, or what has a length and an index.
 
@@ -59,6 +60,7 @@ def from_examples(
       fit: 'crop', 'pad' or 'stretch', of images of another shape.
       val_fraction: between 0 and 0.8.
       flip: whether a mirrored image keeps its label.
+      test_only: every example is in the test split, as for `Classifier.evaluate`.
 
     Raises:
       ValueError: no example, labels that are no classes, or an image that cannot be used.
@@ -88,8 +90,8 @@ def from_examples(
     parts = np.full(len(numbers), UNSPLIT, np.int8)
     info = DataInfo(f"given={name}", size, channels, names, (), (), flip)
     source = Source(Split(numbers, pixels), parts, names, content.hexdigest())
-    dataset = split(source, info, fit, val_fraction, test_only=False)
-    train = dataset.train.images
+    dataset = split(source, info, fit, val_fraction, test_only)
+    train = (dataset.test if test_only else dataset.train).images
     mean = train.mean((0, 1, 2)) / 255
     # `std` would hold all pixels in double precision, eight times the memory of the images.
     squares = np.einsum("nhwc,nhwc->c", train, train, dtype=np.float64) * (channels / train.size)
