@@ -63,6 +63,7 @@ class Augment:
       erasing_noise: fill that box with normal noise, of each pixel its own, rather than the mean.
       mixup, cutmix: α of the Beta distribution; 0 = off. With both on, each batch draws one.
       mix_probability: share of the batches that are mixed at all.
+      mix_until: share of the run after which no batch is mixed, as timm's mixup_off_epoch.
       label_smoothing: share of a target that is spread evenly over all classes.
 
     Raises:
@@ -84,6 +85,7 @@ class Augment:
     mixup: float = 0.0
     cutmix: float = 0.0
     mix_probability: float = 1.0
+    mix_until: float = 1.0
     label_smoothing: float = 0.0
 
     def __post_init__(self):
@@ -129,6 +131,7 @@ def train_batch(
     images_BHWC: jax.Array,
     labels_B: jax.Array,
     indices_B: jax.Array,
+    late: jax.Array | bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Augments one batch: crop, flip, RandAugment, normalise, erase, mix.
 
@@ -138,6 +141,7 @@ def train_batch(
       batch_key: key of this batch, for MixUp and CutMix.
       labels_B: int (B,), from 0 to num_classes - 1.
       indices_B: int (B,), the examples' indices in the data set.
+      late: the batch comes after `mix_until` and is not mixed.
 
     Returns:
       float32 images (B, H, W, C) and float32 targets (B, K) whose rows sum to 1.
@@ -167,8 +171,9 @@ def train_batch(
     targets_BK = one_hot_targets(labels_B, settings.num_classes, settings.label_smoothing)
     if (settings.mixup or settings.cutmix) and settings.mix_probability:
         strengths = {"mixup": settings.mixup, "cutmix": settings.cutmix}
+        probability = jnp.where(late, 0.0, settings.mix_probability)
         images_BHWC, targets_BK = mix(
-            batch_key, images_BHWC, targets_BK, **strengths, probability=settings.mix_probability
+            batch_key, images_BHWC, targets_BK, **strengths, probability=probability
         )
     return images_BHWC, targets_BK
 

@@ -13,7 +13,7 @@ def mix(
     *,
     mixup: float,
     cutmix: float,
-    probability: float,
+    probability: jax.Array | float,
 ) -> tuple[jax.Array, jax.Array]:
     """Mixes a batch with itself by MixUp or CutMix.
 

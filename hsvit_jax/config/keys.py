@@ -200,6 +200,9 @@ KEYS: Mapping[str, Key] = {
     "augment.mixup": _number("alpha of MixUp; 0: none", 0.0, 1000.0, default=0.8),
     "augment.cutmix": _number("alpha of CutMix; 0: none", 0.0, 1000.0, default=1.0),
     "augment.mix_probability": _number("probability that a batch is mixed", 0.0, 1.0, default=0.5),
+    "augment.mix_until": _number(
+        "share of the run after which no batch is mixed", 0.0, 1.0, default=1.0
+    ),
     "augment.label_smoothing": _number("label smoothing", 0.0, 1.0, default=0.1),
     "train.batch": _whole("global batch size of training", 1, 2**20, default=128),
     "train.epochs": _number(

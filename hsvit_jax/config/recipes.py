@@ -40,6 +40,7 @@ _BARE: Mapping[str, Any] = {
     "augment.mixup": 0.0,
     "augment.cutmix": 0.0,
     "augment.mix_probability": 0.0,
+    "augment.mix_until": 1.0,
     "augment.label_smoothing": 0.0,
 }
 

@@ -129,7 +129,8 @@ def make_train_step(
             jax.random.fold_in(augment_key, number // run.steps_per_epoch),
             jax.random.fold_in(mix_key, number),
         )
-        return augment.train_batch(settings, *keys, inputs, labels_B, ids_B)
+        late = number >= round(settings.mix_until * run.total_steps)
+        return augment.train_batch(settings, *keys, inputs, labels_B, ids_B, late)
 
     def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:
         number, ids_B = state["step"], batch[2]
