@@ -190,19 +190,23 @@ def _held(tree: Tree, folder: str) -> set[str]:
 
 def _refuse_splits_as_classes(tree: Tree, prefix: str, tops: set[str]) -> None:
     """Refuses splits that are not called so, and splits within classes; warns of a class test."""
-    held = {name: _held(tree, prefix + name) for name in sorted(tops)}
-    inner = [{_SPELLINGS.get(name.lower()) for name in names} for names in held.values()]
-    if inner and all(TRAIN in parts and len(parts) > 1 for parts in inner):
+    inner: dict[str, set[int | None]] = {name: set() for name in tops}
+    for file in tree.files:
+        top, _, below = file.name[len(prefix) :].partition("/")
+        if file.name.startswith(prefix) and top in inner and "/" in below:
+            inner[top].add(_SPELLINGS.get(below.partition("/")[0].lower()))
+    if inner and all(TRAIN in parts and len(parts) > 1 for parts in inner.values()):
         raise ValueError(f"the class folders of {tree.where} hold splits of their own. {LAYOUT}")
-    words = {name: {*re.split("[^a-z]+", name.lower())} & _SPELLINGS.keys() for name in held}
-    like = [name for name in held if words[name] and len(held[name]) > 1]
+    like = [name for name in sorted(tops) if {*re.split("[^a-z]+", name.lower())} & {*_SPELLINGS}]
+    held = {name: _held(tree, prefix + name) for name in like}
+    like = [name for name in like if len(held[name]) > 1]
     shared = set.intersection(*(held[name] for name in like)) if len(like) > 1 else set()
     if shared or any(name.lower() in _SPELLINGS for name in like):
         raise ValueError(
             f"{tree.where} holds {few(like)}, which look like splits and hold folders of images: "
             f"rename them to train, test and val, or take them away. {LAYOUT}"
         )
-    classes = [name for name in held if name in SPLIT_NAMES]
+    classes = sorted(tops & {*SPLIT_NAMES})
     if classes:
         warnings.warn(
             f"{tree.where} has no train folder: {few(classes)} is taken for a class", stacklevel=2

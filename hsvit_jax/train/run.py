@@ -120,11 +120,12 @@ def prepare(
 
 def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
     """Takes size, channels and fit, which predictions follow, from a data set that is given."""
+    size = tuple(config.data.image_size)
+    asked = {"image_size": size * 2 if len(size) == 1 else size, "channels": config.data.channels}
     for key, value in {"image_size": info.image_size, "channels": info.channels}.items():
-        asked = config.data[key]
-        if f"data.{key}" in config.by_hand and asked not in (value, value[:1] * 2):
+        if f"data.{key}" in config.by_hand and asked[key] not in (value, (), 0):
             raise ValueError(
-                f"data.{key}={asked}, but the images given have {value}: give {key}= to "
+                f"data.{key}={asked[key]}, but the images given have {value}: give {key}= to "
                 "hsvit_jax.from_arrays or from_examples instead"
             )
         config.data[key] = value

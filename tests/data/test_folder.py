@@ -82,6 +82,7 @@ def test_a_class_may_be_called_train_and_unused_folders_are_named(tmp_path, load
         with pytest.warns(UserWarning, match="folders beside train are left out: raw"):
             assert sizes(load(root)) == (36, 4, 10)
     classes = ("train_station/hall", "train_station/track", "pub")
+    put(tmp_path / "sun/__MACOSX/pub/1.png", 1)
     assert load(make(tmp_path / "sun", {"": 20}, classes)).info.class_names == (
         "pub",
         "train_station",

@@ -179,12 +179,15 @@ def test_settings_of_loading_are_refused_for_data_that_are_given(arrays, tmp_pat
         hsvit_jax.fit(config, tmp_path / "run", dataset=given)
     assert not (tmp_path / "run").exists()
     config = hsvit_jax.get_config("c2a2:tiny", "data.image_size=64")
-    with pytest.raises(ValueError, match=r"data\.image_size=\(64,\).* give image_size= to"):
+    with pytest.raises(ValueError, match=r"data\.image_size=\(64, 64\).* give image_size= to"):
         hsvit_jax.fit(config, tmp_path / "run", dataset=given)
     assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=r"data\.channels=1, but .* have 3: give channels= to"):
+        train.prepare(hsvit_jax.get_config("c2a2", "data.channels=1"), dataset=given)
     for spec in ("vix:tiny", "hvt:s-4,paper", "c2a2:tiny"):  # with image sizes of their own
         square = hsvit_jax.from_arrays(*arrays, image_size=(64, 64))
-        run = train.prepare(hsvit_jax.get_config(spec, "train.batch=8"), dataset=square)
+        same = ("train.batch=8", "data.image_size=64", "data.channels=3")
+        run = train.prepare(hsvit_jax.get_config(spec, *same), dataset=square)
         assert run.model.config.image_size == (64, 64)
     padded = hsvit_jax.from_arrays(*arrays, image_size=(16, 16), fit="pad")
     assert train.prepare(hsvit_jax.get_config("c2a2"), dataset=padded).config.data.fit == "pad"

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from support.data_files import encoded, noise
 
 from hsvit_jax.data import BadImage, fit_image, images, read_image
@@ -160,6 +160,27 @@ BAD_FILES = {
 }
 
 
+def planar_tiff() -> bytes:
+    """Two by two pixels of 16 bits, red, green and blue one after another."""
+    after = 8 + 2 + 10 * 12 + 4
+    tags = {256: (3, 1, 2), 257: (3, 1, 2), 258: (3, 3, after), 259: (3, 1, 1), 262: (3, 1, 2)}
+    tags |= {273: (4, 3, after + 6), 277: (3, 1, 3), 278: (3, 1, 2), 279: (4, 3, after + 18)}
+    tags |= {284: (3, 1, 2)}
+    body = struct.pack("<3H", 16, 16, 16)
+    body += struct.pack("<6I", *(after + 30 + 8 * i for i in range(3)), 8, 8, 8) + bytes(range(24))
+    entries = b"".join(struct.pack("<HHII", tag, *value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + body
+
+
+TEXT = PngImagePlugin.PngInfo()
+TEXT.add_text("x", "y" * 2_000_000, zip=True)
+BAD_FILES |= {
+    "planar": (planar_tiff(), "a plane of 16 bits for each colour; save it as"),
+    "bands": (b"II*\0" + bytes(40), "a TIFF of another kind"),
+    "text chunk": (encoded(noise((4, 4, 3)), pnginfo=TEXT), "more than 1 MiB of compressed text"),
+}
+
+
 def test_bad_files_are_named(tmp_path):
     path = tmp_path / "holiday.jpg"
     for data, why in BAD_FILES.values():
@@ -198,6 +219,11 @@ def test_a_path_below_the_home_folder(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(GOOD)
     found = fit_image("~/a.png", (8, 8), 3)
     np.testing.assert_array_equal(found, read_image(tmp_path / "a.png", (8, 8), 3))
+
+
+def test_a_picture_of_a_mode_that_has_no_colours_here():
+    with pytest.raises(BadImage, match=r"mode LAB: .*; convert it to RGB"):
+        fit_image(Image.new("LAB", (4, 4)), (4, 4), 1)
 
 
 def test_a_picture_without_pixels():
