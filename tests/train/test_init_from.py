@@ -166,9 +166,10 @@ def test_no_new_kernels_in_a_frozen_part(source):
 def test_other_classes_and_another_image_size(source):
     """Only when asked, from our own checkpoints too."""
     folder, (params, stats) = source
-    strides = {"model__pool_strides": (2, 2)}
-    settings = {**strides, "data__num_classes": 9, "data__image_size": (16, 16)}
-    _, run = from_source(folder, **settings)
+    settings = {"model__pool_strides": (2, 2), "data__num_classes": 9, "init__from": str(folder)}
+    dataset = small_runs.small_dataset()
+    dataset = dataclasses.replace(dataset, info=dataset.info.with_shape((16, 16), 1))
+    run = train.prepare(small_runs.small_config(**settings), dataset=dataset)
     with pytest.raises(ValueError, match=r"it has 8×8, this .* 16×16; init\.positions=resize"):
         init_from.load(run.config, run.model)
     with run.config.unlocked():
