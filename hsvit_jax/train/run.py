@@ -293,7 +293,7 @@ def _open_metrics(
     found = log.evaluations(split, figure)
     steps, best = (run.total_steps, first, run.steps_per_epoch), max(found.values(), default=None)
     bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
-    if figure and first and first >= run.total_steps and first not in found:
+    if figure and found and first >= run.total_steps and first not in found:
         bar.say(
             f"step {first:,} was saved without an evaluation, and the run ends at step "
             f"{run.total_steps:,}: the result is that of the best step before; to evaluate the "

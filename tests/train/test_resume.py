@@ -86,16 +86,14 @@ def test_every_place_in_an_epoch_resumes_to_the_same_bits(tmp_path, whole, cut, 
     assert digest(tmp_path) == digest(whole.folder)
 
 
-def test_an_end_at_a_step_that_was_not_evaluated_is_said(tmp_path, cut, capsys):
-    shutil.copytree(cut, tmp_path, dirs_exist_ok=True)
+@pytest.mark.parametrize(("stopped", "best"), [(2, 2), (5, 4)])
+def test_an_end_at_a_step_that_was_not_evaluated_is_said(tmp_path, capsys, stopped, best):
+    """Where a step before it was, and is the result; epochs of 4 steps."""
+    interrupt_after(tmp_path, stopped)
     config = small_config(train__steps=1)
-    assert train.train(config, tmp_path, dataset=small_dataset()).best_step == 2
-    said = "step 2 was saved without an evaluation, and the run ends at step 1: "
-    assert said in capsys.readouterr().err
-    run(tmp_path, train__steps=3)
-    config = small_config(train__steps=3)
-    assert train.train(config, tmp_path, dataset=small_dataset()).best_step == 3
-    assert "without an evaluation" not in capsys.readouterr().err
+    assert train.train(config, tmp_path, dataset=small_dataset()).best_step == best
+    said = f"step {stopped} was saved without an evaluation, and the run ends at step 1: "
+    assert (said in capsys.readouterr().err) == (best != stopped)
 
 
 def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
