@@ -110,7 +110,7 @@ def test_a_killed_decode_leaves_nothing_for_long(tmp_path, train):
         live = scratch()
         assert live
         other = make(tmp_path / "other")
-        code, _, err = train(other, workdir="other")
+        code, _, err = train(other, workdir="beside")
         assert code == 0, err
         assert scratch() == live
     finally:
