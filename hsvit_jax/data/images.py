@@ -34,6 +34,7 @@ _EXTENSIONS |= {"heic", "heif", "avif"}  # refused by name, as passing them over
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES = 258, 262, 284
+_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 322, 323
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
 
@@ -241,10 +242,13 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
         if data[:4] in (b"II*\0", b"MM\0*"):
             hint = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16; save it so"
         raise BadImage(f"not an image ({hint})") from error
-    if image.width * image.height > max_pixels:
-        reason = _TOO_LARGE.format(max_pixels)
-        raise BadImage(f"{image.width}×{image.height} pixels; {reason}")
     tags = getattr(image, "tag_v2", {})
+    # Tiles are decoded whole, however much of them lies outside the image.
+    sizes = zip(image.size, (_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT), strict=True)
+    width, height = (-(-n // tile) * tile for n, tag in sizes for tile in [tags.get(tag) or 1])
+    if width * height > max_pixels:
+        reason = _TOO_LARGE.format(max_pixels)
+        raise BadImage(f"{width}×{height} pixels; {reason}")
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
     return image
@@ -256,7 +260,7 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
 
     mode = "L" if channels == 1 else "RGB"
     if image.mode == "I" or image.mode.startswith("I;16"):
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image).astype(np.int32)
         if values.min() < 0 or values.max() > 65535:
             raise BadImage("32-bit integer image without a stated range; save it as 8 or 16 bits")
         image = Image.fromarray(((values * 2 + 257) // 514).astype(np.uint8))

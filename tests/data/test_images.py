@@ -168,13 +168,26 @@ def planar_tiff() -> bytes:
     tags |= {284: (3, 1, 2)}
     body = struct.pack("<3H", 16, 16, 16)
     body += struct.pack("<6I", *(after + 30 + 8 * i for i in range(3)), 8, 8, 8) + bytes(range(24))
+    return tiff(tags, body)
+
+
+def tiff(tags: dict[int, tuple[int, int, int]], body: bytes) -> bytes:
+    """A TIFF of tags with type, count and value, and what comes behind them."""
     entries = b"".join(struct.pack("<HHII", tag, *value) for tag, value in tags.items())
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + body
+
+
+def tiled_tiff(side: int) -> bytes:
+    """Two by two grey pixels in a tile of side × side, which are left out."""
+    tags = {256: (3, 1, 2), 257: (3, 1, 2), 258: (3, 1, 8), 259: (3, 1, 1), 262: (3, 1, 1)}
+    tags |= {277: (3, 1, 1), 322: (4, 1, side), 323: (4, 1, side), 324: (4, 1, 8), 325: (4, 1, 1)}
+    return tiff(tags, b"")
 
 
 TEXT = PngImagePlugin.PngInfo()
 TEXT.add_text("x", "y" * 2_000_000, zip=True)
 BAD_FILES |= {
+    "tile": (tiled_tiff(10_000), "10000×10000 pixels; more than 89,478,485 pixels are refused"),
     "planar": (planar_tiff(), "a plane of 16 bits for each colour; save it as"),
     "bands": (b"II*\0" + bytes(40), "a TIFF of another kind"),
     "text chunk": (encoded(noise((4, 4, 3)), pnginfo=TEXT), "more than 1 MiB of compressed text"),
