@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
 import socket
@@ -186,7 +185,7 @@ def held(sizes, gate, under_way, plain=votes.Network.contributions):
 def test_large_images_keep_nobody_waiting(network, monkeypatch):
     """Every thread that decodes is busy: others are answered, and what waits is bounded."""
     gate, reading, read = threading.Event(), threading.Semaphore(0), []
-    plain, count = app.data.read_image, min(32, (os.cpu_count() or 1) + 4)
+    plain, count = app.data.read_image, app._THREADS
 
     def read_image(raw, *shape, name, **how):
         if name == "large":
@@ -252,7 +251,8 @@ def test_who_may_ask(network):
         assert client.post("/predict", files=FILES[:1], headers=bearer).status_code == 200
     # A page elsewhere whose name was made to lead here is not this server's.
     with client_of(network, batch=1, hosts=["localhost"]) as client:
-        assert client.get("/healthz").status_code == 400
+        refused = client.get("/healthz")
+        assert refused.status_code == 400 and "--token" in refused.json()["error"]
         assert client.get("/healthz", headers={"Host": "localhost:8000"}).status_code == 200
 
 
@@ -275,6 +275,9 @@ def test_what_cannot_be_served(capsys, monkeypatch):
             ("--host=0.0.0.0", 2, "--token"),
             ("--parts=4", 1, "hsvit_jax[ray]"),
             (f"--port={port}", 1, "choose another --port"),
+            ("--wait=30000", 2, "--timeout=30"),
+            ("--batch=512", 2, "--queue=256"),
+            ("--max_pixels=90000000", 2, "89478485"),
         ):
             assert main.main(["hsvit", "serve", "zoo:c2a2-digits", flag]) == code
             assert names in capsys.readouterr().err

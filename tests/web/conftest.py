@@ -67,7 +67,7 @@ class Served:
         """The process of a part."""
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                if path.read_bytes().startswith(b"ray::ServeReplica:hsvit-%d:" % part):
+                if re.match(rb"ray::ServeReplica:hsvit-.*-%d:" % part, path.read_bytes()):
                     return int(path.parent.name)
             except OSError:  # it has just ended
                 continue

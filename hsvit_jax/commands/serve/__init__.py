@@ -11,6 +11,7 @@ import jax
 from hsvit_jax import classifier, cli
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.predict import which_of
+from hsvit_jax.data.images import MAX_PIXELS
 from hsvit_jax.runtime import signals
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -41,6 +42,17 @@ def run(request: Request) -> int:
             f"--deadline={values.deadline:g}: a part that is late would hold a request up beyond "
             f"--timeout={values.timeout:g}; give a shorter one"
         )
+    if values.wait >= 1000 * values.timeout:
+        raise cli.Misuse(
+            f"--wait={values.wait:g} milliseconds hold every image up beyond --timeout="
+            f"{values.timeout:g} seconds; give a shorter one"
+        )
+    if values.max_pixels > MAX_PIXELS:
+        raise cli.Misuse(f"--max_pixels={values.max_pixels} is beyond {MAX_PIXELS}, the most read")
+    if values.batch > values.queue:
+        raise cli.Misuse(
+            f"--batch={values.batch} is never full: no more than --queue={values.queue} images wait"
+        )
     try:
         import uvicorn
 
@@ -66,7 +78,9 @@ def run(request: Request) -> int:
         sizes = batching.sizes_up_to(values.batch)
         if values.parts:
             resources = {"num_cpus": values.part_cpus, "num_gpus": values.part_gpus}
-            parts = ray_parts.RayParts(trained, values.parts, values.deadline, sizes, resources)
+            name = f"hsvit-{socket.gethostname()}-{listener.getsockname()[1]}"
+            how = (values.deadline, sizes, resources, name)
+            parts = ray_parts.RayParts(trained, values.parts, *how)
             # Before signals are handled below: Ray's own handlers abort the process.
             voters = stack.enter_context(parts)
         batcher = batching.Batcher(voters, network, sizes, values.wait / 1000)
@@ -118,10 +132,12 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-        except OSError as error:
-            of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        except (OSError, TypeError, UnicodeError) as error:  # of a name that cannot be encoded
+            of_host = isinstance(error, socket.gaierror | TypeError | UnicodeError)
+            of_host = of_host or error.errno == errno.EADDRNOTAVAIL
             flag = "host" if of_host else "port"
+            reason = getattr(error, "strerror", None) or error
             raise ValueError(
-                f"cannot listen at {host}:{port}: {error.strerror}; choose another --{flag}"
+                f"cannot listen at {host}:{port}: {reason}; choose another --{flag}"
             ) from error
         yield listener

@@ -8,6 +8,7 @@ import hmac
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any
 
@@ -21,6 +22,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hsvit_jax import data
 from hsvit_jax.commands.serve.batching import Answer, Batcher, NoVotes, part_of
@@ -28,6 +30,7 @@ from hsvit_jax.commands.serve.batching import Answer, Batcher, NoVotes, part_of
 _TOP = 5
 # An image that is decoded sooner than handed to a thread.
 _SMALL_BYTES, _SMALL_PIXELS = 1 << 15, 1 << 16
+_THREADS = 3
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -68,6 +71,30 @@ class _InMemory(MultiPartParser):
     spool_max_size = 1 << 40
 
 
+class _OwnNames:
+    """Answers to some names of a host only, and says to a client of another what to do."""
+
+    def __init__(self, app: ASGIApp, hosts: list[str]) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        called = False
+
+        async def known(scope: Scope, receive: Receive, _: Send) -> None:
+            nonlocal called
+            called = True
+            await self._app(scope, receive, send)
+
+        async def unsaid(_: Message) -> None:
+            """Drops Starlette's refusal, a bare text."""
+
+        await TrustedHostMiddleware(known, self._hosts)(scope, receive, unsaid)
+        if not called:
+            text = f"This server answers to the names {', '.join(self._hosts)} only: let a proxy "
+            text += "send one of them as Host, or start the server with --token."
+            await JSONResponse({"error": text}, 400, _PAGE_HEADERS)(scope, receive, send)
+
+
 class Server:
     """The application and what it counts.
 
@@ -105,7 +132,7 @@ class Server:
             Route("/predict", self._guarded(self._predict), methods=["POST"]),
             Route("/explain", self._guarded(self._explain), methods=["POST"]),
         ]
-        middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
+        middleware = [Middleware(_OwnNames, hosts)] if hosts else []
         self.app = Starlette(
             routes=routes,
             middleware=middleware,
@@ -115,6 +142,8 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        # A thread that decodes may hold half a gigabyte, of 25 million pixels with transparency.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
         await self.batcher.warm_up()
         c = self._classifier
         await asyncio.to_thread(self._maps, np.zeros((*c.image_size, c.channels), np.uint8))

@@ -10,6 +10,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from hsvit_jax import cli
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.commands.serve.votes import Ballot, parts_of
 from hsvit_jax.train import evaluate
@@ -54,6 +55,7 @@ class RayParts:
       deadline: seconds.
       sizes: of batches.
       resources: of a part's replica, options of a Ray actor.
+      name: of the front, before the numbers of its parts; those of another by this name are ended.
     """
 
     def __init__(
@@ -63,19 +65,36 @@ class RayParts:
         deadline: float,
         sizes: Sequence[int],
         resources: dict[str, float],
+        name: str,
     ) -> None:
         cuts, _ = classifier.cut(count)
         self.parts, self._scale = parts_of(cuts)
         self._deadline = deadline
         shape = (*classifier.image_size, classifier.channels)
         tta = classifier.config.eval.tta
-        self._replicas = [(cut, shape, sizes, tta) for cut in cuts]
+        self._replicas = {f"{name}-{k}": (cut, shape, sizes, tta) for k, cut in enumerate(cuts)}
         self._resources = resources
+        views = len(evaluate.tta_views(np.zeros((1, *shape)), tta))
+        self._views, self._width = views, classifier.model.config.embed_dim
         self._handles: list[Any] = []
         self._asked: dict[int, asyncio.Future] = {}
 
     def __enter__(self) -> Self:
-        """Starts the deployments, in the cluster that there is or on this machine."""
+        """Starts the deployments, in the cluster that there is or on this machine.
+
+        Raises:
+          ValueError: there is no cluster at the address given, or a part cannot start.
+        """
+        try:
+            self._start()
+        except BaseException as error:  # Ctrl-C too: the parts would stay in the cluster
+            self.__exit__()
+            if isinstance(error, ConnectionError | RuntimeError):
+                raise ValueError(f"Ray cannot start the parts: {error}") from error
+            raise
+        return self
+
+    def _start(self) -> None:
         import ray
         from ray import serve
 
@@ -87,19 +106,30 @@ class RayParts:
             Replica, max_ongoing_requests=2, ray_actor_options=self._resources, **_LIFE
         )
         targets = [
-            serve.RunTarget(deployment.bind(*arguments), name=f"hsvit-{k}", route_prefix=None)
-            for k, arguments in enumerate(self._replicas)
+            serve.RunTarget(deployment.bind(*arguments), name=name, route_prefix=None)
+            for name, arguments in self._replicas.items()
         ]
+        held = ray.cluster_resources()
+        for option, unit in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
+            asked, there = len(targets) * self._resources[option], held.get(unit, 0)
+            if asked > there:
+                cli.note(
+                    f"the parts ask for {asked:g} {unit}s and the cluster has {there:g}: they "
+                    "wait for more nodes"
+                )
         self._handles = serve.run_many(targets)
-        return self
 
     def __exit__(self, *_: object) -> None:
         import ray
         from ray import serve
 
-        for k in range(len(self._handles)):
-            serve.delete(f"hsvit-{k}")
-        ray.shutdown()
+        if not ray.is_initialized():
+            return
+        try:
+            for name in self._replicas:
+                serve.delete(name)
+        finally:
+            ray.shutdown()
 
     async def vote(self, images_BHWC: np.ndarray) -> Ballot:
         """See `Voters`."""
@@ -114,8 +144,9 @@ class RayParts:
         if asked:
             await asyncio.wait(asked.values(), timeout=self._deadline)
         answers = {k: f.result() for k, f in asked.items() if f.done() and f.result() is not None}
-        shape = next((total.shape for total, _ in answers.values()), (1, len(images_BHWC), 1))
-        cls_VPBD = np.zeros((shape[0], len(self.parts), *shape[1:]), np.float32)
+        # Of one shape whoever answers: for another the head would be compiled again.
+        shape = (self._views, len(self.parts), len(images_BHWC), self._width)
+        cls_VPBD = np.zeros(shape, np.float32)
         for k, (total_VBD, _) in answers.items():
             cls_VPBD[:, k] = total_VBD / self._scale
         taken_P = tuple(answers[k][1] if k in answers else None for k in range(len(self.parts)))
