@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 from flax import traverse_util
 
 from hsvit_jax import checkpoint
@@ -185,7 +186,9 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         path: a run's folder, a folder of checkpoints, or what `sources.locate` finds a file by.
         which: 'best', 'latest' or a step, of checkpoints.
 
-    Warns of groups that were lost in training, which are fresh.
+    Returns:
+        the network; of one that lost groups in training, these are fresh and vote all the same, see
+        `of_survivors`.
 
     Raises:
         ValueError: there is no good checkpoint or file, or its metadata and arrays do not describe
@@ -213,7 +216,8 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
             raise ValueError(f"{len(names)} class names for {count} classes")
         names = [*names, *(f"unnamed {i}" for i in range(len(names), count))]
         lost = [operator.index(number) for number in meta.get("lost_groups", ())]
-        left = model.without(lost).group_ids() if lost else ()
+        if lost:
+            model.without(lost)  # says itself what cannot be lost
         wanted = jax.eval_shape(model.init, jax.random.key(0))
         wanted = dict(zip(("params", "stats"), wanted, strict=True))
         if tensors is not None:
@@ -229,19 +233,39 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         ) from error
     if tensors is not None and which not in ("best", "latest", number):
         raise ValueError(f"{path} holds one network, of step {number}: leave which={which} out")
-    if lost:  # of towers, all the groups
-        groups = [str(n) for n in range(model.config.groups) if n not in left]
-        warnings.warn(
-            f"{where} was saved after groups or towers {checkpoint.few(list(map(str, lost)))} were "
-            "lost: they are untrained in it and vote all the same, so its accuracy is not that of "
-            f"the run; leave them out (hsvit eval --drop_groups={','.join(groups)}), or train on "
-            "with all processes",
-            stacklevel=2,
-        )
     fingerprint = meta.get("fingerprint")
     return Stored(
         number, config, model, tree["params"], tree["stats"], tuple(names), fingerprint, meta
     )
+
+
+def of_survivors(stored: Stored) -> Stored:
+    """The network that a run went on with after it had lost groups: those it lost do not vote.
+
+    Warns of them. A network that has lost none is returned as it is.
+    """
+    lost = stored.meta.get("lost_groups")
+    if not lost:
+        return stored
+    left = stored.model.without(lost).group_ids()  # of towers, all the groups
+    config = stored.config.copy_and_resolve_references()
+    config.model.votes = "learned"
+    votes_G = np.zeros(stored.model.config.groups, np.float32)
+    votes_G[left] = 1 / len(left)
+    body = stored.params.get("towers", stored.params)
+    vote = votes_G.reshape(body["groups"]["cls"].shape[:-1])
+    body = {**body, "groups": {**body["groups"], "vote": vote}}
+    params = {**stored.params, "towers": body} if "towers" in stored.params else body
+    names = [str(number) for number in lost]
+    warnings.warn(
+        f"step {stored.step} was saved after groups or towers {checkpoint.few(names)} were lost: "
+        f"the other {len(left)} of {len(votes_G)} groups vote, as in the run then; a start of it "
+        "with all processes trains them all",
+        stacklevel=2,
+    )
+    meta = {key: value for key, value in stored.meta.items() if key != "lost_groups"}
+    model = run_spec.build_model(config)
+    return stored._replace(config=config, model=model, params=params, meta=meta)
 
 
 def fused(stored: Stored) -> Stored:
@@ -270,6 +294,9 @@ def _read_network(
             f"{config.model.family!r}"
         )
     origin = f"step {stored.step} of {path}"
+    if lost := stored.meta.get("lost_groups"):
+        names = checkpoint.few([str(number) for number in lost])
+        origin += f", whose groups or towers {names} were lost in training and start afresh"
     other = stored.class_names[: len(class_names)] != tuple(class_names)
     if other and same_family and config.init.classifier == "keep":
         names = config_lib.few(stored.class_names)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from support import small_runs
 
-from hsvit_jax import checkpoint, train
+from hsvit_jax import checkpoint, main, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.train import init_from, resume
+from hsvit_jax.classifier import load
+from hsvit_jax.train import evaluate, init_from, resume
 
 
 def prepared(**settings):
@@ -40,19 +41,37 @@ def from_source(folder, **settings):
     return prepared(init__from=str(folder), **settings)
 
 
-def test_untrained_groups_of_a_run_that_lost_some_are_told(source, tmp_path):
-    _, run = prepared(train__ema_decay=0.0)
-    save(tmp_path, run, source[1], run.meta | {"lost_groups": [2, 3]})
-    with pytest.warns(UserWarning, match="groups or towers 2; 3 were lost: .*drop_groups=2,3"):
-        init_from.stored_network(tmp_path)
-
-
-def test_the_groups_of_a_lost_tower_are_named(tmp_path):
-    _, run = prepared(train__ema_decay=0.0, model__towers=2)
+@pytest.mark.filterwarnings("default:step 0 was saved after")
+@pytest.mark.parametrize(
+    ("towers", "lost", "groups"), [(1, [2, 3], [2, 3]), (2, [1], [4, 5, 6, 7])]
+)
+def test_groups_that_a_run_lost_do_not_vote(tmp_path, capsys, towers, lost, groups):
+    """Answers, parts, and the exported network are those without them."""
+    _, run = prepared(train__ema_decay=0.0, model__towers=towers)
     values = small_runs.made_up_values(run.model)
-    save(tmp_path, run, values, run.meta | {"lost_groups": [1]})
-    with pytest.warns(UserWarning, match="groups or towers 1 were lost: .*drop_groups=4,5,6,7"):
-        init_from.stored_network(tmp_path)
+    save(tmp_path, run, values, run.meta | {"lost_groups": lost})
+    device = jax.devices()[:1]
+    with pytest.warns(UserWarning, match=f"towers {'; '.join(map(str, lost))} were lost: "):
+        found = load(tmp_path, devices=device)
+    votes_G = np.array([float(g not in groups) for g in range(8)], np.float32)
+    forward = evaluate.make_forward(run.model, found.mesh, run.config, votes_G=votes_G)
+    images = small_runs.small_dataset().test.images[:5]
+    wanted = np.asarray(forward(*values, images))
+    np.testing.assert_allclose(found.logits(images), wanted, rtol=1e-5, atol=1e-6)
+    cuts, head = found.cut(2)
+    answers = [cut(images) for cut in cuts]
+    logits, _ = head(*(sum(terms) for terms in zip(*answers, strict=True)))
+    np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-6)
+    assert sum(cut.voters for cut in cuts) == 8 - len(groups)
+    words = ["hsvit", "export", str(tmp_path), f"{tmp_path}/a.safetensors"]
+    assert main.main(words) == 0 and "were lost: " in capsys.readouterr().err
+    assert main.main([*words, "--format=reference"]) == 1  # the authors' average is of all groups
+    assert "vote" in capsys.readouterr().err
+    again = load(tmp_path / "a.safetensors", devices=device)
+    np.testing.assert_allclose(again.logits(images), wanted, rtol=1e-5, atol=1e-6)
+    _, later = from_source(tmp_path, model__towers=towers)
+    notes = init_from.load(later.config, later.model).notes
+    assert "were lost in training and start afresh" in notes[0]
 
 
 def test_a_run_s_folder_may_be_called_as_a_file_is(source, tmp_path):

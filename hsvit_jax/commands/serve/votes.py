@@ -30,7 +30,7 @@ class Part:
 
     Attributes:
       name: of the part.
-      groups: how many groups' CLS tokens it adds.
+      groups: how many groups' CLS tokens it adds, but those without weight.
       share: its weight in the average when all parts vote; the shares add up to 1.
     """
 
@@ -83,7 +83,7 @@ def parts_of(cuts: Sequence[Any], kind: str = "") -> tuple[tuple[Part, ...], flo
         for number, cut in enumerate(cuts)
     ]
     found = zip(names, cuts, strict=True)
-    return tuple(Part(name, len(cut.groups), cut.weight / total) for name, cut in found), total
+    return tuple(Part(name, cut.voters, cut.weight / total) for name, cut in found), total
 
 
 class Network:

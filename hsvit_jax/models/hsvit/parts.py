@@ -46,6 +46,12 @@ class Part:
     stats: dict
     normalise: Callable[[Array], Array]
 
+    @property
+    def voters(self) -> int:
+        """How many of its groups have a vote that is not zero."""
+        vote = _votes(self.params)
+        return len(self.groups) if vote is None else int(np.count_nonzero(vote))
+
     def __call__(self, images_BHWC: Array) -> tuple[Array, Array]:
         """Uint8 images (B, H, W, C) → the weighted sum of CLS tokens (B, D), and the weight ()."""
         x_BHWC = self.normalise(images_BHWC).astype(self.network.dtype)
