@@ -17,7 +17,8 @@ import onnxruntime
 from hsvit_jax import main
 
 run = sys.argv[1] if len(sys.argv) > 1 else "zoo:c2a2-digits"
-main.main(["hsvit", "export", run, "network.onnx", "--format=onnx"])
+if code := main.main(["hsvit", "export", run, "network.onnx", "--format=onnx"]):
+    sys.exit(code)
 
 names = json.loads(Path("network.onnx.json").read_text())["class_names"]
 session = onnxruntime.InferenceSession("network.onnx")

@@ -11,6 +11,8 @@ import numpy as np
 import hsvit_jax
 from hsvit_jax.data.images import is_image_name
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
 folder, *settings = sys.argv[1:]
 config = hsvit_jax.get_config(f"c2a2:folder={folder}", *settings)
 result = hsvit_jax.fit(config, "runs/own-folder")

@@ -10,6 +10,8 @@ import sys
 
 import hsvit_jax
 
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
 folder, weights, *settings = sys.argv[1:]
 config = hsvit_jax.get_config(
     f"backbone:resnet18,folder={folder}",

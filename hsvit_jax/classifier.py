@@ -68,9 +68,12 @@ class Classifier:
 
         Raises:
           BadImage: an image cannot be used.
+          ValueError: the batch is not a whole number of at least 1.
         """
         from hsvit_jax.train import evaluate
 
+        if batch is not None and not (isinstance(batch, int | np.integer) and batch >= 1):
+            raise ValueError(f"batch must be a whole number of at least 1; got {batch!r}")
         images_BHWC, one = self._fitted(images)
         if not len(images_BHWC):
             return np.zeros((0, len(self.class_names)), np.float32)
@@ -94,6 +97,8 @@ class Classifier:
         picture = hasattr(images, "mode") and not shape  # a column of a pandas table has both
         path_or_picture = isinstance(images, str | bytes | os.PathLike) or picture
         one = path_or_picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
+        if not (one or hasattr(images, "__iter__")):
+            raise data.BadImage(f"expected an image or several, got {images!r}")
         every = [images] if one else images
         fit = self.config.data.fit
         fitted = [data.fit_image(image, size, channels, fit) for image in every]
@@ -205,12 +210,16 @@ class Classifier:
         Raises:
           ValueError: the data set has a class that the network does not know, or no test images.
         """
-        from hsvit_jax.train import evaluate
-
         if isinstance(dataset, data.Dataset):
             dataset = self.relabelled(dataset.test, dataset.info)
-        evaluator = evaluate.make_evaluator(self.model, self.mesh, self.config, self.aggregate)
-        return evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
+        return self._evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
+
+    @cached_property
+    def _evaluator(self) -> Any:
+        """The evaluation, compiled once for each instance."""
+        from hsvit_jax.train import evaluate
+
+        return evaluate.make_evaluator(self.model, self.mesh, self.config, self.aggregate)
 
     def relabelled(self, split: data.Split, info: data.DataInfo) -> data.Split:
         """Numbers the labels of a data set's split as the network's classes, by their names.
@@ -269,7 +278,7 @@ def load(
 
     alone = devices is not None and set(devices) <= set(jax.local_devices())
     with checkpoint.alone() if alone else contextlib.nullcontext():
-        stored = init_from.stored_network(path, which)
+        stored = init_from.of_survivors(init_from.stored_network(path, which))
     mesh = mesh_lib.make(group, data, groups=stored.model.group_axis_limit, devices=devices)
     network = {"params": stored.params, "stats": stored.stats}
     placed = mesh_lib.place(mesh, network, stored.model)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from jax.sharding import Mesh
@@ -109,7 +110,9 @@ def make_counter(
     ) -> Array:
         def answers(votes_G: Array) -> Array:
             forward = evaluate.make_forward(model, mesh, config, aggregate, votes_G)
-            return forward(params, stats, images_BHWC).argmax(1)
+            logits_BK = forward(params, stats, images_BHWC)
+            finite_B = jnp.isfinite(logits_BK).all(1)  # else argmax calls it the first class
+            return jnp.where(finite_B, logits_BK.argmax(1), -1)
 
         right_SB = (jax.vmap(answers)(votes_SG) == labels_B[None]) & valid_B[None]
         return right_SB.sum(1)

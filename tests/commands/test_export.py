@@ -106,14 +106,14 @@ def test_a_card_of_a_loss_that_is_not_finite(stored_weights):
     assert "| test | 10 | 90.00% | not finite |" in export.card(about, 1)
 
 
-def test_lost_groups_are_told_and_the_figures_of_the_others_are_not(
-    exported, stored_weights, tmp_path
-):
-    stored, path = init_from.stored_network(stored_weights), tmp_path / "a.safetensors"
-    stored = stored._replace(meta=stored.meta | {"lost_groups": [1]})
-    export.write_file(stored, export.describe(stored, str(stored_weights)), path)
-    with pytest.warns(UserWarning, match="groups or towers 1 were lost"):
-        assert init_from.stored_network(path).meta["measured"] == {}
+def test_an_edited_card_is_kept(stored_weights, tmp_path, capsys):
+    words = ["hsvit", "export", str(stored_weights), f"{tmp_path}/hub", "--format=hub"]
+    assert main.main(words) == main.main(words) == 0
+    card = tmp_path / "hub/README.md"
+    card.write_text(edited := "license: mit\n" + card.read_text())
+    assert main.main(words) == 1
+    assert "README.md is edited, or of another network" in capsys.readouterr().err
+    assert card.read_text() == edited
 
 
 def test_convert_takes_no_file_of_our_own_and_no_options_for_a_file_that_tells(tmp_path, capsys):

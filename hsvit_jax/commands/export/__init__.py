@@ -33,7 +33,7 @@ def run(request: Request) -> None:
             f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "
             f"{' '.join(words) or 'neither'}"
         )
-    stored = init_from.stored_network(source, which_of(request))
+    stored = init_from.of_survivors(init_from.stored_network(source, which_of(request)))
     stored = init_from.fused(stored) if values.fused else stored
     about, out = describe(stored, source), Path(words[-1])
     if values.format in programs.FORMATS:
@@ -70,11 +70,10 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     place = sources.locate(source).resolve()
     of_steps = place.is_dir() and not (place / "checkpoints").is_dir()
     folder = place.parent if of_steps else place
-    lost = list(stored.meta.get("lost_groups", ()))  # whose figures are those of the other groups
     measured = {
         line["split"]: {k: line[k] for k in ("accuracy", "loss", "examples") if k in line}
         for line in metrics.read_metrics(folder / "metrics.jsonl")
-        if line["step"] == stored.step and line.get("split") in ("val", "test") and not lost
+        if line["step"] == stored.step and line.get("split") in ("val", "test")
     }
     about = {
         "family": config["model"]["family"],
@@ -83,7 +82,6 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
         "step": stored.step,
         "fingerprint": stored.fingerprint,
         "measured": measured or stored.meta.get("measured", {}),
-        "lost_groups": lost,
         "made_by": f"hsvit_jax {hsvit_jax.__version__}",
     }
     return json.loads(json.dumps(about))
@@ -116,7 +114,7 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
     """Writes a folder as the Hugging Face hub has it: the file, its settings as JSON, and a card.
 
     Raises:
-      ValueError: `out` is a file, or a folder of other things.
+      ValueError: `out` is a file, or a folder of other things, or holds an edited card.
     """
     names, data = about["class_names"], about["config"]["data"]
     settings = {
@@ -140,9 +138,15 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
     }
     if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {*texts, _FILE}):
         raise ValueError(f"{out} already holds something else: remove it or name another OUT")
+    old = out / "README.md"
+    if old.exists() and old.read_text("utf-8", "replace") != texts["README.md"]:
+        raise ValueError(
+            f"{old} is edited, or of another network: move it away, or name another OUT"
+        )
+    written = write_file(stored, about, out / _FILE)
     for name, text in texts.items():
         report.write_file(out / name, text)
-    return [*write_file(stored, about, out / _FILE), *(out / name for name in texts)]
+    return [*written, *(out / name for name in texts)]
 
 
 _FILE = "model.safetensors"
