@@ -14,10 +14,12 @@ from typing import Any
 
 import jax
 
-from hsvit_jax import cli, report
+from hsvit_jax import cli, report, train
+from hsvit_jax import config as config_lib
 from hsvit_jax.commands.studies import grid
 from hsvit_jax.commands.studies.systems import System, point, seeds_of, train_all
 from hsvit_jax.models import costs
+from hsvit_jax.train import init_from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +125,8 @@ def write(rows: Sequence[Row], out: Path, command: str) -> tuple[Path, Path, Pat
         f"{' to '.join(least_most)} epochs, {seeds} seed{'s' if seeds > 1 else ''}"
         f"{', ± one standard deviation over them' if seeds > 1 else ''}. Accuracy: test split. "
         "MB: of the parameters in float32. FLOPs: one image forward, 2·MAC. Memory: peak of the "
-        f"compiled program, activations included, batch {batch}. images/s: median of the training "
-        f"log, {jax.default_backend()}, {jax.device_count()} device(s).\n\n    {command}\n"
+        f"compiled program, activations included, batch {batch}, {jax.default_backend()}, "
+        f"{jax.device_count()} device(s). images/s: median of the training log.\n\n    {command}\n"
     )
     return grid.save(rows, out, "comparison", f"{table(rows)}\n{notes}", _figure(rows))
 
@@ -192,6 +194,7 @@ def learning_curves(
     named = [*settings, *(setting for system in systems for setting in system.settings)]
     if any(setting.startswith("data.fraction=") for setting in named):
         raise ValueError("--fractions names the shares of all systems: leave data.fraction out")
+    _check_shares(systems[0].spec, [*settings, *systems[0].settings], fractions)
     for fraction in fractions:
         given = [*settings, f"data.fraction={fraction:g}"]
         for one in train_all(systems, out, settings=given, seeds=seeds, equal="compute"):
@@ -199,6 +202,21 @@ def learning_curves(
             images = round(len(one.run.dataset.train) / classes, 1)
             points.append(point(one, f"{images:g}", one.system.name))
     return points
+
+
+def _check_shares(spec: str, settings: Sequence[str], fractions: Sequence[float]) -> None:
+    """Raises ValueError for shares of equally many images, which would be one point."""
+    config = config_lib.get_config(spec, *settings)
+    whole = train.load_data(init_from.at_native_size(config))
+    found: dict[int, float] = {}
+    for fraction in fractions:
+        images = len(whole.subset(fraction).train)
+        if images in found:
+            raise ValueError(
+                f"--fractions={found[images]:g} and {fraction:g} both keep {images:,} images, one "
+                "of each class at least: leave one of them out"
+            )
+        found[images] = fraction
 
 
 def run(request: cli.Request) -> None:

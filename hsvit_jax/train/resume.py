@@ -7,6 +7,7 @@ import ml_collections
 import numpy as np
 
 from hsvit_jax import augment, checkpoint, report
+from hsvit_jax import config as config_lib
 from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
@@ -23,11 +24,14 @@ _OF_THE_STATE = {
 }
 
 
-def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict | None:
+def latest(
+    run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool, as_begun: bool = False
+) -> dict | None:
     """Restores the newest good state of a run.
 
     Args:
         verbose: print changed settings.
+        as_begun: refuse those that change results.
 
     Returns:
         the training state, on the run's mesh; None where nothing was saved.
@@ -41,7 +45,8 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
             _refuse_mismatch(meta, run.meta)
             _refuse_other_state(meta["config"], run.config)
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
-            changed = checkpoint.diff(meta["config"], config)
+            who = {"by_hand": None}  # of both: by whom a setting is given is no setting
+            changed = checkpoint.diff(meta["config"] | who, config | who)
         except (TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"the metadata of the checkpoint in {checkpoints.directory} are not those of a run "
@@ -50,6 +55,11 @@ def latest(run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool) -> dict
         if meta.get("lost_groups") and verbose:
             text = f"groups or towers {meta['lost_groups']} were lost before this checkpoint: they "
             print(report.printable(text + "start anew"))
+        if as_begun and (lines := [x for x in changed if config_lib.names_run(x.split(":")[0])]):
+            raise ValueError(
+                f"the run in {checkpoints.directory.parent} was begun with other settings, and its "
+                f"result would be another's: {'; '.join(lines)}; remove it, or name another folder"
+            )
         if changed and verbose:
             text = "resuming with changed settings:\n  " + "\n  ".join(changed)
             print(report.printable(text), flush=True)

@@ -205,6 +205,7 @@ def train(
     stall_timeout: float | None = None,
     recoverable: bool = False,
     callbacks: Sequence[Callback] = (),
+    as_begun: bool = False,
 ) -> Result:
     """Trains to the end, resuming whatever `workdir` holds, and evaluates the best checkpoint.
 
@@ -222,6 +223,7 @@ def train(
             several processes and 3600 with one.
         recoverable: go on with fewer groups when a process is lost; see `elastic` for its limits.
         callbacks: called by process 0; what they raise ends the run.
+        as_begun: refuse to resume with settings that change its results; else they are taken over.
 
     Returns:
         the finished run.
@@ -255,7 +257,7 @@ def train(
         dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))
         stop = stack.enter_context(coordination.StopTogether(dog.hurry))
 
-        state = resume.latest(run, checkpoints, verbose)
+        state = resume.latest(run, checkpoints, verbose, as_begun)
         if state is None:
             start = mesh_lib.from_lead(resume.start(run, verbose))
             state = step_lib.first_state(run, start)
@@ -301,8 +303,9 @@ def _open_metrics(
         )
     if lead:
         report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
-        environment = json.dumps(workdir_lib.environment(), indent=2) + "\n"
-        report.write_file(workdir / "environment.json", environment)
+        about = workdir / "environment.json"
+        if first < run.total_steps or not about.exists():  # else that of who trained it stays
+            report.write_file(about, json.dumps(workdir_lib.environment(), indent=2) + "\n")
     return log, bar
 
 

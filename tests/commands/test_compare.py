@@ -8,7 +8,7 @@ import pytest
 from support.data_files import encoded, noise, write
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import main, report
+from hsvit_jax import main, report, train
 from hsvit_jax.commands import compare
 from hsvit_jax.commands.studies.systems import System, images, name_of, point, train_all
 from hsvit_jax.models import costs
@@ -38,9 +38,14 @@ def test_a_row_for_each_system_and_nothing_trained_again(tmp_path, monkeypatch):
     assert 0 < rows[0].parameters < 20_000 and rows[0].images_per_second > 0
     assert (rows[0].forward_bytes, rows[0].training_bytes) == (8 << 10, 8 << 20)
     (log,) = tmp_path.glob("*/metrics.jsonl")
-    before = log.read_bytes()
+    before, environment = log.read_bytes(), log.parent / "environment.json"
+    environment.write_text("{}")  # as of another machine
     (again,) = train_all([SYSTEM], tmp_path, settings=SETTINGS, seeds=(1,))
     assert again.accuracies == rows[0].accuracies and log.read_bytes() == before
+    assert environment.read_text() == "{}"
+    given = [*SETTINGS, "seed=1", "optim.learning_rate=0.7"]  # of a file that was edited
+    with pytest.raises(ValueError, match=r"begun with other settings.*: optim\.learning_rate: "):
+        train.train(config_lib.get_config(SYSTEM.spec, *given), log.parent, as_begun=True)
 
 
 def test_a_run_that_patience_ended_counts_as_long_as_it_was(tmp_path, monkeypatch):
@@ -106,6 +111,7 @@ def test_names_of_systems_are_drawn_as_they_are(tmp_path):
         (["c2a2:digits"], ["model.groups=5"], [0], "c2a2: .*groups=5"),
         (["c2a2:digits model.groups=5"], [], [0], "c2a2 groups=5: .*groups=5"),
         (["c9a9:digits"], [], [0], "unknown network"),
+        (["c2a2:digits model.depth=1"], ["model.depth=7"], [0], "model.depth=7 has no use"),
     ],
 )
 def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, said):
@@ -128,6 +134,9 @@ def test_equal_training_is_that_of_the_runs(tmp_path):
 def test_the_shares_are_those_of_fractions(tmp_path):
     with pytest.raises(ValueError, match="--fractions names the shares of all systems"):
         compare.learning_curves([SYSTEM], tmp_path, [0.1], settings=["data.fraction=0.5"])
+    with pytest.raises(ValueError, match=r"--fractions=0\.001 and 0\.002 both keep 10 images"):
+        compare.learning_curves([SYSTEM], tmp_path, [0.001, 0.002], settings=SETTINGS)
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_and_settings_of_a_system():
@@ -171,6 +180,7 @@ def test_mistakes_on_the_command_line(capsys):
         ([], "compare --help"),
         ([" "], "--config names no file"),
         (["c2a2:digits", "--seeds=x"], "whole numbers; got x"),
+        (["c2a2:digits", "--seeds=0,4294967296"], "0 to 4294967295; got 4294967296"),
         (["c2a2:digits", "--fractions=0.1,2"], "above 0, at most 1; got 0.1,2"),
         (["c2a2:digits", "--fractions=0.1", "--batch=8"], "of the memory columns"),
         (["c2a2:digits", "--sedes=1"], "sedes"),

@@ -234,11 +234,14 @@ def test_a_run_in_this_folder_has_its_name(tmp_path, monkeypatch):
 def test_mistakes_in_a_study(tmp_path, capsys):
     (tmp_path / "own.py").write_text("x = 1\n")
     (tmp_path / "bad.py").write_text("x = 1 / 0\n")
+    empty = "from hsvit_jax.commands.studies.study import Study\n"
+    (tmp_path / "empty.py").write_text(f"{empty}get_study = lambda: Study('t', 'x', 'l', [])\n")
     for words, code, message in (
         (["study", "fig55"], 2, "no study 'fig55'. Did you mean fig5? Known: "),
         (["study", "fig5", "fig6"], 2, "takes one name or file"),
         (["study", f"{tmp_path}/own.py"], 1, "no function get_study()"),
         (["study", f"{tmp_path}/bad.py"], 1, "bad.py failed: ZeroDivisionError: division by zero"),
+        (["study", f"{tmp_path}/empty.py"], 1, "needs cells, each a Cell"),
         (["curves", str(tmp_path), "--out=curves"], 2, "--out must end in .png; got curves"),
         (["curves", str(tmp_path)], 1, "holds no metrics.jsonl"),
     ):

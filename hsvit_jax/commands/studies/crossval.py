@@ -79,7 +79,7 @@ def run(request: cli.Request) -> None:
     dataset = train.load_data(config)
     rows, correct, examples = [], 0, 0
     for fold, part in enumerate(folds(dataset, count, config.data.val_fraction, config.seed), 1):
-        result = train.train(config, out / f"fold{fold}", dataset=part)
+        result = train.train(config, out / f"fold{fold}", dataset=part, as_begun=True)
         test = result.test
         rows.append([fold, test.examples, test.accuracy, test.macro_f1, test.loss])
         correct, examples = correct + round(test.accuracy * test.examples), examples + test.examples

@@ -89,6 +89,8 @@ def load(name: str) -> tuple[Study, str]:
         raise ValueError(f"the study {path} failed: {type(error).__name__}: {error}") from error
     if not isinstance(study, Study):
         raise ValueError(f"{path} has no function get_study(), which returns the Study")
+    if not study.cells or not all(isinstance(cell, Cell) for cell in study.cells):
+        raise ValueError(f"the study {path} needs cells, each a Cell; got {study.cells!r:.60}")
     return study, path.stem
 
 

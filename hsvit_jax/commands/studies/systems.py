@@ -10,6 +10,7 @@ import ml_collections
 from hsvit_jax import cli, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands.studies import grid
+from hsvit_jax.config import keys
 from hsvit_jax.models import costs
 from hsvit_jax.train import init_from, metrics
 
@@ -90,6 +91,12 @@ def train_all(
         `hsvit_jax.train.train`.
     """
     chosen = {system: [*settings, *system.settings] for system in systems}
+    of_all = [{s.partition("=")[0] for s in system.settings} for system in systems]
+    for setting in settings:
+        if systems and all(setting.partition("=")[0] in own for own in of_all):
+            raise cli.Misuse(
+                f"{setting} has no use: every network here sets it itself; leave it out"
+            )
     try:
         configs = {
             system: config_lib.get_config(system.spec, *given) for system, given in chosen.items()
@@ -115,7 +122,8 @@ def train_all(
             name = config_lib.default_workdir(seeded, system.spec, chosen[system])
             folder = out / Path(name).name
             cli.note(f"{system.name}, seed {seed}: {folder}")
-            results.append(train.train(seeded, folder, dataset=images(seeded, loaded)))
+            dataset = images(seeded, loaded)
+            results.append(train.train(seeded, folder, dataset=dataset, as_begun=True))
             lines = metrics.read_metrics(folder / "metrics.jsonl")
             rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
         rate = statistics.median(rates) if rates else 0.0
@@ -219,4 +227,6 @@ def seeds_of(words: Sequence[str]) -> list[int]:
     """Reads --seeds."""
     if not all(seed.strip().isdecimal() for seed in words):
         raise cli.Misuse(f"--seeds needs whole numbers; got {','.join(words)}")
+    if wrong := [seed for seed in words if not keys.KEYS["seed"].fits(int(seed))]:
+        raise cli.Misuse(f"a seed must be {keys.KEYS['seed'].expected}; got {wrong[0]}")
     return [int(seed) for seed in words]
