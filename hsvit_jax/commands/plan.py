@@ -3,6 +3,7 @@
 from hsvit_jax import cli, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Misuse, Request
+from hsvit_jax.commands.summary import note_of_few
 from hsvit_jax.models import costs
 from hsvit_jax.planner import plan
 from hsvit_jax.train import optim
@@ -20,4 +21,5 @@ def run(request: Request) -> int:
     model = train.build_model(config)
     kept = optim.moment_bytes(config.optim, model) / (4 * costs.parameters(model))
     print(plan.run(config, **values, moments=kept))
+    note_of_few(config)
     return 0

@@ -22,12 +22,17 @@ def run(request: Request) -> int:
     info = data.describe(request.config.data.name, request.config.data.dir or None)
     config = config_lib.resolve(request.config, info)
     print(summarise(config, train.build_model(config)))
+    note_of_few(config)
+    return 0
+
+
+def note_of_few(config: ml_collections.ConfigDict) -> None:
+    """Says of own images, which are not counted here, that their number decides the recipe."""
     if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.by_hand:
         cli.note(
             "batch and optimizer are those of many images; of few, training chooses its own recipe "
             "(docs/data.md, Few images)"
         )
-    return 0
 
 
 def summarise(config: ml_collections.ConfigDict, model: Any) -> str:

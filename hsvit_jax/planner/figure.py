@@ -54,7 +54,7 @@ def _aggregate(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draws the FLOPs of one image on one device, and the crossover with the CLS sum's time."""
     axes.set(xlabel="devices", ylabel="FLOPs per image and device", title="Forward: the CLS sum")
     if not rows:
-        _note(axes, "one device: nothing to aggregate")
+        _note(axes, "no groups on several devices: nothing to aggregate")
         return
     x = [row["devices"] for row in rows]
     flops = [row["forward_flops_per_image"] for row in rows]
@@ -72,7 +72,7 @@ def _idle(axes: Any, rows: list[dict[str, Any]], stages: int) -> None:
     axes.set(xlabel="devices", ylabel="Idle Time Ratio", title="Waiting, communication aside")
     rows = [row for row in rows if row["devices"] > 1]
     if not rows:
-        _note(axes, "one device: nobody waits")
+        _note(axes, "no groups on several devices: nobody waits")
         return
     x = [row["devices"] for row in rows]
     for key, name, style in (

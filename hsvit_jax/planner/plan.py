@@ -99,6 +99,7 @@ def plan(
         for way, network in networks.items()
         for n in counts(devices)
     ]
+    chosen = batch
     if batch is None:
         batch = math.lcm(config.train.batch, *(n // g for _, n, g in layouts))
     rows, left_out, alone = [], [], {}
@@ -128,6 +129,7 @@ def plan(
         "machine": vars(machine),
         "batch": batch,
         "train_batch": config.train.batch,
+        "raised": chosen is None and batch > config.train.batch,
         "pipeline_stages": PIPELINE_STAGES,
         "verify_batch": VERIFY_BATCH,
         "towers": networks["towers"].config.towers if "towers" in networks else 1,

@@ -11,7 +11,7 @@ def render(result: dict[str, Any]) -> str:
     """Formats a plan: assumptions, costs, the smallest aggregate, idle times, verification."""
     machine, batch = result["machine"], result["batch"]
     raised = ""
-    if batch != result["train_batch"]:
+    if result["raised"]:
         raised = f" (train.batch={result['train_batch']}; a plan needs an image for every device)"
     image = "×".join(map(str, result["image"]))
     lines = [

@@ -228,6 +228,14 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
             [f"--config={CONFIG_FILE}", "--work=decode", "--trace=x", "--vs=true"],
             *(2, "--work=decode has no use for --trace"),
         ),
+        (
+            [f"--config={CONFIG_FILE}", "--batch=8", "--config.train.batch=4"],
+            *(2, "leave one out"),
+        ),
+        (
+            [f"--config={CONFIG_FILE}", "--parts", "--config.mesh.group=2"],
+            *(1, "--parts times one device"),
+        ),
         (["--peak", "--steps=3"], 2, "--peak has no use for --steps"),
         ([f"--config={CONFIG_FILE}", "--peak"], 2, "leave --config out"),
         ([f"--config={CONFIG_FILE}", "--rounds=3"], 2, "--rounds is of --vs"),

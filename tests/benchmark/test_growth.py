@@ -81,8 +81,8 @@ def test_files_and_tables_hold_every_row(mixers, steps, tmp_path):
 @pytest.mark.parametrize(
     ("command", "words", "code", "message"),
     [
-        ("sequence-length", ["--tokens=300"], 1, "powers of two"),
-        ("sequence-length", ["--tokens=a"], 2, "whole numbers"),
+        ("sequence-length", ["--tokens=256,300"], 2, "powers of two"),
+        ("sequence-length", ["--tokens=a"], 2, "powers of two"),
         ("sequence-length", ["--mixers=nobody"], 2, "unknown --mixers"),
         ("sequence-length", ["--mixers=nystrom", "--tokens=16"], 1, "landmarks=64"),
         ("step-growth", [], 2, "step-growth needs --config=FILE"),

@@ -247,6 +247,7 @@ def test_devices_group_and_batch():
     assert [r["data"] for r in rows_of(result, "data")] == [1, 2, 4, 8, 16, 24]
     assert result["batch"] == 384  # 128, raised until 24 devices divide it
     few = planned(resolved(), devices=8, batch=4)
+    assert result["raised"] and not few["raised"]
     assert [r["devices"] for r in rows_of(few, "data")] == [1, 2, 4]
     assert few["left_out"] == [{"way": "data", "devices": 8, "data": 8}]
 
