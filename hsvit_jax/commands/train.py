@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hsvit_jax import train
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.report import write_after_training
 from hsvit_jax.config import few
-from hsvit_jax.runtime import cluster, coordination
+from hsvit_jax.runtime import cluster, coordination, signals
 
 _LONGEST_REPORT = 6 * 3600.0  # seconds
 _OF_LOADING = {f"data.{key}" for key in ("fraction", "val_fraction", "fit", "on_bad_image", "dir")}
@@ -45,12 +46,15 @@ def fit(
         page = write_after_training(result.workdir, options.get("dataset"))
         result = dataclasses.replace(result, report=page)
     if report:  # jax ends a job five minutes after the first of its processes
-        coordination.barrier("report", _LONGEST_REPORT)
+        coordination.wait_for_lead("report", _LONGEST_REPORT)
     return result
 
 
 def run(request: Request) -> int:
     """Trains, and prints the result and the commands that use it."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # until the run itself listens for them
+        if signal.getsignal(signum) == signal.SIG_DFL:
+            signal.signal(signum, signals.leave_unsaved)
     job = cluster.find(request.flags.distributed)
     if job is not None:
         cluster.start(job, recoverable=request.flags.recoverable)

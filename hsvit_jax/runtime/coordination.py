@@ -102,10 +102,15 @@ def _gather(text: str) -> list[str]:
     client, index = _client(), distributed.global_state.process_id
     if client is None:
         return [text]
-    place = f"hsvit/{next(_numbers)}"
+    place, count = f"hsvit/{next(_numbers)}", distributed.global_state.num_processes
     client.key_value_set(f"{place}/{index}", text or " ")  # an empty value counts as none
-    client.wait_at_barrier(f"{place}/all", _LONGEST_MS)
-    count = distributed.global_state.num_processes
+    if jax.config.jax_enable_recoverability:  # a barrier would wait for a lost process too
+        alive = client.get_live_nodes([*range(count)])
+        if lost := sorted({*range(count)} - {*alive}):
+            numbers = ", ".join(map(str, lost))
+            raise ValueError(f"process {numbers} was lost before the first step: start all again")
+    else:
+        client.wait_at_barrier(f"{place}/all", _LONGEST_MS)
     values = [client.blocking_key_value_get(f"{place}/{i}", _LONGEST_MS) for i in range(count)]
     return ["" if value == " " else value for value in values]
 
@@ -215,6 +220,20 @@ def barrier(what: str, seconds: float) -> bool:
         return True
     except jax.errors.JaxRuntimeError:
         return False
+
+
+def wait_for_lead(what: str, seconds: float) -> None:
+    """Waits until process 0 has called this too; it waits for nobody, as one may be lost."""
+    client = _client()
+    if client is None:
+        return
+    _barriers[what] += 1
+    key = f"hsvit/{what}/{_barriers[what]}"
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # it has ended, or took too long
+        if is_lead():
+            client.key_value_set(key, "1")
+        else:
+            client.blocking_key_value_get(key, int(seconds * 1000))
 
 
 def install_excepthook() -> None:

@@ -134,6 +134,11 @@ def raise_on_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def leave_unsaved(signum: int, frame: FrameType | None) -> None:
+    """Ends a run that has nothing to save yet as one that has saved: it is to be started again."""
+    raise Interrupted(signum, 0)
+
+
 def _leave(signum: int, frame: FrameType | None) -> None:
     _write(f"{NOTHING_SAVED}\n".encode())
     os._exit(128 + signum)

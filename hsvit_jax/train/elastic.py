@@ -64,6 +64,15 @@ class RecoverableLoop(Loop):
             except multihost_utils.ProcessFailureError as failure:
                 state = self._without(self.state, failure.failed_devices)
 
+    def conclude(self, state: dict) -> tuple:
+        """As `Loop.conclude`, with the processes that are left."""
+        while True:
+            try:
+                with self.agreement():
+                    return super().conclude(state)
+            except multihost_utils.ProcessFailureError as failure:
+                state = self._without(self.state, failure.failed_devices)
+
     def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
         """As `Loop.compile`; a step is done when it returns, so that a loss shows in it."""
         compiled = super().compile(batch)

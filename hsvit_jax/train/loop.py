@@ -15,7 +15,7 @@ from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import coordination, memory, signals
 from hsvit_jax.runtime import watchdog as watchdog_lib
-from hsvit_jax.train import batches, metrics
+from hsvit_jax.train import batches, metrics, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
@@ -62,7 +62,7 @@ class Loop:
         self.state: dict = {}
         self.remarks: dict[str, Any] = {}  # in every line of the metrics
         self.pending: collections.deque = collections.deque()
-        self.marks: tuple[float, int] = (0.0, 0)
+        self.marks = (0.0, 0.0, 0)  # of the last line: when its step was done, and begun; the step
         self.closed: int | None = None  # up to this step every epoch was ended
 
     def make_evaluator(self) -> Callable[..., evaluate_lib.Evaluation]:
@@ -74,7 +74,8 @@ class Loop:
         """Takes the remaining steps and returns the last state."""
         run, number, train_step = self.run, int(state["step"]), None
         source, first = batches.source(run, number), number + 1
-        self.state, self.marks = state, (time.monotonic(), number)
+        self.state = state
+        self.mark(number)
         if self.closed is None:
             fresh = not run.total_steps and not self.checkpoints.steps()
             self.closed = -1 if fresh else number  # without a step the fresh network is the result
@@ -97,10 +98,11 @@ class Loop:
                 batch = next(source)
                 if train_step is None:
                     train_step = self.compile(batch)
-                    self.marks = (time.monotonic(), number)
+                    self.mark(number)
+                begun = time.monotonic()
                 state, values = train_step(self.state, batch)
             self.state, number = state, number + 1
-            self.pending.append((number, values))
+            self.pending.append((number, begun, values))
             if len(self.pending) > self.in_flight or number == first:
                 self.process_oldest_step()
 
@@ -118,7 +120,7 @@ class Loop:
 
     def process_oldest_step(self) -> None:
         """Waits for the oldest step in flight, checks it, and logs it where a line is due."""
-        number, values = self.pending.popleft()
+        number, begun, values = self.pending.popleft()
         train = self.run.config.train
         bad = int(values["bad"])
         self.watchdog.heartbeat(f"step {number}")
@@ -138,9 +140,11 @@ class Loop:
         if number % train.log_every and number != self.run.total_steps:
             return
         values = jax.device_get(values)
-        now, (since, before) = time.monotonic(), self.marks
-        self.marks = (now, number)
-        pace = (number - before) / max(now - since, 1e-9)
+        now, (since, since_begun, before) = time.monotonic(), self.marks
+        self.marks = (now, begun, number)
+        # Before an evaluation steps that were done long ago follow at once: none is faster than the
+        # steps were begun.
+        pace = (number - before) / max(now - since, begun - since_begun, 1e-9)
         epoch = (number - 1) // self.run.steps_per_epoch
         line = {
             "epoch": epoch,
@@ -155,6 +159,10 @@ class Loop:
         self.log.write(number, line | self.remarks)
         left = (self.run.total_steps - number) / max(pace, 1e-9)
         self.bar.update(number, {**line, "seconds_left": left})
+
+    def mark(self, number: int) -> None:
+        """Starts the clock of the next line's pace after step `number`."""
+        self.marks = (time.monotonic(),) * 2 + (number,)
 
     def drain(self) -> None:
         """Processes every step in flight."""
@@ -174,7 +182,8 @@ class Loop:
                 metric = getattr(result, figure) if math.isfinite(result.loss) else math.nan
         if last or epochs % self.run.config.checkpoint.every == 0 or metric is not None:
             self.save(number, metric, wait=last)
-        self.closed, self.marks = number, (time.monotonic(), number)
+        self.closed = number
+        self.mark(number)
 
     def out_of_patience(self, number: int) -> bool:
         """Whether none of the last train.patience evaluations was better than one before."""
@@ -220,6 +229,15 @@ class Loop:
         if figure and split == selecting and math.isfinite(result.loss):
             self.bar.best = max(getattr(result, figure), self.bar.best or 0.0)
         self.bar.say(f"step {step:,}  {split} {result}  loss {result.loss:.4f}")
+
+    def conclude(
+        self, state: dict
+    ) -> tuple[int, dict, evaluate_lib.Evaluation | None, evaluate_lib.Evaluation]:
+        """The best step and its state, after `state`, the last; its `evaluate_best`."""
+        best_step = int(state["step"])
+        if not self.run.model.lost:  # else the best checkpoint is of another network
+            best_step, state = resume.best(self.run, self.checkpoints, state)
+        return best_step, state, *self.evaluate_best(state, best_step)
 
     def evaluate_best(
         self, state: dict, step: int

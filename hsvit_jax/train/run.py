@@ -310,10 +310,8 @@ def _open_metrics(
 
 
 def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
-    best_step = last = int(state["step"])
-    if not loop.run.model.lost:  # else the best checkpoint is of another network
-        best_step, state = resume.best(loop.run, loop.checkpoints, state)
-    validation, test = loop.evaluate_best(state, best_step)
+    last = int(state["step"])
+    best_step, state, validation, test = loop.conclude(state)
     parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
     return Result(workdir, last, best_step, parameters, test, validation)
 

@@ -234,6 +234,27 @@ def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
 
 
 @pytest.mark.slow
+def test_a_process_lost_in_the_final_evaluation(tmp_path, job):
+    """The other one evaluates the network that is left."""
+    settings = ("train.steps=3", "model.depth=1", "mesh.group=2", "mesh.data=1")
+    cut, flags = tmp_path / "cut", ("--recoverable", "--stall_timeout=200")
+    ends = job(cut, settings, count=2, devices=1, twist=("kill_testing", 1, 0), flags=flags)
+    assert [code for code, _ in ends] == [0, -9], ends
+    last = metric_lines(cut)[-1]
+    assert (last["split"], last["step"], last["lost_groups"]) == ("test", 3, [2, 3])
+
+
+@pytest.mark.slow
+def test_a_process_lost_before_the_first_step(tmp_path, job):
+    """The others end, and do not wait for it."""
+    settings = ("train.steps=3", "model.depth=1", "mesh.group=2", "mesh.data=1")
+    twist, flags = ("kill_loading", 1, 0), ("--recoverable", "--stall_timeout=200")
+    ends = job(tmp_path / "cut", settings, count=2, devices=1, twist=twist, flags=flags)
+    assert [code for code, _ in ends] == [1, -9], ends
+    assert "process 1 was lost before the first step: start all again" in ends[0][1]
+
+
+@pytest.mark.slow
 def test_the_launcher_leaves_the_survivors_to_go_on(tmp_path):
     """Of two processes on this machine the second is killed; the first goes on to the end."""
     python = program(

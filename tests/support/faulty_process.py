@@ -2,9 +2,10 @@
 
 term, int, kill, raise, hang: when process PROCESS looks at step STEP it is sent that signal, raises
 what nobody expects, or sleeps. full: no file can grow from then on, as on a full disk. clock: it is
-set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written. late:
-PROCESS starts its first step STEP seconds after it was compiled. stream: made-up images that are
-read one by one, each reading noted in $READS-<process>. none: as it is.
+set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written.
+kill_testing: before the test split is evaluated. kill_loading, term_loading: before the data are
+loaded. late: PROCESS starts its first step STEP seconds after it was compiled. stream: made-up
+images that are read one by one, each reading noted in $READS-<process>. none: as it is.
 """
 
 import dataclasses
@@ -66,6 +67,38 @@ def fail_saving(kind: str, process: int, step: int) -> None:
     JsonCheckpointHandler._save_fn = faulty
 
 
+def fail_testing(kind: str, process: int) -> None:
+    """Arranges for the fault before the evaluation on the test split."""
+    import jax
+
+    from hsvit_jax.train import loop
+
+    evaluate = loop.Loop.evaluate
+
+    def faulty(self: loop.Loop, state: dict, split: str, *more: object) -> object:
+        if split == "test" and jax.process_index() == process:
+            fault(kind)
+        return evaluate(self, state, split, *more)
+
+    loop.Loop.evaluate = faulty
+
+
+def fail_loading(kind: str, process: int) -> None:
+    """Arranges for the fault before the data are loaded."""
+    import jax
+
+    from hsvit_jax.train import run
+
+    load = run.load_data
+
+    def faulty(*given: object, **settings: object) -> object:
+        if jax.process_index() == process:
+            fault(kind)
+        return load(*given, **settings)
+
+    run.load_data = faulty
+
+
 def late(process: int, seconds: int) -> None:
     """The first step of a process waits."""
     import jax
@@ -110,6 +143,10 @@ if __name__ == "__main__":
         late(int(process), int(step))
     elif twist.endswith("_saving"):
         fail_saving(twist.removesuffix("_saving"), int(process), int(step))
+    elif twist.endswith("_testing"):
+        fail_testing(twist.removesuffix("_testing"), int(process))
+    elif twist.endswith("_loading"):
+        fail_loading(twist.removesuffix("_loading"), int(process))
     elif twist != "none":
         fail_at(twist, int(process), int(step))
     sys.exit(main.main([sys.argv[0], *words]))
