@@ -138,7 +138,8 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_enable_recoverability", recoverable)
     patience = threading.Timer(10, _say_waiting, [job])
-    patience.daemon = True
+    end = threading.Timer(timeout, _give_up, [job, timeout])
+    patience.daemon = end.daemon = True
     patience.start()
     joined = threading.Event()
     try:
@@ -147,17 +148,19 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
             _wait_for(job.address, timeout)
         else:
             _check_free(job)
+        end.start()
         jax.distributed.initialize(
             job.address,
             job.count,
             job.index,
             local_device_ids=job.local_devices,
             cluster_detection_method="deactivate",
-            initialization_timeout=int(timeout),
+            initialization_timeout=int(timeout) + 60,  # after which jax aborts
             heartbeat_timeout_seconds=20 if recoverable else 100,
         )
     finally:
         patience.cancel()
+        end.cancel()
         joined.set()
     coordination.install_excepthook()
 
@@ -165,6 +168,14 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
 def _say_waiting(job: Job) -> None:
     what = f"process 0 at {job.address}" if job.index else f"{job.count - 1} other processes"
     print(f"process {job.index} of {job.count} waits for {what}", file=sys.stderr, flush=True)
+
+
+def _give_up(job: Job, timeout: float) -> None:
+    """Ends this process, whose main thread is in a call of jax that would abort."""
+    text = f"process {job.index} of {job.count} waited {timeout:.0f} s for the others: start all, "
+    text += "each with a number of its own in --distributed=host:port,n,i"
+    print(text, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _wait_for(address: str, timeout: float) -> None:

@@ -2,11 +2,13 @@
 but ports that do not answer. Real processes: test_processes.py."""
 
 import socket
+import subprocess
 import sys
 import threading
 import types
 
 import pytest
+from support.processes import environment
 
 from hsvit_jax.runtime import cluster, coordination
 from hsvit_jax.train import loop
@@ -148,6 +150,18 @@ def test_a_process_0_that_does_not_answer(untouched):
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"does not answer at {address} after 0 s"):
             cluster.start(cluster.Job(address, 2, 1), timeout=0.0)
+
+
+@pytest.mark.slow
+def test_a_job_that_does_not_become_complete():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    start = f"cluster.start(cluster.Job({address!r}, 2, 0), timeout=1.0)"
+    words = [sys.executable, "-c", f"from hsvit_jax.runtime import cluster; {start}"]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "process 0 of 2 waited 1 s for the others: start all" in done.stderr
 
 
 def test_a_port_that_is_taken(untouched, monkeypatch, capfd):
