@@ -50,7 +50,7 @@ case ${1:-} in
     ;;
   stop)
     # shellcheck disable=SC2016  # expanded on the worker
-    on_workers 0 'kill -TERM "$(cat hsvit_jax/run.pid)"'
+    on_workers 0 'pid=$(cat hsvit_jax/run.pid) && grep -q hsvit_jax "/proc/$pid/cmdline" && kill -TERM "$pid"'
     ;;
   *) usage "expected install, run or stop, got '${1:-}'" ;;
 esac

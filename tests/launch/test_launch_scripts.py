@@ -259,14 +259,16 @@ def test_local_refuses_what_it_cannot_do(local, words, told):
 # --- slurm.sbatch ---
 
 
-def sbatch(tmp_path: Path, code: int, **env: str) -> tuple[subprocess.CompletedProcess, list, str]:
+def sbatch(
+    tmp_path: Path, code: int, *more: str, **env: str
+) -> tuple[subprocess.CompletedProcess, list, str]:
     """slurm.sbatch under an srun that ends with `code`: (done, srun's words, scontrol's)."""
     programs = tmp_path / "bin"
     program(programs, "srun", f'printf "%s\\n" "$@" > "$OUT/srun"; exit {code}')
     program(programs, "scontrol", 'echo "$*" >> "$OUT/scontrol"; exit "${SCONTROL:-0}"')
     program(tmp_path / ".venv" / "bin", "python", "exit 99")
     done = run(
-        ["bash", LAUNCH / "slurm.sbatch", "--config=configs/c4a8.py", "--workdir=a b"],
+        ["bash", LAUNCH / "slurm.sbatch", *more, "--config=configs/c4a8.py", "--workdir=a b"],
         env={
             "PATH": f"{programs}:{os.environ['PATH']}",
             "OUT": str(tmp_path),
@@ -287,6 +289,14 @@ def test_slurm_requeues_what_another_start_helps(tmp_path, code):
     assert done.returncode == (0 if code in (42, 75) else code)
     command = ".venv/bin/python -m hsvit_jax.main --distributed=auto --config=configs/c4a8.py"
     assert words[-6:] == [*command.split(), "--workdir=a b"] and "--cpus-per-task=8" in words
+
+
+@pytest.mark.parametrize(
+    ("flags", "wait"),
+    [([], 60), (["--recoverable"], 0), (["-recoverable=true", "--norecoverable"], 60)],
+)
+def test_slurm_lets_survivors_go_on(tmp_path, flags, wait):
+    assert f"--wait={wait}" in sbatch(tmp_path, 0, *flags)[1]
 
 
 @pytest.mark.parametrize(
@@ -362,13 +372,17 @@ def test_tpu_vm_runs_the_same_command_on_every_worker(tpu, tmp_path):
 def test_tpu_vm_stops_through_one_worker(tpu, tmp_path):
     env, home = tpu
     (home / "hsvit_jax").mkdir()
-    sleeper = subprocess.Popen(["sleep", "600"])
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ours, other = subprocess.Popen([*sleep, "hsvit_jax.main"]), subprocess.Popen(sleep)
     try:
-        (home / "hsvit_jax" / "run.pid").write_text(f"{sleeper.pid}\n")
-        assert run([LAUNCH / "tpu_vm.sh", "stop"], env=env).returncode == 0
-        assert sleeper.wait(PATIENCE) == -signal.SIGTERM
+        for sleeper, code in ((ours, 0), (other, 1)):  # the number may be another's by now
+            (home / "hsvit_jax" / "run.pid").write_text(f"{sleeper.pid}\n")
+            assert run([LAUNCH / "tpu_vm.sh", "stop"], env=env).returncode == code
+        assert ours.wait(PATIENCE) == -signal.SIGTERM and other.poll() is None
     finally:
-        sleeper.kill()
+        for sleeper in (ours, other):
+            sleeper.kill()
+            sleeper.wait(PATIENCE)
     assert "--worker=0" in words_of(tmp_path / "gcloud")
 
 
