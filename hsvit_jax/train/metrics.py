@@ -164,6 +164,14 @@ def _drop_after(path: Path, step: int) -> None:
         with report.append_to(beside) as file:
             file.write(damaged)
         warnings.warn(f"damaged lines of {path} were moved to {beside}", stacklevel=2)
+    if not step and any(line["step"] and "split" in line for line in lines):  # it had checkpoints
+        beside = path.with_suffix(".before")
+        with report.append_to(beside) as file:
+            file.write(path.read_bytes())
+        warnings.warn(
+            f"the run begins anew, as it has no checkpoint; its lines so far are kept in {beside}",
+            stacklevel=2,
+        )
     kept = [line for line in lines if line["step"] <= step]
     report.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
 

@@ -70,6 +70,20 @@ def test_evaluations_without_a_finite_loss_are_left_out(tmp_path):
         assert log.evaluations("val", "accuracy") == {10: 0.9}
 
 
+def test_lines_of_a_run_whose_checkpoints_are_gone_are_kept(tmp_path):
+    path, beside = tmp_path / "metrics.jsonl", tmp_path / "metrics.before"
+    with metrics.MetricLog(tmp_path, start_step=0) as log:
+        log.write(1, {"loss": 1.0})
+    with metrics.MetricLog(tmp_path, start_step=0) as log:  # killed before the first checkpoint
+        log.write(1, {"split": "val", "accuracy": 0.5})
+    before = path.read_bytes()
+    assert not beside.exists()
+    with pytest.warns(UserWarning, match=r"begins anew.* are kept in .*metrics\.before"):
+        with metrics.MetricLog(tmp_path, start_step=0):
+            pass
+    assert (path.read_bytes(), beside.read_bytes()) == (b"", before)
+
+
 def test_damaged_lines_are_kept_aside(tmp_path):
     """Any byte may have changed; figures of a foreign kind are not drawn."""
     good = b'{"step": 1, "loss": 2.0}\n'

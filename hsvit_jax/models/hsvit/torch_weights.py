@@ -244,6 +244,8 @@ def backbone(families: Mapping[str, "Family"]) -> TorchWeights:
             "num_channels": described.get("num_channels"),
             "image_size": given.get("image_size") or described.get("image_size"),
         }
+        if images["image_size"] is None and "input" not in tensors:
+            raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
         return model, image_section(tensors, images, classes)
 
     def table(c: "BackboneHSViTConfig", keys: Collection[str]) -> Table:

@@ -17,6 +17,7 @@ GIVEN = {
     "num_heads": 4,
     "num_classes": 7,
     "dropout": 0.0,
+    "image_size": 32,
     "backbone": {"model_type": "resnet", "num_channels": 3},
 }
 
@@ -54,6 +55,7 @@ def test_named_networks_are_recognised():
         ({"backbone": {"model_type": "vgg"}}, "model_type='vgg' is not supported; known: resnet"),
         ({"enable_conv_layer": False}, "without its backbone is not supported"),
         ({"attn_num": 7}, r"2048 channel tokens of the backbone cannot split into groups=7"),
+        ({"image_size": None}, "do not tell the image's size: say --image_size"),
         ({"num_heads": 5}, "embed_dim=12 is not divisible by heads=5"),
         ({"dropout": "no"}, "dropout must be of type float; got 'no'"),
     ],
