@@ -87,10 +87,11 @@ def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict
     config = config.copy_and_resolve_references().unlock()
     try:
         config.init["from"] = sources.pinned(source)
-        found = sources.pixels(config.init["from"])
+        stated = config.data.mean or config.data.std
+        found = None if stated else sources.pixels(config.init["from"])
     except ValueError as error:
         raise ValueError(f"init.from={source}: {error}") from error
-    if found and not (config.data.mean or config.data.std):
+    if found:
         config.data.mean, config.data.std = found.mean, found.std
     return config.lock()
 

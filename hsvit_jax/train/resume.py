@@ -1,6 +1,7 @@
 """Restores the state that a run resumes from or is evaluated with, and refuses another run's."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import ml_collections
@@ -68,6 +69,21 @@ def latest(
         return None
     _, plain, _ = restored
     return step_lib.from_plain(plain, run.state_shape)
+
+
+def as_started(config: ml_collections.ConfigDict, workdir: Path) -> ml_collections.ConfigDict:
+    """Takes from a run's config.json what its start read from init.from, which may be gone."""
+    path, source = workdir / "config.json", config.init["from"]
+    if not (source and (workdir / "checkpoints").is_dir() and path.is_file()):
+        return config
+    saved = config_lib.from_json(path.read_text("utf-8"))
+    if _meaning("init.from", saved.init["from"]) != _meaning("init.from", source):
+        return config
+    config = config.copy_and_resolve_references().unlock()
+    config.init["from"] = saved.init["from"]
+    for key in ("image_size", "mean", "std"):
+        config.data[key] = config.data[key] or saved.data[key]
+    return config.lock()
 
 
 def start(run: Run, verbose: bool) -> tuple[dict, dict] | None:

@@ -244,7 +244,8 @@ def train(
         if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
             init_from.refuse_random(config)
         progress = _data_progress if verbose else None
-        run = prepare(config, dataset=dataset, devices=devices, progress=progress)
+        started_as = resume.as_started(config, workdir)
+        run = prepare(started_as, dataset=dataset, devices=devices, progress=progress)
         if recoverable:
             elastic.check(run)
         return run, stack.enter_context(workdir_lib.opened(workdir, run.config))

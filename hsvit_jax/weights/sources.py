@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ def locate(source: str | os.PathLike) -> Path:
 
 def pinned(source: str) -> str:
     """The source with the hub's commit in the place of a branch, a tag or none."""
-    if not source.startswith("hub:"):
+    if not source.startswith("hub:") or re.search("@[0-9a-f]{40}$", source):
         return source
     return f"{source.partition('@')[0]}@{locate(source).parent.name}"
 

@@ -80,6 +80,29 @@ def test_a_run_s_folder_may_be_called_as_a_file_is(source, tmp_path):
     assert init_from.load(run.config, run.model).notes[0].endswith(f"step 0 of {folder}")
 
 
+def test_a_run_goes_on_when_what_it_started_from_is_gone(tmp_path):
+    gone = f"init.from={tmp_path}/gone.safetensors"
+    config = config_lib.get_config("resnet:18,cifar10", gone)
+    with pytest.raises(ValueError, match="gone"):
+        init_from.at_native_size(config)
+    saved = config_lib.override(config, ["data.image_size=64,64", "data.mean=0.1", "data.std=0.2"])
+    (tmp_path / "config.json").write_text(config_lib.to_json(saved))
+    (tmp_path / "checkpoints").mkdir()
+    found = resume.as_started(config, tmp_path)
+    found = init_from.as_published(init_from.at_native_size(found))
+    assert [found.data[key] for key in ("image_size", "mean", "std")] == [(64, 64), (0.1,), (0.2,)]
+    by_hand = config_lib.get_config("resnet:18,cifar10", gone, "data.mean=0.3")
+    assert resume.as_started(by_hand, tmp_path).data.mean == (0.3,)
+    other = config_lib.get_config("resnet:18,cifar10", "init.from=other")
+    assert resume.as_started(other, tmp_path) is other
+    commit = "hub:a/b@" + "0" * 40
+    saved.init["from"] = commit
+    (tmp_path / "config.json").write_text(config_lib.to_json(saved))
+    config = config_lib.get_config("resnet:18,cifar10", "init.from=hub:a/b")
+    found = init_from.as_published(resume.as_started(config, tmp_path))
+    assert found.init["from"] == commit  # without a look at the hub
+
+
 def test_data_that_changed_since_are_told(source):
     _, run = from_source(source[0])
     told = [

@@ -78,9 +78,9 @@ def test_lines_of_a_run_whose_checkpoints_are_gone_are_kept(tmp_path):
         log.write(1, {"split": "val", "accuracy": 0.5})
     before = path.read_bytes()
     assert not beside.exists()
-    with pytest.warns(UserWarning, match=r"begins anew.* are kept in .*metrics\.before"):
-        with metrics.MetricLog(tmp_path, start_step=0):
-            pass
+    told = pytest.warns(UserWarning, match=r"begins anew.* are kept in .*metrics\.before")
+    with told, metrics.MetricLog(tmp_path, start_step=0):
+        pass
     assert (path.read_bytes(), beside.read_bytes()) == (b"", before)
 
 
