@@ -280,7 +280,8 @@ class _MeshShard:
         if self.bf16:
             total_BD = _bf16_votes(x_GBD.astype(jnp.float32).sum(0), self.size)
             return total_BD.astype(x_GBD.dtype)
-        return lax.psum(x_GBD.sum(0), GROUP)
+        total_BD = x_GBD.astype(jnp.promote_types(x_GBD.dtype, jnp.float32)).sum(0)
+        return lax.psum(total_BD, GROUP).astype(x_GBD.dtype)
 
 
 def _compress_gradients(params: Any, specs: Any, mesh: Mesh) -> Any:
@@ -353,10 +354,15 @@ def spread(
         param_specs, stat_specs = _specs(params, network), _specs(stats, network)
 
         def local(params, stats, images_BHWC, example_ids_B, dropout_key, votes_G):
-            if gradients == "bf16" and train and mesh.shape[DATA] > 1:
+            if train and mesh.shape[DATA] > 1:
                 trained = {k: v for k, v in params.items() if k not in network.frozen}
-                specs = {k: param_specs[k] for k in trained}
-                params = {**params, **_compress_gradients(trained, specs, mesh)}
+                if gradients == "bf16":
+                    specs = {k: param_specs[k] for k in trained}
+                    trained = _compress_gradients(trained, specs, mesh)
+                elif getattr(network, "dtype", jnp.float32) != jnp.float32:
+                    # Before they are narrowed, so that their gradients are summed in float32.
+                    trained = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), trained)
+                params = {**params, **trained}
             return network.apply(
                 params,
                 stats,

@@ -133,7 +133,8 @@ def peak_bytes(program: Any) -> int:
 def module_of(path: tuple[Any, ...]) -> str:
     """The module that a leaf belongs to: down to the first index, or the second name."""
     names = [str(key.key) for key in path if hasattr(key, "key")][:-1]
-    end = next((i for i, name in enumerate(names) if name.isdigit()), 1)
+    # An HVT's pools are `after0` and so on, by their block.
+    end = next((i for i, name in enumerate(names) if name.removeprefix("after").isdigit()), 1)
     while end + 1 < len(names) and names[end + 1].isdigit():
         end += 1
     return ".".join(names[: end + 1])

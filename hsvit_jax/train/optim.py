@@ -1,5 +1,6 @@
 """The optimizer: one of optax's behind a global-norm clip, and its learning rate by step."""
 
+import copy
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -134,7 +135,9 @@ def layer_scales(model: Any, decay: float) -> Callable[[tuple[Any, ...]], float]
         the stem.
     """
     layers, blocks = {}, 0
-    for name, *_ in costs.modules(model):
+    whole = copy.copy(model)
+    whole.frozen = frozenset()  # their stop_gradient would come before all layers
+    for name, *_ in costs.modules(whole):
         block = _BLOCK.search(name) is not None
         layers[name] = blocks + 1 if block or blocks else 0
         blocks += block

@@ -102,8 +102,9 @@ def whitened(run: Run) -> tuple[dict, dict]:
     params, stats = run.model.init(step_lib.run_key(run.config.seed, step_lib.INIT))
     split, data = run.dataset.train, run.config.data
     chosen = np.linspace(0, len(split) - 1, min(len(split), 2000)).astype(np.int64)
-    images = augment.normalise(split.gather(chosen), data.mean, data.std)
-    return whiten.first_convolution(params, np.asarray(images)), stats
+    parts = np.array_split(chosen, -(-len(chosen) // 50))
+    batches = (augment.normalise(split.gather(part), data.mean, data.std) for part in parts)
+    return whiten.first_convolution(params, map(np.asarray, batches)), stats
 
 
 def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:

@@ -4,13 +4,15 @@ Source: Jordan, 94 % on CIFAR-10 in 3.29 seconds (arXiv 2404.00498), section 3.2
 trained with the rest.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 _STRIDE = 3  # of the patches, both ways
 _EPSILON = 0.01  # added to a direction's variance, so that noise is not enlarged
 
 
-def first_convolution(params: dict, images_BHWC: np.ndarray) -> dict:
+def first_convolution(params: dict, batches: Iterable[np.ndarray]) -> dict:
     """Puts whitening filters in the place of the first convolution's.
 
     They are the principal directions of the images' patches divided by their standard deviation, as
@@ -18,13 +20,19 @@ def first_convolution(params: dict, images_BHWC: np.ndarray) -> dict:
 
     Args:
       params: of an HSViT, whose towers get the same filters.
+      batches: images (B, H, W, C), normalised; of a few at a time, as their patches take many times
+        their memory.
 
     Returns:
       the parameters, changed.
     """
     kernels = params.get("towers", params)["trunk"]["blocks"]["0"]["kernels"]
     kernel = np.array(kernels["0"])  # (size, size, C, filters), of towers with an axis before
-    directions = whitening(patches(images_BHWC, kernel.shape[-4]))
+    total_PP, count = 0.0, 0
+    for images_BHWC in batches:
+        patches_NP = patches(images_BHWC, kernel.shape[-4]).astype(np.float64)
+        total_PP, count = total_PP + patches_NP.T @ patches_NP, count + len(patches_NP)
+    directions = whitening(total_PP / count)
     count = min(directions.shape[1], kernel.shape[-1] // 2)
     filters = directions[:, :count].reshape(*kernel.shape[-4:-1], count)
     kernel[..., :count], kernel[..., count : 2 * count] = filters, -filters
@@ -39,9 +47,8 @@ def patches(images_BHWC: np.ndarray, size: int) -> np.ndarray:
     return windows.reshape(-1, size * size * images_BHWC.shape[-1])
 
 
-def whitening(patches_NP: np.ndarray) -> np.ndarray:
-    """Directions that whiten the patches, as columns (P, P), those of largest variance first."""
-    covariance_PP = patches_NP.T.astype(np.float64) @ patches_NP / len(patches_NP)
+def whitening(covariance_PP: np.ndarray) -> np.ndarray:
+    """Directions that whiten patches, as columns (P, P), those of largest variance first."""
     variances_P, directions_PP = np.linalg.eigh(covariance_PP)
     largest_P = np.abs(directions_PP).argmax(0)
     directions_PP *= np.sign(directions_PP[largest_P, range(len(largest_P))])

@@ -216,6 +216,19 @@ def test_what_a_device_could_compute_while_it_waits():
     assert min(groups) < 0.1 * max(groups)  # what is whole everywhere waits for the first kernel
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sums_over_devices_are_of_float32(name):
+    """Of a bfloat16 network too: gradients over the data axis, CLS tokens over the groups. The
+    trunk's activations and their gradients stay in bfloat16."""
+    network = type(NETWORKS[name])(NETWORKS[name].config, jnp.bfloat16)
+    mesh, arguments = placed(network, 2, 4)
+    text = str(jax.make_jaxpr(gradient(mesh_lib.spread(network, mesh)))(*arguments))
+    sums = re.findall(r":(\w+)\[([\d,]*)\](?:\{\S*\})? = psum\w*\[\s*axes=\('(\w+)'", text)
+    over_data = {kind for kind, _, axis in sums if axis == "data"}
+    tokens = {kind for kind, shape, axis in sums if (shape, axis) == ("2,10", "group")}
+    assert over_data == tokens == {"f32"}
+
+
 def test_towers_are_small_networks_averaged():
     network = NETWORKS["towers"]
     params, stats = made_up_values(network)

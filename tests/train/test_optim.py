@@ -212,6 +212,26 @@ def test_every_optimizer_goes_downhill(name):
     assert optax.tree.norm(params) < 0.1 * first
 
 
+def test_layers_are_counted_alike_with_frozen_parts():
+    """A frozen part's stop_gradient is no layer, and an HVT's pool decays with its block."""
+    network = small_network(model__depth=2)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(made_up_values(network)[0])]
+    frozen = network.with_frozen(frozenset({"groups"}))
+    for path in paths:
+        scales = [optim.layer_scales(one, 0.5)(path) for one in (network, frozen)]
+        assert scales[0] == scales[1], path
+    config = config_lib.get_config("hvt:tiny,digits", "model.stage_depth=1", "model.depth=2")
+    hvt = train.build_model(config_lib.resolve(config, hsvit_jax.data.describe("digits")))
+    scale = optim.layer_scales(hvt, 0.5)
+    params, _ = jax.eval_shape(hvt.init, jax.random.key(0))
+    found = {
+        key[2].key: scale(key)
+        for key, _ in jax.tree_util.tree_leaves_with_path(params)
+        if key[1].key == "pools"
+    }
+    assert found == {"after0": 0.5, "after1": 1.0}
+
+
 @pytest.mark.parametrize("towers", [1, 2])
 def test_layer_decay_shortens_the_steps_of_early_blocks(towers):
     """Layers of C2A2: stem none, two convolution blocks, two attention blocks, the rest on top."""
