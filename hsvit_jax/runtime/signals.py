@@ -39,7 +39,8 @@ class Diverged(Exception):
 class StopRequests:
     """Context in which SIGTERM, SIGHUP and Ctrl-C set `signum` instead of ending the process.
 
-    SIGHUP stays ignored where it is, as under nohup. A second signal ends the process at once. A
+    SIGHUP stays ignored where it is, as under nohup. A second signal ends the process at once, but
+    in a notebook it is a KeyboardInterrupt, and nothing ends the session with all its variables. A
     thread reads the signals, since Python's handlers wait for a main thread that may hang.
 
     Args:
@@ -53,6 +54,7 @@ class StopRequests:
         self.signum: int | None = None
         self._on_request, self._notice = on_request, notice
         self._previous: dict[int, object] = {}
+        self._in_notebook = "ipykernel" in sys.modules
 
     def due(self) -> int | None:
         """The signal to stop for, if there is one; to be called between two steps."""
@@ -64,6 +66,8 @@ class StopRequests:
             raise Interrupted(signum, step)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is not None and self._in_notebook:
+            raise KeyboardInterrupt
         self.signum = self.signum or signum
 
     def _listen(self, pipe: int) -> None:
@@ -72,10 +76,13 @@ class StopRequests:
         while byte := os.read(pipe, 1):
             if byte[0] not in self._previous:
                 continue
-            if notice.ident is not None:  # the second one
+            second = notice.ident is not None
+            if second and not self._in_notebook:
                 os._exit(128 + byte[0])
-            self._on_request()
-            notice.start()
+            if not second:
+                if not self._in_notebook:
+                    self._on_request()
+                notice.start()
         os.close(pipe)
         if notice.ident is not None:
             notice.join(1)

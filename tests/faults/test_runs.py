@@ -191,6 +191,29 @@ def test_the_watchdog_needs_no_reader_of_standard_error():
         assert process.wait(timeout=60) == 75
 
 
+def test_a_second_signal_ends_a_cell_and_not_the_notebook():
+    code = """
+        import sys, time
+        from hsvit_jax.runtime import signals
+        sys.modules["ipykernel"] = sys
+        try:
+            with signals.StopRequests(lambda: print("hurry", flush=True)):
+                print("ready", flush=True)
+                while True:
+                    time.sleep(0.1)
+        except KeyboardInterrupt:
+            print("the session goes on", flush=True)
+    """
+    with script(code) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "\n"
+        assert "second signal" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == "the session goes on\n"
+    assert process.returncode == 0
+
+
 def test_a_second_signal_ends_at_once():
     code = """
         import time
