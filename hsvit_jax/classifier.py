@@ -208,9 +208,16 @@ class Classifier:
           `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
 
         Raises:
-          ValueError: the data set has a class that the network does not know, or no test images.
+          ValueError: the data set has a class that the network does not know, images of another
+            shape, or no test images.
         """
         if isinstance(dataset, data.Dataset):
+            info, mine = dataset.info, (self.image_size, self.channels, self.config.data.fit)
+            if (tuple(info.image_size), info.channels, info.fit) != mine:
+                raise ValueError(
+                    "the network sees image_size={}, channels={}, fit={!r}: give these to "
+                    "from_arrays, from_examples or from_csv".format(*mine)
+                )
             dataset = self.relabelled(dataset.test, dataset.info)
         return self._evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
 

@@ -445,6 +445,15 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.fit(None, "x", dataset=object()), "get_config returns; got None"),
         (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), None), "a folder for the run; got No"),
         (
+            lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), "x", dataset=(1, 2)),
+            "from_arrays, from_examples or from_csv returns; got tuple",
+        ),
+        (
+            lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), "x", callbacks=print),
+            "callbacks must be a list of hsvit_jax.Callback",
+        ),
+        (lambda: hsvit_jax.get_config("c" * 300), "unknown network"),
+        (
             lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), "x", stall_timeout=-1),
             "stall_timeout=-1 must be seconds, 0 for never",
         ),

@@ -166,10 +166,11 @@ def _matrices(s: Sequences, title: str) -> Any:
         drawn = axes.imshow(
             weights_TS, cmap="inferno", vmin=low, vmax=high, interpolation="nearest"
         )
-        patches = s.before + by_head[0].size
-        for place in {s.before, patches} - {0, len(weights_TS)}:
-            axes.axvline(place - 0.5, color="white", linewidth=0.6)
-            axes.axhline(place - 0.5, color="white", linewidth=0.6)
+        extra, (queries, keys) = len(s.head_tokens[0]) if s.head_tokens else 0, weights_TS.shape
+        before = keys - extra - by_head[0].size  # of each block: a CvT has a CLS in its last stage
+        for line, tokens in ((axes.axvline, keys), (axes.axhline, queries)):
+            for place in {before, tokens - extra} - {0, tokens}:
+                line(place - 0.5, color="white", linewidth=0.6)
         axes.set_title(f"block {block}", fontsize=9)
         axes.tick_params(labelsize=7)
         figure.colorbar(drawn, ax=axes, shrink=0.6)

@@ -14,7 +14,7 @@ from typing import Any
 # Module of this package → the names that it gives.
 _NAMES = {
     "defaults": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
-    "derived": "eval_batch for_few_images per_channel resolve selection total_steps "
+    "derived": "eval_batch for_few_images per_channel refuse_unread resolve selection total_steps "
     "unmirror validate with_warmup",
     "keys": "describe few leaves nearest",
     "load": "get_config named_model override",

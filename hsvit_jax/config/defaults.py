@@ -136,6 +136,10 @@ def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None
         reduce(getitem, sections, config)[name] = value
 
 
+#: Images of a step of a smoke run, or all that there are.
+TINY_BATCH = 32
+
+
 def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
     family = config.model.family
     if switch in _ABLATIONS and family != "hsvit":
@@ -149,7 +153,7 @@ def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
             config.data.image_size = (32, 32)
         elif config.model.ablation == "attention_only":
             config.data.image_size = (4, 4)
-        config.train.update({"batch": 32, "epochs": 0.0, "steps": 8, "log_every": 1})
+        config.train.update({"batch": TINY_BATCH, "epochs": 0.0, "steps": 8, "log_every": 1})
         config.optim.warmup_epochs = 0.0
         config.init.freeze = ""  # nobody has trained weights for so small a network
     elif switch == "bf16":

@@ -40,8 +40,37 @@ def for_few_images(
     if not config.augment.flip and "eval.tta" not in by_hand:  # they are other images
         config.eval.tta = "none"
     if config.train.batch > examples and "train.batch" not in config.by_hand:
-        config.train.batch = 2 ** int(math.log2(examples))
+        lowered = 2 ** int(math.log2(examples))
+        if "train.batch" in by_hand and config.train.batch != defaults.TINY_BATCH:
+            text = f"train.batch={config.train.batch} is more than the {examples} training images"
+            warnings.warn(f"{text}: {lowered} is used", stacklevel=2)
+        config.train.batch = lowered
     return config.lock()
+
+
+def refuse_unread(config: ml_collections.ConfigDict) -> None:
+    """Raises ValueError for a setting given by hand that another one leaves without effect.
+
+    Args:
+      config: after `for_few_images`, which may choose the recipe.
+    """
+    a, o = config.augment, config.optim
+    mixes = ("augment.mix_probability", a.mix_probability)
+    operations = ("augment.rand_augment_ops", a.rand_augment_ops)
+    for key, (other, value), read in (
+        ("augment.mixup", mixes, a.mix_probability or not a.mixup),
+        ("augment.cutmix", mixes, a.mix_probability or not a.cutmix),
+        ("augment.rand_augment_magnitude", operations, a.rand_augment_ops),
+        ("augment.rand_augment_kind", operations, a.rand_augment_ops),
+        ("augment.erasing_noise", ("augment.erasing", a.erasing), a.erasing or not a.erasing_noise),
+        ("optim.schedule", ("optim.cosine_per", o.cosine_per), o.cosine_per != "never"),
+        ("optim.beta2", ("optim.name", o.name), o.name != "sgd"),
+    ):
+        if key in config.by_hand and not read:
+            raise ValueError(
+                f"{key} has no effect with {other}={value}, the recipe's unless it was set: set "
+                f"{other} too, or leave {key} out"
+            )
 
 
 def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.ConfigDict:

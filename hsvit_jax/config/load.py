@@ -44,7 +44,7 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     place, _, argument = spec.partition(":")
     if not place:
         raise ValueError(f"--config names no file; {_EXAMPLE}")
-    if "/" in place or place.endswith(".py") or Path(place).is_file():
+    if "/" in place or place.endswith(".py") or os.path.isfile(place):
         config = _from_file(Path(os.path.expanduser(place)), argument or None)
     else:
         name = variants.OF_FILE.get(place, place)

@@ -27,6 +27,7 @@ class DataInfo:
       mean, std: per channel, of pixel values scaled to [0, 1].
       flip: whether a mirrored image keeps its label.
       fit: how images of another shape are fitted to it: 'crop', 'pad' or 'stretch'.
+      val_fraction: the share of the training images that was held out for validation.
     """
 
     name: str
@@ -37,6 +38,7 @@ class DataInfo:
     std: tuple[float, ...]
     flip: bool
     fit: str = "crop"
+    val_fraction: float = 0.1
 
     @property
     def num_classes(self) -> int:
@@ -169,7 +171,8 @@ def split(
     source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
 ) -> Dataset:
     """Splits the examples by `assign_splits`, or puts all into the test split."""
-    info = dataclasses.replace(info, class_names=source.class_names, fit=fit)
+    how = {"fit": fit, "val_fraction": val_fraction}
+    info = dataclasses.replace(info, class_names=source.class_names, **how)
     if test_only:
         every = np.arange(len(source.examples))
         parts = every[:0], every[:0], every

@@ -45,6 +45,11 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
             f"{where} keeps what the frozen parts make of each image, but augmentation makes "
             f"another image of it every time: switch it off ({off}), or leave init.cache empty"
         )
+    if config.data.repeats > 1:
+        raise ValueError(
+            f"{where} has one set of features of an image, and data.repeats={config.data.repeats} "
+            "would show it again unchanged: set data.repeats=1, or leave init.cache empty"
+        )
     if jax.process_count() > 1:
         raise ValueError(f"{where} works with one process; this job has {jax.process_count()}")
     params = jax.eval_shape(model.init, jax.random.key(0))[0]

@@ -70,6 +70,7 @@ def prepare(
             config.data.name = dataset.info.name
     examples = len(dataset.train)
     config = config_lib.for_few_images(config, examples, dataset.info.num_classes)
+    config_lib.refuse_unread(config)
     config = config_lib.resolve(init_from.as_published(config), dataset.info)
     model, batch = _network(config), config.train.batch
     _check_held_out(config, dataset)
@@ -129,7 +130,7 @@ def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
                 "hsvit_jax.from_arrays or from_examples instead"
             )
         config.data[key] = value
-    config.data.fit = info.fit
+    config.data.fit, config.data.val_fraction = info.fit, info.val_fraction
 
 
 def _network(config: ml_collections.ConfigDict) -> Any:
@@ -233,7 +234,7 @@ def train(
         Interrupted: SIGTERM or Ctrl-C came, and the state is saved.
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
-    _check_arguments(config, workdir, stall_timeout)
+    _check_arguments(config, workdir, stall_timeout, dataset, callbacks)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
@@ -332,7 +333,9 @@ def _check_apart(config: ml_collections.ConfigDict, workdir: Path) -> None:
         )
 
 
-def _check_arguments(config: object, workdir: object, stall_timeout: float | None) -> None:
+def _check_arguments(
+    config: object, workdir: object, stall_timeout: float | None, dataset: object, callbacks: object
+) -> None:
     if not isinstance(config, ml_collections.ConfigDict):
         raise ValueError(
             f"the configuration to train must be one that get_config returns; got {config!r}"
@@ -343,6 +346,14 @@ def _check_arguments(config: object, workdir: object, stall_timeout: float | Non
         raise ValueError(
             f"stall_timeout={stall_timeout!r} must be seconds, 0 for never, or None: leave it out"
         )
+    if not isinstance(dataset, data.Dataset | None):
+        raise ValueError(
+            "dataset must be what hsvit_jax.from_arrays, from_examples or from_csv returns; got "
+            f"{type(dataset).__name__}"
+        )
+    several = isinstance(callbacks, list | tuple)
+    if not several or not all(isinstance(one, Callback) for one in callbacks):
+        raise ValueError(f"callbacks must be a list of hsvit_jax.Callback; got {callbacks!r:.80}")
     config_lib.validate(config)  # it may have been changed since `get_config`
     loggers.check(config.train.loggers)
 

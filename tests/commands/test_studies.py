@@ -21,6 +21,9 @@ def test_the_steepest_rate_is_before_the_lowest_loss():
     losses = 2.3 - 1.0 / (1 + np.exp(-6 * (np.log10(rates) + 3))) + 8 * (rates > 0.1)
     found = lr_find.Search(rates, losses)
     assert found.steepest == pytest.approx(1e-3, rel=0.3)
+    losses[:8] = np.linspace(1.0, 2.5, 8)  # one lucky batch, and its average
+    lucky = lr_find.Search(rates, losses)
+    assert (lucky.steepest, lucky.lowest) == (found.steepest, found.lowest)
     with pytest.raises(ValueError, match="never lower than at the lowest rate"):
         _ = lr_find.Search(rates, rates).steepest
 
@@ -244,6 +247,7 @@ def test_mistakes_in_a_study(tmp_path, capsys):
         (["study", f"{tmp_path}/empty.py"], 1, "needs cells, each a Cell"),
         (["curves", str(tmp_path), "--out=curves"], 2, "--out must end in .png; got curves"),
         (["curves", str(tmp_path)], 1, "holds no metrics.jsonl"),
+        (["curves", str(tmp_path), f"--out={tmp_path}/curves.png"], 2, "is a run's own plot"),
     ):
         assert main.main(["hsvit", *words]) == code
         assert message in capsys.readouterr().err

@@ -288,11 +288,36 @@ def test_no_code_reads_a_key_that_is_not_there():
     assert {"train.batch", "data.fraction", "model.variant"} <= read <= known
 
 
+@pytest.mark.parametrize(
+    ("spec", "setting", "other"),
+    [
+        ("vix:vit,cifar10,paper", "augment.mixup=0.8", "mix_probability"),
+        ("c2a2:cifar10,fast", "augment.rand_augment_magnitude=15", "rand_augment_ops"),
+        ("c2a2:cifar10,fast", "augment.erasing_noise=True", "erasing"),
+        ("vix:vit,cifar10,paper", "optim.schedule=linear", "cosine_per"),
+        ("c2a2:cifar10 optim.name=sgd", "optim.beta2=0.9", "name"),
+    ],
+)
+def test_a_setting_that_another_leaves_without_effect_is_refused(spec, setting, other):
+    spec, *more = spec.split()
+    config = config_lib.get_config(spec, *more, setting)
+    with pytest.raises(
+        ValueError, match=rf"{setting.split('=')[0]} has no effect with \w+\.{other}="
+    ):
+        config_lib.refuse_unread(config)
+    config_lib.refuse_unread(config_lib.get_config(spec, *more))
+
+
 def test_a_small_set_has_a_recipe_by_the_number_of_images():
     def fitted(examples, *settings, spec="c2a2:folder=x"):
         return config_lib.for_few_images(config_lib.get_config(spec, *settings), examples, 3)
 
     assert fitted(5000) == config_lib.get_config("c2a2:folder=x")
+    large = config_lib.get_config("c2a2:folder=x")
+    with large.unlocked():
+        large.train.batch = 500
+    with pytest.warns(UserWarning, match="batch=500 is more than the 300 training images: 256"):
+        assert config_lib.for_few_images(large, 300, 3).train.batch == 256
     few = fitted(720)
     assert (few.recipe, few.optim.name, few.train.batch) == ("small", "muon", 64)
     assert few.augment.mixup and not fitted(2000).augment.mixup

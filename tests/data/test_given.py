@@ -78,6 +78,17 @@ def test_what_is_no_data_set_is_refused(images, labels, message):
         hsvit_jax.from_arrays(images, labels)
 
 
+def test_classes_without_an_example_and_of_one(arrays):
+    images, labels = arrays
+    with pytest.warns(UserWarning, match="no example of 0: labels count from 0"):
+        hsvit_jax.from_arrays(images, labels + 1)
+    one = hsvit_jax.from_arrays(images[:3], ["cat"] * 3, test_only=True)
+    assert one.info.class_names == ("cat",) and len(one.test) == 3
+    for table in ({"image": [1], "label": [2]}, types.SimpleNamespace(columns=["image"])):
+        with pytest.raises(ValueError, match="not a table: give its columns to"):
+            hsvit_jax.from_examples(table)
+
+
 @pytest.mark.parametrize("pair", [{"image": 0, "label": 1}, (0, 1, 2), 7])
 def test_examples_are_pairs(pair):
     with pytest.raises(ValueError, match=r"example 0 is no pair \(image, label\), but "):
@@ -159,6 +170,8 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     classifier = hsvit_jax.load(tmp_path / "run")
     assert classifier.fingerprint == given.fingerprint
     assert classifier.evaluate(given).examples == len(given.test) == 12
+    with pytest.raises(ValueError, match=r"image_size=\(8, 8\), channels=1, fit='pad': give these"):
+        classifier.evaluate(hsvit_jax.from_arrays(images, labels, names, fit="crop"))
     some = data.Split(np.array([0, 1, 1]), images[:3])
     info = dataclasses.replace(given.info, class_names=("c", "a"))
     assert classifier.relabelled(some, info).labels.tolist() == [2, 0, 0]

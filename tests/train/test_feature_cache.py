@@ -120,6 +120,9 @@ def test_mistakes_are_told(stored_weights, tmp_path):
     config = config_for(stored_weights, tmp_path, augment__random_resized_crop=(0.08, 1.0))
     with pytest.raises(ValueError, match=r"off \(--config.augment.random_resized_crop=\),"):
         train.prepare(config, dataset=DATASET)
+    config = config_for(stored_weights, tmp_path, data__repeats=3)
+    with pytest.raises(ValueError, match=r"would show it again unchanged: set data\.repeats=1"):
+        train.prepare(config, dataset=DATASET)
     config = config_for(stored_weights, tmp_path, init__freeze="")
     with pytest.raises(ValueError, match=r"name them with init\.freeze"):
         train.prepare(config, dataset=DATASET)

@@ -127,17 +127,16 @@ def _occlusion(
         starts = (np.arange(_ROWS) - 0.5) * length / _ROWS
         return [slice(max(0, round(s)), round(s + 2 * length / _ROWS) or 1) for s in starts]
 
-    covered = np.repeat(images_NHWC, _ROWS * _ROWS, 0)
     places = [(rows, columns) for rows in cells(height) for columns in cells(width)]
-    for i, image in enumerate(covered):
-        image[places[i % len(places)]] = colour
-    if not len(covered):
-        return np.zeros((0, _ROWS, _ROWS))
-    logits = classifier.logits(covered, batch).astype(np.float64)
-    p_NPK = np.exp(measures.log_softmax(logits)).reshape(len(p_NK), _ROWS * _ROWS, -1)
-    best_N = p_NK.argmax(1)
-    left_NP = np.take_along_axis(p_NPK, best_N[:, None, None], 2)[..., 0]
-    return (p_NK.max(1)[:, None] - left_NP).reshape(-1, _ROWS, _ROWS)
+    falls = []
+    for image_HWC, p_K in zip(images_NHWC, p_NK, strict=True):  # in turn: they may be large
+        covered = np.repeat(image_HWC[None], len(places), 0)
+        for one, place in zip(covered, places, strict=True):
+            one[place] = colour
+        logits = classifier.logits(covered, batch).astype(np.float64)
+        p_PK = np.exp(measures.log_softmax(logits))
+        falls.append(p_K.max() - p_PK[:, p_K.argmax()])
+    return np.reshape(falls, (-1, _ROWS, _ROWS))
 
 
 def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int, int]]:

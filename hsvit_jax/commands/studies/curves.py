@@ -48,6 +48,8 @@ def run(request: cli.Request) -> None:
     if not request.words:
         raise cli.Misuse("no run is named")
     out = cli.ending(request.flags.out)
+    if out.resolve() in [(Path(word) / "curves.png").resolve() for word in request.words]:
+        raise cli.Misuse(f"--out={out} is a run's own plot: choose another name")
     runs = {}
     for word in request.words:
         folder = Path(word)

@@ -26,19 +26,29 @@ class Search:
     losses_S: np.ndarray
 
     @property
+    def _settled(self) -> int:
+        """The first step whose average is of more than a few batches."""
+        return min(round(1 / (1 - _SMOOTHING)), len(self.losses_S) // 3)
+
+    @property
+    def lowest(self) -> int:
+        """The step of the lowest loss."""
+        return self._settled + int(self.losses_S[self._settled :].argmin())
+
+    @property
     def steepest(self) -> float:
         """The rate at which the loss falls fastest per factor of the rate, before its lowest.
 
         Raises ValueError for a loss that is lowest at the start.
         """
-        end = int(self.losses_S.argmin()) + 1
-        if end == 1:
+        first, end = self._settled, self.lowest + 1
+        if end - first < 2:
             raise ValueError(
                 "the loss was never lower than at the lowest rate: give more --steps or a larger "
                 "train.batch, or look at the data"
             )
-        slopes = np.gradient(self.losses_S[:end], np.log(self.rates_S[:end]))
-        return float(self.rates_S[slopes.argmin()])
+        slopes = np.gradient(self.losses_S[first:end], np.log(self.rates_S[first:end]))
+        return float(self.rates_S[first + slopes.argmin()])
 
 
 def search(config: ml_collections.ConfigDict, steps: int) -> Search:
@@ -91,7 +101,7 @@ def run(request: cli.Request) -> None:
     report.prepare_for(path)  # before the work, as it may fail
     found = search(request.config, request.flags.steps)
     draw(found, path)
-    lowest = found.rates_S[found.losses_S.argmin()]
+    lowest = found.rates_S[found.lowest]
     print(
         f"the loss falls fastest at a rate of {found.steepest:.1e}, is lowest at {lowest:.1e}, and "
         f"was followed to {found.rates_S[-1]:.1e}\n"

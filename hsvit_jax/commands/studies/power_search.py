@@ -14,6 +14,7 @@ import optax
 from hsvit_jax import cli, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models.vit import deit, token_pruning
+from hsvit_jax.runtime import signals
 from hsvit_jax.train import batches, init_from, resume, step
 from hsvit_jax.weights import release
 
@@ -62,6 +63,11 @@ def search(
     state, train_step = step.first_state(searched, start), step.jit_step(searched)
     for batch in itertools.islice(batches.source(searched, 0), run.total_steps):
         state, _ = train_step(state, batch)
+    if (skipped := int(state["skipped"])) >= run.config.train.bad_steps_limit:
+        raise signals.Diverged(
+            f"{skipped} of {run.total_steps} steps were not finite, and nothing was written: lower "
+            "optim.learning_rate"
+        )
     params = jax.device_get(state["params"])
     retained = token_pruning.learned_schedule(
         np.asarray(params.pop("retention")["ranks"]), cls=run.model.config.cls

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -83,7 +84,14 @@ def from_examples(
         labels.append(label)
     if not images:
         raise ValueError("no examples: give pairs of an image and its label")
-    names, numbers = _numbered(labels, class_names)
+    names, numbers = _numbered(labels, class_names, 1 if test_only else 2)
+    counts_K = np.bincount(numbers, minlength=len(names))
+    if not test_only and not counts_K.all():
+        missing = [name for name, count in zip(names, counts_K, strict=True) if not count]
+        warnings.warn(
+            f"no example of {few(missing)}: labels count from 0, in the order of class_names",
+            stacklevel=3,
+        )
     pixels = np.stack(images)
     content = hashlib.sha256(numbers.tobytes())
     content.update(np.ascontiguousarray(pixels))
@@ -102,6 +110,11 @@ def from_examples(
 
 def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
     """The examples; of what has a length and an index these, as its index need not end."""
+    if hasattr(examples, "columns") or isinstance(examples, dict):
+        raise ValueError(
+            "examples must be pairs (image, label), not a table: give its columns to "
+            "hsvit_jax.from_arrays, as in from_arrays(table['image'], table['label'])"
+        )
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
         return (examples[i] for i in range(len(examples)))
     return iter(examples)
@@ -118,7 +131,7 @@ def _shape(image: Any) -> tuple[tuple[int, int], int]:
 
 
 def _numbered(
-    labels: Sequence[Any], class_names: Sequence[str] | None
+    labels: Sequence[Any], class_names: Sequence[str] | None, least: int
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """The classes' names, and the label of each example as their number, int32 (N,)."""
     values = np.asarray(labels)
@@ -151,6 +164,6 @@ def _numbered(
         numbers = values.astype(np.int32)
     if not all(isinstance(name, str) for name in names):
         raise ValueError(f"class_names must be texts, in the order of the labels; got {few(names)}")
-    if len(set(names)) < max(2, len(names)):
+    if len(set(names)) < max(least, len(names)):
         raise ValueError(f"classes need two or more different names; got {few(names)}")
     return names, numbers
