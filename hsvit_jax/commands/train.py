@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +51,17 @@ def fit(
 
 def run(request: Request) -> int:
     """Trains, and prints the result and the commands that use it."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):  # until the run itself listens for them
-        if signal.getsignal(signum) == signal.SIG_DFL:
-            signal.signal(signum, signals.leave_unsaved)
-    job = cluster.find(request.flags.distributed)
-    if job is not None:
-        cluster.start(job, recoverable=request.flags.recoverable)
-    result = fit(
-        request.config,
-        request.workdir,
-        report=request.flags.report,
-        stall_timeout=request.flags.stall_timeout,
-        recoverable=request.flags.recoverable,
-    )
+    with signals.nothing_to_save():  # until the run itself listens for them
+        job = cluster.find(request.flags.distributed)
+        if job is not None:
+            cluster.start(job, recoverable=request.flags.recoverable)
+        result = fit(
+            request.config,
+            request.workdir,
+            report=request.flags.report,
+            stall_timeout=request.flags.stall_timeout,
+            recoverable=request.flags.recoverable,
+        )
     if not coordination.is_lead():
         return 0
     test, folder = result.test, shlex.quote(request.workdir)

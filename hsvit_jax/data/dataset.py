@@ -27,7 +27,6 @@ class DataInfo:
       mean, std: per channel, of pixel values scaled to [0, 1].
       flip: whether a mirrored image keeps its label.
       fit: how images of another shape are fitted to it: 'crop', 'pad' or 'stretch'.
-      val_fraction: the share of the training images that was held out for validation.
     """
 
     name: str
@@ -38,7 +37,6 @@ class DataInfo:
     std: tuple[float, ...]
     flip: bool
     fit: str = "crop"
-    val_fraction: float = 0.1
 
     @property
     def num_classes(self) -> int:
@@ -109,6 +107,7 @@ class Dataset:
       test: for evaluation only.
       fingerprint: SHA-256 over the content, the split rule, the image size, the channels and the
         class names: equal for equal data, wherever it lies.
+      val_fraction: the share of the training examples that was asked for as `val`.
     """
 
     info: DataInfo
@@ -116,6 +115,7 @@ class Dataset:
     val: Split
     test: Split
     fingerprint: str
+    val_fraction: float = 0.1
 
     @property
     def resident(self) -> bool:
@@ -171,8 +171,7 @@ def split(
     source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
 ) -> Dataset:
     """Splits the examples by `assign_splits`, or puts all into the test split."""
-    how = {"fit": fit, "val_fraction": val_fraction}
-    info = dataclasses.replace(info, class_names=source.class_names, **how)
+    info = dataclasses.replace(info, class_names=source.class_names, fit=fit)
     if test_only:
         every = np.arange(len(source.examples))
         parts = every[:0], every[:0], every
@@ -180,7 +179,8 @@ def split(
         parts = assign_splits(source.examples.labels, source.parts, val_fraction)
     splits = [source.examples.take(indices) for indices in parts]
     rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
-    return Dataset(info, *splits, fingerprint=fingerprint(info, source.content, rule))
+    name = fingerprint(info, source.content, rule)
+    return Dataset(info, *splits, fingerprint=name, val_fraction=val_fraction)
 
 
 def check_indices(indices: Sequence[int] | np.ndarray, examples: int) -> np.ndarray:

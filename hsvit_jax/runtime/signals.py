@@ -3,13 +3,14 @@
 It imports nothing heavy, so that `prepare_process` can be a program's first call.
 """
 
+import contextlib
 import errno
 import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
@@ -141,9 +142,22 @@ def raise_on_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def leave_unsaved(signum: int, frame: FrameType | None) -> None:
-    """Ends a run that has nothing to save yet as one that has saved: it is to be started again."""
-    raise Interrupted(signum, 0)
+@contextlib.contextmanager
+def nothing_to_save() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP raise Interrupted: schedulers start the program again."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signum, 0)
+
+    here = threading.current_thread() is threading.main_thread()
+    ours = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
+    for signum in ours if here else ():
+        signal.signal(signum, leave)
+    try:
+        yield
+    finally:
+        for signum in ours if here else ():
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:

@@ -66,6 +66,7 @@ def prepare(
     else:
         config = config.copy_and_resolve_references().unlock()
         _take_shape(config, dataset.info)
+        config.data.val_fraction = dataset.val_fraction
         if "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
             config.data.name = dataset.info.name
     examples = len(dataset.train)
@@ -130,7 +131,7 @@ def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
                 "hsvit_jax.from_arrays or from_examples instead"
             )
         config.data[key] = value
-    config.data.fit, config.data.val_fraction = info.fit, info.val_fraction
+    config.data.fit = info.fit
 
 
 def _network(config: ml_collections.ConfigDict) -> Any:

@@ -160,10 +160,12 @@ def test_options_out_of_their_range_are_refused(arrays):
 def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     images, labels = np.repeat(arrays[0], 2, 2)[..., :8, :1], arrays[1]
     names, how = ("a", "b", "c"), {"name": "pots", "flip": False, "fit": "pad"}
+    how["val_fraction"] = 0.2
     given = hsvit_jax.from_arrays(images, labels, names, **how)
     config = small_runs.small_config(train__steps=1, by_hand=("recipe",))
     run = train.prepare(config, dataset=given)
     assert run.config.data.name == "given=pots" and run.config.data.num_classes == 3
+    assert run.config.data.val_fraction == 0.2  # by which the splits are found again
     params, stats = small_runs.made_up_values(run.model)
     with checkpoint.Checkpoints(tmp_path / "run/checkpoints") as checkpoints:
         checkpoints.save(0, {"params": params, "stats": stats}, run.meta, wait=True)

@@ -54,6 +54,7 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
             dataset.info,
             **{name: _take(dataset, np.sort(np.concatenate(x))) for name, x in parts.items()},
             fingerprint=data.dataset.fingerprint(dataset.info, dataset.fingerprint, rule),
+            val_fraction=val_fraction,
         )
 
 
