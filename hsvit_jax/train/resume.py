@@ -76,13 +76,18 @@ def as_started(config: ml_collections.ConfigDict, workdir: Path) -> ml_collectio
     path, source = workdir / "config.json", config.init["from"]
     if not (source and (workdir / "checkpoints").is_dir() and path.is_file()):
         return config
-    saved = config_lib.from_json(path.read_text("utf-8"))
-    if _meaning("init.from", saved.init["from"]) != _meaning("init.from", source):
+    try:
+        saved = config_lib.from_json(path.read_text("utf-8"))
+        same = _meaning("init.from", saved.init["from"]) == _meaning("init.from", source)
+        read = {key: saved.data[key] for key in ("image_size", "mean", "std")}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return config  # somebody changed it; the run writes it anew
+    if not same:
         return config
     config = config.copy_and_resolve_references().unlock()
     config.init["from"] = saved.init["from"]
-    for key in ("image_size", "mean", "std"):
-        config.data[key] = config.data[key] or saved.data[key]
+    for key, value in read.items():
+        config.data[key] = config.data[key] or value
     return config.lock()
 
 

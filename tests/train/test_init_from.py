@@ -95,6 +95,9 @@ def test_a_run_goes_on_when_what_it_started_from_is_gone(tmp_path):
     assert resume.as_started(by_hand, tmp_path).data.mean == (0.3,)
     other = config_lib.get_config("resnet:18,cifar10", "init.from=other")
     assert resume.as_started(other, tmp_path) is other
+    for damaged in ("", "[]", "{}", '{"init": {"from": 5}, "data": 7}'):
+        (tmp_path / "config.json").write_text(damaged)
+        assert resume.as_started(config, tmp_path) is config
     commit = "hub:a/b@" + "0" * 40
     saved.init["from"] = commit
     (tmp_path / "config.json").write_text(config_lib.to_json(saved))
