@@ -197,8 +197,11 @@ def test_a_second_signal_ends_a_cell_and_not_the_notebook():
         from hsvit_jax.runtime import signals
         sys.modules["ipykernel"] = sys
         try:
-            with signals.StopRequests(lambda: print("hurry", flush=True)):
+            with signals.StopRequests(lambda: print("hurry", flush=True)) as stop:
                 print("ready", flush=True)
+                while stop.due() is None:
+                    time.sleep(0.1)
+                print("asked to stop", flush=True)
                 while True:
                     time.sleep(0.1)
         except KeyboardInterrupt:
@@ -209,6 +212,8 @@ def test_a_second_signal_ends_a_cell_and_not_the_notebook():
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "\n"
         assert "second signal" in process.stderr.readline()
+        # Python calls a handler once for two signals that come before it runs.
+        assert process.stdout.readline() == "asked to stop\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60)[0] == "the session goes on\n"
     assert process.returncode == 0
