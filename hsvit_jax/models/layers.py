@@ -71,7 +71,7 @@ def over_last(vector: Array, like: Array) -> Array:
 
 
 def add_bias(y: Array, bias: Array) -> Array:
-    """y + bias over the last axis, computed in at least float32, in y's dtype.
+    """y + bias over the last axis (or axes), computed in at least float32, in y's dtype.
 
     The bias's gradient is a sum over everything else, which stalls in bfloat16.
     """
@@ -249,14 +249,15 @@ def check_patches(image_size: tuple[int, int], patch: int) -> None:
 
 def prepend(cls_D: Array, x_BTD: Array) -> Array:
     """Every example's tokens behind the CLS token: (B, T + 1, D)."""
-    cls_D = varying.vary_like(cls_D.astype(x_BTD.dtype), x_BTD)
+    cls_D = varying.vary_like(cls_D, x_BTD)
     cls_B1D = jnp.broadcast_to(cls_D[None, None], (x_BTD.shape[0], 1, cls_D.shape[0]))
-    return jnp.concatenate([cls_B1D, x_BTD], axis=1)
+    # Narrowed last: its gradient is summed over the examples as `add_bias` says.
+    return jnp.concatenate([cls_B1D.astype(x_BTD.dtype), x_BTD], axis=1)
 
 
 def add_positions(x_BTD: Array, position_TD: Array) -> Array:
     """Adds learned position embeddings."""
-    return x_BTD + position_TD.astype(x_BTD.dtype)[None]
+    return add_bias(x_BTD, position_TD)
 
 
 # --- Mixer, feed-forward, block ------------------------------------------------------------------

@@ -100,10 +100,11 @@ class Groups(nnx.Module):
             group_ids_G: numbers of these groups among the network's, which key their dropout.
         """
         batch, g, _, d = z_BGTD.shape
-        cls_GD = varying.vary_like(self.cls[...].astype(z_BGTD.dtype), z_BGTD)
-        cls_GBTD = jnp.broadcast_to(cls_GD[:, None, None], (g, batch, 1, d))
+        cls_GD = varying.vary_like(self.cls[...], z_BGTD)
+        # Narrowed last, as in `layers.prepend`.
+        cls_GBTD = jnp.broadcast_to(cls_GD[:, None, None], (g, batch, 1, d)).astype(z_BGTD.dtype)
         z_GBTD = jnp.concatenate([cls_GBTD, z_BGTD.swapaxes(0, 1)], axis=2)
-        z_GBTD = z_GBTD + self.position[...].astype(z_BGTD.dtype)[:, None]
+        z_GBTD = layers.add_bias(z_GBTD, self.position[...][:, None])
         for i, block in enumerate(self.blocks):
             counters = None
             if context.key_words is not None:

@@ -96,8 +96,7 @@ def average_votes(
         vote_G: their learned weights; None for the plain average.
     """
     if vote_G is not None:
-        vote_G = vote_G.astype(cls_GBD.dtype)
-        cls_GBD = cls_GBD * vote_G[:, None, None]
+        cls_GBD = layers.multiply(cls_GBD, vote_G[:, None, None])
     if context.votes_G is None and (context.key_words is None or not c.group_dropout):
         total_BD = context.shard.sum(cls_GBD)
         return total_BD / c.groups if vote_G is None else total_BD
@@ -108,7 +107,8 @@ def average_votes(
     magnitude_G = jnp.abs(context.shard.all_gather(vote_G, 0))
     share_B = (weights_GB * magnitude_G[:, None]).sum(0) / magnitude_G.sum()
     share_B = jnp.where(share_B > 0, share_B, 1)  # every remaining group has weight 0
-    return context.shard.sum(cls_GBD * (weights_GB[group_ids_G] / share_B[None])[:, :, None])
+    weights_GB = (weights_GB[group_ids_G] / share_B[None]).astype(cls_GBD.dtype)
+    return context.shard.sum(cls_GBD * weights_GB[:, :, None])
 
 
 def _group_weights(c: HSViTConfig, context: ForwardContext, cls_GBD: Array) -> Array:

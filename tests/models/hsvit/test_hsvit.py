@@ -330,6 +330,27 @@ def test_bfloat16_computes_narrow_and_keeps_float32():
     assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) > 0.99
 
 
+def test_bfloat16_sums_gradients_over_examples_in_float32():
+    """Of CLS, positions and votes: a sum of 256 terms in bfloat16 errs by several of its steps."""
+    model = hsvit.HSViT(small(dropout=0.0, votes="learned").config, jnp.bfloat16)
+    params, stats = started(model)
+    images = images_for(model, batch=256)
+
+    @jax.jit
+    def gradient(images):
+        def loss(p):
+            return jax.nn.logsumexp(model.apply(p, stats, images)[0], axis=1).sum()
+
+        return jax.grad(loss)(params)["groups"]
+
+    whole = gradient(images)
+    parts = [gradient(images[i : i + 4]) for i in range(0, 256, 4)]
+    for name in ("cls", "position", "vote"):
+        expected = np.sum([np.asarray(part[name], np.float64) for part in parts], 0)
+        error = np.linalg.norm(whole[name] - expected) / np.linalg.norm(expected)
+        assert error < 1e-3, (name, error)
+
+
 def test_initial_values_are_the_reference_s():
     d, groups, classes, pixels, tokens = 48, 7, 37, 15, 6
     model = small(
