@@ -288,6 +288,8 @@ def test_hugging_face_sets_need_their_extra(monkeypatch):
 class Rows:
     """The interface of a Hugging Face data set: its columns, and image i of value 10·i."""
 
+    labelled = True
+
     def __init__(self, count: int, missing: int = -1):
         self.count, self.missing, self._fingerprint = count, missing, f"{count} {missing}"
 
@@ -301,7 +303,7 @@ class Rows:
     def __getitem__(self, i):
         content = encoded(np.full((8, 6, 3), 10 * i, np.uint8))
         stored = None if i == self.missing else {"bytes": content, "path": None}
-        return {"photo": stored, "domain": 0, "label": i % 2}
+        return {"photo": stored, "domain": 0} | ({"label": i % 2} if self.labelled else {})
 
 
 def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
@@ -330,6 +332,15 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
         patch.setitem(found, "test", Rows(6, missing=0))
         with pytest.raises(ValueError, match=r"test\[0\]: cannot be read: it has no image"):
             data.load("hf=me/pots", **options)
+    with monkeypatch.context() as patch:  # of the test alone, in which there is no even one
+        patch.setitem(found, "test", Rows(6))
+        odd = type("ClassLabel", (label,), {"names": ["odd"]})
+        found["test"].features = {**Rows.features, "label": odd()}
+        with pytest.raises(ValueError, match="label numbers other classes in test than in train"):
+            data.describe("hf=me/pots")
+        found["test"].features = {"photo": Rows.features["photo"]}
+        patch.setattr(found["test"], "labelled", False)
+        assert len(data.load("hf=me/pots", **options).test) == 6  # the part dev
     found["train"] = Rows(20, missing=3)
     with pytest.raises(ValueError, match=r"hf=me/pots train\[3\]: cannot be read: it has no image"):
         data.load("hf=me/pots", **options)

@@ -32,7 +32,8 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
 
     Raises:
       ValueError: `datasets` is not installed, there is no such set, it has no images with one
-        class label each, or, in reading it, an image cannot be used.
+        class label each, its splits number their classes differently, or, in reading it, an image
+        cannot be used.
     """
     try:
         import datasets
@@ -67,9 +68,16 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         if not found.keys().isdisjoint(names)
     }
     train, names = parts["train"], tuple(features[label[0]].names)
+    for part, rows in parts.items():  # encoded one by one, each counts the classes that it has
+        own = rows.features.get(label[0], features[label[0]])
+        if tuple(getattr(own, "names", None) or ()) != names:
+            raise ValueError(
+                f"hf={name}: {label[0]} numbers other classes in {part} than in train: give all "
+                "splits the same datasets.ClassLabel(names=[…]), with cast_column from the names"
+            )
 
     def read(record: dict[str, Any]) -> tuple[bytes, int]:
-        stored, value = record[image[0]], record[label[0]]
+        stored, value = record[image[0]], record.get(label[0])  # a test part may lack labels
         if stored is None:
             raise FileNotFoundError(errno.ENOENT, "it has no image")
         content = stored["bytes"] if stored["bytes"] is not None else read_file(stored["path"])
