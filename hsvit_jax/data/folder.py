@@ -16,7 +16,7 @@ from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, decode_items
 from hsvit_jax.data.images import is_image_name, peek, printable, read_file
-from hsvit_jax.data.listing import LAYOUT, File, Listing, Tree, arrange, walk
+from hsvit_jax.data.listing import HIDDEN, LAYOUT, File, Listing, Tree, arrange, walk
 
 
 def find_listing(
@@ -90,7 +90,7 @@ def unpack_once(
     files = [
         File(name, os.fspath(folder / number))
         for name, number in index["files"]
-        if not any(part.startswith(".") for part in name.split("/"))
+        if not any(part.startswith(HIDDEN) for part in name.split("/"))
     ]
     dirs = set(index["dirs"]) | {file.name.rpartition("/")[0] for file in files} - {""}
     return Tree(where, tuple(sorted(files)), frozenset(dirs))

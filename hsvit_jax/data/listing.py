@@ -15,6 +15,8 @@ from hsvit_jax.data.images import few, is_image_name, is_printable, printable
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 _SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
+#: What names begin with that are passed over, such as Synology's folders of thumbnails.
+HIDDEN = (".", "@eaDir", "__MACOSX")
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
     "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz or .tar.xz of the same; "
@@ -59,7 +61,7 @@ class Listing:
 
 def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
     """Finds all image files below ``root``, and those with ``extra_suffixes``; hidden names and
-    thumbnails (Synology's ``@eaDir``) are passed over, links followed.
+    thumbnails are passed over, links followed.
 
     Links that lead back to a folder they are in, or to themselves, are left out with a warning, as
     are files in folders whose names have no extension.
@@ -75,7 +77,7 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
         with os.scandir(path) as entries:
             for entry in entries:
                 name = f"{inside}{entry.name}"
-                if entry.name.startswith((".", "@eaDir")):
+                if entry.name.startswith(HIDDEN):
                     continue
                 try:
                     info = entry.stat()
@@ -229,7 +231,7 @@ def _wrapper(tree: Tree) -> str:
 def _children(tree: Tree, prefix: str) -> set[str]:
     """Names of the folders directly below ``prefix``, empty ones included, hidden ones not."""
     below = {name[len(prefix) :].split("/")[0] for name in tree.dirs if name.startswith(prefix)}
-    return {name for name in below if name and not name.startswith((".", "__MACOSX"))}
+    return {name for name in below if name and not name.startswith(HIDDEN)}
 
 
 def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, str]:

@@ -329,7 +329,10 @@ def test_hidden_and_other_files_are_passed_over(tmp_path, load):
         (root / name).write_bytes(b"junk")
     put(root / ".cache/x.png", 3)
     put(root / "cat/deeper/000.JPEG", 200)  # folders within a class belong to it
+    for name in ("@eaDir/a.jpg", "dog/@eaDir/000.png/SYNOPHOTO_THUMB_M.jpg"):
+        put(root / name, 5)
     assert sum(sizes(load(root))) == 21
+    assert load(pack(root, tmp_path / "a.zip")).fingerprint == load(root).fingerprint
     put(root / "preview.png", 3)
     with pytest.warns(UserWarning, match=r"1 images .* no class folder.*preview\.png"):
         assert sum(sizes(load(root))) == 21
