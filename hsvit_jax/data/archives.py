@@ -11,6 +11,7 @@ import errno
 import functools
 import gzip
 import lzma
+import stat
 import tarfile
 import warnings
 import zipfile
@@ -57,6 +58,7 @@ class _Archive:
     def __init__(self, path: Path):
         self.path = path
         self.member = ""  # the latest
+        self.links: list[str] = []  # to images
         self._left = max(_FLOOR_BYTES, _MAX_RATIO * path.stat().st_size)
 
     def count(self, block: bytes) -> bytes:
@@ -151,6 +153,12 @@ def members(path: Path) -> Iterator[Member]:
                 raise BadArchive(f"{path} has a member with the unsafe name {member.name!r}")
             archive.member = member.name
             yield member
+    if archive.links:
+        warnings.warn(
+            f"links to images in {path} are left out: {few(archive.links)}; pack the files "
+            "themselves: tar --dereference --hard-dereference, or zip without --symlinks",
+            stacklevel=2,
+        )
 
 
 def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
@@ -182,7 +190,6 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
 def _tar_members(archive: _Archive) -> Iterator[Member]:
     # tarfile's own decompression takes a file that was cut off for one that ends there.
     openers = {"gz": gzip.open, "xz": lzma.open, "z2": bz2.open}
-    links = []
     with openers.get(archive.path.name.lower()[-2:], open)(archive.path, "rb") as file:
         stream = _Counted(file, archive.count)
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictHeader) as tar:
@@ -197,17 +204,11 @@ def _tar_members(archive: _Archive) -> Iterator[Member]:
                     opener = functools.partial(tar.extractfile, info)
                     yield Member(name, info.isdir(), functools.partial(archive.blocks, opener))
                 elif is_image_name(name):
-                    links.append(name)
+                    archive.links.append(name)
         while stream.read(_BLOCK):
             pass  # to the end, so that the checksum there is compared
         if stream.last.strip(b"\0") or len(stream.last) < tarfile.BLOCKSIZE:
             raise EOFError("the end of archive mark is missing")
-    if links:
-        warnings.warn(
-            f"links to images in {archive.path} are left out: {few(links)}; pack the files "
-            "themselves with tar --dereference --hard-dereference",
-            stacklevel=2,
-        )
 
 
 def _zip_members(archive: _Archive) -> Iterator[Member]:
@@ -217,10 +218,13 @@ def _zip_members(archive: _Archive) -> Iterator[Member]:
                 raise NotImplementedError(  # others are decompressed without a limit
                     f"member {printable(info.filename)} is neither stored nor deflated"
                 )
-            opener = functools.partial(file.open, info)
-            blocks = functools.partial(archive.blocks, opener, archive.count)
             name = _zip_name(info)
-            yield Member(name, name.endswith("/"), blocks)
+            if not stat.S_ISLNK(info.external_attr >> 16):
+                opener = functools.partial(file.open, info)
+                blocks = functools.partial(archive.blocks, opener, archive.count)
+                yield Member(name, name.endswith("/"), blocks)
+            elif is_image_name(name):
+                archive.links.append(name)
 
 
 def _zip_name(info: zipfile.ZipInfo) -> str:

@@ -5,6 +5,7 @@ import gzip
 import io
 import os
 import re
+import stat
 import tarfile
 import zipfile
 from contextlib import nullcontext
@@ -515,6 +516,13 @@ def test_hostile_archives(tmp_path, load, monkeypatch):
         pytest.raises(ValueError, match="no images in class folders"),
     ):
         load(tar_with(tmp_path / "link.tar", link))
+    link = zipfile.ZipInfo("cat/link.png")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    zipped = pack(make(tmp_path / "set", {"": 10}), tmp_path / "link.zip")
+    with zipfile.ZipFile(zipped, "a") as archive:
+        archive.writestr(link, "000.png")
+    with pytest.warns(UserWarning, match=r"links to images in .*link\.zip .* cat/link\.png; pack"):
+        assert sum(sizes(load(zipped))) == 20
     monkeypatch.setattr(archives, "_FLOOR_BYTES", 1000)
     monkeypatch.setattr(archives, "_MAX_RATIO", 2)
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
