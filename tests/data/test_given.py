@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import os
 import sys
 import tracemalloc
 import types
@@ -249,6 +250,8 @@ def test_a_table(arrays, tmp_path):
     with pytest.raises(ValueError, match=r"none of its images is there, x/a\.png first; paths"):
         data.describe(f"csv={table}")
     table.write_text("file,label\n1.png,b\n2.png,b")
+    for name in ("1.png", "2.png"):
+        os.utime(tmp_path / name, (0, 0))  # as reproducible archives and images of systems have it
     assert len(hsvit_jax.from_csv(table, data_dir=str(tmp_path), test_only=True).test) == 2
 
 

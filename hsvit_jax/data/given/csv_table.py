@@ -99,7 +99,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
         stamp = (info.st_size, info.st_mtime_ns) if info else ()
         row = File(line["image"], os.fspath(file), *stamp)
         rows.append(Row(row, number[line["label"]], used[part]))
-    if not any(row.file.mtime_ns for row in rows):
+    if not any(os.path.isfile(row.file.path) for row in rows):
         raise ValueError(
             f"csv={path}: none of its images is there, {printable(lines[0]['image'])} first; paths "
             "are relative to the table's folder"
