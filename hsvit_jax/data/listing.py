@@ -25,12 +25,15 @@ LAYOUT = (
 
 
 class File(NamedTuple):
-    """An image file: its name in the tree, its path on disk, and what shows that it changed."""
+    """An image file: its name in the tree, its path on disk, and what shows that it changed.
+
+    A new name or place changes ctime too, and tools that keep mtime (`exiftool -P`) cannot keep it.
+    """
 
     name: str
     path: str
     size: int = 0
-    mtime_ns: int = 0
+    ctime_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
                 identity = (info.st_dev, info.st_ino)
                 if not stat.S_ISDIR(info.st_mode):
                     if is_image_name(entry.name) or entry.name.endswith(extra_suffixes):
-                        files.append(File(name, entry.path, info.st_size, info.st_mtime_ns))
+                        files.append(File(name, entry.path, info.st_size, info.st_ctime_ns))
                     elif inside and "." not in entry.name:
                         bare.append(name)
                 elif identity in ancestors:

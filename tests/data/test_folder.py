@@ -453,6 +453,13 @@ def test_the_second_time_only_changed_files_are_decoded(tmp_path, load, monkeypa
     assert not list((tmp_path / "data").rglob("*.part-*"))
     os.utime(put(root / "test/cat/000.png", 123), ns=(1, 1))
     assert load(root).test.images[0, 0, 0, 0] == 123
+    one, other, aside = (root / f"test/{name}.bmp" for name in ("cat/9", "dog/9", "aside"))
+    for file, value in ((one, 50), (other, 60)):
+        os.utime(put(file, value), (1e9, 1e9))
+    assert load(root).test.images[[3, 7], 0, 0, 0].tolist() == [50, 60]
+    for old, new in ((one, aside), (other, one), (aside, other)):  # of one size and mtime
+        old.rename(new)
+    assert load(root).test.images[[3, 7], 0, 0, 0].tolist() == [60, 50]
 
 
 def test_a_path_that_leads_elsewhere_is_decoded_again(tmp_path, load, monkeypatch):

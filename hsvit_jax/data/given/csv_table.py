@@ -96,7 +96,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     for line, part in zip(lines, parts, strict=True):
         file = table.parent / line["image"]
         info = file.stat() if os.path.isfile(file) else None  # decoding reports a missing one
-        stamp = (info.st_size, info.st_mtime_ns) if info else ()
+        stamp = (info.st_size, info.st_ctime_ns) if info else ()
         row = File(line["image"], os.fspath(file), *stamp)
         rows.append(Row(row, number[line["label"]], used[part]))
     if not any(os.path.isfile(row.file.path) for row in rows):
