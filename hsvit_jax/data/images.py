@@ -169,14 +169,18 @@ def upright(image: "Image.Image") -> "Image.Image":
 
 
 def _turned(image: "Image.Image") -> "Image.Image":
-    """Applies the EXIF rotation, if it can be read, and a TIFF's white for zero."""
+    """Applies the EXIF rotation, if it can be read, and a TIFF's white for zero or 12 bits."""
     from PIL import Image, ImageOps
 
-    white_is_zero = getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == 0
+    tags = getattr(image, "tag_v2", {})
+    white_is_zero, bits = tags.get(_TIFF_PHOTOMETRIC) == 0, tags.get(_TIFF_BITS)
     with contextlib.suppress(Exception):  # as many kinds as there are mistakes in the data
         image = ImageOps.exif_transpose(image)
     if white_is_zero and image.mode.startswith("I;16"):  # Pillow inverts 8 bits only
         image = Image.fromarray(np.uint16(65535) - np.asarray(image).astype(np.uint16))
+    if bits == (12,):  # which Pillow leaves at 0 to 4095
+        values = np.asarray(image).astype(np.uint32)
+        image = Image.fromarray((values * 65535 // 4095).astype(np.uint16))
     return image
 
 

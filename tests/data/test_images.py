@@ -111,6 +111,15 @@ def test_sixteen_bits_are_scaled_and_never_saturate():
     np.testing.assert_array_equal(fit_image(picture, (1, 5), 1), image)
 
 
+def test_a_tiff_of_twelve_bits_keeps_its_range():
+    heads = dict(zip(range(256, 260), (2, 1, 12, 1), strict=True))  # size, bits, compression
+    heads |= {262: 1, 273: 8, 277: 1, 278: 1, 279: 3}
+    body = b"".join(struct.pack("<HHII", head, 4, 1, value) for head, value in heads.items())
+    pixels = b"\x00\x0f\xff\0"  # 0 and 4095
+    raw = struct.pack("<4sI4sH", b"II*\0", 12, pixels, len(heads)) + body + bytes(4)
+    assert read_image(raw, (1, 2), 1)[0, :, 0].tolist() == [0, 255]
+
+
 def test_every_mode_becomes_the_colour_that_it_shows():
     """Transparency is seen on white; the palette's second colour is (10, 20, 30)."""
     palette = Image.new("P", (4, 4), 1)
