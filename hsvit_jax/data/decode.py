@@ -198,7 +198,8 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
                 image, labels[i], raw = items.decode(i, request)
             except BadImage as error:
                 reasons[i] = str(error)
-                if getattr(error.__cause__, "errno", None) not in _LASTING:
+                why = error.__cause__
+                if isinstance(why, MemoryError) or getattr(why, "errno", None) not in _LASTING:
                     unread.append(i)
                 continue
             digests[i] = hashlib.sha256(raw).digest()

@@ -110,6 +110,8 @@ def read_image(
             reason = str(error)
         elif isinstance(error, OSError) and error.errno is not None:  # Pillow's have no number
             reason = f"cannot be read: {error.strerror}"
+        elif isinstance(error, MemoryError):
+            reason = "the memory that is left does not hold it"
         elif "MAX_TEXT" in str(error):  # of Pillow, against bombs
             reason = "a PNG with more than 1 MiB of compressed text; save it again without"
         else:

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from hsvit_jax import data
-from hsvit_jax.data import archives, cache, folder
+from hsvit_jax.data import archives, cache, folder, images
 
 
 def put(path: Path, value: int, size=(6, 6), mode: str = "RGB") -> Path:
@@ -274,6 +274,17 @@ def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch)
 
     monkeypatch.setattr(folder, "read_file", failing)
     with pytest.warns(match=r"1 of 20 images .* left out:\n.*cat/003.*: Input/output error"):
+        assert sum(sizes(load(root, on_bad_image="skip"))) == 19
+    monkeypatch.undo()
+
+    def hungry(image, *rest):
+        if image.getpixel((0, 0)) == (3, 252, 7):
+            raise MemoryError
+        return fit(image, *rest)
+
+    fit = images.fit_pillow
+    monkeypatch.setattr(images, "fit_pillow", hungry)
+    with pytest.warns(match=r"left out:\n.*cat/003.*: the memory that is left does not hold it"):
         assert sum(sizes(load(root, on_bad_image="skip"))) == 19
     monkeypatch.undo()
     assert sum(sizes(load(root, on_bad_image="skip"))) == 20
