@@ -155,10 +155,11 @@ def list_tiny_imagenet(tree: Tree) -> Listing:
         for name in files
         if name.startswith("train/") and name.endswith(".JPEG")
     ]
+    held = {PurePosixPath(name).name: name for name in files if name.startswith("val/")}
     for line in Path(texts["val_annotations.txt"]).read_text(encoding="utf-8").splitlines():
         fields = line.split("\t")
-        if len(fields) > 1:
-            rows.append((fields[1], f"val/images/{fields[0]}", TEST))
+        if len(fields) > 1:  # in val/images, or sorted into val/<wnid> by their owner
+            rows.append((fields[1], held.get(fields[0], fields[0]), TEST))
     wnids = sorted({wnid for wnid, _, part in rows if part == TRAIN})
     words = {}
     for line in Path(texts["words.txt"]).read_text(encoding="utf-8").splitlines():

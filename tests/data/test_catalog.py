@@ -284,6 +284,13 @@ def test_image_files(name, build, pack, folder, classes, train, test, tmp_path, 
     assert f"use :{name} after" in refusal(mine / folder)
     publish(name, examples=(len(train), len(test)))
     assert data.load(name, **where, **how).fingerprint == dataset.fingerprint
+    if name == "tiny_imagenet":  # many sort its validation images into class folders
+        for i, wnid in enumerate(("n02", "n03", "n01")):
+            (mine / folder / f"val/{wnid}").mkdir()
+            (mine / folder / f"val/images/val_{i}.JPEG").rename(
+                mine / folder / f"val/{wnid}/val_{i}.JPEG"
+            )
+        assert data.load(name, **where, **how).fingerprint == dataset.fingerprint
 
 
 def test_imagenet_from_folders(tmp_path):
