@@ -194,9 +194,8 @@ def read_file(path: str | Path) -> bytes:
     """
     if "\0" in os.fspath(path):  # of which `open` raises a ValueError
         raise OSError(errno.EINVAL, "a name with a null byte", os.fspath(path))
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        info = os.fstat(descriptor)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         if info.st_size > MAX_FILE_BYTES:

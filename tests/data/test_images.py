@@ -218,6 +218,8 @@ def test_no_files_and_wrong_shapes(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     with open(tmp_path / "huge.png", "wb") as file:
         file.truncate(images.MAX_FILE_BYTES + 1)
+    free = os.dup(0)  # the lowest number that is free
+    os.close(free)
     for name, why in (
         ("none.png", "No such file"),
         ("loop.png", "Too many levels"),
@@ -228,6 +230,8 @@ def test_no_files_and_wrong_shapes(tmp_path):
     ):
         with pytest.raises(BadImage, match=rf"{name}: cannot be read: {why}"):
             read_image(tmp_path / name, (8, 8), 3)
+    os.close(again := os.dup(0))
+    assert again == free  # every file was closed
     with pytest.raises(BadImage, match=r"^a\\x1b\[1m\\udce9\.png: the file is empty"):
         read_image(b"", (8, 8), 3, name="a\x1b[1m\udce9.png")
     with pytest.raises(ValueError, match=r"channels must be 1 .* got 4"):
