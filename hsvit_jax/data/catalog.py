@@ -200,6 +200,12 @@ def _load_arrays(
         notes = {"class_names": class_names, "content": content}
         if counted:
             _check_counts(name, found.folder, parts)
+            counts_K = np.bincount(labels)
+            if counts_K.min() < counts_K.max():  # MNIST's files have Fashion-MNIST's names
+                raise ValueError(
+                    f"{found.folder} is not {name} as published: its classes have {counts_K.min()} "
+                    f"to {counts_K.max()} images, expected equally many; move the files away"
+                )
             notes["content"] = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
         for stem, array in (("images", images), ("labels", labels), ("parts", parts)):
             np.save(scratch / f"{stem}.npy", array)

@@ -184,6 +184,10 @@ def test_fashion_mnist(tmp_path, publish):
     for folder in raw:
         for given in (folder, folder.parent, folder.parent.parent):
             assert f"--config.data.dir={folder.parent.parent}" in refusal(given)
+    digits = {**plain, "t10k-labels-idx1-ubyte": idx(labels[10:20] % 9)}  # MNIST's are uneven
+    write(tmp_path / "digits", digits)
+    with pytest.raises(ValueError, match=r"digits is not fashion_mnist .* 3 to 5 images, expected"):
+        data.load("fashion_mnist", data_dir=str(tmp_path / "digits"))
 
 
 def test_bad_idx_files(tmp_path):
