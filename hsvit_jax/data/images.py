@@ -268,6 +268,7 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
         values = np.asarray(image).astype(np.int32)
         if values.min() < 0 or values.max() > 65535:
             raise BadImage("32-bit integer image without a stated range; save it as 8 or 16 bits")
+        values[values == image.info.get("transparency", -1)] = 65535  # white
         image = Image.fromarray(((values * 2 + 257) // 514).astype(np.uint8))
     elif image.mode == "F":
         raise BadImage("floating-point image without a stated range; save it as 8 or 16 bits")

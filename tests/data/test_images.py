@@ -104,6 +104,8 @@ def test_sixteen_bits_are_scaled_and_never_saturate():
     for kind, channels in (("PNG", 1), ("PNG", 3), ("TIFF", 1)):
         image = read_image(encoded(values, kind), (1, 5), channels)
         np.testing.assert_array_equal(image[..., -1], [[0, 1, 4, 128, 255]])
+    seen = read_image(encoded(values, "PNG", transparency=1000), (1, 5), 1)
+    np.testing.assert_array_equal(seen[..., 0], [[0, 1, 255, 128, 255]])
     white_is_zero = encoded(values, "TIFF", tiffinfo={262: 0})
     image = read_image(white_is_zero, (1, 5), 1)
     np.testing.assert_array_equal(image[..., 0], [[255, 254, 251, 127, 0]])
