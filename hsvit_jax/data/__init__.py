@@ -7,6 +7,7 @@ HSVIT_DATA_DIR, else ``~/.cache/hsvit_jax/data``. `from_arrays` and `from_exampl
 what is in memory.
 """
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Callable
@@ -115,7 +116,8 @@ def load(
     check_shape(size, channels, fit)
     size, channels = tuple(map(int, size)), int(channels)  # NumPy's numbers too
     request = Request(folder, size, channels, fit, on_bad_image, resident_limit_bytes, progress)
-    return split(read(request), info.with_shape(size, channels), fit, val_fraction, test_only)
+    dataset = split(read(request), info.with_shape(size, channels), fit, val_fraction, test_only)
+    return dataclasses.replace(dataset, on_bad_image=on_bad_image)
 
 
 def from_csv(path: str | os.PathLike, **options: Any) -> Dataset:

@@ -108,6 +108,8 @@ class Dataset:
       fingerprint: SHA-256 over the content, the split rule, the image size, the channels and the
         class names: equal for equal data, wherever it lies.
       val_fraction: the share of the training examples that was asked for as `val`.
+      fraction: the share of the training and validation examples that `subset` left.
+      on_bad_image: what was done about unusable images, see `data.load`.
     """
 
     info: DataInfo
@@ -116,6 +118,8 @@ class Dataset:
     test: Split
     fingerprint: str
     val_fraction: float = 0.1
+    fraction: float = 1.0
+    on_bad_image: str = "error"
 
     @property
     def resident(self) -> bool:
@@ -139,7 +143,8 @@ class Dataset:
             return self
         kept = {name: _first(getattr(self, name), fraction) for name in ("train", "val")}
         name = fingerprint(self.info, self.fingerprint, f"{fraction} of train and val")
-        return dataclasses.replace(self, **kept, fingerprint=name)
+        left = float(self.fraction * fraction)
+        return dataclasses.replace(self, **kept, fingerprint=name, fraction=left)
 
 
 def _first(split: Split, fraction: float) -> Split:

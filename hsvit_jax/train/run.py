@@ -66,7 +66,8 @@ def prepare(
     else:
         config = config.copy_and_resolve_references().unlock()
         _take_shape(config, dataset.info)
-        config.data.val_fraction = dataset.val_fraction
+        for key in ("val_fraction", "fraction", "on_bad_image"):  # by which it is found again
+            config.data[key] = getattr(dataset, key)
         if "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
             config.data.name = dataset.info.name
     examples = len(dataset.train)

@@ -51,6 +51,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path, monkeyp
 def test_every_example_is_tested_once(streamed):
     whole = small_dataset((70, 21, 23), streamed=streamed)
     parts = list(crossval.folds(whole, 4, 0.2, seed=0))
+    assert next(crossval.folds(whole.subset(0.5), 4, 0.2, seed=0)).fraction == 0.5
     every = [whole.train.gather(range(70)), whole.val.gather(range(21))]
     tested = np.concatenate([part.test.gather(range(len(part.test))) for part in parts])
     assert sorted(x.tobytes() for x in tested) == sorted(x.tobytes() for x in np.concatenate(every))

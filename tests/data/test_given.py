@@ -188,6 +188,20 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     assert "hsvit eval --checkpoint=RUN --config=c2a2:folder=PATH" in error
 
 
+def test_a_run_stores_how_the_data_given_to_it_are_found_again(arrays, tmp_path):
+    for i, image in enumerate(arrays[0]):
+        path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    path.write_bytes(b"no image")
+    with pytest.warns(UserWarning, match="1 of 60"):
+        whole = data.load(f"folder={tmp_path / 'photos'}", on_bad_image="skip")
+    given = whole.subset(0.5)
+    run = train.prepare(hsvit_jax.get_config("c2a2:tiny"), dataset=given)
+    with pytest.warns(UserWarning, match="1 of 60"):
+        assert train.load_data(run.config).fingerprint == given.fingerprint
+
+
 def test_settings_of_loading_are_refused_for_data_that_are_given(arrays, tmp_path):
     given = hsvit_jax.from_arrays(*arrays)
     config = hsvit_jax.get_config("c2a2:tiny", "data.fraction=0.5", "data.fit=stretch")

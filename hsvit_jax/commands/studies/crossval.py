@@ -1,5 +1,6 @@
 """hsvit crossval: a run for each fold of the training images, tested on that fold."""
 
+import dataclasses
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +51,8 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
             parts["val"].append(rest[:number])
             parts["train"].append(rest[number:])
         rule = f"fold {fold} of {count}, seed {seed}, val={val_fraction}"
-        yield data.Dataset(
-            dataset.info,
+        yield dataclasses.replace(
+            dataset,
             **{name: _take(dataset, np.sort(np.concatenate(x))) for name, x in parts.items()},
             fingerprint=data.dataset.fingerprint(dataset.info, dataset.fingerprint, rule),
             val_fraction=val_fraction,
