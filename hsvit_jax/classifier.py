@@ -219,7 +219,27 @@ class Classifier:
                     "from_arrays, from_examples or from_csv".format(*mine)
                 )
             dataset = self.relabelled(dataset.test, dataset.info)
+        elif not isinstance(dataset, data.Split):
+            raise ValueError(
+                "evaluate takes a data set, such as hsvit_jax.from_arrays(images, labels, "
+                f"test_only=True), or one of its splits; got {type(dataset).__name__}"
+            )
+        self._check_split(dataset)
         return self._evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
+
+    def _check_split(self, split: data.Split) -> None:
+        """Refuses what would be counted wrongly: other classes, and pixels of another scale."""
+        most, images = len(self.class_names) - 1, split.images
+        if len(split) and not 0 <= np.min(split.labels) <= np.max(split.labels) <= most:
+            raise ValueError(
+                f"labels run from {np.min(split.labels)} to {np.max(split.labels)}, but the "
+                f"network's classes from 0 to {most}: number them as in class_names"
+            )
+        if images is not None and images.dtype != np.uint8:
+            raise ValueError(
+                f"images of a split must be uint8, got {images.dtype}: give them to "
+                "hsvit_jax.from_arrays, which takes floats from 0 to 1 too"
+            )
 
     @cached_property
     def _evaluator(self) -> Any:

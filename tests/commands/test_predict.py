@@ -126,6 +126,20 @@ def test_what_is_no_image_is_refused(classifier, wrong, message):
         classifier.predict(wrong)
 
 
+@pytest.mark.parametrize(
+    ("label", "scale", "message"),
+    [(10, 1, "run from 0 to 10, but .* from 0 to 9"), (-1, 1, "from -1 to 0"), (1, 255.0, "float")],
+)
+def test_a_split_that_would_be_counted_wrongly_is_refused(
+    classifier, images, label, scale, message
+):
+    pixels = images if scale == 1 else images / scale
+    with pytest.raises(ValueError, match=message):
+        classifier.evaluate(data.Split(np.array([0, 0, label], np.int32), pixels))
+    with pytest.raises(ValueError, match="got ndarray"):
+        classifier.evaluate(images)
+
+
 def test_embeddings_and_explanations(classifier, images):
     """What the linear map of the classifier sees, and what visualize draws."""
     embedding, logits = classifier.embed(images), classifier.logits(images)
