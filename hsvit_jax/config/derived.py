@@ -56,10 +56,14 @@ def refuse_unread(config: ml_collections.ConfigDict) -> None:
     """
     a, o = config.augment, config.optim
     mixes = ("augment.mix_probability", a.mix_probability)
+    mixup, mixing = ("augment.mixup", a.mixup), a.mixup or a.cutmix
     operations = ("augment.rand_augment_ops", a.rand_augment_ops)
     for key, (other, value), read in (
         ("augment.mixup", mixes, a.mix_probability or not a.mixup),
         ("augment.cutmix", mixes, a.mix_probability or not a.cutmix),
+        ("augment.mix_probability", mixup, mixing or not a.mix_probability),
+        ("augment.mix_until", mixup, mixing or a.mix_until == 1),
+        ("augment.mix_until", mixes, a.mix_probability or a.mix_until == 1),
         ("augment.rand_augment_magnitude", operations, a.rand_augment_ops),
         ("augment.rand_augment_kind", operations, a.rand_augment_ops),
         ("augment.erasing_noise", ("augment.erasing", a.erasing), a.erasing or not a.erasing_noise),

@@ -292,6 +292,9 @@ def test_no_code_reads_a_key_that_is_not_there():
     ("spec", "setting", "other"),
     [
         ("vix:vit,cifar10,paper", "augment.mixup=0.8", "mix_probability"),
+        ("c2a2:cifar10,fast", "augment.mix_until=0.8", "mixup"),
+        ("c2a2:cifar10,fast", "augment.mix_probability=0.8", "mixup"),
+        ("c2a2:cifar10 augment.mix_probability=0", "augment.mix_until=0.8", "mix_probability"),
         ("c2a2:cifar10,fast", "augment.rand_augment_magnitude=15", "rand_augment_ops"),
         ("c2a2:cifar10,fast", "augment.erasing_noise=True", "erasing"),
         ("vix:vit,cifar10,paper", "optim.schedule=linear", "cosine_per"),
