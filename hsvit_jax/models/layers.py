@@ -97,7 +97,8 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """(…, fan_in) → (…, fan_out), in x's dtype."""
-        y = x @ self.kernel[...].astype(x.dtype)
+        # Narrowed last: where devices share the kernel, its gradient is summed in float32.
+        y = x @ varying.vary_like(self.kernel[...], x).astype(x.dtype)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 from collections import Counter
 
@@ -218,8 +219,8 @@ def test_what_a_device_could_compute_while_it_waits():
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sums_over_devices_are_of_float32(name):
-    """Of a bfloat16 network too: gradients over the data axis, CLS tokens over the groups. The
-    trunk's activations and their gradients stay in bfloat16."""
+    """Of a bfloat16 network too: parameters' gradients over both axes, CLS tokens over the groups.
+    The trunk's activations and their gradients stay in bfloat16."""
     network = type(NETWORKS[name])(NETWORKS[name].config, jnp.bfloat16)
     mesh, arguments = placed(network, 2, 4)
     text = str(jax.make_jaxpr(gradient(mesh_lib.spread(network, mesh)))(*arguments))
@@ -227,6 +228,9 @@ def test_sums_over_devices_are_of_float32(name):
     over_data = {kind for kind, _, axis in sums if axis == "data"}
     tokens = {kind for kind, shape, axis in sums if (shape, axis) == ("2,10", "group")}
     assert over_data == tokens == {"f32"}
+    projection = f"{math.prod(network.config.map_size)},10"
+    over_group = {kind for kind, shape, axis in sums if (shape, axis) == (projection, "group")}
+    assert over_group == ({"f32"} if name == "sharded" else set())
 
 
 def test_towers_are_small_networks_averaged():

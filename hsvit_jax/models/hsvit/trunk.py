@@ -19,7 +19,7 @@ from flax import nnx
 from hsvit_jax.models import layers
 from hsvit_jax.models.hsvit.sizes import HSViTConfig
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
-from hsvit_jax.ops import normalise
+from hsvit_jax.ops import normalise, varying
 from hsvit_jax.ops.conv import rectified, rectified_conv2d
 from hsvit_jax.ops.conv_depthwise import depthwise_conv2d
 from hsvit_jax.ops.dropout import dropout_scale
@@ -136,7 +136,8 @@ class Projection(nnx.Module):
         batch, rows, columns, channels = x_BHWC.shape
         x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
         context.call_hook("maps", lambda: x_BHWC)
-        kernel_PD = self.embed.kernel[...].astype(x_BPC.dtype)
+        # Narrowed last, as in `layers.Linear`.
+        kernel_PD = varying.vary_like(self.embed.kernel[...], x_BPC).astype(x_BPC.dtype)
         z_BCD = jnp.einsum("bpc,pd->bcd", x_BPC, kernel_PD)
         z_BCD = jax.nn.relu(layers.add_bias(z_BCD, self.embed.bias[...]))
         if context.key_words is not None and self.dropout:
