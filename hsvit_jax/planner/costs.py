@@ -286,11 +286,12 @@ def _group_macs(c: HSViTConfig) -> int:
 def _forward(share: _Share, aggregate: str) -> list[Transfer]:
     """Maps gathered between sharded convolutions, then the CLS tokens: the smallest aggregate."""
     c, group, sent = share.config, share.group, _gathers(share, "all-gather", "feature maps")
-    size = c.embed_dim * share.value
-    if c.groups and aggregate == "psum":
+    if c.groups and aggregate == "psum":  # in float32, whatever the computation's
+        size = c.embed_dim * share.images * _FLOAT
         sent.append(Transfer("group", "all-reduce", group, size, 1, CLS_TOKENS))
     elif c.groups and aggregate == "ordered":
-        sent.append(Transfer("group", "all-gather", group, c.groups * size, 1, CLS_TOKENS))
+        size = c.groups * c.embed_dim * share.value
+        sent.append(Transfer("group", "all-gather", group, size, 1, CLS_TOKENS))
     elif c.groups:
         sent += _compressed("group", group, share.images, 2 * c.embed_dim, CLS_TOKENS)
     return sent
@@ -312,24 +313,27 @@ def _backward(share: _Share, data: int, gradients: str) -> list[Transfer]:
     moments of BatchNorm with their gradients and the parameters'."""
     c, group = share.config, share.group
     parameters, compressed = share.shared + share.split, gradients == "bf16" and data > 1
+    # A narrow network's parameters are cast for the computation: their gradients over `data` are
+    # sums of their own.
+    apart = compressed or share.value < _FLOAT * share.images
     sent = _gathers(share, "reduce-scatter", "map gradients")
     if share.way == "replicated" and c.groups and c.convolution:
         size = c.conv_channels[-1] * c.embed_dim * share.value
         sent.append(Transfer("group", "all-reduce", group, size, 1, "token gradients"))
     if share.norm_channels:
         # Forward: mean, then variance. Backward: scale and shift at once, then the variance's way
-        # back to the mean; the gradients of scale and shift are those sums, or compressed.
+        # back to the mean; the gradients of scale and shift are those sums, or apart.
         size, calls = 5 * _FLOAT * sum(share.norm_channels), 4 * len(share.norm_channels)
         sent.append(Transfer("data", "all-reduce", data, size, calls, "BatchNorm"))
-        parameters -= 2 * sum(share.norm_channels)
+        parameters -= 0 if apart else 2 * sum(share.norm_channels)
     if share.way == "sharded" and group > 1:
         # One projection for all devices' tokens: its gradient is a sum over both axes, at once
-        # unless the sum over `data` is compressed.
-        both = data > 1 and not compressed
+        # unless the sum over `data` is apart.
+        both = data > 1 and not apart
         axis, devices = ("data+group", data * group) if both else ("group", group)
         size = _FLOAT * share.embed
         sent.append(Transfer(axis, "all-reduce", devices, size, 1, "projection gradient"))
-        parameters -= share.embed
+        parameters -= 0 if apart else share.embed
     if compressed:
         for numbers in filter(None, (share.shared, share.split)):
             sent += _compressed("data", data, numbers, 2, "gradients")

@@ -79,6 +79,17 @@ def test_an_odd_network_agrees_with_its_programs(way, devices, aggregate, gradie
     assert ("data: all-to-all" in compiled) == (gradients == "bf16")
 
 
+def test_a_bfloat16_network_sums_in_float32():
+    """Its CLS tokens, and its parameters' gradients apart from BatchNorm's sums."""
+    network = costs.networks(odd(dtype="bfloat16"))["towers"]
+    assert_agrees(plan.compare("towers", network, 4))
+    sharded = costs.networks(odd(dtype="bfloat16"))["sharded"]
+    cost = costs.Cost("sharded", sharded, data=2, group=2, batch=16)
+    sent = {t.what: (t.axis, t.bytes) for t in cost.step}
+    assert sent["projection gradient"] == ("group", 4 * (3 * 5 * 14 + 14))
+    assert sent["gradients"] == ("data", cost.parameter_bytes)
+
+
 @pytest.mark.parametrize(
     ("way", "devices"),
     [
