@@ -1,6 +1,7 @@
 """hsvit visualize: PNGs of attention, feature maps and votes of a trained network."""
 
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,13 +11,22 @@ from hsvit_jax.cli import Request
 from hsvit_jax.commands import visualize_figures
 from hsvit_jax.commands.predict import image_files, load_classifier
 from hsvit_jax.runtime import coordination
+from hsvit_jax.train.workdir import check_apart
 
 
 def run(request: Request) -> int:
     """Writes PNGs and prints their names; returns 1 where a file is no image."""
     files = image_files(request.words, request.name)
     out = Path(request.flags.out)
-    written, errors = write_views(load_classifier(request), files, out)
+    for folder in filter(os.path.isdir, request.words):
+        if out.resolve().is_relative_to(Path(folder).resolve()):
+            raise ValueError(
+                f"--out={out} lies in {folder}, and its pictures would be taken for images of it "
+                "the next time: give an --out outside"
+            )
+    network = load_classifier(request)
+    check_apart(network.config, out, "--out")
+    written, errors = write_views(network, files, out)
     if coordination.is_lead():
         for path in written:
             print(report.printable(str(path)))

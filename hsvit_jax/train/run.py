@@ -243,7 +243,7 @@ def train(
         stall_timeout = 600.0 if several else 3600.0
 
     def open_run() -> tuple[Run, checkpoint.Checkpoints]:
-        _check_apart(config, workdir)
+        workdir_lib.check_apart(config, workdir)
         if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
             init_from.refuse_random(config)
         progress = _data_progress if verbose else None
@@ -318,21 +318,6 @@ def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
     best_step, state, validation, test = loop.conclude(state)
     parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
     return Result(workdir, last, best_step, parameters, test, validation)
-
-
-def _check_apart(config: ml_collections.ConfigDict, workdir: Path) -> None:
-    """Refuses a run's folder among class folders: it would be a class when the run is resumed."""
-    kind, _, path = config.data.name.partition("=")
-    images = os.path.expanduser(path)
-    if kind != "folder" or not os.path.isdir(images):
-        return
-    if not workdir.resolve().is_relative_to(Path(images).resolve()):
-        return
-    if not any(name.lower() in ("train", "training") for name in os.listdir(images)):
-        raise ValueError(
-            f"--workdir={workdir} lies in the folder of the images, {path}, and would be taken for "
-            "a class: start from another folder, or give a --workdir outside"
-        )
 
 
 def _check_arguments(

@@ -66,6 +66,26 @@ def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpo
         yield checkpoints
 
 
+def check_apart(config: ml_collections.ConfigDict, folder: Path, flag: str = "--workdir") -> None:
+    """Refuses a folder to write among class folders: it would be a class of the next run.
+
+    Args:
+        config: of the run.
+        flag: names the folder in the message.
+    """
+    kind, _, path = config.data.name.partition("=")
+    images = os.path.expanduser(path)
+    if kind != "folder" or not os.path.isdir(images):
+        return
+    if not folder.resolve().is_relative_to(Path(images).resolve()):
+        return
+    if not any(name.lower() in ("train", "training") for name in os.listdir(images)):
+        raise ValueError(
+            f"{flag}={folder} lies in the folder of the images, {path}, and would be taken for "
+            f"a class: start from another folder, or give a {flag} outside"
+        )
+
+
 def check_shared(workdir: Path) -> None:
     """Checks that all processes see the same folder: each writes its part of a checkpoint.
 

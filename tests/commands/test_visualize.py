@@ -1,5 +1,6 @@
 """What a network shows: arrays against their definitions, pictures for files, plain errors."""
 
+import dataclasses
 import functools
 import re
 import shutil
@@ -281,6 +282,21 @@ def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
         assert command(*words) == 1
         assert message in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_pictures_do_not_become_images(photos, tmp_path, monkeypatch, capsys):
+    """Neither of a folder that is drawn, nor a class of those that the run is trained on."""
+    c = make("conv_only")
+    config = c.config.copy_and_resolve_references()
+    with config.unlocked():
+        config.data.name = f"folder={tmp_path}"
+    monkeypatch.setattr(classifier, "load", lambda *_, **__: dataclasses.replace(c, config=config))
+    for image, out, message in (
+        (photos[0], tmp_path / "views", "would be taken for a class"),
+        (tmp_path / "a", tmp_path / "a" / "views", "taken for images of it"),
+    ):
+        assert command("--checkpoint=x", image, f"--out={out}") == 1
+        assert message in capsys.readouterr().err and not out.exists()
 
 
 def test_a_name_that_is_no_utf_8(photos, tmp_path, monkeypatch):
