@@ -148,7 +148,8 @@ def test_ray_job_has_the_fields_of_its_schema():
     labels = head["template"]["metadata"]["labels"]
     (container,) = head["template"]["spec"]["containers"]
     assert service["spec"]["selector"].items() <= labels.items()
-    assert [port["containerPort"] for port in container["ports"]] == [int(given["--port"])]
+    assert [port["port"] for port in service["spec"]["ports"]] == [int(given["--port"])]
+    assert "ports" not in container  # else KubeRay's head service lacks the dashboard's port
 
 
 # --- sky.yaml ---
