@@ -103,7 +103,7 @@ def input_job(run: Any, augmented: bool) -> Job:
 def infer_job(run: Any, _: bool) -> Job:
     """The evaluation forward, on a batch that lies on the devices."""
     batch = run.config.train.batch
-    forward = evaluate.make_forward(run.model, run.mesh, run.config)
+    forward = evaluate.make_forward(run.model, run.mesh, run.config, run.config.mesh.aggregate)
     params, stats = step.averaged(step.first_state(run))
     images = mesh_lib.put_batch(run.mesh, run.dataset.train.images[:batch])
     compiled, seconds = _compile(forward, params, stats, images)
@@ -112,9 +112,10 @@ def infer_job(run: Any, _: bool) -> Job:
 
 def eval_job(run: Any, _: bool) -> Job:
     """An evaluation of the test split, from host arrays to counts."""
-    evaluator = evaluate.make_evaluator(run.model, run.mesh, run.config)
+    config = run.config
+    evaluator = evaluate.make_evaluator(run.model, run.mesh, config, config.mesh.aggregate)
     params, stats = step.averaged(step.first_state(run))
-    split, batch = run.dataset.test, run.config.train.batch
+    split, batch = run.dataset.test, config_lib.eval_batch(config)
     return Job(lambda: evaluator(params, stats, split, batch).loss, len(split))
 
 

@@ -120,7 +120,7 @@ def measure(
         compile_seconds = max(first - job.images / rate, 0.0)
     return {
         "work": work,
-        "batch": run.config.train.batch,
+        "batch": config_lib.eval_batch(run.config) if work == "eval" else run.config.train.batch,
         **jobs.summary("images_per_second", rates),
         "steps": steps,
         "images_per_step": job.images,

@@ -6,6 +6,7 @@ import platform
 import shlex
 import statistics
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from hsvit_jax import data, main, train
 from hsvit_jax.benchmark import jobs, machine, step_parts, versus
 from hsvit_jax.benchmark import measure as benchmark
 from hsvit_jax.models import costs
-from hsvit_jax.train import batches, step
+from hsvit_jax.train import batches, evaluate, step
 
 SMALL = {
     "variant": "c2a2",
@@ -91,6 +92,24 @@ def test_record_holds_what_the_docs_promise(records, work):
     assert record["flops_per_second"] == pytest.approx(done)
     assert record["share_of_peak"] == pytest.approx(done / record["peak"]["flops_per_second"])
     assert ("backward" in record["flops_counted_on"]) == (work == "train")
+
+
+def test_inference_is_timed_as_the_configuration_has_it(monkeypatch):
+    config = small()
+    config.mesh.update(group=2, data=1, aggregate="ordered")
+    config.eval.batch = 7
+    run = jobs.prepare(config, False, jax.devices()[:2])
+    text = jobs.infer_job(run, True).compiled.as_text()
+    assert "all-gather" in text and "all-reduce" not in text
+    given = []
+    loss = SimpleNamespace(loss=0.0)
+    monkeypatch.setattr(
+        evaluate,
+        "make_evaluator",
+        lambda *a: given.append(a) or (lambda *b: given.append(b) or loss),
+    )
+    jobs.eval_job(run, True).take()
+    assert (given[0][-1], given[1][-1]) == ("ordered", 7)
 
 
 def test_training_flops_count_every_turn_of_the_loops():
