@@ -67,7 +67,13 @@ def prepare(
         config = config.copy_and_resolve_references().unlock()
         _take_shape(config, dataset.info)
         for key in ("val_fraction", "fraction", "on_bad_image"):  # by which it is found again
-            config.data[key] = getattr(dataset, key)
+            asked, config.data[key] = config.data[key], getattr(dataset, key)
+            if f"data.{key}" in config.by_hand and asked != config.data[key]:
+                raise ValueError(
+                    f"data.{key}={asked}, but the data set given has {config.data[key]}: leave it "
+                    "out, or make the data set so (val_fraction= and on_bad_image= of what loads "
+                    "it, dataset.subset(fraction))"
+                )
         if "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
             config.data.name = dataset.info.name
     examples = len(dataset.train)
