@@ -288,6 +288,8 @@ def _efficientvit_settings(family: "Family", tensors: Tensors, given: dict[str, 
     for down in downs:
         only({"down_ops": list(down)}, "down_ops", ("subsample", 2), ("", 1))
     model["downsamples"] = tuple(bool(name) for name, _ in downs)
+    for name in ("key_dims", "windows", "downsamples"):  # the reference reads one for each stage
+        model[name] = model[name][: len(model["widths"])]
     only(given, "global_pool", "avg")
     data = data_section(tensors, given, _VIT_STEM, "head.linear.weight")
     nominal = min(pair(given.get("img_size", data["image_size"])))

@@ -72,6 +72,17 @@ def test_logits_and_the_way_back(name, golden_dir):
     convnet_files.comes_back(golden_dir / f"{name}.npz")
 
 
+def test_an_efficientvit_of_fewer_stages_than_the_usual_arguments_have(golden_dir):
+    """timm reads as many of them as there are widths."""
+    tensors, network, *_, family, description = convnet_files.read(
+        golden_dir / "timm-efficientvit-train.npz"
+    )
+    given = description["constructor"] | {"key_dim": [4, 3, 16], "window_size": [3, 7, 7]}
+    del given["down_ops"]
+    settings, data = models.torch_settings(family, tensors, given)
+    assert family.sizes(settings, **data) == network.config
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_training_step(name, golden_dir):
