@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hsvit_jax.models.convnets.torch_layouts import LAYOUTS, Layout
@@ -19,19 +19,6 @@ class Match(NamedTuple):
 
 #: The layout of a family's converter.
 OWN = Layout("our converter's reference", lambda config: lambda key: key)
-
-
-def _swin_authors(config: Any) -> Callable[[str], str]:
-    """timm moved the merging of patches from the end of a stage to the beginning of the next."""
-
-    def rename(key: str) -> str:
-        key = re.sub(r"(?<=^layers\.)\d+(?=\.downsample)", lambda m: str(int(m[0]) - 1), key)
-        return key.replace("head.fc.", "head.")
-
-    return rename
-
-
-_LAYOUTS = {**LAYOUTS, "swin": (Layout("its authors' code", _swin_authors),)}
 
 #: For messages about files that fit no layout: networks, and a name that only theirs have.
 _SIGNS: Mapping[str, str] = {
@@ -50,7 +37,7 @@ _SIGNS: Mapping[str, str] = {
 
 def known(family: str) -> tuple[Layout, ...]:
     """Lists the layouts of a family's files, its converter's first."""
-    return (OWN, *_LAYOUTS.get(family, ()))
+    return (OWN, *LAYOUTS.get(family, ()))
 
 
 def match(family: str, config: Any, wanted: Collection[str], keys: Collection[str]) -> Match:

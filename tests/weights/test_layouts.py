@@ -68,14 +68,6 @@ def test_a_bare_network_keeps_its_names(family, place):
     assert match.count == len(wanted) and set(match.names.values()) == bare
 
 
-def test_swins_authors_merge_at_the_end_of_a_stage():
-    wanted = ["layers.1.downsample.norm.bias", "layers.1.blocks.0.norm1.bias", "head.fc.weight"]
-    theirs = ["layers.0.downsample.norm.bias", "layers.1.blocks.0.norm1.bias", "head.weight"]
-    match = layouts.match("swin", None, wanted, theirs)
-    assert match.names == dict(zip(wanted, theirs, strict=True)) and match.count == 3
-    assert layouts.match("swin", None, wanted, wanted).layout == layouts.OWN
-
-
 def test_whose_weights_they_are():
     assert "ResNet" in layouts.looks_like({"module.layer1.0.conv1.weight"})
     assert "torchvision MobileNetV2" in layouts.looks_like({"features.1.conv.0.0.weight"})

@@ -1,4 +1,5 @@
-"""State dicts of ViT (the `transformers` library's) and of DeiT, HVT, DHVT, Swin (timm's names)."""
+"""State dicts of ViT (the `transformers` library's) and of DeiT, HVT, DHVT, Swin (timm's names, of
+Swin also its authors')."""
 
 import math
 import re
@@ -292,7 +293,14 @@ DHVT = TorchWeights(
 
 # --- Swin ----------------------------------------------------------------------------------------
 
-_SWIN_PATCHES, _SWIN_HEAD = "patch_embed.proj", "head.fc"
+_SWIN_PATCHES = "patch_embed.proj"
+
+
+def _swin_names(keys: Collection[str]) -> tuple[str, int]:
+    """The classifier, and by how much the number of a merging's stage is lower than ours: timm
+    moved it from the end of a stage, where the authors have it, to the beginning of the next."""
+    authors = "head.weight" in keys or any(key.startswith("layers.0.downsample.") for key in keys)
+    return ("head", 1) if authors else ("head.fc", 0)
 
 
 def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
@@ -320,7 +328,8 @@ def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
         "qkv_bias": block.format(0, 0, "attn.qkv.bias") in shapes,
         "drop_path": field(given, "drop_path_rate", family.defaults["drop_path"]),
     }
-    return model, data_section(tensors, given, f"{_SWIN_PATCHES}.weight", f"{_SWIN_HEAD}.weight")
+    head, _ = _swin_names(tensors)
+    return model, data_section(tensors, given, f"{_SWIN_PATCHES}.weight", f"{head}.weight")
 
 
 def _windows(size: Any, stages: int) -> tuple[int, ...]:
@@ -337,16 +346,22 @@ def _windows(size: Any, stages: int) -> tuple[int, ...]:
 
 
 def _swin(c: Any, keys: Collection[str]) -> Table:
+    """The authors' names where a key is one of them, else timm's."""
     block, theirs = "stage{s}/blocks/{i}", "layers.{s}.blocks.{i}"
+    head, before = _swin_names(keys)
+    merging = {
+        f"stage{s}/merging/{name}": f"layers.{s - before}.downsample.{name}"
+        for s in range(1, len(c.depths))
+        for name in ("norm", "reduction")
+    }
     return {
         **_patches(_SWIN_PATCHES, c.patch),
         "embedding/norm": "patch_embed.norm",
-        "stage{s}/merging/norm": "layers.{s}.downsample.norm",
-        "stage{s}/merging/reduction": "layers.{s}.downsample.reduction",
+        **merging,
         **timm_block(block, theirs),
         f"{block}/mixer/offset_bias": f"{theirs}.attn.relative_position_bias_table",
         "head/norm": "norm",
-        "head/linear": _SWIN_HEAD,
+        "head/linear": head,
     }
 
 

@@ -1,4 +1,5 @@
-"""Swin in timm's names: a golden's logits and training step, the way back; windows of any map."""
+"""Swin in timm's and its authors' names: a golden's logits and training step, the way back; windows
+of any map."""
 
 import itertools
 
@@ -8,8 +9,10 @@ import pytest
 from support import convnet_files, hf_files, torch_files
 
 from hsvit_jax import models
+from hsvit_jax.commands import convert
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vit import swin
+from hsvit_jax.weights import pretrained
 
 
 def test_a_golden(golden_dir):
@@ -63,6 +66,22 @@ def test_shifted_windows_of_a_map_that_they_do_not_divide():
 @pytest.mark.parametrize("variant", ["t", pytest.param("b", marks=pytest.mark.slow)])
 def test_shapes_tell_the_variant(variant):
     assert torch_files.variant_of_shapes("swin", variant) == variant
+
+
+def test_the_authors_names(golden_dir, tmp_path):
+    """They merge at the end of a stage, and name the classifier alone; both readers take them."""
+    with np.load(golden_dir / "timm-swin-train.npz") as golden:
+        tensors = {k: golden[k] for k in golden.files}
+    for old, new in (("layers.1.downsample.", "layers.0.downsample."), ("head.fc.", "head.")):
+        tensors = {k.replace(old, new): v for k, v in tensors.items()}
+    tensors["layers.0.blocks.0.attn.relative_position_index"] = np.zeros((16, 16), np.int64)
+    np.savez(tmp_path / "authors.npz", **tensors)
+    report = convert.convert_file(tmp_path / "authors.npz")
+    assert report["max_abs_error"] <= 1e-9 * report["max_abs_logit"]
+    _, network, *trees, _, _ = convnet_files.read(golden_dir / "timm-swin-train.npz")
+    wrapped = {f"module.{k}": v for k, v in tensors.items() if "." in k and "/" not in k}
+    read = pretrained.load(tmp_path, wrapped, "swin", network, fresh_classifier=False)
+    jax.tree.map(np.testing.assert_array_equal, [read.params, read.stats], trees)
 
 
 def test_window_sizes_of_all_stages_and_of_each(golden_dir):
