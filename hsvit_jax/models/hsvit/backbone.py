@@ -22,7 +22,7 @@ from flax import nnx
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig
 from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
-from hsvit_jax.models.hsvit import torch_weights
+from hsvit_jax.models.hsvit import hsvit, torch_weights
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
 from hsvit_jax.models.hsvit.sizes import divisors
@@ -99,14 +99,20 @@ class BackboneHSViTConfig(Sizes):
         object.__setattr__(self, "backbone", dataclasses.replace(self.backbone, **sizes))
         if self.embed_dim == 0:
             object.__setattr__(self, "embed_dim", -(-prod(self.map_size) // 8) * 8)
-        self.check_sizes(self.groups, self.depth, self.embed_dim)
+        self.check_sizes(self.groups + 1, self.depth + (not self.groups), self.embed_dim)
         channels = self.conv_channels[-1]
-        if channels % self.groups:
+        if self.groups and channels % self.groups:
             raise ValueError(
                 f"{channels} channel tokens of the backbone cannot split into groups={self.groups}:"
                 f" choose a divisor of {channels}: {divisors(channels)}"
             )
-        check_heads(self.embed_dim, self.heads)
+        if self.groups:
+            check_heads(self.embed_dim, self.heads)
+        elif self.group_dropout or (self.votes, self.trunk) != ("equal", "replicated"):
+            raise ValueError(
+                "without attention groups there is no vote, and nothing to spread: leave votes, "
+                "group_dropout and trunk at 'equal', 0 and 'replicated'"
+            )
         self.check_rates("dropout", "group_dropout")
         self.check_choices(votes=("equal", "learned"), trunk=("replicated", "sharded"))
 
@@ -142,12 +148,14 @@ class BackboneHSViT(HSViT):
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         backbone_key, trunk_key, groups_key, head_key = jax.random.split(key, 4)
-        return {
+        parts = {
             "backbone": self.config.backbone.features(backbone_key),
             "trunk": Projection(self.config, trunk_key),
-            "groups": Groups(self.config, groups_key),
             "head": Head(self.config, head_key),
         }
+        if self.config.groups:
+            parts["groups"] = Groups(self.config, groups_key)
+        return parts
 
     def spread_axis(self, path: tuple[str, ...]) -> int | None:
         """As `Network.spread_axis`: groups, and the output channels of a sharded backbone."""
@@ -229,5 +237,5 @@ FAMILY = Family(
     },
     paper_recipe="hsvit_backbone",
     tiny=_tiny,
-    torch_weights=torch_weights.backbone(BACKBONES),
+    torch_weights=torch_weights.backbone(BACKBONES, hsvit.FAMILY),
 )

@@ -238,7 +238,7 @@ class HSViT(Network):
     ) -> tuple[Array, dict]:
         bound = self.bind(params, stats)
         if not self.config.groups:
-            cls_BD = bound["trunk"](images_BHWC, context, UNSHARDED, 0).mean(1)
+            cls_BD = self.channel_tokens(bound, images_BHWC, context, UNSHARDED, 0).mean(1)
             return bound["head"](cls_BD), bound.stats()
         cls_GBD, stats = self.cls_tokens(params, stats, images_BHWC, context)
         groups = params.get("towers", params)["groups"]

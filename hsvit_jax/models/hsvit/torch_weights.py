@@ -212,17 +212,19 @@ HSVIT = TorchWeights((_HEAD,), _settings, _hsvit)
 _PREFIX = "model.conv2d_submodule."
 
 
-def backbone(families: Mapping[str, "Family"]) -> TorchWeights:
-    """How the files of an HSViT on a backbone of one of these families are read."""
+def backbone(families: Mapping[str, "Family"], hsvit: "Family") -> TorchWeights:
+    """How the files of an HSViT on a backbone of one of these families are read.
+
+    hsvit: the family of a network that does without, HSViT's ablation of attention alone.
+    """
 
     def settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+        if not field(given, "enable_conv_layer", True):
+            model, data = _settings(hsvit, tensors, given)
+            return {**model, "family": hsvit.name}, data
         described = given.get("backbone")
         if not isinstance(described, dict):
             raise ValueError("the constructor has no `backbone` with its configuration's fields")
-        if not field(given, "enable_conv_layer", True):
-            raise ValueError(
-                "enable_conv_layer=false: a network without its backbone is not supported"
-            )
         backbone = _backbone_family(tensors, described)
         sizes, *_ = EXTRACTORS[backbone]
         backbone_settings = sizes(families[backbone], described)
@@ -248,7 +250,9 @@ def backbone(families: Mapping[str, "Family"]) -> TorchWeights:
             raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
         return model, image_section(tensors, images, classes)
 
-    def table(c: "BackboneHSViTConfig", keys: Collection[str]) -> Table:
+    def table(c: "HSViTConfig | BackboneHSViTConfig", keys: Collection[str]) -> Table:
+        if not hasattr(c, "backbone"):
+            return _attention(c)
         backbone = next(name for name, f in families.items() if isinstance(c.backbone, f.config))
         return {**EXTRACTORS[backbone][1](c.backbone, _PREFIX), **_attention(c)}
 

@@ -169,6 +169,7 @@ def test_the_backbone_s_settings_from_the_command_line():
         ({"trunk": "split"}, r"trunk .*one of \('replicated', 'sharded'\)"),
         ({"dropout": 1.5}, r"dropout must be in \[0, 1\); got 1.5"),
         ({"depth": 0}, "sizes must be positive"),
+        ({"groups": 0, "votes": "learned"}, "without attention groups there is no vote"),
         ({"backbone": "vgg16"}, "'vgg16'; it begins with one of resnet, efficientnet"),
         ({"backbone": "efficientnet_b0"}, "family efficientnet, which does not agree with the key"),
     ],

@@ -1,5 +1,7 @@
 """Files of HSViT on a backbone: goldens, the frozen training step, and what is refused."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from support import convnet_files, torch_files
 from hsvit_jax import models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
+from hsvit_jax.models.network import UNSHARDED
 
 FROZEN = "hsvithet-efficientnet-b0like.npz"
 GIVEN = {
@@ -38,6 +41,39 @@ def test_the_training_step_of_a_golden_with_a_frozen_backbone(golden_dir):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
+def test_without_attention_the_channels_tokens_are_averaged(golden_dir):
+    path = golden_dir / "hsvithet-resnet-bottleneck-ds.npz"
+    tensors, whole, params, stats, family, description = convnet_files.read(path)
+    attention = ("model.attn", "model.cls", "model.position")
+    own = {k: v for k, v in tensors.items() if not k.startswith(attention)}
+    given = description["constructor"] | {"attn_num": 0}
+    network = torch_files.build(*models.torch_settings(family, own, given))
+    trees = family.torch_weights.load(own, network)
+    for key, tensor in family.torch_weights.dump(*trees, network).items():
+        assert key.endswith("num_batches_tracked") or np.array_equal(tensor, own[key])
+    images, bound = tensors["input"].transpose(0, 2, 3, 1), whole.bind(params, stats)
+    context = backbone.ForwardContext(False, None, np.arange(len(images)))
+    tokens = whole.channel_tokens(bound, images, context, UNSHARDED, 0)
+    np.testing.assert_allclose(
+        network.apply(*trees, images)[0], bound["head"](tokens.mean(1)), atol=1e-5
+    )
+
+
+def test_without_a_backbone_it_is_hsvits_attention_alone(golden_dir, tmp_path):
+    """As the authors' two constructors of the same network have it."""
+    with np.load(golden_dir / "hsvit-attnonly.npz") as golden:
+        tensors = {k: golden[k] for k in golden.files}
+    given = json.loads(tensors["config"].item())["constructor"]
+    given = {k: v for k, v in given.items() if k not in ("num_channels", "image_size")}
+    given |= {"enable_conv_layer": False, "conv_kernel_num": given["conv_kernel_nums"][-1]}
+    for name in ("conv_kernel_nums", "conv_kernel_sizes", "pool_strides"):
+        del given[name]
+    tensors["config"] = json.dumps({"family": "HSViT-het", "constructor": given})
+    np.savez(tmp_path / "het.npz", **tensors)
+    report = convert.convert_file(tmp_path / "het.npz")
+    assert report["max_abs_error"] <= 1e-9 * report["max_abs_logit"]
+
+
 def test_named_networks_are_recognised():
     described = {"model_type": "mobilenet_v2", "depth_multiplier": 1.4}
     described |= {"classifier_dropout_prob": 0.2, "image_size": 224}
@@ -53,9 +89,9 @@ def test_named_networks_are_recognised():
     [
         ({"backbone": None}, "the constructor has no `backbone`"),
         ({"backbone": {"model_type": "vgg"}}, "model_type='vgg' is not supported; known: resnet"),
-        ({"enable_conv_layer": False}, "without its backbone is not supported"),
         ({"attn_num": 7}, r"2048 channel tokens of the backbone cannot split into groups=7"),
         ({"image_size": None}, "do not tell the image's size: say --image_size"),
+        ({"attn_num": -1}, "sizes must be positive"),
         ({"num_heads": 5}, "embed_dim=12 is not divisible by heads=5"),
         ({"dropout": "no"}, "dropout must be of type float; got 'no'"),
     ],
