@@ -119,7 +119,7 @@ run() { # process, flags
     CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${names[*]:i*each:each}")
     export CUDA_VISIBLE_DEVICES
   fi
-  exec "$PYTHON" -m hsvit_jax.main --distributed="127.0.0.1:$port,$n,$i" "$@"
+  exec "$PYTHON" -m hsvit_jax.main "$@" --distributed="127.0.0.1:$port,$n,$i"
 }
 
 code=0 asked=0 deadline='' running=()

@@ -182,10 +182,11 @@ def test_mistakes_in_the_request(capfd, tmp_path, monkeypatch, words, message):
     assert list(tmp_path.iterdir()) == []  # a mistake leaves nothing behind
 
 
-def test_a_run_does_not_become_a_class(capfd, tmp_path, monkeypatch):
-    folder = pictures(tmp_path / "pets", ["cat", "dog"])
+@pytest.mark.parametrize(("place", "named"), [("pets", "."), ("pets/train", "..")])
+def test_a_run_does_not_become_a_class(capfd, tmp_path, monkeypatch, place, named):
+    folder = pictures(tmp_path / place, ["cat", "dog"])
     monkeypatch.chdir(folder)
-    code, out, err = call(capfd, "--config=c2a2:folder=.,tiny")
+    code, out, err = call(capfd, f"--config=c2a2:folder={named},tiny")
     assert (code, out) == (1, "") and "would be taken for a class" in err
     assert sorted(path.name for path in folder.iterdir()) == ["cat", "dog"]
 

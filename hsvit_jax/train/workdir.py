@@ -74,16 +74,16 @@ def check_apart(config: ml_collections.ConfigDict, folder: Path, flag: str = "--
         flag: names the folder in the message.
     """
     kind, _, path = config.data.name.partition("=")
-    images = os.path.expanduser(path)
-    if kind != "folder" or not os.path.isdir(images):
+    images = Path(path).expanduser()
+    if kind != "folder" or not images.is_dir():
         return
-    if not folder.resolve().is_relative_to(Path(images).resolve()):
-        return
-    if not any(name.lower() in ("train", "training") for name in os.listdir(images)):
-        raise ValueError(
-            f"{flag}={folder} lies in the folder of the images, {path}, and would be taken for "
-            f"a class: start from another folder, or give a {flag} outside"
-        )
+    classes = [one for one in images.iterdir() if one.name.lower() in ("train", "training")]
+    for place in classes or [images]:
+        if folder.resolve().is_relative_to(place.resolve()):
+            raise ValueError(
+                f"{flag}={folder} lies in the folder of the images, {place}, and would be taken "
+                f"for a class: start from another folder, or give a {flag} outside"
+            )
 
 
 def check_shared(workdir: Path) -> None:

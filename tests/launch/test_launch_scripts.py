@@ -20,7 +20,7 @@ from support.processes import ROOT, environment, run_main
 
 # Stands in for Python: says what it was given, then does as $DO tells process number i.
 STAND_IN = """
-i=${3##*,}
+i=${@: -1}; i=${i##*,}
 echo $$ > "$OUT/pid.$i"
 printf '%s\\n' "$@" > "$OUT/words.$i"
 echo "$NPROC $JAX_PLATFORMS ${JAX_NUM_CPU_DEVICES:-none}" > "$OUT/env.$i"
@@ -113,8 +113,8 @@ def test_local_gives_every_process_its_place_and_all_flags(local):
     assert done.returncode == 0, done.stderr
     given = [(out / f"words.{i}").read_text().split("\n")[:-1] for i in range(2)]
     assert [words[:2] for words in given] == [["-m", "hsvit_jax.main"]] * 2
-    assert [words[3:] for words in given] == [flags] * 2
-    places = [re.fullmatch(r"--distributed=(127\.0\.0\.1:\d+),2,(\d)", w[2]) for w in given]
+    assert [words[2:-1] for words in given] == [flags] * 2
+    places = [re.fullmatch(r"--distributed=(127\.0\.0\.1:\d+),2,(\d)", w[-1]) for w in given]
     assert places[0][1] == places[1][1]
     assert [place[2] for place in places] == ["0", "1"]
     assert sorted(done.stdout.splitlines()) == ["[0] said by 0", "[1] said by 1"]
@@ -137,7 +137,7 @@ def test_local_makes_the_cpu_back_end_fit(local, words, nproc, devices):
     assert done.returncode == 0, done.stderr
     assert [words_of(out / f"env.{i}") for i in range(2)] == [[f"{nproc} cpu {devices}"]] * 2
     if "--port" in words:
-        assert words_of(out / "words.1")[2] == "--distributed=127.0.0.1:5000,2,1"
+        assert words_of(out / "words.1")[-1] == "--distributed=127.0.0.1:5000,2,1"
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,9 @@ def test_slurm_requeues_what_another_start_helps(tmp_path, code):
     done, words, asked = sbatch(tmp_path, code)
     assert asked == ("requeue 321\n" if code in (42, 75) else "")
     assert done.returncode == (0 if code in (42, 75) else code)
-    command = ".venv/bin/python -m hsvit_jax.main --distributed=auto --config=configs/c4a8.py"
-    assert words[-6:] == [*command.split(), "--workdir=a b"] and "--cpus-per-task=8" in words
+    command = ".venv/bin/python -m hsvit_jax.main --config=configs/c4a8.py"
+    assert words[-6:] == [*command.split(), "--workdir=a b", "--distributed=auto"]
+    assert "--cpus-per-task=8" in words
 
 
 @pytest.mark.parametrize(
@@ -365,7 +366,7 @@ def test_tpu_vm_runs_the_same_command_on_every_worker(tpu, tmp_path):
     assert asked[:5] == ["compute", "tpus", "tpu-vm", "ssh", "my-tpu"]
     assert {"--zone=zone-1", "--project=p", "--worker=all"} <= set(asked)
     pid, *given = words_of(home / "hsvit_jax" / "given")
-    assert given == ["-m", "hsvit_jax.main", "--distributed=auto", *flags]
+    assert given == ["-m", "hsvit_jax.main", *flags, "--distributed=auto"]
     assert words_of(home / "hsvit_jax" / "run.pid") == [pid]
 
 
@@ -441,7 +442,7 @@ def test_xpk_creates_a_workload(tmp_path):
     assert words[:2] == ["workload", "create"]
     flags = dict(word[2:].split("=", 1) for word in words[2:])
     assert shlex.split(flags.pop("command")) == [
-        *("python", "-m", "hsvit_jax.main", "--distributed=auto", "--config=a b", "it's")
+        *("python", "-m", "hsvit_jax.main", "--config=a b", "it's", "--distributed=auto")
     ]
     expected = {"workload": "my-run", "cluster": "c", "tpu-type": "v5litepod-16"}
     expected |= {"docker-image": "registry/hsvit:1", "restart-on-exit-codes": "75"}
