@@ -149,7 +149,7 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
             capsize=3,
         )
     panel.set(xlabel=labels.x, ylabel="test accuracy (%), 95 % intervals")
-    panel.set_title(textwrap.fill(labels.title, 60), fontsize=10)
+    panel.set_title(textwrap.fill(labels.title, 32), fontsize=10)  # a long legend narrows it
     panel.grid(alpha=0.3)
     report.legend(figure, drawn, labels.line)
     return figure
