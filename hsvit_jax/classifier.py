@@ -201,8 +201,12 @@ class Classifier:
         placed = mesh_lib.place(self.mesh, {"params": params, "stats": stats}, model)
         return dataclasses.replace(self, config=config, model=model, **placed)
 
-    def evaluate(self, dataset: data.Dataset | data.Split) -> Any:
+    def evaluate(self, dataset: data.Dataset | data.Split | str) -> Any:
         """Evaluates images with labels: a data set's test split, or a split.
+
+        Args:
+          dataset: or the name of a data set, such as 'cifar10' or 'folder=photos'. Of a folder or a
+            table that is not the run's own all images are evaluated.
 
         Returns:
           `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
@@ -211,6 +215,8 @@ class Classifier:
           ValueError: the data set has a class that the network does not know, images of another
             shape, or no test images.
         """
+        if isinstance(dataset, str):
+            dataset = self._load_data(dataset)
         if isinstance(dataset, data.Dataset):
             info, mine = dataset.info, (self.image_size, self.channels, self.config.data.fit)
             if (tuple(info.image_size), info.channels, info.fit) != mine:
@@ -222,10 +228,22 @@ class Classifier:
         elif not isinstance(dataset, data.Split):
             raise ValueError(
                 "evaluate takes a data set, such as hsvit_jax.from_arrays(images, labels, "
-                f"test_only=True), or one of its splits; got {type(dataset).__name__}"
+                "class_names, test_only=True), one of its splits, or a name, such as "
+                f"'folder=PATH'; got {type(dataset).__name__}"
             )
         self._check_split(dataset)
         return self._evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
+
+    def _load_data(self, name: str) -> data.Dataset:
+        """Loads a data set by its name, with images as the network sees them."""
+        from hsvit_jax import train
+
+        config = self.config.copy_and_resolve_references().unlock()
+        own, config.data.name = name == config.data.name, name
+        if not own:  # the share was of the run's own
+            config.data.fraction = 1.0
+        whole = not own and name.startswith(("folder=", "csv="))
+        return train.load_data(config, test_only=whole)
 
     def _check_split(self, split: data.Split) -> None:
         """Refuses what would be counted wrongly: other classes, and pixels of another scale."""
@@ -257,10 +275,11 @@ class Classifier:
         known, names, few = self.class_names, info.class_names, config_lib.few
         if extra := [name for name in names if name not in known]:
             missing = [name for name in known if name not in names]
+            named = ", numbered labels with their class_names" * info.name.startswith("given=")
             raise ValueError(
                 f"the network knows {len(known)} classes and {info.name} has {len(names)}; only in "
                 f"the network: {few(missing)}; only in the data: {few(extra)}. Give data of the "
-                "network's classes, or of some of them"
+                f"network's classes, or of some of them{named}"
             )
         numbers_K = np.array([known.index(name) for name in names], np.int32)
         return dataclasses.replace(split, labels=numbers_K[split.labels])

@@ -1,6 +1,7 @@
 """A checkpoint at hand: arrays and image files in, classes out."""
 
 import csv
+import dataclasses
 import io
 import json
 import threading
@@ -138,6 +139,20 @@ def test_a_split_that_would_be_counted_wrongly_is_refused(
         classifier.evaluate(data.Split(np.array([0, 0, label], np.int32), pixels))
     with pytest.raises(ValueError, match="got ndarray"):
         classifier.evaluate(images)
+
+
+def test_evaluate_finds_images_by_the_name_of_their_data_set(classifier, images, tmp_path):
+    for turn, name in enumerate(NAMES[:3]):
+        (tmp_path / name).mkdir()
+        for number, image in enumerate(images[..., 0]):
+            Image.fromarray(np.rot90(image, turn)).save(tmp_path / name / f"{number}.png")
+    assert classifier.evaluate(f"folder={tmp_path}").examples == 9  # all are unseen
+    digits = data.describe("digits").class_names
+    own = dataclasses.replace(classifier, class_names=digits).evaluate("digits")
+    assert own.examples == 179  # its test split
+    with pytest.raises(ValueError, match=r"in the data: 0, 1\. .* numbered .* class_names"):
+        same = {"image_size": (32, 32), "test_only": True}
+        classifier.evaluate(data.from_arrays(images, [0, 1, 0], **same))
 
 
 def test_embeddings_and_explanations(classifier, images):
