@@ -22,6 +22,7 @@ _OF_THE_STATE = {
     "train.ema_decay": "whether there is a moving average is part of the training state",
     "train.select_on": "the best checkpoint so far was chosen by it",
     **{f"init.{key}": _START for key in ("from", "classifier", "stem", "positions", "whiten")},
+    **{f"data.{key}": "the network learned from pixels normalised so" for key in ("mean", "std")},
 }
 
 
@@ -44,8 +45,8 @@ def latest(
     if meta is not None:
         try:
             _refuse_mismatch(meta, run.meta)
-            _refuse_other_state(meta["config"], run.config)
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
+            _refuse_other_state(meta["config"], config)
             who = {"by_hand": None}  # of both: by whom a setting is given is no setting
             changed = checkpoint.diff(meta["config"] | who, config | who)
         except (TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -124,7 +125,7 @@ def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[in
     return number, step_lib.from_plain(plain, run.state_shape)
 
 
-def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
+def _refuse_other_state(saved: dict, wanted: dict) -> None:
     """Refuses another value of a setting that the training state follows from."""
     for key, why in _OF_THE_STATE.items():
         section, _, name = key.partition(".")

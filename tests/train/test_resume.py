@@ -126,6 +126,7 @@ def renamed(names):
         ),
         (None, {"optim__name": "muon"}, ["optim.name='adamw', now it is 'muon'"]),
         (None, {"train__ema_decay": 0.0}, ["train.ema_decay=0.9", "now it is 0.0"]),
+        (None, {"data__mean": (0.5,)}, ["data.mean=[0.3], now it is [0.5]: the network"]),
         (renamed([*NAMES[:-1], "a stranger"]), {}, ["class_names", "row 6", "a stranger"]),
         (renamed(NAMES[::-1]), {}, ["class_names", "another order"]),
         (small_dataset(seed=4), {}, ["fingerprint", "rows-3", "rows-4"]),
