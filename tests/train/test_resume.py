@@ -124,6 +124,7 @@ def renamed(names):
             {"model__embed_dim": 4},
             ["model.embed_dim: checkpoint 8, config 4; params.", "×", "more"],
         ),
+        (None, {"model__heads": 4}, ["model.heads: checkpoint 2, config 4"]),
         (None, {"optim__name": "muon"}, ["optim.name='adamw', now it is 'muon'"]),
         (None, {"train__ema_decay": 0.0}, ["train.ema_decay=0.9", "now it is 0.0"]),
         (None, {"data__mean": (0.5,)}, ["data.mean=[0.3], now it is [0.5]: the network"]),
