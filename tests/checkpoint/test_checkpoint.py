@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from support.processes import script
 
@@ -355,6 +356,19 @@ def test_a_damaged_file_is_found_or_harmless(tmp_path):
     for names in needed.values():
         assert {"meta/metadata", "state/manifest.ocdbt"} <= set(names)
         assert any("/d/" in name for name in names)
+
+
+def test_a_chunk_larger_than_its_array_is_not_unpacked(tmp_path):
+    """It could be all the memory there is, in a few compressed bytes."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3, np.float32)}, {})
+    base = {"driver": "file", "path": f"{tmp_path}/1/state/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    layout = json.loads(store.read("w/.zarray").result().value)
+    store["w/.zarray"] = json.dumps(layout | {"chunks": [1 << 20], "compressor": None})
+    store["w/0"] = np.ones(1 << 20, np.float32).tobytes()
+    with damage_warning(1), pytest.raises(CheckpointError, match="w has another shape than its"):
+        load_tree(tmp_path)
 
 
 def test_a_flipped_weight_is_named_and_the_step_before_is_used(tmp_path):
