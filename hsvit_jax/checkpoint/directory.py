@@ -12,6 +12,8 @@ import jax
 from hsvit_jax.checkpoint.record import CheckpointError, Damage
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
+#: What a path must not hold: TensorStore takes a backslash for a slash, and no bytes but UTF-8.
+UNREADABLE = r"\\|[\ud800-\udfff]"
 
 
 def local(directory: str | os.PathLike) -> Path:
@@ -28,10 +30,10 @@ def probe(directory: Path) -> None:
     Raises:
       CheckpointError: it cannot be made or written, or Orbax would not find its own files in it.
     """
-    if re.search(r"\[.*\]|\\", directory.absolute().as_posix()):
+    if re.search(rf"\[.*\]|{UNREADABLE}", directory.absolute().as_posix()):
         raise CheckpointError(
             f"cannot write checkpoints in {directory}: Orbax takes brackets and backslashes in a "
-            "path for patterns; choose another folder"
+            "path for patterns, and no name that is not UTF-8; choose another folder"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -96,10 +97,11 @@ class Checkpoints:
         self._alone = False
         if not read_only:
             disk.probe(self.directory)
-        elif "\\" in self.directory.as_posix():  # TensorStore reads it as a slash
+        elif re.search(disk.UNREADABLE, self.directory.as_posix()):
             raise CheckpointError(
                 f"cannot read checkpoints in {self.directory}: a backslash in a path is taken for "
-                "a slash; rename the folder, or move what is in it"
+                "a slash, and a name that is not UTF-8 for none; rename the folder, or move what "
+                "is in it"
             )
 
     def save(

@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -103,10 +104,12 @@ def _load(path: Path, wanted: dict[TreePath, Any]) -> dict[TreePath, Any]:
     handler = ocp.PyTreeCheckpointHandler()
     try:
         if any(isinstance(leaf, np.ndarray) for leaf in stored.values()):
-            # Orbax reads these as they are stored, whatever their size; the others it checks.
+            # Orbax reads these as they are stored, whatever their size; the others it checks. It
+            # reads whole chunks, which may be larger than their array.
             metadata = traverse_util.flatten_dict(handler.metadata(epath.Path(path)).tree)
             for name, leaf in stored.items():
-                if tuple(metadata[name].shape) != leaf.shape:
+                shape, chunk = metadata[name].shape, metadata[name].storage.chunk_shape
+                if tuple(shape) != leaf.shape or any(map(operator.gt, chunk, shape)):
                     raise Damage(f"{dotted(name)} has another shape than its record says")
         restore = ocp.args.PyTreeRestore(item=nest(stored), restore_args=nest(args))
         arrays = traverse_util.flatten_dict(handler.restore(epath.Path(path), args=restore))

@@ -164,7 +164,8 @@ def _drop_after(path: Path, step: int) -> None:
         with report.append_to(beside) as file:
             file.write(damaged)
         warnings.warn(f"damaged lines of {path} were moved to {beside}", stacklevel=2)
-    if not step and any(line["step"] and "split" in line for line in lines):  # it had checkpoints
+    # It had checkpoints, if it was evaluated, or came to its second epoch.
+    if not step and any(x["step"] and ("split" in x or x.get("epoch")) for x in lines):
         beside = path.with_suffix(".before")
         with report.append_to(beside) as file:
             file.write(path.read_bytes())

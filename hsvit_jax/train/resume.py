@@ -9,11 +9,14 @@ import numpy as np
 
 from hsvit_jax import augment, checkpoint, report
 from hsvit_jax import config as config_lib
+from hsvit_jax.models import FAMILIES
 from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
-from hsvit_jax.weights import whiten
+from hsvit_jax.weights import grow, whiten
 
+# Errors of reading metadata of another kind.
+_FOREIGN = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _START = "the training started with it, and goes on from its checkpoint"
 # Settings that a run keeps, with the reason.
 _OF_THE_STATE = {
@@ -22,6 +25,7 @@ _OF_THE_STATE = {
     "train.ema_decay": "whether there is a moving average is part of the training state",
     "train.select_on": "the best checkpoint so far was chosen by it",
     **{f"init.{key}": _START for key in ("from", "classifier", "stem", "positions", "whiten")},
+    **{f"data.{key}": "the network learned from pixels normalised so" for key in ("mean", "std")},
 }
 
 
@@ -44,11 +48,11 @@ def latest(
     if meta is not None:
         try:
             _refuse_mismatch(meta, run.meta)
-            _refuse_other_state(meta["config"], run.config)
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
+            _refuse_other_state(meta["config"], config)
             who = {"by_hand": None}  # of both: by whom a setting is given is no setting
             changed = checkpoint.diff(meta["config"] | who, config | who)
-        except (TypeError, LookupError, AttributeError, RecursionError) as error:
+        except _FOREIGN as error:
             raise ValueError(
                 f"the metadata of the checkpoint in {checkpoints.directory} are not those of a run "
                 f"({checkpoint.brief(error)}): start afresh in another --workdir"
@@ -124,7 +128,7 @@ def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[in
     return number, step_lib.from_plain(plain, run.state_shape)
 
 
-def _refuse_other_state(saved: dict, wanted: ml_collections.ConfigDict) -> None:
+def _refuse_other_state(saved: dict, wanted: dict) -> None:
     """Refuses another value of a setting that the training state follows from."""
     for key, why in _OF_THE_STATE.items():
         section, _, name = key.partition(".")
@@ -149,13 +153,15 @@ def _meaning(key: str, value: Any) -> Any:
 
 
 def _refuse_mismatch(saved: dict, wanted: dict) -> None:
-    """Refuses a checkpoint of other shapes, classes or data; settings that may have caused the
-    differences come first."""
+    """Refuses a checkpoint of another network, other classes or data; settings that may have caused
+    the differences come first."""
     sizes = [
         {name: "×".join(map(str, shape)) for name, shape in meta["shapes"].items()}
         for meta in (saved, wanted)
     ]
     lines = checkpoint.diff(*sizes)
+    if not lines:  # of the same shapes networks may differ too, as by their heads
+        lines = grow.misfits(*(_sizes(meta["config"]) for meta in (saved, wanted)))
     old, new = saved["class_names"], wanted["class_names"]
     known = ({*old}, {*new})
     gone, added = [x for x in old if x not in known[1]], [x for x in new if x not in known[0]]
@@ -180,3 +186,11 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
             f"{checkpoint.few(lines)}. Go on with the old settings and data, or start afresh in "
             "another --workdir"
         )
+
+
+def _sizes(config: dict) -> Any:
+    """The config of the network in a run's configuration, which an older version may have made."""
+    config = config_lib.completed(config_lib.from_json(json.dumps(config)))
+    image = {"image_size": config.data.image_size, "channels": config.data.channels}
+    family, classes = FAMILIES[config.model.family], config.data.num_classes
+    return family.sizes(config.model.to_dict(), **image, num_classes=classes)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from support.processes import script
 
@@ -260,11 +261,12 @@ def test_a_directory_that_cannot_be_written_fails_at_once(tmp_path):
             CheckpointError, match=f"cannot write to the work folder .*{name}: .*choose"
         ):
             Checkpoints(tmp_path / name)
-    for name in ("a[b]c", "a\\b"):
+    for name in ("a[b]c", "a\\b", "a\udcffb"):
         with pytest.raises(CheckpointError, match=r"Orbax takes brackets .* another folder"):
             Checkpoints(tmp_path / name)
-    with pytest.raises(CheckpointError, match=r"a backslash .* is taken for a slash; rename"):
-        Checkpoints(tmp_path / "a\\b", read_only=True)
+    for name in ("a\\b", "a\udcffb"):
+        with pytest.raises(CheckpointError, match=r"a backslash .* for a slash, .* rename"):
+            Checkpoints(tmp_path / name, read_only=True)
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -354,6 +356,19 @@ def test_a_damaged_file_is_found_or_harmless(tmp_path):
     for names in needed.values():
         assert {"meta/metadata", "state/manifest.ocdbt"} <= set(names)
         assert any("/d/" in name for name in names)
+
+
+def test_a_chunk_larger_than_its_array_is_not_unpacked(tmp_path):
+    """It could be all the memory there is, in a few compressed bytes."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3, np.float32)}, {})
+    base = {"driver": "file", "path": f"{tmp_path}/1/state/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    layout = json.loads(store.read("w/.zarray").result().value)
+    store["w/.zarray"] = json.dumps(layout | {"chunks": [1 << 20], "compressor": None})
+    store["w/0"] = np.ones(1 << 20, np.float32).tobytes()
+    with damage_warning(1), pytest.raises(CheckpointError, match="w has another shape than its"):
+        load_tree(tmp_path)
 
 
 def test_a_flipped_weight_is_named_and_the_step_before_is_used(tmp_path):

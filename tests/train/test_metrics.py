@@ -70,12 +70,14 @@ def test_evaluations_without_a_finite_loss_are_left_out(tmp_path):
         assert log.evaluations("val", "accuracy") == {10: 0.9}
 
 
-def test_lines_of_a_run_whose_checkpoints_are_gone_are_kept(tmp_path):
+@pytest.mark.parametrize("last", [{"split": "val", "accuracy": 0.5}, {"epoch": 1, "loss": 1.0}])
+def test_lines_of_a_run_whose_checkpoints_are_gone_are_kept(tmp_path, last):
+    """Of one that was evaluated, or was not yet but had come to its second epoch."""
     path, beside = tmp_path / "metrics.jsonl", tmp_path / "metrics.before"
     with metrics.MetricLog(tmp_path, start_step=0) as log:
-        log.write(1, {"loss": 1.0})
+        log.write(1, {"epoch": 0, "loss": 1.0})
     with metrics.MetricLog(tmp_path, start_step=0) as log:  # killed before the first checkpoint
-        log.write(1, {"split": "val", "accuracy": 0.5})
+        log.write(1, last)
     before = path.read_bytes()
     assert not beside.exists()
     told = pytest.warns(UserWarning, match=r"begins anew.* are kept in .*metrics\.before")
