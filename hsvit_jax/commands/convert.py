@@ -202,6 +202,13 @@ def _write(out: Path, config: Any, state: dict, meta: dict) -> None:
     probe(out)
     write_file(file, text)
     with Checkpoints(out / "checkpoints") as checkpoints:
+        # Step 0 with these weights would stay as it is, and config.json has no class names.
+        saved = checkpoints.meta() if checkpoints.steps() else meta
+        if saved.get("class_names") != meta["class_names"]:
+            raise ValueError(
+                f"{out} already holds this network with other class names: remove it or name "
+                "another OUT"
+            )
         checkpoints.save(0, state, meta, wait=True)
 
 

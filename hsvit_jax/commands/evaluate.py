@@ -26,7 +26,13 @@ def run(request: cli.Request) -> int:
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
     if curve is not None:
-        report.prepare_for(path)  # before the work, as it may fail
+        table, (kind, _, source) = path.with_suffix(".csv"), config.data.name.partition("=")
+        if kind == "csv" and table.resolve() == Path(source).expanduser().resolve():
+            raise ValueError(
+                f"--curve={curve} would write {table} over the data's table: choose another name"
+            )
+        for file in (path, table):  # before the work, as it may fail
+            report.prepare_for(file)
         points = lost_groups.curve(classifier, part, config)
         return _write_curve(points, path, classifier.step, config, part, split)
     evaluator = evaluate.make_evaluator(

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import stat
 import unicodedata
 from collections.abc import Sequence
@@ -33,6 +34,11 @@ _EXTENSIONS |= {"ppm", "pgm", "pbm", "pnm"}
 _EXTENSIONS |= {"heic", "heif", "avif"}  # refused by name, as passing them over would lose images
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+# Of a JPEG: a scan of a few bytes is decoded over the whole image. The limit is that of libtiff.
+_MOST_SCANS = 100
+# What ends coded data, and is followed by a length: neither a stuffed byte, nor a restart, nor TEM.
+_JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
+_SCAN, _END = b"\xda", b"\xd9"
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES = 258, 262, 284
 _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 322, 323
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
@@ -247,6 +253,11 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
         if data[:4] in (b"II*\0", b"MM\0*"):
             hint = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16; save it so"
         raise BadImage(f"not an image ({hint})") from error
+    if image.format in ("JPEG", "MPO") and _has_many_scans(data):
+        raise BadImage(
+            f"a JPEG of more than {_MOST_SCANS} scans is refused (decompression bomb); save it "
+            "again"
+        )
     tags = getattr(image, "tag_v2", {})
     # Tiles are decoded whole, however much of them lies outside the image.
     sizes = zip(image.size, (_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT), strict=True)
@@ -257,6 +268,17 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
     return image
+
+
+def _has_many_scans(data: bytes) -> bool:
+    """Whether a JPEG's first picture has more than `_MOST_SCANS`."""
+    if data.count(b"\xff" + _SCAN) <= _MOST_SCANS:  # fast, but other data may hold them, too
+        return False
+    place, scans = 2, 0
+    while (found := _JPEG_MARKER.search(data, place)) and found[1] != _END:
+        scans += found[1] == _SCAN
+        place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    return scans > _MOST_SCANS
 
 
 def _convert(image: "Image.Image", channels: int) -> "Image.Image":

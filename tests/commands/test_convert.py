@@ -374,6 +374,10 @@ def test_what_is_in_the_way_is_kept(tmp_path):
     source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL)
     first = convert.convert_file(source)
     assert convert.convert_file(source) == first  # the same again changes nothing
+    named = json.dumps({"constructor": SMALL, "class_names": ["cat"]})
+    npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL, config=named)
+    with pytest.raises(ValueError, match="with other class names: remove it"):
+        convert.convert_file(source)
     npz(tmp_path / "a.npz", state_dicts.tensors("hsvit", seed=1), SMALL)
     with pytest.raises(ValueError, match="step 0"):
         convert.convert_file(source)

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from support import small_runs
 
-from hsvit_jax import build_model, data
+from hsvit_jax import build_model, data, main
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier import Classifier
+from hsvit_jax.commands import evaluate
 from hsvit_jax.commands import lost_groups as votes
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import hsvit
@@ -134,3 +136,21 @@ def test_the_curve_on_disk(tmp_path):
         **{"lost_groups": "1", "subsets": "3", "mean": "0.5", "std": "0.1"},
         **{"lowest": "0.25", "highest": "0.666667"},
     }
+
+
+def test_a_curve_is_not_written_over_the_table_of_the_data(tmp_path, monkeypatch, capsys):
+    config = small_runs.small_config(data__name=f"csv={tmp_path}/./labels.csv")
+    images = config, "all", data.Split(np.zeros(1, np.int32), None)
+    monkeypatch.setattr(evaluate, "load_classifier", lambda request: types.SimpleNamespace())
+    monkeypatch.setattr(evaluate, "_images", lambda *_: images)
+    monkeypatch.setattr(votes, "curve", pytest.fail)
+    (tmp_path / "link.csv").symlink_to("labels.csv")
+    (tmp_path / "folder.csv").mkdir()
+    for name, message in (
+        ("labels", "labels.csv over the data's table"),
+        ("link", "link.csv over the data's table"),
+        ("folder", "folder.csv is a link or no regular file"),
+    ):
+        words = ["eval", "--checkpoint=x", f"--curve={tmp_path}/{name}.png"]
+        assert main.main(["hsvit", *words]) == 1
+        assert message in capsys.readouterr().err

@@ -159,6 +159,20 @@ def test_decompression_bombs_are_never_decoded(monkeypatch):
 
 
 GOOD = encoded(noise((40, 40, 3)), "JPEG")
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused():
+    """60 bytes are decoded over the whole image; bytes that look like scans do not count."""
+    whole = encoded(noise((40, 40, 3)), "JPEG", progressive=True)
+    scan = whole[whole.rindex(b"\xff\xc4") : -2]  # with its tables
+    with pytest.raises(BadImage, match="more than 100 scans"):
+        read_image(whole[:-2] + scan * 100 + whole[-2:], (8, 8), 3)
+    few = whole[:-2] + scan * 9 + whole[-2:]
+    like = b"\xff\xda" * 200
+    made = few[:2] + b"\xff\xef" + struct.pack(">H", 2 + len(like)) + like + few[2:] + like
+    assert np.array_equal(read_image(made, (40, 40), 3), read_image(few, (40, 40), 3))
+
+
 BAD_FILES = {
     "empty": (b"", "is empty"),
     "html": (b"<!DOCTYPE html><html>404</html>", "HTML"),
