@@ -227,7 +227,7 @@ def run(request: cli.Request) -> None:
     if request.spec:
         raise cli.Misuse(f"compare does not use --config: name {request.spec} as a word")
     out, seeds = Path(values.out), seeds_of(values.seeds)
-    systems, settings = [System.parse(word) for word in request.words], request.settings
+    systems, settings = System.parse_all(request.words), request.settings
     if values.fractions and values["batch"].present:
         raise cli.Misuse("--batch is of the memory columns, and --fractions has none: leave it out")
     if not values.fractions:

@@ -103,6 +103,7 @@ def test_names_of_systems_are_drawn_as_they_are(tmp_path):
     ("specs", "settings", "seeds", "said"),
     [
         (["c2a2:digits", "c2a2:digits"], [], [0], "named twice"),
+        (["c2a2:digits", "c2a2:digits,strong"], [], [0], "named twice in c2a2 strong"),
         (["c2a2:digits", "c3a4:cifar10"], [], [0], "the same data, but of data.name c2a2 has"),
         (["c2a2:digits", "c3a4:digits,paper"], [], [0], "equal training, but train.epochs"),
         (["c2a2:digits"], [], [0, 0], "different whole numbers"),
@@ -116,8 +117,7 @@ def test_names_of_systems_are_drawn_as_they_are(tmp_path):
 )
 def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, said):
     with pytest.raises(ValueError, match=said):
-        systems = [System.parse(spec) for spec in specs]
-        compare.compare(systems, tmp_path, settings=settings, seeds=seeds)
+        compare.compare(System.parse_all(specs), tmp_path, settings=settings, seeds=seeds)
     assert not list(tmp_path.iterdir())
 
 
@@ -151,6 +151,11 @@ def test_names_and_settings_of_a_system():
     assert system.settings == ("model.depth=1", "optim.name=sgd")
     assert system.name == "c2a2 tiny depth=1 name=sgd"
     assert System.parse("c2a2:digits augment.mixup=0.1").name == "c2a2 mixup=0.1"
+    recipes = ["c2a2:digits", "c2a2:digits,fast", "c2a2:digits,paper optim.name=sgd"]
+    names = [system.name for system in System.parse_all(recipes)]
+    assert names == ["c2a2 strong", "c2a2 fast", "c2a2 paper name=sgd"]
+    names = [system.name for system in System.parse_all([*recipes[1:], "c3a4:digits,fast"])]
+    assert names == ["c2a2", "c2a2 name=sgd", "c3a4"]  # told apart by their networks
 
 
 def test_every_system_reads_its_own_images():

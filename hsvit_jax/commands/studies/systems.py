@@ -29,12 +29,20 @@ class System:
     settings: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> "System":
-        """Reads a spec and the settings that follow it, separated by blanks."""
+    def parse(cls, text: str, *, recipe: bool = False) -> "System":
+        """Reads a spec and the settings that follow it, separated by blanks; `recipe` names it."""
         spec, *settings = text.split() or [""]
         changes = (setting.partition("=") for setting in settings)
         short = ("".join([key.rpartition(".")[2], *rest]) for key, *rest in changes)
-        return cls(" ".join([name_of(spec), *short]), spec, tuple(settings))
+        return cls(" ".join([name_of(spec, recipe=recipe), *short]), spec, tuple(settings))
+
+    @classmethod
+    def parse_all(cls, texts: Sequence[str]) -> "list[System]":
+        """Reads several, named by their recipes too where they are not told apart otherwise."""
+        systems = [cls.parse(text) for text in texts]
+        if len({system.name for system in systems}) < len(systems):
+            systems = [cls.parse(text, recipe=True) for text in texts]
+        return systems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,14 +205,15 @@ def _check_length(sections: Mapping[str, ml_collections.ConfigDict]) -> None:
         )
 
 
-def name_of(spec: str) -> str:
-    """A system's name in the table: its file, and the words that are no data or recipe."""
+def name_of(spec: str, *, recipe: bool = False) -> str:
+    """A system's name in the table: its file, the words that are no data or recipe, and the recipe
+    where it is asked for."""
     place, _, argument = spec.partition(":")
-    words = [Path(place).stem]
-    for word in filter(None, (w.strip() for w in argument.split(","))):
-        if not config_lib.is_word(word) or word in config_lib.SWITCHES:
-            words.append(word)
-    return " ".join(words)
+    words = [word for word in map(str.strip, argument.split(",")) if word]
+    common = [word for word in words if config_lib.is_word(word)]
+    own = [word for word in words if word not in common or word in config_lib.SWITCHES]
+    last = [config_lib.parse_argument(",".join(common))[1]] if recipe else []
+    return " ".join([Path(place).stem, *own, *last])
 
 
 def point(one: Trained, x: str, line: str) -> grid.Point:
