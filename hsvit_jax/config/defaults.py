@@ -6,7 +6,8 @@ strides) follow from the data set once it is known: see `derived.resolve`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -60,6 +61,13 @@ def is_word(word: str) -> bool:
     return _is_data(word) or word in (*RECIPES, *SWITCHES)
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' of an unknown word: a path by its kind, or the closest known word."""
+    if os.path.exists(word):
+        return f" Did you mean {'csv' if word.endswith('.csv') else 'folder'}={word}?"
+    return keys.nearest(word, known)
+
+
 def comma_hint(words: Sequence[str]) -> str:
     """How to name a path with a comma, where one of the words names a data set by a path."""
     named = next((word for word in words if names_kind(word)), "")
@@ -81,7 +89,7 @@ def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
         if not is_word(word):
             known = (*DATA_SETS, *DATA_KINDS, *RECIPES, *SWITCHES)
             raise ValueError(
-                f"unknown word {word!r} after the colon.{keys.nearest(word, known)} Known: "
+                f"unknown word {word!r} after the colon.{nearest(word, known)} Known: "
                 f"{keys.few(known)} ({_EXAMPLE}){comma_hint(words)}"
             )
     data = [word for word in words if _is_data(word)] or ["cifar10"]

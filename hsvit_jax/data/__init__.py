@@ -161,5 +161,6 @@ def _open(
             "--config=c2a2:folder=PATH or from Python by load(RUN).evaluate(dataset)"
         )
     near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.0)
+    near = [f"folder={name}"] if os.path.isdir(name) else near
     known = [*(f"{kind}={what}" for kind, what in _KINDS.items()), *REGISTRY]
     raise ValueError(f"unknown data set {name!r}; did you mean {near[0]!r}? Known: {few(known)}")

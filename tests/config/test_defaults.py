@@ -63,6 +63,18 @@ def test_a_wrong_word_names_the_nearest(argument, message):
         config_lib.parse_argument(argument)
 
 
+def test_a_path_is_named_by_its_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos.csv").touch()
+    for word, meant in (("photos", "folder=photos"), ("./photos.csv", "csv=./photos.csv")):
+        for spec in (f"c2a2:{word}", f"vix:vin,{word}"):
+            with pytest.raises(ValueError, match=rf"the colon. Did you mean {meant}\?"):
+                config_lib.get_config(spec)
+    with pytest.raises(ValueError, match="did you mean 'folder=photos'"):
+        data.describe("photos")
+
+
 def test_recipes():
     paper, strong = make("cifar10,paper"), make()
     assert (paper.train.batch, paper.train.epochs, paper.train.ema_decay) == (512, 300, 0)
