@@ -39,10 +39,21 @@ _MOST_SCANS = 100
 # What ends coded data, and is followed by a length: neither a stuffed byte, nor a restart, nor TEM.
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 _SCAN, _END = b"\xda", b"\xd9"
+# What Pillow takes minutes over where a file repeats it: how such files begin, and its mark.
+_MOST_REPEATS = 100
+_REPEATS = (
+    (b"\xff\xd8", b"Exif\0\0", "EXIF segments of a JPEG"),
+    (b"\x89PNG", b"iCCP", "colour profiles of a PNG"),
+    (b"P[123]\\s", b"#", "comments of a plain PNM"),
+)
+# Of a TIFF: a row of a large picture may be a strip of its own.
+_MOST_STRIPS = 100_000
+_TIFF_STRIPS, _TIFF_TILES, _BIG_TIFF = 273, 324, 43
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES = 258, 262, 284
 _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 322, 323
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
+_TOO_MANY = "more than {:,} {} are refused (decompression bomb); save it again"
 
 
 class BadImage(ValueError):
@@ -240,6 +251,7 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
 
     if not data:
         raise BadImage("the file is empty")
+    _check_header(data)
     Image.init()
     formats = [name for name in _FORMATS if name in Image.OPEN]  # Pillow can be built without some
     try:
@@ -254,10 +266,7 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
             hint = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16; save it so"
         raise BadImage(f"not an image ({hint})") from error
     if image.format in ("JPEG", "MPO") and _has_many_scans(data):
-        raise BadImage(
-            f"a JPEG of more than {_MOST_SCANS} scans is refused (decompression bomb); save it "
-            "again"
-        )
+        raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
     tags = getattr(image, "tag_v2", {})
     # Tiles are decoded whole, however much of them lies outside the image.
     sizes = zip(image.size, (_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT), strict=True)
@@ -268,6 +277,26 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
     return image
+
+
+def _check_header(data: bytes) -> None:
+    """Refuses a file whose header alone keeps Pillow busy: it is not opened."""
+    for start, mark, what in _REPEATS:
+        if re.match(start, data) and data.count(mark) > _MOST_REPEATS:
+            raise BadImage(_TOO_MANY.format(_MOST_REPEATS, what))
+    if data[:2] not in (b"II", b"MM"):
+        return
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    strips = 0
+    with contextlib.suppress(Exception):  # as in `read_image`; opening the file says what is wrong
+        tags = ImageFileDirectory_v2(data[: 16 if data[2] == _BIG_TIFF else 8])
+        file = io.BytesIO(data)
+        file.seek(tags.next)
+        tags.load(file)
+        strips = max(len(tags.get(tag, ())) for tag in (_TIFF_STRIPS, _TIFF_TILES))
+    if strips > _MOST_STRIPS:
+        raise BadImage(_TOO_MANY.format(_MOST_STRIPS, "strips of a TIFF"))
 
 
 def _has_many_scans(data: bytes) -> bool:

@@ -165,12 +165,51 @@ def test_a_jpeg_of_thousands_of_scans_is_refused():
     """60 bytes are decoded over the whole image; bytes that look like scans do not count."""
     whole = encoded(noise((40, 40, 3)), "JPEG", progressive=True)
     scan = whole[whole.rindex(b"\xff\xc4") : -2]  # with its tables
-    with pytest.raises(BadImage, match="more than 100 scans"):
+    with pytest.raises(BadImage, match="more than 100 scans of a JPEG"):
         read_image(whole[:-2] + scan * 100 + whole[-2:], (8, 8), 3)
     few = whole[:-2] + scan * 9 + whole[-2:]
     like = b"\xff\xda" * 200
     made = few[:2] + b"\xff\xef" + struct.pack(">H", 2 + len(like)) + like + few[2:] + like
     assert np.array_equal(read_image(made, (40, 40), 3), read_image(few, (40, 40), 3))
+
+
+def tiff_of_strips(strips: int) -> bytes:
+    """A grey column, each of its pixels a strip; all of them are the same byte."""
+    places, counts = struct.pack("<I", 4) * strips, struct.pack("<I", 1) * strips
+    tags = {256: 1, 257: strips, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 1}
+    tags |= {279: 8 + len(places)}
+    entries = [
+        struct.pack("<HHII", tag, 4, strips if tag in (273, 279) else 1, value)
+        for tag, value in tags.items()
+    ]
+    start = 8 + len(places) + len(counts)
+    head = b"II*\0" + struct.pack("<I", start)
+    return head + places + counts + struct.pack("<H", len(tags)) + b"".join(entries) + bytes(4)
+
+
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    check = zlib.crc32(name + content)
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", check)
+
+
+EXIF = b"\xff\xe1" + struct.pack(">H", 22) + b"Exif\0\0II*\0\x08" + bytes(9)  # of no entry
+PROFILE = png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(100)))
+PNG = encoded(noise((8, 8, 3)))
+REPEATED = {
+    "EXIF segments of a JPEG": lambda n: GOOD[:2] + EXIF * n + GOOD[2:],
+    "colour profiles of a PNG": lambda n: PNG[:33] + PROFILE * n + PNG[33:],
+    "comments of a plain PNM": lambda n: b"P2 2 2 255\n" + b"#\n" * n + b"1 2 3 4",
+    "strips of a TIFF": lambda n: tiff_of_strips(n * 1000),
+}
+
+
+@pytest.mark.parametrize("what", REPEATED)
+def test_a_file_that_repeats_its_header_is_refused_before_it_is_opened(what, monkeypatch):
+    """Pillow takes minutes over 4 MB of EXIF segments, and over 2 MB of comments."""
+    assert read_image(REPEATED[what](100), (8, 8), 3).shape == (8, 8, 3)
+    monkeypatch.setattr(Image, "open", None)
+    with pytest.raises(BadImage, match=f"more than 100(,000)? {what} are refused"):
+        read_image(REPEATED[what](101), (8, 8), 3)
 
 
 BAD_FILES = {
