@@ -115,6 +115,24 @@ def test_maps_lie_where_their_towers_look():
     assert groups[5] == [[0] * 4, [255, 255, 0, 0]]  # of tower 2
 
 
+def form(charset, name, image=b""):
+    """A form of one file, whose name is in a charset of the client's choice."""
+    content = b"\r\n".join(
+        [
+            b"--x",
+            b'Content-Disposition: form-data; name="files"; filename="%s"' % name,
+            b"",
+            image,
+            b"--x--",
+            b"",
+        ]
+    )
+    return {
+        "content": content,
+        "headers": {"content-type": f"multipart/form-data; boundary=x; charset={charset}"},
+    }
+
+
 @pytest.mark.parametrize(
     ("status", "sends"),
     {
@@ -126,6 +144,7 @@ def test_maps_lie_where_their_towers_look():
         "too many": (400, {"files": FILES + FILES}),
         "too large": (413, {"files": {"files": b"x" * (5 << 20)}}),
         "no boundary": (400, {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
+        "a charset": (400, form("punycode", b"\xff")),
         "no part": (400, {"files": FILES[:1], "data": {"lost": "8"}}),
         "no part left": (400, {"files": FILES[:1], "data": {"lost": "0,1,2,3,4,5,6,7"}}),
     }.values(),
@@ -134,6 +153,11 @@ def test_a_mistake_gets_a_sentence(client, status, sends):
     answer = client.post("/predict", **sends)
     assert answer.status_code == status
     assert re.fullmatch(r"[^\n]{10,250}", answer.json()["error"])
+
+
+def test_a_name_that_is_no_text_is_escaped(client):
+    answer = client.post("/predict", **form("utf-7", b"+2AA-.png", FILES[0][1][1]))
+    assert answer.json()["predictions"][0]["file"] == r"\ud800.png"
 
 
 def test_uploads_stay_in_memory(client, monkeypatch):

@@ -231,11 +231,11 @@ class Server:
         )
         try:
             form = await parser.parse()
-        except MultiPartException as error:
-            raise HTTPException(400, f"The form cannot be read: {error.message}") from None
+        except (MultiPartException, UnicodeError) as error:  # which a charset raises
+            raise HTTPException(400, f"The form cannot be read: {error}") from None
         try:
             files = [file for file in form.getlist("files") if not isinstance(file, str)]
-            names = [file.filename or "" for file in files]
+            names = [_as_utf8(file.filename or "") for file in files]
             raws = [await file.read() for file in files]
             lost = part_of(self.batcher.voters.parts, str(form.get("lost", "")))
         except ValueError as error:
@@ -379,6 +379,11 @@ class Server:
         name, kind = _FILES[request.url.path]
         text = (resources.files(__package__) / name).read_bytes()
         return Response(text, media_type=kind, headers=_PAGE_HEADERS)
+
+
+def _as_utf8(name: str) -> str:
+    """A name without the surrogates that some charsets give, which no answer can hold."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _bytes(map_HW: np.ndarray) -> np.ndarray:
