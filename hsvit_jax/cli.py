@@ -349,7 +349,7 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
         yield end
         sys.stdout.flush()
     except signals.Interrupted as stop:
-        kept = "saved" if stop.step else "there was nothing to save yet"
+        kept = "saved" if stop.step else "there was nothing left to save"
         print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {line}")
         end.code = stop.exit_code
     except KeyboardInterrupt:

@@ -21,10 +21,11 @@ _NOTICE = b"\nstopping as soon as the state is saved; a second signal stops at o
 
 
 class Interrupted(Exception):
-    """A run that was asked to stop and has saved its state."""
+    """A run that was asked to stop and has saved its state; of step 0 where it has none to save."""
 
     def __init__(self, signum: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name} after step {step}")
+        when = f" after step {step}" if step else ""
+        super().__init__(f"stopped by {signal.Signals(signum).name}{when}")
         self.signum, self.step = signum, step
 
     @property
