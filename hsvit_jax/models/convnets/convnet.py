@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import layers
@@ -182,8 +183,18 @@ class Head(nnx.Module):
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, h, w, C) → logits (B, K)."""
-        x_BC = x_BHWC.mean((1, 2)) if self.pooling == "mean" else x_BHWC.max((1, 2))
+        x_BC = x_BHWC.mean((1, 2)) if self.pooling == "mean" else largest(x_BHWC)
         return self.linear(layers.dropout(x_BC, self.dropout, context, layers.EMBEDDING))
+
+
+def largest(x_BHWC: Array) -> Array:
+    """Each channel's maximum (B, C), whose gradient goes to the first such pixel, as in PyTorch.
+
+    The gradient of `max` looks for the pixels equal to it, among values that XLA may have computed
+    again with other rounding: it can find none.
+    """
+    x_BTC = x_BHWC.reshape(x_BHWC.shape[0], -1, x_BHWC.shape[3])
+    return jnp.take_along_axis(x_BTC, x_BTC.argmax(1, keepdims=True), axis=1)[:, 0]
 
 
 class ConvNet(Network):

@@ -94,10 +94,20 @@ def _resnet(c: "ResNetConfig", prefix: str) -> Table:
 # --- ResNeXt, by timm's and torchvision's names --------------------------------------------------
 
 
+#: Arguments of timm's and torchvision's networks that no tensor shows.
+_RESNEXT_USUAL = {"output_stride": 32, "global_pool": "avg", "act_layer": "relu"}
+_RESNEXT_USUAL |= {"replace_stride_with_dilation": (False, False, False)}
+
+
 def _resnext_settings(
     family: "Family", tensors: Tensors, given: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sizes follow from shapes; where several base widths give them, the constructor decides."""
+    """Sizes follow from shapes; where several base widths give them, the constructor decides.
+
+    Raises ValueError for arguments that change the network and no shape.
+    """
+    for name, usual in _RESNEXT_USUAL.items():
+        only(given, name, usual)
     shapes, conv = (
         {key: tensor.shape for key, tensor in tensors.items()},
         "layer{}.{}.conv{}.weight",

@@ -19,6 +19,7 @@ from hsvit_jax.models.torch_weights import (
     field,
     ints,
     known_sizes,
+    only,
     pair,
     timm_block,
 )
@@ -117,7 +118,8 @@ def _timm_settings(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The sections `model`, with what HVT, DeiT and DHVT share, and `data`; and all that is known.
 
-    inferred: sizes that the family's own tensors tell. Raises ValueError for what stays unknown.
+    inferred: sizes that the family's own tensors tell. Raises ValueError for what stays unknown and
+    for scores of another scale.
     """
     head, images = shapes.get("head.weight", ()), shapes.get("input", ())
     if len(head) == 2:
@@ -129,6 +131,7 @@ def _timm_settings(
     if len(images) == 4:
         inferred["image_size"] = images[2:]
     known = known_sizes(inferred, given, _NEEDED)
+    only(given, "qk_scale", None)
     names = {k: k if given.get(k) is not None else aliases.get(k, k) for k in _NEEDED}
     one = {k: ints(names[k], known[k])[0] for k in _NEEDED if k != "image_size"}
     model = {
@@ -167,6 +170,7 @@ def _hvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         raise ValueError(f"num_heads={heads} do not divide the width of a token, {dim}")
     model |= {"head_dim": dim // heads, "eps": field(known, "ln_eps", 1e-6)}
     if cls or not (pooled := sorted(int(m[1]) for m in map(_POOL_POSITION.match, shapes) if m)):
+        only(given, "global_pool", "token" if cls else "avg")
         model |= {"family": "deit", "cls": cls, "retained": (), "flops_share": 1.0}
     else:
         model |= {"family": "hvt", **_pool(shapes, known, pooled)}
@@ -304,7 +308,12 @@ def _swin_names(keys: Collection[str]) -> tuple[str, int]:
 
 
 def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sizes follow from shapes, but for what rounding and small maps hide."""
+    """Sizes follow from shapes, but for what rounding and small maps hide.
+
+    Raises ValueError for arguments that change the network and no shape.
+    """
+    for name, usual in (("global_pool", "avg"), ("always_partition", False), ("qk_scale", None)):
+        only(given, name, usual)
     shapes, block = {k: v.shape for k, v in tensors.items()}, "layers.{}.blocks.{}.{}"
     stages = range(sum(block.format(s, 0, "norm1.weight") in shapes for s in range(len(shapes))))
 

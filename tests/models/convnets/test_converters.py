@@ -76,6 +76,12 @@ def test_shapes_tell_a_resnext(golden_dir):
     headless = {key: tensor for key, tensor in tensors.items() if not key.startswith("fc.")}
     with pytest.raises(ValueError, match=r"the network's sizes: fc\.weight is missing"):
         models.torch_settings(family, headless, {})
+    for changes in (
+        *({"output_stride": 8}, {"global_pool": "max"}, {"act_layer": "gelu"}),
+        {"replace_stride_with_dilation": [False, True, True]},
+    ):  # of which no tensor tells
+        with pytest.raises(ValueError, match=f"{next(iter(changes))}=.* is not supported"):
+            models.torch_settings(family, tensors, description["constructor"] | changes)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,14 @@ def test_activations_by_their_published_names():
         np.testing.assert_allclose(ACTIVATIONS[name](x), expected, atol=1e-6)
 
 
+def test_the_gradient_of_a_largest_pixel_goes_to_the_first():
+    x = jnp.array([[[3.0, 1.0], [5.0, 1.0]], [[5.0, 0.0], [2.0, 1.0]]])[None]
+    value, back = jax.vjp(convnet.largest, x)
+    np.testing.assert_array_equal(value, [[5, 1]])
+    (gradient,) = back(jnp.array([[2.0, 7.0]]))
+    np.testing.assert_array_equal(gradient, [[[[0, 7], [2, 0]], [[0, 0], [0, 0]]]])
+
+
 def test_a_frozen_backbone_neither_learns_nor_counts():
     sizes = {"block": "basic", "stem_channels": 4, "channels": (4, 6), "depths": (1, 1)}
     network = built("resnet", (17, 20), **sizes)

@@ -108,3 +108,10 @@ def test_windows_are_cut_to_maps():
         ((2, 2), (0, 0)),
     ]
     assert hf_files.network("swin", size=(16, 16)).config.window(3, 1) == ((1, 1), (0, 0))
+
+
+@pytest.mark.parametrize("changes", [{"global_pool": "max"}, {"always_partition": True}], ids=str)
+def test_arguments_that_no_tensor_tells_are_refused(changes, golden_dir):
+    tensors, _, _, _, family, description = convnet_files.read(golden_dir / "timm-swin-train.npz")
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}=.* is not supported"):
+        models.torch_settings(family, tensors, description["constructor"] | changes)

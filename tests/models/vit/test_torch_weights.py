@@ -119,6 +119,22 @@ def test_fields_that_do_not_fit_are_told(changes, message):
         hf_files.small_file("vit", {**VIT, **changes}, VIT_SHAPES)
 
 
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("hvt", {"qk_scale": 0.5}),
+        ("dhvt", {"qk_scale": 0.5}),
+        ("deit cls", {"global_pool": "avg"}),
+        ("hvt no pool, not square", {"global_pool": "max"}),
+    ],
+)
+def test_arguments_that_no_tensor_tells_are_refused(case, changes):
+    family = state_dicts.CASES[case]["family"].lower()
+    given = state_dicts.CASES[case]["constructor"] | changes
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}=.* is not supported"):
+        torch_files.settings(family, state_dicts.tensors(case), given)
+
+
 def test_what_a_configuration_lacks_is_told(tmp_path):
     shapes = {k: np.zeros(s, np.float32) for k, s in VIT_SHAPES.items()}
     for config, tensors, message in (
