@@ -421,17 +421,19 @@ def only(given: Mapping[str, Any], name: str, *allowed: Any) -> Any:
 def data_section(
     tensors: Tensors, given: Mapping[str, Any], first: str, last: str
 ) -> dict[str, Any]:
-    """The `data` section of a `transformers` file: image size, channels and classes.
+    """The `data` section of a file of `transformers` or timm: image size, channels and classes.
 
     first, last: keys of the first convolution's and the classifier's weight. The image's size is
-    that of the file's `input`, or the `image_size` given. Raises ValueError where nothing tells.
+    that of the file's `input`, or the `image_size` given, which timm calls `img_size`. Raises
+    ValueError where nothing tells.
     """
     if len(tensors[first].shape if first in tensors else ()) != 4:
         raise ValueError(f"missing or misshapen {first}, which tells the image's channels")
     if len(tensors[last].shape if last in tensors else ()) != 2:
         raise ValueError(f"missing or misshapen {last}, which tells the classes")
     images = tensors["input"].shape if "input" in tensors else ()
-    size = images[2:] if len(images) == 4 else given.get("image_size")
+    said = given.get("image_size") or given.get("img_size")
+    size = images[2:] if len(images) == 4 else said
     if size is None:
         raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
     return {

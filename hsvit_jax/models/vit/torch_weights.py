@@ -323,7 +323,6 @@ def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
     tables = of_first("attn.relative_position_bias_table")
     shown = [(math.isqrt(n) + 1) // 2 for n, _ in tables]
     (hidden, width), *_ = of_first("mlp.fc1.weight")
-    given = {"image_size": given.get("img_size"), **given}
     model = {
         "patch": shapes[f"{_SWIN_PATCHES}.weight"][2],
         "widths": tuple(width for (width,) in of_first("norm1.weight")),

@@ -83,6 +83,18 @@ def test_an_efficientvit_of_fewer_stages_than_the_usual_arguments_have(golden_di
     assert family.sizes(settings, **data) == network.config
 
 
+@pytest.mark.parametrize("name", ["timm-efficientvit-train", "smt-train"])
+def test_a_constructor_tells_the_image_size_of_a_file_without_images(name, golden_dir):
+    tensors, network, *_, family, description = convnet_files.read(golden_dir / f"{name}.npz")
+    given = description["constructor"]
+    weights = {k: v for k, v in tensors.items() if k not in ("input", "logits", "logits_f64")}
+    settings, data = models.torch_settings(family, weights, given)
+    assert family.sizes(settings, **data) == network.config
+    assert data["image_size"] == (given["img_size"],) * 2
+    other = models.torch_settings(family, weights, given | {"image_size": (64, 80)})[1]
+    assert other["image_size"] == (64, 80)  # by option
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_training_step(name, golden_dir):
