@@ -25,7 +25,7 @@ from hsvit_jax.models.torch_weights import (
     timm_block,
 )
 from hsvit_jax.models.vix import stems
-from hsvit_jax.models.vix.mixer_config import DEFAULTS
+from hsvit_jax.models.vix.mixer_config import DEFAULTS, PINV_STEPS
 
 if TYPE_CHECKING:
     from hsvit_jax.models.family import Family
@@ -87,7 +87,8 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
 
     Heads that no shape tells come from the constructor, and so do nystrom's landmarks
     (`num_landmarks` or `m`; 64 without either) and the dropout. What is converted couples the batch
-    as the reference does. Raises ValueError for heads that stay unknown or do not fit.
+    as the reference does. Raises ValueError for heads that stay unknown or do not fit, and for
+    another number of iterations of the pseudo-inverse than ours.
     """
     inferred: dict[str, Any] = {**DEFAULTS, "batch_coupling": True}
     inferred["dropout"] = field(given, "dropout", 0.0)
@@ -111,6 +112,7 @@ def find(tensors: Tensors, key: str, given: Mapping[str, Any]) -> dict[str, Any]
         inner = shape(tensors, f"{key}{name}.weight", rank)[0] // parts
         if f"{key}res_conv.weight" in tensors:
             inferred["mixer"] = "nystrom"
+            only(given, "pinv_iterations", PINV_STEPS)
             heads, _, inferred["residual_kernel"], _ = shape(tensors, f"{key}res_conv.weight", 4)
             inferred["landmarks"] = argument(given, "num_landmarks", "landmarks", "m") or 64
         elif not heads:
@@ -239,6 +241,8 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 
 
 def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Raises ValueError also for a constructor that classifies the tokens' mean, not CLS."""
+    only(given, "pool", "cls")
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
         start, key = min(first), ""

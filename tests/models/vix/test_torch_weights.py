@@ -50,6 +50,7 @@ def test_shapes_tell_the_variant(family):
     ("family", "given", "message"),
     [
         ("vix", {"heads": 5}, "heads=5.*do not divide the attention's 12"),
+        ("vix", {"heads": 3, "pool": "mean"}, "pool='mean' is not supported; expected 'cls'"),
         ("levix", {}, "say --image_size"),
         ("levix", {"image_size": 4}, "say --heads"),
         ("cvx", {"heads": 3}, "say --image_size"),
@@ -104,6 +105,14 @@ def test_a_tensor_that_sizes_are_read_from_is_named(index, message):
         tensors["mlp_head.1.weight"] = weight[0]
     with pytest.raises(ValueError, match=f"the network's sizes: mlp_head.1.weight {message}"):
         torch_files.settings("vix", tensors, {"heads": 3})
+
+
+def test_another_number_of_steps_to_the_pseudo_inverse_is_refused():
+    """Of the reference's constructor; no tensor shows it."""
+    tensors = state("vix", mixer="nystrom")
+    assert torch_files.settings("vix", tensors, {"pinv_iterations": 6})
+    with pytest.raises(ValueError, match="pinv_iterations=4 is not supported; expected 6"):
+        torch_files.settings("vix", tensors, {"pinv_iterations": 4})
 
 
 def test_queries_that_are_missing_make_no_fnet():
