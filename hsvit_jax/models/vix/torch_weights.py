@@ -242,7 +242,6 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 
 def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Raises ValueError also for a constructor that classifies the tokens' mean, not CLS."""
-    only(given, "pool", "cls")
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
         start, key = min(first), ""
@@ -252,6 +251,7 @@ def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         model = find(tensors, "", given) | {"mixer": "mlp_mixer", "expansion": hidden / tokens}
         model |= {"mlp_dim": 256, "positions": "learned"}
     else:
+        only(given, "pool", "cls")
         mixer = "transformer.layers.0.0.fn."
         key, head = "to_patch_embedding.", "mlp_head.1.weight"
         depth = count(tensors, "transformer.layers.{}.")
