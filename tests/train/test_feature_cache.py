@@ -87,7 +87,7 @@ def test_training_is_the_same_on_a_mesh(stored_weights, tmp_path):
 def test_a_request_to_stop_ends_the_computing(stored_weights, tmp_path, monkeypatch):
     monkeypatch.setattr(coordination.StopTogether, "due", lambda self: signal.SIGTERM)
     config = config_for(stored_weights, tmp_path / "cache")
-    with pytest.raises(signals.Interrupted, match="stopped by SIGTERM$"):
+    with pytest.raises(signals.Interrupted, match=r"stopped by SIGTERM$"):
         train.train(config, tmp_path / "run", dataset=DATASET, verbose=False)
     assert not list((tmp_path / "cache").iterdir())
 
