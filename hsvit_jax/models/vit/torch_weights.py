@@ -138,7 +138,7 @@ def _timm_settings(
         "patch": one["patch_size"],
         "heads": one["num_heads"],
         "depth": one["depth"],
-        "mlp_ratio": field(known, "mlp_ratio", 4.0),
+        "mlp_ratio": field({**known, **inferred}, "mlp_ratio", 4.0),
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "drop_path": field(known, "drop_path", family.defaults["drop_path"]),
     }

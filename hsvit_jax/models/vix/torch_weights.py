@@ -507,7 +507,7 @@ _T2T, _T2T_PROJECT = "tokens_to_token.attention{}", "tokens_to_token.project.wei
 
 def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Sizes follow from shapes, but for the heads (of width 64 in all published networks) and what
-    rounding hides. Raises ValueError for heads that stay unknown."""
+    rounding hides of the image's. Raises ValueError for heads that stay unknown."""
     performer = f"{_T2T.format(1)}.w" in tensors
     first = "kqv" if performer else "attn.qkv"
     dim = shape(tensors, _T2T_PROJECT, 2)[0]
@@ -522,9 +522,7 @@ def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         "embed_dim": dim,
         "depth": count(tensors, "blocks.{}.norm1.weight"),
         "heads": dim // 64 if heads is None else heads,
-        "mlp_ratio": field(
-            given, "mlp_ratio", shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0] / dim
-        ),
+        "mlp_ratio": shape(tensors, "blocks.0.mlp.fc1.weight", 2)[0] / dim,
         "qkv_bias": "blocks.0.attn.qkv.bias" in tensors,
         "qk_scale": field(given, "qk_scale", 0.0),
         "drop_path": field(given, "drop_path_rate", usual["drop_path"]),

@@ -87,6 +87,27 @@ def test_a_width_survives_its_ratio():
     assert hf_files.network("vix", **mixer).config.mlp_dim == 15
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("t2t", {"token_dim": 4, "embed_dim": 50, "depth": 1, "heads": 1}),
+        ("deit", {"patch": 16, "head_dim": 50, "depth": 1, "heads": 1}),
+        ("dhvt", {"embed_dim": 50, "depth": 1, "heads": 1}),
+    ],
+    ids=["t2t", "deit", "dhvt"],
+)
+def test_a_file_s_width_is_what_its_tensors_have(family, changes):
+    """int(50·2.3) is 114 in the authors' code: a float's rounding took a channel away there."""
+    assert int(50 * 2.3) == 114
+    network = hf_files.network(family, mlp_ratio=114 / 50, **changes)
+    tensors = {
+        entry.key: np.zeros(entry.shape, "f") for entry in torch_files.listing(family, network)
+    }
+    given = {"num_heads": 1, "mlp_ratio": 2.3, "image_size": 64}
+    model, data = torch_files.settings(family, tensors, given)
+    assert torch_files.build(model, data).config.hidden == 114
+
+
 def test_constants_stay_and_scores_have_a_scale():
     network = hf_files.network("t2t", qk_scale=8**-0.5, **SMALL)
     assert network.with_frozen(["head"]).frozen == {"head", "constants"}
