@@ -205,7 +205,7 @@ REPEATED = {
 
 @pytest.mark.parametrize("what", REPEATED)
 def test_a_file_that_repeats_its_header_is_refused_before_it_is_opened(what, monkeypatch):
-    """Pillow takes minutes over 4 MB of EXIF segments, and over 2 MB of comments."""
+    """Pillow takes 39 s over 8 MB of EXIF segments, and 21 s over 1 MB of comments."""
     assert read_image(REPEATED[what](100), (8, 8), 3).shape == (8, 8, 3)
     monkeypatch.setattr(Image, "open", None)
     with pytest.raises(BadImage, match=f"more than 100(,000)? {what} are refused"):
