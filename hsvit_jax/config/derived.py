@@ -29,6 +29,10 @@ def for_few_images(
     if config.recipe == "small" or (examples < recipes.FEW and not named):
         epochs = config.train.epochs if "train.epochs" in by_hand else 0.0
         values = recipes.small(examples, classes, config.model, epochs)
+        if config.train.steps:  # its evaluations are counted in epochs
+            batch = config.train.batch if "train.batch" in by_hand else values["train.batch"]
+            epochs = config.train.steps / max(examples // batch, 1)
+            values = recipes.small(examples, classes, config.model, epochs)
         if config.init["from"]:  # what is trained already is tuned by the strong recipe's optimizer
             values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
         if config.init.cache:
