@@ -4,6 +4,7 @@ import dataclasses
 import html.parser
 import tracemalloc
 
+import jax
 import numpy as np
 import pytest
 from support import reports, small_runs
@@ -94,6 +95,13 @@ def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):
     assert found.wrong == found.unsure == []
     path = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
     assert path.read_text("utf-8").count("0 of 0 shown") == 2
+
+
+def test_logits_that_are_not_finite_are_no_predictions():
+    trained, dataset = reports.untrained()
+    params = jax.tree.map(lambda x: np.nan * x, trained.params)
+    with pytest.raises(ValueError, match="logits of 21 of 21 images are not finite"):
+        findings.find(dataclasses.replace(trained, params=params), dataset, "val")
 
 
 def test_confusions_of_many_classes_need_no_second_matrix():

@@ -65,6 +65,9 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
 
     Args:
       split: 'train', 'val' or 'test'.
+
+    Raises:
+      ValueError: logits are not finite.
     """
     config = classifier.config
     part = _thinned(getattr(dataset, split))
@@ -109,7 +112,13 @@ def _thinned(part: data.Split) -> data.Split:
 def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
     batches = evaluate.padded_batches(part, batch, 1)
     found = [classifier.logits(images, batch)[valid] for images, _, valid in batches]
-    return np.concatenate(found).astype(np.float64)
+    logits_NK = np.concatenate(found).astype(np.float64)
+    if wrong := int((~np.isfinite(logits_NK)).any(1).sum()):  # argmax calls them the first class
+        raise ValueError(
+            f"the logits of {wrong:,} of {len(part):,} images are not finite, and nothing can be "
+            "measured: report an earlier step of the run by --which=STEP"
+        )
+    return logits_NK
 
 
 def _occlusion(
