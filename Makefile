@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-web test-ray test-onnx lint docs clean
+.PHONY: quickstart test test-slow test-web test-ray test-onnx test-tpu lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits,fast --workdir=runs/quickstart
@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web and not ray"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web and not ray and not tpu"
 
 test-slow: $(VENV)/.installed-test
 	TEST_OPTIMISATION=2 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
@@ -24,6 +24,9 @@ test-ray: $(VENV)/.installed-ray
 
 test-onnx: $(VENV)-onnx/.installed
 	$(VENV)-onnx/bin/python -m pytest tests/commands/test_export_onnx.py tests/examples -k onnx
+
+test-tpu: $(VENV)-tpu/.installed
+	$(VENV)-tpu/bin/python -m pytest -m tpu
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format .
@@ -57,9 +60,14 @@ $(VENV)-onnx/.installed: setup.cfg pyproject.toml
 	$(VENV)-onnx/bin/pip install --quiet --disable-pip-version-check --editable '.[test,onnx]'
 	touch $@
 
+$(VENV)-tpu/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)-tpu
+	$(VENV)-tpu/bin/pip install --quiet --disable-pip-version-check --editable '.[test,tpu]'
+	touch $@
+
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-onnx build *.egg-info
+	rm -rf $(VENV) $(VENV)-onnx $(VENV)-tpu build *.egg-info

@@ -199,8 +199,8 @@ def relabel(mesh: Mesh, state: dict, network: Any) -> dict:
     return jax.tree_util.tree_map_with_path(leaf, state)
 
 
-def compiler_options(*, runs: bool = True) -> dict[str, Any]:
-    """Options of XLA for the back end at hand; none but on a CPU.
+def compiler_options(mesh: Mesh | None = None, *, runs: bool = True) -> dict[str, Any]:
+    """Options of XLA for the devices of a mesh, or for the back end at hand; none but on a CPU.
 
     On jax 0.10 they choose the newer of two code generators, the only one from 0.11 on: the older
     one rounds a sum of products as it happens to be fused, so that the same step on another mesh
@@ -210,7 +210,7 @@ def compiler_options(*, runs: bool = True) -> dict[str, Any]:
         runs: the program runs often enough to be worth LLVM's optimiser, at level 2: level 3 takes
             a quarter longer for no gain that could be measured.
     """
-    if jax.default_backend() != "cpu":
+    if (mesh.devices.flat[0].platform if mesh else jax.default_backend()) != "cpu":
         return {}
     options = {"xla_backend_optimization_level": 2 if runs else 0}
     if jax.__version_info__ < (0, 11):

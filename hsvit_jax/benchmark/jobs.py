@@ -60,14 +60,15 @@ def _random_dataset(config: ml_collections.ConfigDict) -> Any:
     return data.Dataset(info, split, split, split, fingerprint="random")
 
 
-def _compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+def compile(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
     """Compiles a jitted function for these arguments; returns it and the seconds that took."""
     started = time.perf_counter()
     compiled = function.lower(*args).compile()
     return compiled, time.perf_counter() - started
 
 
-def _augmentation(run: Any, augmented: bool) -> augment.Augment:
+def augmentation(run: Any, augmented: bool) -> augment.Augment:
+    """The run's augmentation, or, unless `augmented`, its normalisation alone."""
     full = step.augment_settings(run.config)
     return full if augmented else augment.Augment(full.mean, full.std, full.num_classes)
 
@@ -75,8 +76,8 @@ def _augmentation(run: Any, augmented: bool) -> augment.Augment:
 def train_job(run: Any, augmented: bool) -> Job:
     """The training step, its batch gathered from a data set on the devices."""
     state, source = step.first_state(run), batches.resident(run, 0)
-    train_step = step.jit_step(run, _augmentation(run, augmented))
-    compiled, seconds = _compile(train_step, state, next(source))
+    train_step = step.jit_step(run, augmentation(run, augmented))
+    compiled, seconds = compile(train_step, state, next(source))
 
     def take() -> Any:
         nonlocal state
@@ -88,7 +89,7 @@ def train_job(run: Any, augmented: bool) -> Job:
 
 def input_job(run: Any, augmented: bool) -> Job:
     """The batch of a training step: gathered from the data on the devices, and augmented."""
-    settings, key = _augmentation(run, augmented), step.run_key(run.config.seed, 0)
+    settings, key = augmentation(run, augmented), step.run_key(run.config.seed, 0)
 
     @jax.jit
     def draw(batch: Any, key: Any) -> Any:
@@ -96,7 +97,7 @@ def input_job(run: Any, augmented: bool) -> Job:
         return augment.train_batch(settings, *keys, *batch)
 
     source = batches.resident(run, 0)
-    compiled, seconds = _compile(draw, next(source), key)
+    compiled, seconds = compile(draw, next(source), key)
     return Job(lambda: compiled(next(source), key), run.config.train.batch, compiled, seconds)
 
 
@@ -106,7 +107,7 @@ def infer_job(run: Any, _: bool) -> Job:
     forward = evaluate.make_forward(run.model, run.mesh, run.config, run.config.mesh.aggregate)
     params, stats = step.averaged(step.first_state(run))
     images = mesh_lib.put_batch(run.mesh, run.dataset.train.images[:batch])
-    compiled, seconds = _compile(forward, params, stats, images)
+    compiled, seconds = compile(forward, params, stats, images)
     return Job(lambda: compiled(params, stats, images), batch, compiled, seconds)
 
 

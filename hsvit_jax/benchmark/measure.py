@@ -2,7 +2,8 @@
 
 It times what a run executes: the training step as the trainer compiles it, the evaluation forward,
 the evaluator, the batch of a step, decoding it from files. Each step is waited for before the next.
-`--vs` alternates with another program, `--parts` times the parts of a step, `--peak` the machine.
+`--vs` alternates with another program, `--parts` times the parts of a step, `--peak` the machine;
+`--topology` compiles a step for TPUs that are not at hand, and times nothing.
 """
 
 import json
@@ -15,7 +16,7 @@ import ml_collections
 
 from hsvit_jax import cli
 from hsvit_jax import config as config_lib
-from hsvit_jax.benchmark import decode, jobs, machine, step_parts, versus
+from hsvit_jax.benchmark import decode, jobs, machine, step_parts, tpu, versus
 from hsvit_jax.models import costs
 
 #: What is measured → flags that it would ignore.
@@ -23,13 +24,14 @@ _IGNORED = {
     "parts": ("work", "trace", "data", "no_augment"),
     "peak": ("work", "batch", "steps", "warmup", "trace", "data", "no_augment"),
     "work=decode": ("trace", "no_augment"),
+    "topology": ("steps", "warmup", "trace", "data"),
 }
 
 
 def run(request: cli.Request) -> None:
     """Measures what the command line asks for, and prints a line of JSON."""
     values = request.flags
-    modes = [name for name in ("vs", "parts", "peak") if values[name].value]
+    modes = [name for name in ("vs", "parts", "peak", "topology") if values[name].value]
     if not request.spec and modes != ["peak"]:
         raise cli.Misuse("--config is missing")
     if len(modes) > 1:
@@ -62,6 +64,9 @@ def _record(request: cli.Request, modes: list[str]) -> dict:
     if modes == ["parts"]:
         record = step_parts.measure_parts(config, **timing)
         print(step_parts.table(record), file=sys.stderr, flush=True)
+    elif modes == ["topology"]:
+        augmented = not values.no_augment
+        record = tpu.measure(config, values.work, values.topology, augmented=augmented)
     elif values.work == "decode":
         record = decode.measure(config, **timing)
     else:

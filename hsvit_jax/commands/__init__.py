@@ -263,6 +263,7 @@ COMMANDS: Mapping[str, Command] = {
         "$ --config=configs/c2a2.py --vs='COMMAND THAT PRINTS A JSON LINE'\n"
         "$ --config=configs/c2a2.py --batch=128 --parts\n"
         "$ --config=configs/backbone.py:folder=PATH,paper --work=decode\n"
+        "$ --config=configs/c4a8.py --batch=512 --topology=v5e:2x2\n"
         "$ --peak",
         (
             (
@@ -277,6 +278,7 @@ COMMANDS: Mapping[str, Command] = {
             (define_path, "trace", None, "Write a profile of a few more steps here."),
             (flags.DEFINE_bool, "parts", False, "Time the parts of a training step."),
             (flags.DEFINE_bool, "peak", False, "Time a large product and convolution, no more."),
+            (flags.DEFINE_string, "topology", None, "Only compile, for TPUs such as v5e:2x2."),
             (flags.DEFINE_string, "vs", None, "Shell command to alternate with."),
             (flags.DEFINE_integer, "rounds", 5, "--vs: runs of each.", 1),
         ),

@@ -32,6 +32,7 @@ _FORMULAS = (conv_im2col, conv_winograd, conv_direct)
 
 _KINDS = ("dense", "depthwise", "attention")
 _PLAIN: contextvars.ContextVar[Collection[str]] = contextvars.ContextVar("plain", default=())
+_PLATFORM: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
 
 @contextlib.contextmanager
@@ -50,9 +51,24 @@ def as_on_accelerators(kinds: Collection[str] = _KINDS) -> Iterator[None]:
         _PLAIN.reset(token)
 
 
+@contextlib.contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Traces programs for devices of a platform, such as 'tpu', that this process does not have."""
+    token = _PLATFORM.set(platform)
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
+
+
+def platform() -> str:
+    """The platform that programs are traced for: that of jax's devices, or of `traced_for`."""
+    return _PLATFORM.get() or jax.default_backend()
+
+
 def use_cpu_formulas(kind: str = "dense") -> bool:
     """Whether convolutions of this kind, or attention, are computed by the CPU's formulas."""
-    return jax.default_backend() == "cpu" and kind not in _PLAIN.get()
+    return platform() == "cpu" and kind not in _PLAIN.get()
 
 
 def conv2d(x_BHWC: Array, kernel_HWIO: Array) -> Array:

@@ -28,6 +28,7 @@ _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +153,23 @@ def _count(computations: dict, name: str, group: int) -> tuple[int, dict[tuple[s
                     raise ValueError(f"a loop of unknown length in the compiled program: {called}")
                 pending.append((called, times * int(trips[1]) if trips else times))
     return flops, dict(transfers)
+
+
+def cycles(text: str) -> int:
+    """Adds up the compiler's estimates of cycles in an optimised HLO module for a TPU; a loop of
+    unknown length counts once."""
+    computations, entry = _computations(text)
+    total, pending = 0, [(entry, 1)]
+    while pending:
+        name, times = pending.pop()
+        for _, _, op, rest in computations[name]:
+            estimate = _CYCLES.search(rest)
+            total += times * int(estimate[1]) if estimate else 0
+            if op in ("while", "call", "conditional"):
+                trips = _TRIPS.search(rest)
+                times_called = times * int(trips[1]) if trips else times
+                pending += [(called, times_called) for called in _CALLED.findall(rest)]
+    return total
 
 
 @dataclasses.dataclass(frozen=True)

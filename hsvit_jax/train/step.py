@@ -239,7 +239,7 @@ def jit_step(
             mesh_lib.state_shardings(run.mesh, run.state_shape, run.model),
             mesh_lib.replicated(run.mesh),
         ),
-        compiler_options=mesh_lib.compiler_options(),
+        compiler_options=mesh_lib.compiler_options(run.mesh),
     )
 
 
