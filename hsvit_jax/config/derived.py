@@ -9,6 +9,22 @@ import ml_collections
 
 from hsvit_jax.config import defaults, keys, recipes
 
+_ATTENTION = ("softmax", "performer", "linformer", "nystrom")
+#: Keys of `model`, as 'family.name' where only there, another one, and its values that read them.
+_READ_WITH = (
+    ("groups depth heads", "ablation", ("none", "attention_only")),
+    ("landmarks residual_kernel", "mixer", ("nystrom",)),
+    ("projections one_kv_head", "mixer", ("linformer",)),
+    ("features", "mixer", ("performer",)),
+    ("batch_coupling", "mixer", ("performer", "nystrom")),
+    ("expansion", "mixer", ("mlp_mixer",)),
+    ("vix.heads vix.head_dim", "mixer", _ATTENTION),
+    ("vix.mlp_dim", "mixer", (*_ATTENTION, "fnet")),
+    ("pool pool_dims pool_window", "stage_depth", range(1, 257)),
+    ("affine sope_norm", "sope", (True,)),
+    ("daff_norm", "feed_forward", ("daff", "daff-no-shortcut", "daff-aggregate-all")),
+)
+
 
 def for_few_images(
     config: ml_collections.ConfigDict, examples: int, classes: int
@@ -58,7 +74,7 @@ def refuse_unread(config: ml_collections.ConfigDict) -> None:
     Args:
       config: after `for_few_images`, which may choose the recipe.
     """
-    a, o = config.augment, config.optim
+    a, o, model = config.augment, config.optim, config.model
     mixes = ("augment.mix_probability", a.mix_probability)
     mixup, mixing = ("augment.mixup", a.mixup), a.mixup or a.cutmix
     operations = ("augment.rand_augment_ops", a.rand_augment_ops)
@@ -73,12 +89,25 @@ def refuse_unread(config: ml_collections.ConfigDict) -> None:
         ("augment.erasing_noise", ("augment.erasing", a.erasing), a.erasing or not a.erasing_noise),
         ("optim.schedule", ("optim.cosine_per", o.cosine_per), o.cosine_per != "never"),
         ("optim.beta2", ("optim.name", o.name), o.name != "sgd"),
+        (
+            "optim.decay_all",
+            ("optim.weight_decay", o.weight_decay),
+            o.weight_decay or not o.decay_all,
+        ),
     ):
         if key in config.by_hand and not read:
             raise ValueError(
                 f"{key} has no effect with {other}={value}, the recipe's unless it was set: set "
                 f"{other} too, or leave {key} out"
             )
+    for names, other, values in _READ_WITH:
+        for family, _, name in (name.rpartition(".") for name in names.split()):
+            unread = other in model and model[other] not in values
+            if unread and f"model.{name}" in config.by_hand and family in ("", model.family):
+                raise ValueError(
+                    f"model.{name} has no effect with model.{other}={model[other]}, the network's "
+                    f"unless it was set: set model.{other} too, or leave model.{name} out"
+                )
 
 
 def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.ConfigDict:

@@ -311,6 +311,15 @@ def test_no_code_reads_a_key_that_is_not_there():
         ("c2a2:cifar10,fast", "augment.erasing_noise=True", "erasing"),
         ("vix:vit,cifar10,paper", "optim.schedule=linear", "cosine_per"),
         ("c2a2:cifar10 optim.name=sgd", "optim.beta2=0.9", "name"),
+        ("c2a2:cifar10 optim.weight_decay=0", "optim.decay_all=true", "weight_decay"),
+        ("c2a2:conv_only", "model.groups=8", "ablation"),
+        ("vix:vit", "model.landmarks=8", "mixer"),
+        ("vix:vin", "model.projections=8", "mixer"),
+        ("vix:mlp_mixer", "model.mlp_dim=64", "mixer"),
+        ("ccx:cct", "model.batch_coupling=true", "mixer"),
+        ("hvt:s-0", "model.pool_window=5", "stage_depth"),
+        ("dhvt:vit-t", "model.affine=false", "sope"),
+        ("dhvt:vit-t", "model.daff_norm=layer", "feed_forward"),
     ],
 )
 def test_a_setting_that_another_leaves_without_effect_is_refused(spec, setting, other):
