@@ -132,7 +132,8 @@ def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.Conf
     data.num_classes = data.num_classes or info.num_classes
     if data.num_classes < info.num_classes:
         raise ValueError(
-            f"data.num_classes={data.num_classes}, but {data.name} has {info.num_classes} classes"
+            f"data.num_classes={data.num_classes}, but {data.name} has {info.num_classes} classes: "
+            "raise it, or leave it out"
         )
     data.mean = per_channel("data.mean", data.mean or info.mean, data.channels)
     data.std = per_channel("data.std", data.std or info.std, data.channels)

@@ -35,7 +35,7 @@ class Refitted(NamedTuple):
 
 #: Size → the setting for it, and for messages: a label, the mode that adapts to it and its effect.
 _SIZES = {
-    "image_size": ("positions", "images of", "resize", "resizes its positions"),
+    "image_size": ("positions", "image size:", "resize", "resizes its positions"),
     "image_channels": ("stem", "image channels:", "refit", "refits its first kernels"),
     "num_classes": ("classifier", "classes:", "new", "starts with a fresh classifier"),
 }
@@ -84,7 +84,7 @@ def refit(
             notes.append(f"{label} {_figures(after)}: {_names(shapes)}")
         elif name == "image_size" and before != after and (turned := _turned(network, resized)):
             raise ValueError(
-                f"images of it has {_figures(before)}, this configuration {_figures(after)}: "
+                f"image size: it has {_figures(before)}, this configuration {_figures(after)}: "
                 f"{_names(turned)} would mean other places; train with the old size"
             )
         network = resized

@@ -141,7 +141,7 @@ def test_digits_are_never_mirrored():
         ({"train__select_on": "last", "train__patience": 3}, "'last' measures nothing"),
         ({"data__channels": 2}, "data.channels must be 1 .grey. or 3 .colour.; got 2"),
         ({"data__image_size": (32, 32, 3)}, "data.image_size"),
-        ({"data__num_classes": 9}, "data.num_classes=9, but cifar10 has 10"),
+        ({"data__num_classes": 9}, "data.num_classes=9, but cifar10 has 10 classes: raise it"),
         ({"data__mean": (0.5, 0.5)}, "data.mean must hold one value per channel"),
         ({"data__std": (0.0, 0.0, 0.0)}, "data.std must be values .* each a number above 0"),
         ({"eval__tta": "flip", "init__cache": "features"}, "none of the others that"),

@@ -150,7 +150,7 @@ def test_an_image_on_its_side_has_as_many_places_elsewhere():
     for net, size in ((OLD, (4, 6)), (old, (8, 4))):
         values = VALUES if net is OLD else small_runs.made_up_values(net)
         for mode in ("keep", "resize"):
-            with pytest.raises(ValueError, match=r"images of it has .* would mean other places"):
+            with pytest.raises(ValueError, match=r"image size: it has .* would mean other places"):
                 adapt.refit(
                     *values, net, net.resized(image_size=size), {**KEEP, "positions": mode}, KEY
                 )
