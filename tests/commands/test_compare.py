@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import itertools
+import unittest.mock
 
 import pytest
 from support.data_files import encoded, noise, write
@@ -156,6 +157,16 @@ def test_names_and_settings_of_a_system():
     assert names == ["c2a2 strong", "c2a2 fast", "c2a2 paper name=sgd"]
     names = [system.name for system in System.parse_all([*recipes[1:], "c3a4:digits,fast"])]
     assert names == ["c2a2", "c2a2 name=sgd", "c3a4"]  # told apart by their networks
+
+
+def test_a_setting_of_all_systems_may_be_for_others(tmp_path, monkeypatch):
+    """One of a system's own has to be for itself."""
+    prepared = InterruptedError("prepared: it would be trained now")
+    monkeypatch.setattr(train, "train", unittest.mock.Mock(side_effect=prepared))
+    with pytest.raises(InterruptedError):
+        train_all([System.parse("vix:vit,digits,tiny")], tmp_path, settings=["model.landmarks=8"])
+    with pytest.raises(ValueError, match="landmarks has no effect with"):
+        train_all([System.parse("vix:vit,digits,tiny model.landmarks=8")], tmp_path)
 
 
 def test_every_system_reads_its_own_images():

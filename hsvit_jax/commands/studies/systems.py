@@ -106,9 +106,7 @@ def train_all(
                 f"{setting} has no use: every network here sets it itself; leave it out"
             )
     try:
-        configs = {
-            system: config_lib.get_config(system.spec, *given) for system, given in chosen.items()
-        }
+        configs = {system: _config(system, given) for system, given in chosen.items()}
     except ValueError as error:
         raise cli.Misuse(str(error)) from error
     _check({system.name: config for system, config in configs.items()}, systems, seeds)
@@ -120,7 +118,7 @@ def train_all(
     if equal == "compute":
         for system, steps in _equal_steps(runs).items():
             chosen[system] += [f"train.steps={steps}", "train.epochs=0"]
-            configs[system] = config_lib.get_config(system.spec, *chosen[system])
+            configs[system] = _config(system, chosen[system])
             runs[system] = _prepare(system, configs[system], loaded)
     trained = []
     for system, config in configs.items():
@@ -137,6 +135,15 @@ def train_all(
         rate = statistics.median(rates) if rates else 0.0
         trained.append(Trained(system, runs[system], tuple(results), rate))
     return trained
+
+
+def _config(system: System, settings: Sequence[str]) -> ml_collections.ConfigDict:
+    """A system's configuration. Of the settings of all, one of the network may be for others."""
+    config = config_lib.get_config(system.spec, *settings)
+    own = {setting.partition("=")[0] for setting in system.settings}
+    read = (key for key in config.by_hand if key in own or not key.startswith("model."))
+    config.by_hand = tuple(read)
+    return config
 
 
 def _prepare(system: System, config: ml_collections.ConfigDict, loaded: dict) -> train.Run:
