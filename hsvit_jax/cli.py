@@ -260,7 +260,8 @@ def refuse_unused(request: Request, command: Command) -> None:
     if request.config is None:
         by_words = more and command.words  # these name configurations
         alone = [key for key in request.settings if not (named and key.startswith("mesh."))]
-        if command.needs_config or (alone and not by_words):
+        unread = named and alone and not command.reads_key(alone[0].partition("=")[0])
+        if command.needs_config or (alone and not by_words and not unread):
             why = f"--config.{alone[0]}" if alone else name
             raise Misuse(f"{why} needs --config=FILE")
     elif not more and (named or not finds_run):
