@@ -19,8 +19,8 @@ _SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
 HIDDEN = (".", "@eaDir", "__MACOSX")
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
-    "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz or .tar.xz of the same; "
-    "with two or more classes."
+    "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz of the "
+    "same; with two or more classes."
 )
 
 
