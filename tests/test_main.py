@@ -85,6 +85,8 @@ def test_help(capfd):
         for flag in ("workdir", "distributed", "stall_timeout", "config.train.batch"):
             assert f"\n  --{flag}=" in out
         assert "--split" not in out and "--config.train.batch=5\n" in out
+        for key in ("recipe", "model.family", "model.variant"):  # which follow from --config
+            assert f"--config.{key}=" not in out
     code, out, _ = call(capfd, "--help", CONFIG, "--config.train.batch=99")
     assert code == 0 and "--config.train.batch=99" in out and "--config.data.name=digits" in out
     code, out, _ = call(capfd, "convert", "--help")

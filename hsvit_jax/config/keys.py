@@ -117,6 +117,9 @@ class Key:
         return self.kind(text)
 
 
+#: Keys that follow from --config and are not set alone.
+LABELS = ("recipe", "model.family", "model.variant", "model.backbone")
+
 _whole = partial(Key, kind=int)
 _number = partial(Key, kind=float)
 _positive = partial(Key, kind=float, above=0.0)
@@ -536,10 +539,12 @@ def describe(config: ml_collections.ConfigDict, reads: Callable[[str], bool]) ->
     """Lists settings as the flags that set them, with meaning and range, for --help.
 
     Args:
-      reads: whether a key is listed.
+      reads: whether a key is listed; those of `LABELS` are not.
     """
     lines = []
-    for key, value in ((key, value) for key, value in leaves(config) if reads(key)):
+    for key, value in leaves(config):
+        if key in LABELS or not reads(key):
+            continue
         entry = of(key, config.model)
         lines += [f"  --config.{key}={shown(value)}", f"      {entry.meaning}; {entry.expected}"]
     return "\n".join(lines)

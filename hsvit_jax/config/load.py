@@ -153,8 +153,7 @@ def override(
             raise ValueError(_unknown(key, list(known)))
         if not equals:
             raise ValueError(f"{key} needs a value, as in --config.{key}={keys.shown(known[key])}")
-        label = key in ("recipe", "model.family", "model.variant", "model.backbone")
-        if label or (key == "data.name" and not defaults.names_kind(text)):
+        if key in keys.LABELS or (key == "data.name" and not defaults.names_kind(text)):
             raise ValueError(
                 f"{key} follows from --config and cannot be set to {text!r} alone: name the "
                 f"network by its file, the data set and recipe after the colon ({_EXAMPLE})"
