@@ -65,6 +65,7 @@ def biased_attention(q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, bias_BNTS: Arr
     return recomputed(weighted, q_BNTE, k_BNSE, v_BNSE)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Dots:
     """Products of arrays (G, B, N, T, E) and weights (G, B, N, T, S) by XLA's dots."""
 
@@ -88,6 +89,11 @@ class _Dots:
 
     def dropout(self, counters: tuple[Array, ...], weights_GBNTS: Array, rate: float) -> Array:
         return dropout_scale(counters, weights_GBNTS.shape, rate)
+
+    def enter(self, x_GBNTE: Array) -> Array:
+        return x_GBNTE
+
+    leave = enter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +139,17 @@ def _sum_of_products(pairs: Iterable[tuple[Array, Array]]) -> Array:
     return functools.reduce(operator.add, itertools.starmap(operator.mul, wide))
 
 
-#: Tokens, and features of a head, of which a TPU's vector unit takes fewer cycles than its matrix
-#: unit whatever the batch: estimated for 9 and 17 tokens; with 33 it depends on the batch.
-_FEW = 17
+#: Tokens that a TPU attends to in fewer cycles by `_Lanes` than by dots, in heads of 8 features;
+#: more where a batch fills lanes of 128 by itself (estimated for 9, 17 and 33 tokens).
+_FEW, _FEW_IN_FULL_LANES = 17, 33
+
+
+def _products(q_GBNTE: Array, k_GBNSE: Array) -> _Dots | _Lanes:
+    groups, batch, _, queries, width = q_GBNTE.shape
+    few = _FEW if batch % 128 else _FEW_IN_FULL_LANES
+    if platform() == "tpu" and width <= 8 and max(queries, k_GBNSE.shape[3]) <= few:
+        return _Lanes(groups, batch)
+    return _Dots()
 
 
 def attention(
@@ -153,11 +167,9 @@ def attention(
     Returns:
         (G, B, N, T, E). Source: HSViT paper, section 3.2; Vaswani et al. (2017), equation 1.
     """
-    arrays = q_GBNTE, k_GBNSE, v_GBNSE
-    if platform() != "tpu" or max(*q_GBNTE.shape[3:], k_GBNSE.shape[3]) > _FEW:
-        return _attention(_Dots(), rate, *arrays, counters)
-    lanes = _Lanes(*q_GBNTE.shape[:2])
-    return lanes.leave(_attention(lanes, rate, *map(lanes.enter, arrays), counters))
+    products = _products(q_GBNTE, k_GBNSE)
+    arrays = (products.enter(x) for x in (q_GBNTE, k_GBNSE, v_GBNSE))
+    return products.leave(_attention(products, rate, *arrays, counters))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

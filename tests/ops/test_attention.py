@@ -46,8 +46,18 @@ def test_on_a_tpu_bfloat16_is_summed_in_float32():
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=2**-6, atol=2**-7)
 
 
-@pytest.mark.parametrize(("keys", "width"), [(18, 4), (6, 18)])
-def test_on_a_tpu_more_tokens_or_wider_heads_are_dots(keys, width):
-    arrays, *_ = inputs(1, keys, width)
+@pytest.mark.parametrize(
+    ("batch", "keys", "width", "dots"),
+    [
+        (5, 17, 4, False),
+        (5, 18, 4, True),
+        (5, 6, 9, True),
+        (128, 33, 8, False),
+        (128, 34, 8, True),
+    ],
+)
+def test_on_a_tpu_more_tokens_or_wider_heads_are_dots(batch, keys, width, dots):
+    q, k = (jax.ShapeDtypeStruct((3, batch, 2, n, width), jnp.float32) for n in (1, keys))
     with conv.traced_for("tpu"):
-        assert "dot_general" in str(jax.make_jaxpr(lambda *x: attention(0.0, *x, ()))(*arrays))
+        traced = jax.make_jaxpr(lambda *x: attention(0.0, *x, ()))(q, k, k)
+    assert ("dot_general" in str(traced)) == dots
