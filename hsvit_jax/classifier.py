@@ -114,8 +114,18 @@ class Classifier:
         return jax.jit(forward, out_shardings=whole)
 
     def predict(self, images: Any) -> np.ndarray:
-        """Computes class probabilities, float32 (B, K), of one image (K,); `logits` has images."""
+        """Computes class probabilities, float32 (B, K), of one image (K,); `logits` has images.
+
+        Raises:
+          BadImage: an image cannot be used.
+          ValueError: the network's logits are not finite.
+        """
         logits = self.logits(images).astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise ValueError(
+                f"the logits of the network of step {self.step} are not finite, so it has no "
+                "answer: take another checkpoint (which=, --which), or train it again"
+            )
         odds = np.exp(logits - logits.max(-1, keepdims=True))
         return (odds / odds.sum(-1, keepdims=True)).astype(np.float32)
 

@@ -75,11 +75,20 @@ def measure(
     """
     changes = [("as it is", ("train.batch", str(batch)))]
     changes += [(name, change) for name in series or SERIES for change in SERIES[name]]
-    timed, flops = [], []
+    runs = []  # all of them first, so that sizes that do not fit are refused before any work
     for name, (key, value) in changes:
-        config = config_lib.get_config(spec, *settings, f"train.batch={batch}", f"{key}={value}")
-        run = jobs.prepare(config, False, jax.devices()[:1])
-        flops.append(jobs.training_flops(run.model) * run.config.train.batch)
+        try:
+            config = config_lib.get_config(
+                spec, *settings, f"train.batch={batch}", f"{key}={value}"
+            )
+            runs.append(jobs.prepare(config, False, jax.devices()[:1]))
+        except ValueError as error:
+            raise ValueError(
+                f"series {name!r}, {key}={value}: {error}; name other --series"
+            ) from error
+    flops = [jobs.training_flops(run.model) * run.config.train.batch for run in runs]
+    timed = []
+    for run, (name, (key, value)) in zip(runs, changes, strict=True):
         timed.append(jobs.train_job(run, augmented=False))
         print(f"compiled: {name}, {key}={value}", file=sys.stderr, flush=True)
     turns = [[jobs.timed(job.take, 1)[0] for job in timed] for _ in range(rounds + 1)][1:]

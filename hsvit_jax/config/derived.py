@@ -74,7 +74,7 @@ def refuse_unread(config: ml_collections.ConfigDict) -> None:
     Args:
       config: after `for_few_images`, which may choose the recipe.
     """
-    a, o, model = config.augment, config.optim, config.model
+    a, o, model, select_on = config.augment, config.optim, config.model, config.train.select_on
     mixes = ("augment.mix_probability", a.mix_probability)
     mixup, mixing = ("augment.mixup", a.mixup), a.mixup or a.cutmix
     operations = ("augment.rand_augment_ops", a.rand_augment_ops)
@@ -89,6 +89,7 @@ def refuse_unread(config: ml_collections.ConfigDict) -> None:
         ("augment.erasing_noise", ("augment.erasing", a.erasing), a.erasing or not a.erasing_noise),
         ("optim.schedule", ("optim.cosine_per", o.cosine_per), o.cosine_per != "never"),
         ("optim.beta2", ("optim.name", o.name), o.name != "sgd"),
+        ("checkpoint.keep_best", ("train.select_on", select_on), select_on != "last"),
         (
             "optim.decay_all",
             ("optim.weight_decay", o.weight_decay),

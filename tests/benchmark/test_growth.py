@@ -88,6 +88,12 @@ def test_files_and_tables_hold_every_row(mixers, steps, tmp_path):
         ("step-growth", [], 2, "step-growth needs --config=FILE"),
         ("step-growth", [f"--config={SPEC}", "--series=height"], 2, "unknown --series ['height']"),
         ("step-growth", [f"--config={SPEC}", "--config.train.batch=8"], 2, "has --batch images"),
+        (
+            "step-growth",
+            [f"--config={SPEC}", "--series=groups"],
+            1,
+            "'groups', model.groups=32: 16 channel",
+        ),
     ],
 )
 def test_mistakes_say_so(capsys, tmp_path, command, words, code, message):

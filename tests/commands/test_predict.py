@@ -127,6 +127,13 @@ def test_what_is_no_image_is_refused(classifier, wrong, message):
         classifier.predict(wrong)
 
 
+def test_a_network_whose_logits_are_not_finite_has_no_answer(classifier):
+    params = jax.tree.map(lambda x: np.nan * x, classifier.params)
+    broken = dataclasses.replace(classifier, params=params)
+    with pytest.raises(ValueError, match=r"of step \d+ are not finite"):
+        broken.predict(np.zeros((2, 32, 32), np.uint8))
+
+
 @pytest.mark.parametrize(
     ("label", "scale", "message"),
     [(10, 1, "run from 0 to 10, but .* from 0 to 9"), (-1, 1, "from -1 to 0"), (1, 255.0, "float")],

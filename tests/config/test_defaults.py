@@ -312,6 +312,7 @@ def test_no_code_reads_a_key_that_is_not_there():
         ("vix:vit,cifar10,paper", "optim.schedule=linear", "cosine_per"),
         ("c2a2:cifar10 optim.name=sgd", "optim.beta2=0.9", "name"),
         ("c2a2:cifar10 optim.weight_decay=0", "optim.decay_all=true", "weight_decay"),
+        ("c2a2:cifar10 train.select_on=last", "checkpoint.keep_best=3", "select_on"),
         ("c2a2:conv_only", "model.groups=8", "ablation"),
         ("vix:vit", "model.landmarks=8", "mixer"),
         ("vix:vin", "model.projections=8", "mixer"),

@@ -35,7 +35,9 @@ def run(request: Request) -> int:
             f"{' '.join(filter(None, [named, *words])) or 'none'}"
         )
     source = named or words[0]
-    folder = Path(source).parent if Path(source).name == "checkpoints" else Path(source)
+    folder = Path(source)
+    if folder.resolve().name == "checkpoints":
+        folder = folder.parent if folder.name else folder / ".."
     path = Path(values.out or (folder if folder.is_dir() else Path()) / "report.html")
     if path.suffix.lower() != ".html" or path.is_dir():
         raise ValueError(f"--out={path}: expected the name of an HTML file, such as report.html")
