@@ -27,6 +27,8 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_BELOW = re.compile(r"[^,]+, %?([\w.\-]+)\), direction=LT")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 
@@ -147,11 +149,11 @@ def _count(computations: dict, name: str, group: int) -> tuple[int, dict[tuple[s
                 if axis:
                     transfers[axis, kind] += times * size
                 continue  # the computation it calls adds two numbers
-            trips = _TRIPS.search(rest) if op == "while" else None
+            turns = _turns(rest, computations) if op == "while" else 1
             for called in _CALLED.findall(rest):
-                if op == "while" and trips is None and _counts(called, computations):
+                if not turns and _counts(called, computations):
                     raise ValueError(f"a loop of unknown length in the compiled program: {called}")
-                pending.append((called, times * int(trips[1]) if trips else times))
+                pending.append((called, times * (turns or 1)))
     return flops, dict(transfers)
 
 
@@ -166,9 +168,8 @@ def cycles(text: str) -> int:
             estimate = _CYCLES.search(rest)
             total += times * int(estimate[1]) if estimate else 0
             if op in ("while", "call", "conditional"):
-                trips = _TRIPS.search(rest)
-                times_called = times * int(trips[1]) if trips else times
-                pending += [(called, times_called) for called in _CALLED.findall(rest)]
+                turns = _turns(rest, computations) if op == "while" else 1
+                pending += [(called, times * (turns or 1)) for called in _CALLED.findall(rest)]
     return total
 
 
@@ -206,6 +207,19 @@ def overlaps(text: str, group: int) -> list[Overlap]:
             free = (j for j, waits in enumerate(needs) if not (waits >> i | needs[i] >> j) & 1)
             collectives.append(Overlap(axis, kind, size, sum(flops[j] for j in free)))
     return collectives
+
+
+def _turns(rest: str, computations: dict) -> int:
+    """How often a loop turns, 0 where the text does not say: as the compiler knows, or up to the
+    limit that its condition compares with, since jax's loops count from 0."""
+    if known := _TRIPS.search(rest):
+        return int(known[1])
+    condition = computations[_CONDITION.search(rest)[1]]
+    limits = {out: number for out, _, op, number in condition if op == "constant"}
+    for _, _, op, compared in condition:
+        if op == "compare" and (limit := _BELOW.match(compared)) and limit[1] in limits:
+            return int(limits[limit[1]].partition(")")[0])
+    return 0
 
 
 def _counts(name: str, computations: dict) -> bool:

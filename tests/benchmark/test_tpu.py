@@ -18,16 +18,23 @@ condition {
   ROOT %less = pred[]{:T(128)} compare(%a, %b), backend_config={"estimated_cycles":"1"}
 }
 
+limit {
+  %n = s32[]{:T(128)} constant(7), metadata={op_name="while"}
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %below = pred[]{:T(128)} compare(%i, %n), direction=LT
+}
+
 ENTRY main {
   %l = f32[8]{0:T(128)} while(%a), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
   %m = f32[8]{0:T(128)} while(%l), condition=%condition, body=%body
+  %n = f32[8]{0:T(128)} while(%a), condition=%limit, body=%body
   ROOT %y = (f32[8]{0:T(128)}, f32[2,8]{1,0:T(2,128)S(1)}) fusion(%m), calls=%f, backend_config={"estimated_cycles":"100"}
 }
 """  # noqa: E501
 
 
 def test_estimated_cycles_count_a_loop_as_often_as_it_turns():
-    assert hlo.cycles(MODULE) == 5 * (10 + 1) + (10 + 1) + 100
+    assert hlo.cycles(MODULE) == 5 * (10 + 1) + (10 + 1) + 7 * 10 + 100
 
 
 def test_a_topology_that_cannot_be_compiled_for_is_refused():
