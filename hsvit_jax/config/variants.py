@@ -93,8 +93,8 @@ def _variant(record: Family, words: list[str], finetuned: bool) -> str:
         return native[0]
     if wider:
         raise ValueError(
-            f"{wanted} could be {keys.few(wider, ' or ')}: name one of them after "
-            f"{record.name}.py:, whole or by its parts"
+            f"{wanted} could be {keys.few(wider, ' or ')}: name one of them after the colon, whole "
+            "or by its parts"
         )
     near = keys.nearest("_".join(parts), names)
     raise ValueError(f"{wanted} names no variant of {record.name}.{near} {_known(record)}")
