@@ -132,7 +132,8 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
       recoverable: let the other processes live on when one dies.
 
     Raises:
-      ValueError: process 0 does not answer, or its port is taken.
+      ValueError: process 0 does not answer, its port is taken, or this machine's name has no
+        address.
     """
     # With jax's service only jax notices a SIGTERM; `coordination.StopTogether` asks for it.
     jax.config.update("jax_enable_preemption_service", False)
@@ -163,6 +164,17 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
         end.cancel()
         joined.set()
     coordination.install_excepthook()
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        if "gloo" not in str(error):
+            raise
+        name = socket.gethostname()
+        raise ValueError(
+            f"process {job.index} of {job.count} finds no address of this machine by its name, "
+            f"{name}, through which CPUs exchange sums: add a line to /etc/hosts, '127.0.0.1 "
+            f"{name}' where all processes are here, or else the address that the others reach"
+        ) from error
 
 
 def _say_waiting(job: Job) -> None:

@@ -152,6 +152,21 @@ def test_a_process_0_that_does_not_answer(untouched):
             cluster.start(cluster.Job(address, 2, 1), timeout=0.0)
 
 
+def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
+    def devices():
+        raise RuntimeError("[enforce fail at third_party/gloo/gloo/transport/tcp/device.cc:99]")
+
+    monkeypatch.setattr(cluster.jax.distributed, "initialize", lambda *_, **__: None)
+    monkeypatch.setattr(cluster.jax, "devices", devices)
+    monkeypatch.setattr(coordination, "install_excepthook", lambda: None)
+    monkeypatch.setattr(socket, "gethostname", lambda: "nameless")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ValueError, match=r"add a line to /etc/hosts, '127\.0\.0\.1 nameless'"):
+        cluster.start(cluster.Job(address, 2, 0))
+
+
 @pytest.mark.slow
 def test_a_job_that_does_not_become_complete():
     with socket.socket() as free:
