@@ -14,7 +14,8 @@ classes:
 With the native sizes of 380 and 456 px, efficientnet_b4 has 28,718,688 and efficientnet_b5
 56,867,576 parameters for 1000 classes. Our accuracy: not measured yet.
 
-The backbone's own settings are a section, as in --config.model.backbone_settings.dropout=0.
+The backbone's own settings are a section, as in --config.model.backbone_settings.drop_rate=0 of an
+EfficientNet.
 model.trunk=sharded spreads the backbone's channels over mesh.group besides the attention groups.
 
 The recipe `paper`: the backbone pretrained and frozen, the native size, AdamW 1e-3 with decay 0.01,

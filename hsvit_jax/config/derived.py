@@ -22,6 +22,7 @@ _READ_WITH = (
     ("vix.mlp_dim", "mixer", (*_ATTENTION, "fnet")),
     ("pool pool_dims pool_window", "stage_depth", range(1, 257)),
     ("affine sope_norm", "sope", (True,)),
+    ("stride_in_first_conv", "block", ("bottleneck",)),
     ("daff_norm", "feed_forward", ("daff", "daff-no-shortcut", "daff-aggregate-all")),
 )
 
@@ -109,6 +110,12 @@ def refuse_unread(config: ml_collections.ConfigDict) -> None:
                     f"model.{name} has no effect with model.{other}={model[other]}, the network's "
                     f"unless it was set: set model.{other} too, or leave model.{name} out"
                 )
+    for key in ("model.backbone_settings.dropout", "model.backbone_settings.pooling"):
+        if key in config.by_hand:
+            raise ValueError(
+                f"{key} has no effect with model.backbone={model.backbone}: it is of the classifier "
+                "that the attention groups replace; leave it out"
+            )
 
 
 def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.ConfigDict:

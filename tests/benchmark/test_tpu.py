@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from hsvit_jax import config as config_lib
 from hsvit_jax import main
 from hsvit_jax.benchmark import tpu
+from hsvit_jax.models import FAMILIES
 from hsvit_jax.planner import hlo
 
 MODULE = """HloModule step, is_scheduled=true
@@ -71,3 +73,31 @@ def test_a_training_step_compiles_for_a_tpu(capsys):
     # The batch of a device has its tokens' gradients and CLS tokens summed over `group`.
     assert record["transfers"].keys() >= {"data all-reduce", "group all-reduce"}
     assert record["estimated_cycles"] > 0 and 0 < record["temp_bytes"] < 2**30
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_on_tpus(family):
+    name = "c2a2" if family == "hsvit" else family
+    config = config_lib.get_config(f"{name}:cifar10,tiny", "train.batch=32", "mesh.data=4")
+    record = tpu.measure(config, "train", "v5e:2x2", augmented=False)
+    assert record["estimated_cycles"] > 0
+    assert record["transfers"].keys() == {"data all-reduce"}
+
+
+@pytest.mark.tpu
+@pytest.mark.parametrize(
+    ("settings", "transfers"),
+    [
+        ("model.towers=4", {"group all-reduce": 32 * 16 * 4}),
+        ("model.towers=4 model.tiles=2,2", {"group all-reduce": 32 * 16 * 4}),
+        ("mesh.aggregate=ordered", {"group all-gather": 4 * 32 * 16 * 4}),
+        ("model.trunk=sharded", {"group all-reduce": 32 * 16 * 4, "group all-gather": ...}),
+    ],
+)
+def test_what_a_spread_evaluation_sends_between_tpus(settings, transfers):
+    words = (*settings.split(), "train.batch=32", "mesh.group=4", "mesh.data=1")
+    config = config_lib.get_config("c2a2:digits,tiny", *words)
+    found = tpu.measure(config, "infer", "v5e:2x2")["transfers"]
+    assert found.keys() == transfers.keys()
+    assert all(size in (found[kind], ...) for kind, size in transfers.items())

@@ -318,6 +318,8 @@ def test_no_code_reads_a_key_that_is_not_there():
         ("vix:vin", "model.projections=8", "mixer"),
         ("vix:mlp_mixer", "model.mlp_dim=64", "mixer"),
         ("ccx:cct", "model.batch_coupling=true", "mixer"),
+        ("resnet:18", "model.stride_in_first_conv=true", "block"),
+        ("backbone:efficientnet_b0", "model.backbone_settings.dropout=0", "backbone"),
         ("hvt:s-0", "model.pool_window=5", "stage_depth"),
         ("dhvt:vit-t", "model.affine=false", "sope"),
         ("dhvt:vit-t", "model.daff_norm=layer", "feed_forward"),

@@ -55,7 +55,8 @@ def test_a_full_disk_under_standard_output_is_one_line():
 
 def test_a_name_too_long_is_one_line():
     code, _, err = start("curves", "z" * 300)
-    assert code == 1 and err.startswith("File name too long: zzz") and err.count("\n") == 1
+    told = ("File name too long: zzz", "z" * 300)  # from Python 3.14 on it is no such folder
+    assert code == 1 and err.startswith(told) and err.count("\n") == 1
 
 
 def test_a_name_that_the_output_cannot_encode(tmp_path):
