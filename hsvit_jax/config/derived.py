@@ -113,8 +113,8 @@ def refuse_unread(config: ml_collections.ConfigDict) -> None:
     for key in ("model.backbone_settings.dropout", "model.backbone_settings.pooling"):
         if key in config.by_hand:
             raise ValueError(
-                f"{key} has no effect with model.backbone={model.backbone}: it is of the classifier "
-                "that the attention groups replace; leave it out"
+                f"{key} has no effect with model.backbone={model.backbone}: the attention groups "
+                "are in place of its classifier, whose setting it is; leave it out"
             )
 
 
