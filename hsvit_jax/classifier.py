@@ -335,7 +335,8 @@ def load(
     alone = devices is not None and set(devices) <= set(jax.local_devices())
     with checkpoint.alone() if alone else contextlib.nullcontext():
         stored = init_from.of_survivors(init_from.stored_network(path, which))
-    mesh = mesh_lib.make(group, data, groups=stored.model.group_axis_limit, devices=devices)
+    limit = stored.model.group_axis_limit
+    mesh = mesh_lib.make(group, data, groups=limit, devices=devices, aggregate=aggregate)
     network = {"params": stored.params, "stats": stored.stats}
     placed = mesh_lib.place(mesh, network, stored.model)
     about = (stored.config, stored.class_names, stored.model)

@@ -29,6 +29,7 @@ def make(
     accumulate: int = 1,
     devices: list | None = None,
     parts: str = "groups",
+    aggregate: str = "psum",
 ) -> Mesh:
     """Lays out a mesh of `data` × `group` devices.
 
@@ -39,11 +40,17 @@ def make(
         accumulate: parts of a batch that are computed one after another.
         devices: all of jax's when left out.
         parts: names the parts in messages.
+        aggregate: see `spread`; of a network without parts 'psum'.
 
     Raises:
-        ValueError: the sizes do not fit (the message names those that would), or a process would
-            have no device in the mesh.
+        ValueError: the sizes do not fit (the message names those that would), a process would have
+            no device in the mesh, or there is nothing to aggregate.
     """
+    if aggregate != "psum" and not groups:
+        raise ValueError(
+            f"mesh.aggregate={aggregate!r} says how attention groups are summed, and this network "
+            "has none: leave it out"
+        )
     devices = list(jax.devices() if devices is None else devices)
     group, data = _fill(group, data, len(devices), groups)
     if groups % group if groups else group > 1:

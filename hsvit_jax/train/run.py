@@ -93,11 +93,6 @@ def prepare(
             "has no attention groups to spread over devices: set mesh.group=1; mesh.data splits "
             "the batch of every network"
         )
-    if not model.group_axis_limit and config.mesh.aggregate != "psum":
-        raise ValueError(
-            f"mesh.aggregate={config.mesh.aggregate!r} says how attention groups are summed, and "
-            f"{config.model.variant} ({config.model.family}) has none: leave it out"
-        )
     mesh = mesh_lib.make(
         config.mesh.group,
         config.mesh.data,
@@ -106,6 +101,7 @@ def prepare(
         accumulate=config.train.accumulate,
         devices=devices,
         parts=_parts(config),
+        aggregate=config.mesh.aggregate,
     )
     if config.init.cache:
         feature_cache.check(config, model, mesh)

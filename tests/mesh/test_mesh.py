@@ -48,6 +48,7 @@ def test_make_fills_in_the_rest():
         ({"group": -1, "data": -1, "groups": 16}, ["only one", "mesh.group", "mesh.data"]),
         ({"group": 0, "data": 1, "groups": 16}, ["mesh.group", "positive", "0"]),
         ({"group": 1, "data": -2, "groups": 16}, ["mesh.data", "positive", "-2"]),
+        ({"group": 1, "data": 1, "groups": 0, "aggregate": "bf16"}, ["'bf16'", "has none"]),
         ({"group": 8, "data": 1, "groups": 4, "parts": "towers"}, ["4 towers cannot", "[1, 2, 4]"]),
     ],
 )  # fmt: skip
