@@ -16,6 +16,7 @@ _READ_WITH = (
     ("landmarks residual_kernel", "mixer", ("nystrom",)),
     ("projections one_kv_head", "mixer", ("linformer",)),
     ("features", "mixer", ("performer",)),
+    ("attention_dropout", "mixer", ("softmax",)),
     ("batch_coupling", "mixer", ("performer", "nystrom")),
     ("expansion", "mixer", ("mlp_mixer",)),
     ("vix.heads vix.head_dim", "mixer", _ATTENTION),

@@ -317,6 +317,7 @@ def test_no_code_reads_a_key_that_is_not_there():
         ("vix:vit", "model.landmarks=8", "mixer"),
         ("vix:vin", "model.projections=8", "mixer"),
         ("vix:mlp_mixer", "model.mlp_dim=64", "mixer"),
+        ("ccx:ccn", "model.attention_dropout=0.1", "mixer"),
         ("ccx:cct", "model.batch_coupling=true", "mixer"),
         ("resnet:18", "model.stride_in_first_conv=true", "block"),
         ("backbone:efficientnet_b0", "model.backbone_settings.dropout=0", "backbone"),
