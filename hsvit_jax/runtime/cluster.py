@@ -167,7 +167,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     try:
         jax.devices()
     except RuntimeError as error:
-        if "gloo" not in str(error):
+        if not re.search(r"gloo/transport/\w+/device\.cc", str(error)):
             raise
         name = socket.gethostname()
         raise ValueError(
