@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-web test-ray test-onnx test-tpu lint docs clean
+.PHONY: quickstart test test-slow test-web test-ray test-onnx test-gpu test-tpu lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits,fast --workdir=runs/quickstart
@@ -24,6 +24,13 @@ test-ray: $(VENV)/.installed-ray
 
 test-onnx: $(VENV)-onnx/.installed
 	$(VENV)-onnx/bin/python -m pytest tests/commands/test_export_onnx.py tests/examples -k onnx
+
+# On one GPU, in float32: the networks beside the authors' numbers, and the operations.
+test-gpu: $(VENV)-gpu/.installed
+	TEST_PLATFORM=cuda TEST_OPTIMISATION=2 JAX_DEFAULT_MATMUL_PRECISION=highest \
+	  XLA_PYTHON_CLIENT_PREALLOCATE=false \
+	  $(VENV)-gpu/bin/python -m pytest -n 4 --dist worksteal -m "not slow and not cpu" \
+	  tests/models tests/ops
 
 test-tpu: $(VENV)-tpu/.installed
 	$(VENV)-tpu/bin/python -m pytest -m tpu
@@ -60,6 +67,11 @@ $(VENV)-onnx/.installed: setup.cfg pyproject.toml
 	$(VENV)-onnx/bin/pip install --quiet --disable-pip-version-check --editable '.[test,onnx]'
 	touch $@
 
+$(VENV)-gpu/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)-gpu
+	$(VENV)-gpu/bin/pip install --quiet --disable-pip-version-check --editable '.[test,cuda]'
+	touch $@
+
 $(VENV)-tpu/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)-tpu
 	$(VENV)-tpu/bin/pip install --quiet --disable-pip-version-check --editable '.[test,tpu]'
@@ -70,4 +82,4 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-onnx $(VENV)-tpu build *.egg-info
+	rm -rf $(VENV) $(VENV)-onnx $(VENV)-gpu $(VENV)-tpu build *.egg-info

@@ -24,7 +24,7 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_cpu_use_fusion_emitters=false"
     * version("jaxlib").startswith("0.10.")
 )
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORM", "cpu")
 # What several tests need, or the processes that they start, is compiled once: by whichever of
 # pytest's workers comes first. Small programs compile as fast as they are written.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

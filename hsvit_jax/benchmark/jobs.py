@@ -13,7 +13,6 @@ import numpy as np
 from hsvit_jax import augment, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.models import costs
 from hsvit_jax.train import batches, evaluate, step
 
 
@@ -122,21 +121,6 @@ def eval_job(run: Any, _: bool) -> Job:
 
 #: Kind of work → its `Job`, of a run and whether images are augmented.
 JOBS = {"train": train_job, "infer": infer_job, "input": input_job, "eval": eval_job}
-
-
-def training_flops(model: Any) -> float:
-    """Counts the FLOPs of one image forward and backward, as XLA does for the back end at hand.
-
-    The program is one for one image: XLA counts the body of a loop once however often it runs, and
-    with one image the loop of the kernels' gradient runs once. No augmentation or optimizer; where
-    a map of one image is a single pixel, which has no moments, none of BatchNorm's moments.
-    """
-    options, hook = mesh_lib.compiler_options(runs=False), costs.every_turn
-    try:
-        program = costs.training_program(model, 1, options, hook=hook)
-    except ValueError:
-        program = costs.training_program(model, 1, options, train=False, hook=hook)
-    return float(program.cost_analysis()["flops"])
 
 
 def views_of_an_image(config: ml_collections.ConfigDict) -> int:

@@ -151,12 +151,12 @@ def _performance(run: Any, work: str, rate: float) -> dict:
     if work == "input":
         return dict.fromkeys(names)
     if work == "train":
-        flops = jobs.training_flops(run.model)
-        program = "forward and backward of one image, compiled for one device"
+        flops = costs.training_flops(run.model)
+        program = "forward and backward of one image"
     else:
         views = jobs.views_of_an_image(run.config)
-        flops = views * costs.compiled_flops(run.model)
-        program = "forward of one image, compiled for one device"
+        flops = views * costs.computed_flops(run.model)
+        program = "forward of one image"
         program += f", for each of {views} views (eval.tta)" if views > 1 else ""
     peak = machine.measure_peak(run.config.model.dtype)
     # Several CPU devices are slices of the same cores; accelerators add up.

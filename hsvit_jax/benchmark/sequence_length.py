@@ -23,8 +23,8 @@ from hsvit_jax.models.vix import mixer_config, vix
 class Row:
     """The costs of one network, for images of `tokens` patches (a CLS comes besides).
 
-    forward_flops, training_flops: of one image, as XLA counts. forward_bytes, training_bytes: peaks
-    at `batch` images, arguments and results included.
+    forward_flops, training_flops: of one image, in matrix products and convolutions. forward_bytes,
+    training_bytes: peaks at `batch` images, arguments and results included.
     """
 
     mixer: str
@@ -55,17 +55,15 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
         channels=3,
         num_classes=10,
     )
-    forward = costs.forward_program(model, batch)
-    training = costs.training_program(model, batch)
     return Row(
         mixer=mixer,
         tokens=tokens,
         batch=batch,
         parameters=costs.parameters(model),
-        forward_flops=float(forward.cost_analysis()["flops"]) / batch,
-        training_flops=float(training.cost_analysis()["flops"]) / batch,
-        forward_bytes=costs.peak_bytes(forward),
-        training_bytes=costs.peak_bytes(training),
+        forward_flops=costs.computed_flops(model),
+        training_flops=costs.training_flops(model),
+        forward_bytes=costs.forward_bytes(model, batch),
+        training_bytes=costs.training_bytes(model, batch),
     )
 
 

@@ -17,6 +17,7 @@ import jax
 from hsvit_jax import cli, report
 from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import jobs
+from hsvit_jax.models import costs
 
 #: Series → (key, value) of each change, for an HSViT with two blocks of convolutions.
 SERIES = {
@@ -86,7 +87,7 @@ def measure(
             raise ValueError(
                 f"series {name!r}, {key}={value}: {error}; name other --series"
             ) from error
-    flops = [jobs.training_flops(run.model) * run.config.train.batch for run in runs]
+    flops = [costs.training_flops(run.model) * run.config.train.batch for run in runs]
     timed = []
     for run, (name, (key, value)) in zip(runs, changes, strict=True):
         timed.append(jobs.train_job(run, augmented=False))

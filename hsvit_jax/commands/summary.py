@@ -50,9 +50,8 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     image = "×".join(map(str, (*model.config.image_size, model.config.image_channels)))
     macs = sum(row[2] for row in rows)
     paper = model.paper_flops(macs)
-    tokens, cls_only = "", ""
-    if model.group_axis_limit:  # HSViT's last block is computed for less than the literature counts
-        tokens, cls_only = ", every token of the last block", ", the last block for its CLS only"
+    computed = costs.computed_flops(model)
+    fewer = f", of which {computed / 1e9:.4f} G are computed" if computed < 2 * macs else ""
     ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
     lines = [
         f"{config.model.variant} ({config.model.family}), images {image}, "
@@ -65,10 +64,8 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
         "",
         f"parameters {count:,}",
         f"FLOPs {2 * macs / 1e9:.4f} G (forward, 2·MAC, one image; convolutions and "
-        f"matrix products{tokens})",
+        f"matrix products){fewer}",
         *([f"FLOPs as the paper counts {paper[0] / 1e9:.4f} G ({paper[1]})"] if paper else []),
-        f"compiled FLOPs {costs.compiled_flops(model) / 1e9:.4f} G (forward, one image; XLA's "
-        f"count on {jax.default_backend()}{cls_only})",
         f"bytes {byte_text(4 * count)} parameters + {byte_text(moments)} {optimizer} moments{ema}, "
         "float32",
         f"memory {byte_text(costs.training_bytes(model, batch) + state)} training step of {batch} "

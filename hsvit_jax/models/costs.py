@@ -1,8 +1,9 @@
 """Costs of a network: its modules, parameters, FLOPs, and the memory of compiled programs.
 
 FLOPs are two for each multiply-add of a matrix product or convolution, as the literature counts
-them, read from the jaxpr of a forward pass; what a compiled program really computes and holds is
-asked of XLA, for the back end at hand. Nothing is computed or allocated: shapes alone are enough.
+them, read from the jaxpr: XLA's own count leaves out what a GPU's libraries compute, and all turns
+of a loop but one. The memory that a compiled program holds is asked of XLA, for the back end at
+hand. Nothing is computed or allocated: shapes alone are enough.
 """
 
 import collections
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.interpreters import partial_eval
 
 from hsvit_jax.ops import conv
 
@@ -65,27 +67,40 @@ def flops(model: Any) -> int:
     return 2 * multiply_adds(model)
 
 
-def compiled_flops(model: Any) -> float:
-    """FLOPs of the compiled evaluation forward of one image, as XLA counts them here.
+def computed_flops(model: Any) -> int:
+    """`flops` less what is not computed: HSViT's last attention block has one query, its CLS."""
+    return _traced_flops(lambda p, s, x: model.apply(p, s, x)[0], *_shapes(model, 1))
 
-    Normalisation and softmax are counted too; HSViT's last attention block has one query, its CLS.
+
+def training_flops(model: Any) -> float:
+    """FLOPs of one image forward and backward, recomputation included, the optimizer not.
+
+    Those of two images are halved, as a map of a single pixel has no moments in a batch of one.
     """
-    return float(forward_program(model, 1, hook=every_turn).cost_analysis()["flops"])
+    return _traced_flops(_gradient(model), *_training_shapes(model, 2)) / 2
 
 
-def every_turn(name: str, array: jax.Array) -> None:
-    """A hook that takes nothing: with one, towers are no loop, whose body XLA would count once."""
+def _traced_flops(function: Any, *args: Any) -> int:
+    with conv.as_on_accelerators():
+        traced = jax.make_jaxpr(function)(*args).jaxpr
+    used, _ = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
+    return 2 * _total(used)
 
 
-def forward_program(model: Any, batch: int, hook: Any = None) -> Any:
-    """The compiled evaluation forward of `batch` images: its `cost_analysis` and `peak_bytes`."""
-    forward = jax.jit(lambda p, s, x: model.apply(p, s, x, hook=hook)[0])
-    return forward.lower(*_shapes(model, batch)).compile()
+def _total(jaxpr: Jaxpr) -> int:
+    """Multiply-adds of a computation and of those that it calls."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        calls = [_total(inner) for inner in _inner(eqn)]
+        turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        total += turns * sum(calls) if calls else _multiply_adds(eqn)
+    return total
 
 
 def forward_bytes(model: Any, batch: int) -> int:
     """Peak bytes of the compiled evaluation forward of `batch` images, its arguments included."""
-    return peak_bytes(forward_program(model, batch))
+    forward = jax.jit(lambda p, s, x: model.apply(p, s, x)[0])
+    return peak_bytes(forward.lower(*_shapes(model, batch)).compile())
 
 
 def training_bytes(model: Any, batch: int) -> int:
@@ -93,34 +108,24 @@ def training_bytes(model: Any, batch: int) -> int:
 
     Parameters, images and gradients included; the optimizer's moments are not part of it.
     """
-    return peak_bytes(training_program(model, batch))
+    lowered = jax.jit(_gradient(model)).lower(*_training_shapes(model, batch))
+    return peak_bytes(lowered.compile())
 
 
-def training_program(
-    model: Any,
-    batch: int,
-    options: dict[str, Any] | None = None,
-    *,
-    train: bool = True,
-    hook: Any = None,
-) -> Any:
-    """The compiled forward and backward pass of `batch` images; nothing is augmented.
-
-    Args:
-        options: of XLA.
-        train: normalise by the batch's statistics, not by the running ones.
-        hook: of the network, see `Network.apply`.
-    """
+def _gradient(model: Any) -> Any:
+    """The forward and backward pass of a batch; nothing is augmented."""
 
     def loss(params: dict, stats: dict, images: jax.Array, labels: jax.Array, key: jax.Array):
-        logits, stats = model.apply(params, stats, images, train=train, dropout_key=key, hook=hook)
+        logits, stats = model.apply(params, stats, images, train=True, dropout_key=key)
         scores = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
         return -scores.mean(), stats
 
-    step = jax.jit(jax.grad(loss, has_aux=True))
+    return jax.grad(loss, has_aux=True)
+
+
+def _training_shapes(model: Any, batch: int) -> tuple[Any, ...]:
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    lowered = step.lower(*_shapes(model, batch), labels, jax.eval_shape(jax.random.key, 0))
-    return lowered.compile(compiler_options=options)
+    return *_shapes(model, batch), labels, jax.eval_shape(jax.random.key, 0)
 
 
 def peak_bytes(program: Any) -> int:
@@ -191,7 +196,9 @@ def _multiply_adds(eqn: Any) -> int:
         return size * math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
     if eqn.primitive.name == "conv_general_dilated":
         kernel, spec = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec
-        return size * math.prod(kernel) // kernel[spec[0]]
+        # In the gradient of a strided convolution zeros lie between the values.
+        zeros = math.prod(eqn.params["lhs_dilation"])
+        return size * math.prod(kernel) // (kernel[spec[0]] * zeros)
     return 0
 
 

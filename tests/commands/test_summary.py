@@ -35,7 +35,6 @@ def test_the_table_holds_every_parameter(argument):
 @pytest.fixture
 def uncompiled(monkeypatch):
     """XLA's own figures without the seconds that they take."""
-    monkeypatch.setattr(costs, "compiled_flops", lambda model: 0.0)
     monkeypatch.setattr(costs, "training_bytes", lambda model, batch: batch << 20)
     monkeypatch.setattr(costs, "forward_bytes", lambda model, batch: batch << 10)
 
@@ -44,7 +43,7 @@ def test_the_text(uncompiled):
     config, model = network("small", 64, 3, 200)
     text = summary.summarise(config, model)
     assert re.search(r"^parameters 18,160$", text, re.M)
-    assert re.search(r"^FLOPs 0\.0084 G \(forward, 2·MAC, one image; ", text, re.M)
+    assert re.search(r"^FLOPs 0\.0084 G \(forward, 2·MAC, .*\), of which 0\.0\d+ G are", text, re.M)
     lines = text.splitlines()
     table = lines[4 : lines.index("", 4)]
     assert len(table) == len(costs.modules(model))
@@ -68,11 +67,9 @@ def test_muon_keeps_one_moment_of_a_kernel():
     assert 4 * count < optim.moment_bytes(config.optim, model) < 6 * count
 
 
-def test_what_xla_counts():
+def test_the_memory_of_compiled_programs():
     """And an evaluation by default needs no more memory than the training step."""
     config, model = network("small", 32, 3, 10, "conv_only")
-    counted = costs.compiled_flops(model)
-    assert 0.5 * costs.flops(model) < counted < 2 * costs.flops(model)
     small, large = (costs.training_bytes(model, batch) for batch in (8, 32))
     assert 2 * small < large < 5 * small
     config = config.copy_and_resolve_references()

@@ -2,6 +2,7 @@
 
 import pytest
 
+import hsvit_jax
 from hsvit_jax import models
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import hsvit
@@ -65,6 +66,34 @@ def test_towers_have_the_parameters_and_flops_of_the_formula(case):
         parameters, macs = by_hand(variant, towers, convolution == "separable")
         assert costs.parameters(network) == parameters == published
         assert costs.flops(network) == 2 * macs
+
+
+@pytest.mark.parametrize("towers", [1, 4])
+def test_training_takes_three_passes_less_the_gradient_of_the_images(towers):
+    """And the first block's attention weights once more, which are not kept; the last block is
+    computed for its CLS only."""
+    network = build("c2a2", towers, "dense")
+    tokens, first = 128 // 16 + 1, 9 * 3 * 64 * 32 * 32
+    spared = 16 * (tokens - 1) * (2 * 64 * 64 + 2 * tokens * 64)
+    weights = 16 * (tokens * tokens + tokens) * 64
+    computed = costs.computed_flops(network)
+    assert computed == costs.flops(network) - 2 * spared
+    assert costs.training_flops(network) == 3 * computed - 2 * first + 2 * weights
+
+
+@pytest.mark.parametrize("spec", ["resnet:18", "mobilenet_v2"])
+def test_zeros_in_the_gradient_of_a_strided_convolution_are_no_work(spec):
+    network = hsvit_jax.build_model(spec, image_size=64, channels=3, num_classes=10)
+    stem = dict((path, macs) for path, _, macs in costs.modules(network))["backbone.stem"]
+    assert costs.training_flops(network) == 3 * costs.flops(network) - 2 * stem
+
+
+def test_maps_of_a_single_pixel_are_counted():
+    """One value of each channel in the last convolution, which has no moments in one image."""
+    blocks = {"conv_channels": (4, 4, 8), "conv_kernels": (3,) * 3, "pool_strides": (4, 8, 1)}
+    network = build("c2a2", 1, "dense", **blocks, groups=2)
+    assert network.config.map_size == (1, 1)
+    assert 2 < costs.training_flops(network) / costs.computed_flops(network) < 3
 
 
 def test_learned_votes_are_one_more_each():

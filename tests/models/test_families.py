@@ -178,6 +178,7 @@ def _state(network, seed=1):
     return small_runs.random_tree(jax.eval_shape(network.init, jax.random.key(seed)))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_DEVICES)) for n in SMALL]
 )

@@ -197,6 +197,7 @@ def test_a_mask_follows_its_identity_through_any_batch():
     np.testing.assert_array_equal(part, whole[2:3, 1:2])
 
 
+@pytest.mark.cpu
 def test_attention_for_some_groups_at_a_time_is_the_same(monkeypatch):
     """Cut along the groups, as for large weights on a CPU: outputs, gradients and masks."""
     rng = np.random.default_rng(2)

@@ -64,6 +64,7 @@ def alone(state):
     return step(small(dropout=0.2).apply, state, dropout_key=jax.random.key(3))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("trunk", [pytest.param("replicated", marks=pytest.mark.slow), "sharded"])
 def test_the_mesh_changes_no_number(trunk, state, alone):
     """Groups, and where it is so the backbone's channels, on two devices."""
@@ -114,6 +115,7 @@ def test_what_a_sharded_backbone_spreads():
     assert small().spread_axis(("backbone", "stem", "kernel")) is None
 
 
+@pytest.mark.cpu
 def test_a_frozen_backbone_on_a_mesh(state):
     network = small()
     network.frozen = frozenset({"backbone"})

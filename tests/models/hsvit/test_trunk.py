@@ -70,6 +70,7 @@ def test_a_block_is_depthwise_then_pointwise_then_norm():
     np.testing.assert_allclose(found, x, rtol=0, atol=1e-5 * np.abs(x).max())
 
 
+@pytest.mark.cpu
 def test_it_spreads_by_channel():
     """Loss and gradients on 2×2 devices are those of one."""
     network = NETWORKS["sharded"]

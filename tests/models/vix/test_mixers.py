@@ -76,6 +76,7 @@ def test_what_is_dropped_follows_the_example_and_the_key(mixed):
         assert np.abs(run(x, IDS + 1, key) - whole).max() > 1e-3
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("mixed", ["performer coupled", "nystrom coupled"], indirect=True)
 def test_a_batch_split_over_devices_mixes_the_same(mixed):
     _, model, params, stats, run = mixed
