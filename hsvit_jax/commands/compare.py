@@ -199,7 +199,7 @@ def learning_curves(
         given = [*settings, f"data.fraction={fraction:g}"]
         for one in train_all(systems, out, settings=given, seeds=seeds, equal="compute"):
             classes = one.run.dataset.info.num_classes
-            images = round(len(one.run.dataset.train) / classes, 1)
+            images = len(one.run.dataset.train) / classes
             points.append(point(one, f"{images:g}", one.system.name))
     return points
 

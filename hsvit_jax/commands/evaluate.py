@@ -40,7 +40,7 @@ def run(request: cli.Request) -> int:
         classifier.mesh,
         config,
         classifier.aggregate,
-        votes_G=_votes(request.flags.drop_groups, classifier.model),
+        votes_G=_votes(request.flags.drop_groups, classifier),
     )
     batch = config_lib.eval_batch(config)
     result = evaluator(classifier.params, classifier.stats, part, batch)
@@ -117,21 +117,23 @@ def _write_curve(
     return 0
 
 
-def _votes(lost: list[str], model: Any) -> np.ndarray | None:
+def _votes(lost: list[str], network: Classifier) -> np.ndarray | None:
     """A weight for each attention group, 0 for the lost ones; None where none is lost."""
     if not lost:
         return None
-    groups = model.group_axis_limit and model.config.groups
+    groups = network.model.group_axis_limit and network.model.config.groups
     if not groups:
         raise ValueError(
             f"--drop_groups={','.join(lost)}: this network has no attention groups that could be "
             "lost; leave it out"
         )
     numbers = {int(word) if word.strip().isdecimal() else -1 for word in lost}
-    if not numbers <= set(range(groups)) or len(numbers) == groups:
+    voters = set(np.flatnonzero(network.voters_G).tolist())
+    if not numbers <= set(range(groups)) or not voters - numbers:
+        others = "" if len(voters) == groups else f", of which {len(voters)} vote"
         raise ValueError(
             f"--drop_groups={','.join(lost)}: this network has {groups} attention groups, numbered "
-            f"from 0; name some of them, not all"
+            f"from 0{others}; name some of them, not all"
         )
     return np.array([float(g not in numbers) for g in range(groups)], np.float32)
 

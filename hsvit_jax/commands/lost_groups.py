@@ -73,9 +73,9 @@ def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.nd
       most: subsets per number of lost units; drawn where there are more.
 
     Returns:
-      (number of lost groups, votes float32 (G,)) for each subset.
+      (number of lost groups, those of no unit among them, votes float32 (G,)) for each subset.
     """
-    count, groups = units_UG.shape
+    (count, groups), voters_G = units_UG.shape, units_UG.sum(0)
     chosen = []
     for lost in range(count):
         if math.comb(count, lost) <= most:
@@ -86,7 +86,8 @@ def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.nd
                 drawn.add(tuple(sorted(rng.choice(count, lost, replace=False).tolist())))
             losses = sorted(drawn)
         for units_lost in losses:
-            chosen.append((lost * groups // count, 1 - units_UG[list(units_lost)].sum(0)))
+            votes_G = voters_G - units_UG[list(units_lost)].sum(0)
+            chosen.append((groups - int(votes_G.sum()), votes_G))
     return chosen
 
 
@@ -136,7 +137,8 @@ def curve(
     Raises:
       ValueError: the network has no groups.
     """
-    mesh, sets = network.mesh, subsets(units(network.model), most, config.seed)
+    mesh, units_UG = network.mesh, units(network.model)
+    sets = subsets(units_UG[units_UG @ network.voters_G > 0], most, config.seed)
     votes_SG = np.stack([votes_G for _, votes_G in sets])
     counter = make_counter(network.model, mesh, config, network.aggregate)
     batch = config_lib.eval_batch(config)

@@ -24,6 +24,12 @@ def run(request: Request) -> int:
                 f"--out={out} lies in {folder}, and its pictures would be taken for images of it "
                 "the next time: give an --out outside"
             )
+    stems = tuple(f"{stem}-" for stem in _stems(files))
+    for path in files:
+        if path.resolve().parent == out.resolve() and path.name.startswith(stems):
+            raise ValueError(
+                f"--out={out} could write a picture over {path}, one of the images: give another"
+            )
     network = load_classifier(request)
     check_apart(network.config, out, "--out")
     written, errors = write_views(network, files, out)

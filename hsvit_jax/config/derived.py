@@ -55,6 +55,8 @@ def for_few_images(
             values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
         if config.init.cache:
             by_hand.add("eval.tta")
+        if config.train.patience:  # which counts evaluations
+            by_hand.add("train.eval_every")
     config = config.copy_and_resolve_references()
     if values:
         config.recipe = "small"
@@ -219,7 +221,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "train.patience ends a run by what train.select_on measures, and 'last' measures "
             "nothing: set one of them to its default"
         )
-    if train.select_on in ("val", "macro_f1") and config.data.val_fraction == 0:
+    held_out = config.data.name not in defaults.DATA_SETS  # perhaps, in a part of its own
+    if train.select_on in ("val", "macro_f1") and not (config.data.val_fraction or held_out):
         raise ValueError(
             f"train.select_on={train.select_on!r} needs a held-out validation split, but "
             "data.val_fraction=0: hold some out, or say train.select_on='last' to take the last "

@@ -294,6 +294,6 @@ def small(
         "train.batch": batch,
         "train.epochs": float(epochs),
         "train.eval_every": interval,
-        "checkpoint.every": interval,
+        "checkpoint.every": min(interval, 24),
         "init.whiten": model.get("ablation") in ("none", "conv_only"),
     }

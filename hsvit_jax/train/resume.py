@@ -1,6 +1,7 @@
 """Restores the state that a run resumes from or is evaluated with, and refuses another run's."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ _OF_THE_STATE = {
     "optim.name": "the optimizer's moments are part of the training state",
     "init.freeze": "what is trained is part of the training state",
     "train.ema_decay": "whether there is a moving average is part of the training state",
-    "train.select_on": "the best checkpoint so far was chosen by it",
+    **dict.fromkeys(("train.select_on", "eval.tta"), "the best checkpoint so far was chosen by it"),
     **{f"init.{key}": _START for key in ("from", "classifier", "stem", "positions", "whiten")},
     **{f"data.{key}": "the network learned from pixels normalised so" for key in ("mean", "std")},
 }
@@ -51,7 +52,9 @@ def latest(
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
             _refuse_other_state(meta["config"], config)
             who = {"by_hand": None}  # of both: by whom a setting is given is no setting
-            changed = checkpoint.diff(meta["config"] | who, config | who)
+            saved = config_lib.completed(config_lib.from_json(json.dumps(meta["config"])))
+            saved = json.loads(config_lib.to_json(saved))
+            changed = checkpoint.diff(saved | who, config | who)
         except _FOREIGN as error:
             raise ValueError(
                 f"the metadata of the checkpoint in {checkpoints.directory} are not those of a run "
@@ -60,7 +63,8 @@ def latest(
         if meta.get("lost_groups") and verbose:
             text = f"groups or towers {meta['lost_groups']} were lost before this checkpoint: they "
             print(report.printable(text + "start anew"))
-        if as_begun and (lines := [x for x in changed if config_lib.names_run(x.split(":")[0])]):
+        lines = [x for x in changed if config_lib.names_run(re.split(r"[:\[]", x)[0])]
+        if as_begun and lines:
             raise ValueError(
                 f"the run in {checkpoints.directory.parent} was begun with other settings, and its "
                 f"result would be another's: {'; '.join(lines)}; remove it, or name another folder"

@@ -63,7 +63,7 @@ def pixels(source: str) -> Pixels | None:
       ValueError: the values are no numbers that pixels could be normalised by.
     """
     file = locate(source)
-    for name in _DESCRIPTIONS if file.name == _FILE != Path(source).name else ():
+    for name in _DESCRIPTIONS if file.name == _FILE else ():
         path = file.parent / name
         if not path.is_file():
             continue

@@ -47,6 +47,8 @@ def test_a_row_for_each_system_and_nothing_trained_again(tmp_path, monkeypatch):
     given = [*SETTINGS, "seed=1", "optim.learning_rate=0.7"]  # of a file that was edited
     with pytest.raises(ValueError, match=r"begun with other settings.*: optim\.learning_rate: "):
         train.train(config_lib.get_config(SYSTEM.spec, *given), log.parent, as_begun=True)
+    given = [*SETTINGS, "seed=1", "train.loggers=()"]  # which change no result
+    train.train(config_lib.get_config(SYSTEM.spec, *given), log.parent, as_begun=True)
 
 
 def test_a_run_that_patience_ended_counts_as_long_as_it_was(tmp_path, monkeypatch):

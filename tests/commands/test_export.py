@@ -116,6 +116,16 @@ def test_an_edited_card_is_kept(stored_weights, tmp_path, capsys):
     assert card.read_text() == edited
 
 
+def test_another_network_of_the_hub_is_kept(stored_weights, tmp_path, capsys):
+    files = {"model.safetensors": "weights", "config.json": '{"model_type": "resnet"}'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    words = ["hsvit", "export", str(stored_weights), str(tmp_path), "--format=hub"]
+    assert main.main(words) == 1
+    assert "already holds something else" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 def test_convert_takes_no_file_of_our_own_and_no_options_for_a_file_that_tells(tmp_path, capsys):
     ours, theirs = sources.locate("zoo:c2a2-digits"), tmp_path / "a.safetensors"
     assert main.main(["hsvit", "convert", str(ours), f"{tmp_path}/run"]) == 1

@@ -154,3 +154,15 @@ def test_a_curve_is_not_written_over_the_table_of_the_data(tmp_path, monkeypatch
         words = ["eval", "--checkpoint=x", f"--curve={tmp_path}/{name}.png"]
         assert main.main(["hsvit", *words]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_groups_that_were_lost_in_training_are_lost_already(trained):
+    """Of eight in four towers, one tower: a curve begins at two, and the other six can be named."""
+    classifier, split = placed(trained, 1, 1)[0], trained[-1]
+    lost = dataclasses.replace(classifier)
+    vars(lost)["voters_G"] = np.array([1, 1, 0, 0, 1, 1, 1, 1], np.float32)
+    points = votes.curve(lost, split, SETTINGS, most=4)
+    assert [(p.lost_groups, p.subsets) for p in points] == [(2, 1), (4, 3), (6, 3)]
+    assert evaluate._votes(["0", "1", "4"], lost).tolist() == [0, 0, 1, 1, 0, 1, 1, 1]
+    with pytest.raises(ValueError, match="8 attention groups, numbered from 0, of which 6 vote; "):
+        evaluate._votes([*"014567"], lost)

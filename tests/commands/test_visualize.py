@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import re
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -297,6 +298,12 @@ def test_pictures_do_not_become_images(photos, tmp_path, monkeypatch, capsys):
     ):
         assert command("--checkpoint=x", image, f"--out={out}") == 1
         assert message in capsys.readouterr().err and not out.exists()
+    kept = tmp_path / "a" / f"{Path(photos[0]).stem}-votes.png"
+    shutil.copy(photos[0], kept)
+    before = kept.read_bytes()
+    assert command("--checkpoint=x", photos[0], kept, f"--out={kept.parent}") == 1
+    assert f"could write a picture over {kept}" in capsys.readouterr().err
+    assert kept.read_bytes() == before
 
 
 def test_a_name_that_is_no_utf_8(photos, tmp_path, monkeypatch):

@@ -365,6 +365,9 @@ def test_a_small_set_has_a_recipe_by_the_number_of_images():
     # 100 and 110 epochs by their steps; 12 and 3 evaluations.
     assert fitted(4000, "train.steps=6200").train.eval_every == 8
     assert fitted(720, "train.steps=1100", "train.batch=72").train.eval_every == 36
+    stopped = fitted(64, "train.patience=3", "train.epochs=300")
+    assert (stopped.train.eval_every, stopped.checkpoint.every) == (1, 24)
+    assert fitted(64, "train.epochs=300").checkpoint.every == 24
     assert fitted(64, spec="c2a2:folder=x,strong").train == make(train__batch=64).train
     # Named sets have recipes of their own; `small` can be asked for; trained weights keep AdamW.
     assert fitted(64, spec="c2a2:digits").recipe == "strong"

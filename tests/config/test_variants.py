@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,8 +110,8 @@ def test_no_groups_can_be_lost_where_there_are_none():
     model = classifier_lib.build_model("vix:vit,rope,tiny", **sizes)
     assert model.config.map_size == (2, 3) and model.config.num_classes == 7
     with pytest.raises(ValueError, match="--drop_groups=0: this network has no attention groups"):
-        evaluate._votes(["0"], model)
-    assert evaluate._votes([], model) is None
+        evaluate._votes(["0"], SimpleNamespace(model=model))
+    assert evaluate._votes([], SimpleNamespace(model=model)) is None
 
 
 @pytest.mark.slow

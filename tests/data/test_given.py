@@ -244,7 +244,7 @@ def test_a_table(arrays, tmp_path):
     with pytest.raises(ValueError, match="has several columns label: keep one of each"):
         data.describe(f"csv={table}")
     table.write_text("file,label,split\na.png,b,exam\na.png,c,train")
-    with pytest.raises(ValueError, match="its splits exam"):
+    with pytest.raises(ValueError, match="its splits exam, of which train, val, valid, validation"):
         data.describe(f"csv={table}")
     table.write_text("file,label,split\n0.png,b,\nb.png,c,train\n./0.png,b,train")
     with pytest.warns(UserWarning, match="1 lines name an image again"):
@@ -257,12 +257,22 @@ def test_a_table(arrays, tmp_path):
     table.write_text('file,label\na.png,b\nb.png,"c\nc.png,b"\nd.png,c')
     with pytest.raises(ValueError, match=r"control characters: c\\nc\.png,b; rename"):
         data.describe(f"csv={table}")
-    table.write_text("file,label\na.png,b\nb.png,c\n./a.png,b\na.png,c")
-    with pytest.raises(ValueError, match=r"several labels or splits to a\.png: give"):
-        data.describe(f"csv={table}")
+    for again in ("a.png", tmp_path / "a.png"):
+        table.write_text(f"file,label\na.png,b\nb.png,c\n./a.png,b\n{again},c")
+        with pytest.raises(ValueError, match=r"several labels or splits to .*a\.png: give"):
+            data.describe(f"csv={table}")
     table.write_text("file,label\nx/a.png,b\nx/b.png,c")
     with pytest.raises(ValueError, match=r"none of its images is there, x/a\.png first; paths"):
         data.describe(f"csv={table}")
+    table.write_text("file,label\nx\\a.png,b\nx\\b.png,c")
+    with pytest.raises(ValueError, match=r"relative to the table's folder, with / in place of \\"):
+        data.describe(f"csv={table}")
+    table.write_text("file,label\n0.png,cat\n1.png,dog, small\n")
+    with pytest.raises(ValueError, match="line 3 has more cells than the head has columns: put"):
+        data.describe(f"csv={table}")
+    table.write_text('file,label,split\n0.png, "cat, small",Train\n1.png, dog,TRAIN,,\n')
+    found = hsvit_jax.from_csv(table, data_dir=str(tmp_path), test_only=True)
+    assert found.info.class_names == ("cat, small", "dog")
     table.write_text("file,label\n1.png,b\n2.png,b")
     for name in ("1.png", "2.png"):
         os.utime(tmp_path / name, (0, 0))  # as reproducible archives and images of systems have it

@@ -58,6 +58,7 @@ def test_groups_that_a_run_lost_do_not_vote(tmp_path, capsys, towers, lost, grou
     images = small_runs.small_dataset().test.images[:5]
     wanted = np.asarray(forward(*values, images))
     np.testing.assert_allclose(found.logits(images), wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found.voters_G, votes_G)
     cuts, head = found.cut(2)
     answers = [cut(images) for cut in cuts]
     logits, _ = head(*(sum(terms) for terms in zip(*answers, strict=True)))

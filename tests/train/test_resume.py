@@ -4,6 +4,7 @@ In one process; real ones, and kill -9, in faults/test_runs.py.
 """
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -103,6 +104,25 @@ def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
     said = capsys.readouterr().out
     assert "resuming with changed settings" in said
     assert "optim.learning_rate" in said and "0.001" in said and "0.5" in said
+
+
+def test_a_key_that_is_newer_than_a_run_changes_nothing(tmp_path):
+    prepared = train.prepare(small_config(), dataset=small_dataset())
+    meta = json.loads(json.dumps(prepared.meta))
+    del meta["config"]["data"]["repeats"], meta["config"]["optim"]["layer_decay"]
+    plain = step_lib.to_plain(step_lib.first_state(prepared))
+    with checkpoint.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, plain, meta, wait=True)
+        assert resume.latest(prepared, checkpoints, verbose=False, as_begun=True)["step"] == 0
+
+
+def test_another_augmentation_of_evaluations_is_refused():
+    saved = json.loads(json.dumps(small_config().to_dict()))
+    wanted = {**saved, "eval": {**saved["eval"], "tta": "flip"}}
+    with pytest.raises(
+        ValueError, match=r"eval\.tta='none', now it is 'flip': the best checkpoint"
+    ):
+        resume._refuse_other_state(saved, wanted)
 
 
 NAMES = small_dataset().info.class_names

@@ -136,7 +136,8 @@ _EFFICIENTNET = {
 def test_pixels(described, expected, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "config.json").write_text(json.dumps(described))
-    assert sources.pixels(str(tmp_path)) == expected
+    for source in (tmp_path, tmp_path / "model.safetensors"):
+        assert sources.pixels(str(source)) == expected
 
 
 def test_a_damaged_description_is_refused(tmp_path):

@@ -136,7 +136,7 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
         "preprocessor_config.json": json.dumps(pixels, indent=2) + "\n",
         "README.md": card(about, sum(x.size for x in jax.tree.leaves(stored.params))),
     }
-    if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {*texts, _FILE}):
+    if out.exists() and not _is_ours(out, {*texts, _FILE}):
         raise ValueError(f"{out} already holds something else: remove it or name another OUT")
     old = out / "README.md"
     if old.exists() and old.read_text("utf-8", "replace") != texts["README.md"]:
@@ -150,6 +150,16 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
 
 
 _FILE = "model.safetensors"
+
+
+def _is_ours(out: Path, names: set[str]) -> bool:
+    """Whether a folder is empty, or was written by `write_hub`."""
+    if not out.is_dir() or {path.name for path in out.iterdir()} - names:
+        return False
+    try:
+        return json.loads((out / "config.json").read_bytes())["model_type"] == "hsvit_jax"
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return not any(out.iterdir())
 
 
 def card(about: dict[str, Any], parameters: int) -> str:

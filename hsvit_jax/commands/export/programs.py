@@ -114,10 +114,17 @@ def stablehlo(program: Program) -> bytes:
     """
     from jax import export
 
-    with conv.as_on_accelerators():
-        (batch,) = export.symbolic_shape("batch")
-        exported = export.export(jax.jit(program.closed), platforms=PLATFORMS)
-        exported = exported(*program.shapes(batch))
+    # Of this machine, in the program's notes of where an operation was written.
+    folders = "jax_hlo_source_file_canonicalization_regex"
+    before = getattr(jax.config, folders)
+    jax.config.update(folders, ".*/")
+    try:
+        with conv.as_on_accelerators():
+            (batch,) = export.symbolic_shape("batch")
+            exported = export.export(jax.jit(program.closed), platforms=PLATFORMS)
+            exported = exported(*program.shapes(batch))
+    finally:
+        jax.config.update(folders, before)
     try:
         return bytes(exported.serialize())
     except ImportError:

@@ -163,7 +163,8 @@ def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int
     choices_GN = jax.device_get(jax.jit(choices)(*given))
     if choices_GN is None:
         return [{}] * len(images_NHWC)
-    return [dict(collections.Counter(row.tolist()).most_common()) for row in choices_GN.T]
+    choices_NG = choices_GN[classifier.voters_G > 0].T
+    return [dict(collections.Counter(row.tolist()).most_common()) for row in choices_NG]
 
 
 def _augmented(

@@ -33,7 +33,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     table = Path(os.path.expanduser(path))
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, skipinitialspace=True)
             columns = [str(name).strip().lower() for name in reader.fieldnames or ()]
             head = dict(zip(columns, reader.fieldnames or (), strict=True))
             found = {
@@ -47,12 +47,16 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
                 )
             if again := [name for name in head if name and columns.count(name) > 1]:
                 raise ValueError(f"csv={path} has several columns {few(again)}: keep one of each")
-            lines = [
-                {role: (line[name] or "").strip() for role, name in found.items() if name}
-                for line in reader
-            ]
-            for line in lines:
-                line["split"] = line.get("split") or "train"
+            lines = []
+            for cells in reader:
+                if any(cells.get(None, ())):  # beyond the head
+                    raise ValueError(
+                        f"csv={path}: line {reader.line_num} has more cells than the head has "
+                        'columns: put a label with a comma in it in quotation marks, "cat, small"'
+                    )
+                line = {r: (cells[name] or "").strip() for r, name in found.items() if name}
+                lines.append(line)
+                line["split"] = line.get("split", "").lower() or "train"
                 line["label"] = unicodedata.normalize("NFC", line["label"])  # as a folder's name
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
@@ -63,7 +67,12 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     if len(names) < least or "" in names or unknown or not all(line["image"] for line in lines):
         raise ValueError(
             f"csv={path} needs an image and a label in every line, and {least} or more labels; its "
-            f"labels are {few(names)}" + (f", its splits {few(sorted(unknown))}" if unknown else "")
+            f"labels are {few(names)}"
+            + (
+                f", its splits {few(sorted(unknown))}, of which {few(list(SPLIT_NAMES))} are known"
+                if unknown
+                else ""
+            )
         )
     if strange := [name for name in names if not is_printable(name)]:
         raise ValueError(
@@ -73,7 +82,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     first: dict[str, dict[str, str]] = {}
     twice = []
     for line in lines:
-        same = first.setdefault(os.path.normpath(line["image"]), line)  # ./a.jpg is a.jpg
+        same = first.setdefault(os.path.abspath(table.parent / line["image"]), line)  # by any path
         if {**same, "image": line["image"]} != line:
             twice.append(line["image"])
     if twice:
@@ -100,8 +109,9 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
         row = File(line["image"], os.fspath(file), *stamp)
         rows.append(Row(row, number[line["label"]], used[part]))
     if not any(os.path.isfile(row.file.path) for row in rows):
+        hint = ", with / in place of \\" if "\\" in lines[0]["image"] else ""
         raise ValueError(
             f"csv={path}: none of its images is there, {printable(lines[0]['image'])} first; paths "
-            "are relative to the table's folder"
+            f"are relative to the table's folder{hint}"
         )
     return Listing(os.fspath(table.parent), tuple(names), tuple(rows))
