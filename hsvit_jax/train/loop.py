@@ -191,9 +191,7 @@ class Loop:
         if not patience or number >= self.run.total_steps:
             return False
         found = self.log.evaluations(*config_lib.selection(self.run.config))
-        best = max(found, key=found.__getitem__, default=number)  # the first of equals
-        late = sum(step > best for step in found) >= patience
-        best = coordination.from_lead(str(best) if late else "")
+        best = coordination.from_lead(metrics.best_before_patience_ended(found, patience))
         if best:
             self.bar.say(
                 f"ended after step {number:,}: none of the last {patience} evaluations was "

@@ -124,6 +124,13 @@ def _json_value(value: Any) -> Any:
     return value if math.isfinite(value) else None
 
 
+def best_before_patience_ended(found: Mapping[int, float], patience: int) -> str:
+    """The step of the best evaluation of `found`, by their steps, the first of equals, where
+    `patience` or more came after it; '' else, and for no patience."""
+    best = max(found, key=found.__getitem__, default=0)
+    return str(best) if patience and sum(step > best for step in found) >= patience else ""
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Reads the lines of a `metrics.jsonl`, without damaged ones; none where it is missing.
 

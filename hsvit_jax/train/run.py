@@ -315,7 +315,10 @@ def _open_metrics(
     if lead:
         report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
         about = workdir / "environment.json"
-        if first < run.total_steps or not about.exists():  # else that of who trained it stays
+        ended = first >= run.total_steps or metrics.best_before_patience_ended(
+            found, config.train.patience
+        )
+        if not (ended and about.exists()):  # else that of who trained it stays
             report.write_file(about, json.dumps(workdir_lib.environment(), indent=2) + "\n")
     return log, bar
 

@@ -131,7 +131,9 @@ def test_a_run_ends_when_patience_does(tmp_path, monkeypatch, capsys):
         train.train(config, tmp_path, dataset=small_dataset())
     said = "ended after step 16: none of the last 2 evaluations was better than that of step 8"
     assert said in capsys.readouterr().err
+    (tmp_path / "environment.json").write_text("{}")  # as of another machine
     result = train.train(config, tmp_path, dataset=small_dataset())
+    assert (tmp_path / "environment.json").read_text() == "{}"
     assert (result.step, result.best_step) == (16, 16)
     assert said in capsys.readouterr().err
     assert max(line["step"] for line in metric_lines(tmp_path)) == 16
