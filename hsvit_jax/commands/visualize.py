@@ -13,6 +13,8 @@ from hsvit_jax.commands.predict import image_files, load_classifier
 from hsvit_jax.runtime import coordination
 from hsvit_jax.train.workdir import check_apart
 
+_KINDS = ("votes", "maps", "looks", "matrices", "heads", "features")
+
 
 def run(request: Request) -> int:
     """Writes PNGs and prints their names; returns 1 where a file is no image."""
@@ -24,9 +26,9 @@ def run(request: Request) -> int:
                 f"--out={out} lies in {folder}, and its pictures would be taken for images of it "
                 "the next time: give an --out outside"
             )
-    stems = tuple(f"{stem}-" for stem in _stems(files))
+    drawn = {out.resolve() / f"{stem}-{kind}.png" for stem in _stems(files) for kind in _KINDS}
     for path in files:
-        if path.resolve().parent == out.resolve() and path.name.startswith(stems):
+        if path.resolve() in drawn:
             raise ValueError(
                 f"--out={out} could write a picture over {path}, one of the images: give another"
             )
