@@ -295,6 +295,8 @@ class Classifier:
         if extra := [name for name in names if name not in known]:
             missing = [name for name in known if name not in names]
             named = ", numbered labels with their class_names" * info.name.startswith("given=")
+            if known == tuple(map(str, range(len(known)))):
+                named += ", or convert the network with --class_names"
             raise ValueError(
                 f"the network knows {len(known)} classes and {info.name} has {len(names)}; only in "
                 f"the network: {few(missing)}; only in the data: {few(extra)}. Give data of the "

@@ -63,7 +63,10 @@ class Sequences:
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-    """All arrays of one image: logits (K,), votes (G, K) and the rest where the network has it."""
+    """All arrays of one image: logits (K,), votes (G, K) and the rest where the network has it.
+
+    The votes of groups that were lost in training are NaN.
+    """
 
     logits_K: np.ndarray
     votes_GK: np.ndarray | None = None
@@ -95,7 +98,11 @@ def make_viewer(classifier: Any) -> Callable[[np.ndarray], Views]:
                 "nor groups nor tokens at known places. Visualize an hsvit or a transformer with "
                 "softmax attention, such as one of vix, levix, ccx, cvx, pix, hvt, deit and dhvt"
             )
-        return views_of(model, arrays, 0)
+        views = views_of(model, arrays, 0)
+        if views.votes_GK is None:
+            return views
+        votes_GK = np.where(classifier.voters_G[:, None] > 0, views.votes_GK, np.nan)
+        return dataclasses.replace(views, votes_GK=votes_GK)
 
     return view
 

@@ -252,6 +252,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE, Numbers(float), "mean", "0.5", "Of pixels in [0, 1]."),
             (flags.DEFINE, Numbers(float), "std", "0.5", "Of pixels in [0, 1]."),
             (flags.DEFINE_string, "data", "cifar10", "Data set of the configuration."),
+            (flags.DEFINE_list, "class_names", None, "Of the logits, in their order, as cat,dog."),
             (flags.DEFINE_float, "tolerance", None, _TOLERANCE),
         ),
         words="FILE [OUT]",

@@ -52,6 +52,7 @@ def convert_file(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
     data: str = "cifar10",
+    class_names: Sequence[str] | None = None,
     tolerance: float | None = None,
 ) -> dict[str, Any]:
     """Converts a file to a work directory with `checkpoints/` (step 0) and `config.json`.
@@ -63,6 +64,8 @@ def convert_file(
       channels, strides, heads: where the file does not say.
       mean, std: of pixels in [0, 1], one value or one per channel; no state dict holds them.
       data: name of the data set for the configuration.
+      class_names: the name of each logit; by default those that the file's `config` holds, or
+        numbers. The labels of data are matched with them by name.
       tolerance: of the logits, where the file has them, relative to the largest. By default 1e-9
         for `logits_f64`, or 1e-6 with rotary positions, whose angles the reference keeps in
         float32; 1e-5 for `logits`.
@@ -119,7 +122,7 @@ def convert_file(
         configs.validate(config)
         model = run_spec.build_model(config)
         params, stats = record.torch_weights.load(tensors, model)
-        names = _class_names(description, config.data.num_classes)
+        names = _class_names(description, class_names, config.data.num_classes)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     except (TypeError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
@@ -142,8 +145,15 @@ def convert_file(
     return report | {"checkpoint": str(out)}
 
 
-def _class_names(description: dict[str, Any], count: int) -> list[str]:
-    """The file's names of the classes, or their numbers; raises ValueError for what are none."""
+def _class_names(description: dict[str, Any], given: Sequence[str] | None, count: int) -> list[str]:
+    """The given names, the file's or numbers; raises ValueError for what are no names."""
+    if given is not None:
+        if len(given) != count or len(set(given)) != count:
+            raise ValueError(
+                f"--class_names takes {count} different names, one per logit in their order; got "
+                f"{len(given)} ({configs.few(given)})"
+            )
+        return list(given)
     names = description.get("class_names")
     if names is None:
         return [str(i) for i in range(count)]

@@ -51,7 +51,11 @@ def summarise(config: ml_collections.ConfigDict, model: Any) -> str:
     macs = sum(row[2] for row in rows)
     paper = model.paper_flops(macs)
     computed = costs.computed_flops(model)
-    fewer = f", of which {computed / 1e9:.4f} G are computed" if computed < 2 * macs else ""
+    fewer = (
+        f", of which {computed / 1e9:.4f} G are computed (no logit depends on the rest)"
+        if computed < 2 * macs
+        else ""
+    )
     ema = f" + {byte_text(4 * count)} moving average" if config.train.ema_decay else ""
     lines = [
         f"{config.model.variant} ({config.model.family}), images {image}, "

@@ -80,16 +80,18 @@ def _votes(
     left, right = figure.subplots(1, 2, width_ratios=(1, 0.12 + 0.22 * classes))
     _show_image(left, image_HWC)
     rows = np.concatenate([votes_GK, logits_K[None]])
-    limit = np.abs(rows[:, order]).max() or 1.0
+    limit = np.nanmax(np.abs(rows[:, order])) or 1.0
     # An empty row sets the network's answer apart.
     table = np.concatenate([votes_GK, np.full((1, len(logits_K)), np.nan), logits_K[None]])
     drawn = right.imshow(table[:, order], cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
     place = {int(k): i for i, k in enumerate(order)}
-    for row, choice in zip([*range(groups), groups + 1], rows.argmax(1), strict=True):
+    lost_G = np.isnan(votes_GK[:, 0])
+    choices = np.where(np.append(lost_G, False), -1, rows.argmax(1))
+    for row, choice in zip([*range(groups), groups + 1], choices, strict=True):
         if int(choice) in place:
             right.plot(place[int(choice)], row, "o", color="black", markersize=5)
-    agree = int((votes_GK.argmax(1) == logits_K.argmax()).sum())
-    right.set_title(f"logits of each group's CLS alone: {agree} of {groups} agree", fontsize=9)
+    agree, voters = int((choices[:-1] == choices[-1]).sum()), int((~lost_G).sum())
+    right.set_title(f"logits of each group's CLS alone: {agree} of {voters} agree", fontsize=9)
     step = max(1, groups // 32)
     right.set_yticks([*range(0, groups, step), groups + 1])
     right.set_yticklabels([f"group {g}" for g in range(0, groups, step)] + ["all groups"])

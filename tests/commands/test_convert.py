@@ -7,14 +7,15 @@ import pickle
 import re
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from support import state_dicts, torch_files
 
+from hsvit_jax import classifier, main, models
 from hsvit_jax import config as configs
-from hsvit_jax import main, models
 from hsvit_jax.checkpoint import load_tree
 from hsvit_jax.commands import convert
 from hsvit_jax.weights import files
@@ -222,6 +223,20 @@ def test_other_logits_write_nothing_and_exit_1(tmp_path, capsys):
     assert "differ" in err
     assert not (tmp_path / "a-jax").exists()
     assert main.main(["hsvit", "convert", str(source), "--tolerance=0.1"]) == 0
+
+
+def test_classes_get_names(tmp_path, capsys):
+    source = str(npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL))
+    assert main.main(["hsvit", "convert", source, "--class_names=a,b,c,d,e,f,g"]) == 0
+    network = classifier.load(tmp_path / "a-jax")
+    assert network.class_names == tuple("abcdefg")
+    assert main.main(["hsvit", "convert", source, str(tmp_path / "n")]) == 0
+    data = SimpleNamespace(class_names=("b", "g"), name="photos")
+    with pytest.raises(ValueError, match="or convert the network with --class_names"):
+        classifier.load(tmp_path / "n").relabelled(None, data)
+    for given in ("a,b", "a,a,b,c,d,e,f"):
+        assert main.main(["hsvit", "convert", source, "x", f"--class_names={given}"]) == 1
+        assert "--class_names takes 7 different names" in capsys.readouterr().err
 
 
 def described(**changes):

@@ -100,6 +100,21 @@ def test_networks_of_other_parts(model):
     np.testing.assert_allclose(p_BK, expected, rtol=1e-4)
 
 
+def test_a_part_that_was_lost_in_training_has_no_vote():
+    config = small_runs.small_config(model__votes="learned")
+    run = train.prepare(config, dataset=small_runs.small_dataset(), devices=jax.devices()[:1])
+    params, stats = small_runs.made_up_values(run.model)
+    params["groups"]["vote"][2] = 0
+    c = classifier_lib.Classifier(
+        run.config, tuple("abcdefg"), run.model, params, stats, 0, run.mesh
+    )
+    with client_of(votes.Network(c), batch=1) as client:
+        found = client.post("/explain", files=FILES[:1]).json()
+    assert found["votes"] == {"voted": 7, "of": 7}
+    assert [g for g, part in enumerate(found["parts"]) if part["top"] is None] == [2]
+    assert all(part["milliseconds"] > 0 for part in found["parts"])
+
+
 def test_maps_lie_where_their_towers_look():
     """Eight groups of four towers, each of which sees a quarter of the image."""
     seen = views.Groups(np.ones((8, 1, 1, 2)), np.arange(1, 9)[:, None])

@@ -14,7 +14,7 @@ from PIL import Image
 from hsvit_jax import classifier, main, mesh, models, report
 from hsvit_jax import config as config_lib
 from hsvit_jax import views as views_lib
-from hsvit_jax.commands import visualize
+from hsvit_jax.commands import visualize, visualize_figures
 from hsvit_jax.models import layers, network
 from hsvit_jax.models.vit import dhvt, hvt
 from hsvit_jax.models.vix import vix
@@ -34,6 +34,7 @@ HSVIT = {
 FAMILIES = {
     "hsvit": HSVIT,
     "towers": HSVIT | {"towers": 2},
+    "voters": HSVIT | {"votes": "learned"},
     "conv_only": HSVIT | {"ablation": "conv_only"},
     "dhvt": dhvt.FAMILY.defaults
     | {"family": "dhvt", "variant": "t", "patch": 2, "heads": 3, "embed_dim": 12, "depth": 2},
@@ -93,6 +94,22 @@ def test_a_vote_is_what_the_network_says_with_that_group_alone(grouped):
     every = apply(np.ones(groups, np.float32))
     np.testing.assert_allclose(seen["logits"][0], every, rtol=1e-4, atol=1e-5)
     assert np.abs(votes_GBK[0] - every).max() > 0.01
+
+
+def test_groups_that_were_lost_in_training_have_no_vote():
+    c = make("voters")
+    image_HWC = np.random.default_rng(2).integers(0, 256, (*SIZE, 3), np.uint8)
+    whole = c.explain(image_HWC).votes_GK
+    vote = np.asarray(c.params["groups"]["vote"]) * np.array([1, 0, 1, 1], np.float32)
+    params = c.params | {"groups": c.params["groups"] | {"vote": vote}}
+    shown = dataclasses.replace(c, params=params).explain(image_HWC)
+    assert np.isfinite(whole).all() and np.isnan(shown.votes_GK[1]).all()
+    np.testing.assert_allclose(shown.votes_GK[[0, 2, 3]], whole[[0, 2, 3]], rtol=1e-5)
+    drawn = dict(visualize_figures.figures(shown, image_HWC, NAMES, ""))
+    axes = drawn["votes"].axes[1]
+    assert len(axes.lines) == 4  # a dot for each voter and for the network
+    agree = (shown.votes_GK[[0, 2, 3]].argmax(1) == shown.logits_K.argmax()).sum()
+    assert axes.get_title() == f"logits of each group's CLS alone: {agree} of 3 agree"
 
 
 def test_a_group_has_its_own_kernels_maps_and_shares(grouped):

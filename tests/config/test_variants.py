@@ -148,7 +148,7 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
     assert code == 0 and "grey.png" in out
     code, out, _ = call("--mode=summary", config)
     groups = family == "hsvit_backbone"
-    assert code == 0 and f"({family})" in out and ("last block" in out) == groups
+    assert code == 0 and f"({family})" in out and ("no logit depends" in out) == groups
     code, _, err = call("--mode=plan", config, "--devices=8")
     assert code == 1 and f"{family} has {'one' if groups else 'none'}" in err
     code, _, err = call("--mode=eval", f"--checkpoint={folder}", "--drop_groups=0")

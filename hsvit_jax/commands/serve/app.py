@@ -312,7 +312,7 @@ class Server:
                 "name": part.name,
                 "groups": part.groups,
                 "milliseconds": taken,
-                "top": self._top(p_K, 1)[0] if taken is not None else None,
+                "top": self._top(p_K, 1)[0] if part.groups and taken is not None else None,
             }
             for part, taken, p_K in zip(parts, taken_P, alone_PK, strict=True)
         ]

@@ -53,9 +53,9 @@ async function show({ top, votes, parts, maps }) {
     const { milliseconds, top } = parts[number];
     const gone = milliseconds === null;
     row.className = gone ? "gone" : lost.has(number) ? "off" : "";
-    row.querySelector("progress").value = gone ? 0 : top.probability;
-    row.lastElementChild.textContent = gone
-      ? "no answer"
+    row.querySelector("progress").value = top ? top.probability : 0;
+    row.lastElementChild.textContent = !top
+      ? gone ? "no answer" : "no vote" // its groups were lost in training
       : `${top.label}, ${percent(top.probability)}${shared ? "" : `, ${milliseconds.toFixed(0)} ms`}`;
   });
   const picture = await createImageBitmap(image).catch(() => null); // the server may read more
