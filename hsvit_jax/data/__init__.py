@@ -20,11 +20,11 @@ from hsvit_jax.data.catalog import REGISTRY, load_named
 from hsvit_jax.data.dataset import DataInfo, Dataset, Source, Split, split
 from hsvit_jax.data.decode import Progress, Request
 from hsvit_jax.data.download import DataUnavailable
-from hsvit_jax.data.folder import describe_listing, find_listing, load_listing
+from hsvit_jax.data.folder import describe_files, find_listing, load_listing
 from hsvit_jax.data.given.csv_table import list_csv
 from hsvit_jax.data.given.examples import from_arrays, from_examples
 from hsvit_jax.data.given.hugging_face import open_hf
-from hsvit_jax.data.images import BadImage, check_shape, few, fit_image, read_image
+from hsvit_jax.data.images import BadImage, check_shape, few, fit_image, read_file, read_image
 from hsvit_jax.data.tfds import describe_tfds, load_tfds, open_builder
 
 __all__ = [
@@ -146,7 +146,9 @@ def _open(
         else:
             listing = find_listing(argument, data_dir, progress, test_only)
         load = partial(load_listing, listing, f"{kind}-{Path(argument).name}", own=True)
-        return describe_listing(name, listing), load
+        rows, names = listing.rows, listing.class_names
+        info = describe_files(name, names, len(rows), lambda i: read_file(rows[i].file.path))
+        return info, load
     if kind == "hf":
         return open_hf(argument)
     if kind == "tfds":

@@ -96,14 +96,6 @@ def unpack_once(
     return Tree(where, tuple(sorted(files)), frozenset(dirs))
 
 
-def describe_listing(name: str, listing: Listing) -> DataInfo:
-    """Describes a listing by `describe_files`."""
-    rows = listing.rows
-    return describe_files(
-        name, listing.class_names, len(rows), lambda i: read_file(rows[i].file.path)
-    )
-
-
 def describe_files(
     name: str, class_names: tuple[str, ...], count: int, read: Callable[[int], bytes]
 ) -> DataInfo:

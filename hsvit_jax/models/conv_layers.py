@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.layers import add_bias, init_bias, init_kernel
@@ -14,9 +13,9 @@ from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops import conv
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.conv_depthwise import depthwise_conv2d
+from hsvit_jax.ops.conv_direct import Pads, conv2d_xla
 
 Array = jax.Array
-Pads = tuple[tuple[int, int], tuple[int, int]]
 #: Zeros on every side, or (before, after) of rows and of columns; 'same': as XLA, for ⌈n/stride⌉.
 Padding = int | Pads | str
 
@@ -92,15 +91,7 @@ def convolve(
         return depthwise_conv2d(x_BHWC, kernel_HWIO, stride, around, dilation)
     if usual and groups == 1 and dilation == 1:
         return conv.conv2d(x_BHWC, kernel_HWIO)
-    return lax.conv_general_dilated(
-        x_BHWC,
-        kernel_HWIO,
-        (stride, stride),
-        around,
-        rhs_dilation=(dilation, dilation),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
-    )
+    return conv2d_xla(x_BHWC, kernel_HWIO, stride, around, dilation)
 
 
 class Conv(nnx.Module):

@@ -256,11 +256,6 @@ def prepend(cls_D: Array, x_BTD: Array) -> Array:
     return jnp.concatenate([cls_B1D.astype(x_BTD.dtype), x_BTD], axis=1)
 
 
-def add_positions(x_BTD: Array, position_TD: Array) -> Array:
-    """Adds learned position embeddings."""
-    return add_bias(x_BTD, position_TD)
-
-
 # --- Mixer, feed-forward, block ------------------------------------------------------------------
 
 
@@ -321,19 +316,14 @@ class MultiHeadAttention(nnx.Module):
         q, k, v = (qkv[:, :, j].swapaxes(1, 2) for j in range(3))
         return q, k, v
 
-    def attend(
-        self, q_BNTE: Array, k_BNSE: Array, v_BNSE: Array, context: ForwardContext, stream: int
-    ) -> Array:
-        """Each head's weighted values, (B, N, T, E)."""
-        return attend(q_BNTE, k_BNSE, v_BNSE, self.attention_rate, context, stream)
-
     def output(self, o_BNTE: Array, context: ForwardContext, stream: int) -> Array:
         """The output projection of the concatenated heads: (B, T, D)."""
         return dropout(self.out(merge_heads(o_BNTE)), self.rate, context, stream + 1)
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""
-        return self.output(self.attend(*self.project(x_BTD), context, stream), context, stream)
+        o_BNTE = attend(*self.project(x_BTD), self.attention_rate, context, stream)
+        return self.output(o_BNTE, context, stream)
 
 
 class FeedForward(nnx.Module):

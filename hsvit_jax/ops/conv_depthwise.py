@@ -3,7 +3,7 @@
 XLA for CPU runs grouped convolutions channel by channel. Measured with jax 0.10.2 on two cores, for
 64×32×32×64 values and 3×3 kernels: 161 ms forward and 257 ms for both gradients; as shifted
 multiply-adds, the kernel's gradient image by image, 6 and 36 ms. When XLA for CPU vectorises over
-the channels of a grouped convolution, `depthwise_conv2d_xla` alone can stay.
+the channels of a grouped convolution, `conv2d_xla` alone can stay.
 """
 
 import jax
@@ -11,32 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from hsvit_jax.ops.conv import use_cpu_formulas
+from hsvit_jax.ops.conv_direct import Pads, conv2d_xla
 from hsvit_jax.ops.normalise import moments_dtype
 from hsvit_jax.ops.varying import vary_like
 
 Array = jax.Array
-Pads = tuple[tuple[int, int], tuple[int, int]]
-
 
 #: Kernels from this size on are summed row by row in a loop: the whole sum takes XLA three times as
 #: long to compile, and runs in 0.8 of the time.
 _LOOPED = 7
-
-
-def depthwise_conv2d_xla(
-    x_BHWC: Array, kernel_HW1C: Array, stride: int = 1, pads: Pads | None = None, dilation: int = 1
-) -> Array:
-    """`depthwise_conv2d` as XLA's grouped convolution: the reference, and what accelerators run."""
-    pad = kernel_HW1C.shape[0] // 2
-    return lax.conv_general_dilated(
-        x_BHWC,
-        kernel_HW1C,
-        (stride, stride),
-        ((pad, pad), (pad, pad)) if pads is None else pads,
-        rhs_dilation=(dilation, dilation),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=x_BHWC.shape[-1],
-    )
 
 
 def depthwise_conv2d(
@@ -53,7 +36,7 @@ def depthwise_conv2d(
     """
     kernel = vary_like(jnp.asarray(kernel_HW1C, x_BHWC.dtype), x_BHWC)
     if not use_cpu_formulas("depthwise"):
-        return depthwise_conv2d_xla(x_BHWC, kernel, stride, pads, dilation)
+        return conv2d_xla(x_BHWC, kernel, stride, pads, dilation)
     if kernel.shape[3] != x_BHWC.shape[3]:
         x_BHWC = jnp.repeat(x_BHWC, kernel.shape[3] // x_BHWC.shape[3], axis=3)
     size = kernel.shape[0]

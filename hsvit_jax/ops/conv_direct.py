@@ -13,6 +13,7 @@ from jax import lax
 from hsvit_jax.ops.conv_im2col import shifts
 
 Array = jax.Array
+Pads = tuple[tuple[int, int], tuple[int, int]]
 
 #: Most numbers in an input slice, so that the shifted copies of one image stay in the second-level
 #: cache (measured).
@@ -38,15 +39,24 @@ def product(x_BHWC: Array, kernel_HWIO: Array) -> list[list[Array]]:
     return [[conv2d_xla(x_BHWC, kernel_HWIO)]]
 
 
-def conv2d_xla(x_BHWC: Array, kernel_HWIO: Array) -> Array:
-    """XLA's stride-1 convolution, (B, H, W, O): accelerators run it, tests compare with it."""
+def conv2d_xla(
+    x_BHWC: Array, kernel_HWIO: Array, stride: int = 1, pads: Pads | None = None, dilation: int = 1
+) -> Array:
+    """XLA's convolution, (B, H', W', O): accelerators run it, tests compare with it.
+
+    Args:
+        kernel_HWIO: (k, k, I/groups, O); its third axis gives the number of groups.
+        pads: zeros (before, after) rows and columns; k//2 everywhere when left out.
+    """
     pad = kernel_HWIO.shape[0] // 2
     return lax.conv_general_dilated(
         x_BHWC,
         kernel_HWIO,
-        (1, 1),
-        ((pad, pad), (pad, pad)),
+        (stride, stride),
+        ((pad, pad), (pad, pad)) if pads is None else pads,
+        rhs_dilation=(dilation, dilation),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=x_BHWC.shape[3] // kernel_HWIO.shape[2],
     )
 
 

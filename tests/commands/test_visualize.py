@@ -168,7 +168,7 @@ def test_attention_is_what_the_block_used():
     def first(x):
         encoder = bound["encoder"]
         x_BTD = layers.prepend(encoder.cls[...], bound["patches"](x))
-        x_BTD = layers.add_positions(x_BTD, encoder.position[...])
+        x_BTD = layers.add_bias(x_BTD, encoder.position[...])
         block = encoder.blocks[0]
         y_BTD = block.norm1(x_BTD)
         return block.mixer.project(y_BTD)[2], block.mixer(y_BTD, context, 0)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax.ops import conv_depthwise
+from hsvit_jax.ops import conv_depthwise, conv_direct
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_shifted_products_are_the_grouped_convolution(size, stride, times):
         return convolve(x, kernel, stride), run(x, kernel)[1]
 
     ours = jax.tree.leaves(both(conv_depthwise.depthwise_conv2d))
-    theirs = jax.tree.leaves(both(conv_depthwise.depthwise_conv2d_xla))
+    theirs = jax.tree.leaves(both(conv_direct.conv2d_xla))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 

@@ -103,10 +103,7 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
 def _thinned(part: data.Split) -> data.Split:
     if len(part) <= _MOST_IMAGES:
         return part
-    kept = np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64)
-    if part.images is not None:
-        return data.Split(part.labels[kept], part.images[kept])
-    return data.Split(part.labels[kept], None, lambda i: part.read(int(kept[i])))
+    return part.take(np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64))
 
 
 def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:

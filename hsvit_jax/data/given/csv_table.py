@@ -41,9 +41,10 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
                 for role, names in _COLUMNS.items()
             }
             if not (found["image"] and found["label"]):
+                other = any(mark in name for name in head for mark in ";\t")
                 raise ValueError(
                     f"csv={path} needs a head with the columns image and label; it has "
-                    f"{few(list(head))}"
+                    f"{few(list(head))}{': put commas between the columns' * other}"
                 )
             if again := [name for name in head if name and columns.count(name) > 1]:
                 raise ValueError(f"csv={path} has several columns {few(again)}: keep one of each")
@@ -60,6 +61,8 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
                 line["label"] = unicodedata.normalize("NFC", line["label"])  # as a folder's name
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or error
+        if isinstance(error, UnicodeDecodeError):
+            why = f"{error}; save the table as UTF-8"
         raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None
     names = sorted({line["label"] for line in lines})
     unknown = {line["split"] for line in lines} - set(SPLIT_NAMES)

@@ -151,7 +151,8 @@ class ConvAttention(layers.MultiHeadAttention):
         q, k, v = heads
         # Scores are divided by the root of a head's width there; the reference divides by √D.
         q = q * self.heads**-0.5
-        return self.output(self.attend(q, k, v, context, stream), context, stream)
+        o_BNTE = layers.attend(q, k, v, self.attention_rate, context, stream)
+        return self.output(o_BNTE, context, stream)
 
     def _part(self, i: int, x_BTD: Array) -> Array:
         """Queries (0), keys (1) or values (2): by a third of one linear map."""

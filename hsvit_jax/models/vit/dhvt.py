@@ -234,7 +234,7 @@ class Embedding(nnx.Module):
         sope = self.sope is not None
         x_BPD = self.sope(images_BHWC, context) if sope else self.patches(images_BHWC)
         x_BTD = layers.prepend(self.cls[...], x_BPD)
-        return x_BTD if self.position is None else layers.add_positions(x_BTD, self.position[...])
+        return x_BTD if self.position is None else layers.add_bias(x_BTD, self.position[...])
 
 
 # --- Attention and feed-forward ------------------------------------------------------------------
@@ -264,7 +264,7 @@ class HeadInteractedAttention(nnx.Module):
         mean_BNE = x_BTD.mean(1).reshape(batch, self.heads, -1)
         parts_BNNE = self.project(mean_BNE).reshape(batch, self.heads, self.heads, -1)
         h_BND = gelu(self.norm(parts_BNNE)).reshape(batch, self.heads, dim)
-        return layers.add_positions(h_BND, self.embedding[...])
+        return layers.add_bias(h_BND, self.embedding[...])
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D), CLS first."""

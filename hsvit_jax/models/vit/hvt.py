@@ -165,7 +165,7 @@ class Embedding(nnx.Module):
         x_BTD = self.patches(images_BHWC)
         if self.cls is not None:
             x_BTD = layers.prepend(self.cls[...], x_BTD)
-        x_BTD = layers.add_positions(x_BTD, self.position[...])
+        x_BTD = layers.add_bias(x_BTD, self.position[...])
         return layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
 
 
@@ -195,7 +195,7 @@ class Pool(nnx.Module):
         x = x_BTD.reshape(batch, *self.before, dim)
         pad = self.window // 2 if len(self.before) == 2 else 0
         x = max_pool(x, self.window, 2) if self.kind == "max" and pad else self._combined(x, pad)
-        return layers.add_positions(x.reshape(batch, -1, dim), self.position[...])
+        return layers.add_bias(x.reshape(batch, -1, dim), self.position[...])
 
     def _combined(self, x: Array, pad: int) -> Array:
         """The maximum, mean (with padding as zeros) or convolution of every window."""

@@ -141,7 +141,7 @@ class Encoder(layers.Encoder):
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T, D)."""
-        return super().__call__(layers.add_positions(x_BTD, self.position[...]), context)
+        return super().__call__(layers.add_bias(x_BTD, self.position[...]), context)
 
 
 class Head(nnx.Module):

@@ -110,7 +110,7 @@ class Encoder(nnx.Module):
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → the last stage's tokens, CLS first."""
-        x_BTD = layers.add_positions(layers.prepend(self.cls[...], x_BTD), self.position[...])
+        x_BTD = layers.add_bias(layers.prepend(self.cls[...], x_BTD), self.position[...])
         x_BTD = layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
         index = 0
         for i, stage in enumerate(self.stages):

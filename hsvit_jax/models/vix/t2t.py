@@ -232,7 +232,7 @@ class T2T(Network):
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         features, position_TD = bound["constants"]()
         x_BTD = bound["embedding"](images_BHWC, features, context)
-        return bound["head"](bound["encoder"](layers.add_positions(x_BTD, position_TD), context))
+        return bound["head"](bound["encoder"](layers.add_bias(x_BTD, position_TD), context))
 
 
 FAMILY = Family(

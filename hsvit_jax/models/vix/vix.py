@@ -145,7 +145,7 @@ class Encoder(layers.Encoder):
         if self.cls is not None:
             x_BTD = layers.prepend(self.cls[...], x_BTD)
         if self.position is not None and not self.rope:
-            x_BTD = layers.add_positions(x_BTD, self.position[...])
+            x_BTD = layers.add_bias(x_BTD, self.position[...])
         x_BTD = layers.dropout(x_BTD, self.rate, context, layers.EMBEDDING)
         return super().__call__(x_BTD, context)
 

@@ -12,7 +12,6 @@ from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.models import network as network_lib
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.ops import conv_direct
-from hsvit_jax.ops.conv_depthwise import depthwise_conv2d_xla
 from hsvit_jax.planner import costs, plan
 
 CONFIG = hsvit.HSViTConfig(
@@ -62,7 +61,7 @@ def test_a_block_is_depthwise_then_pointwise_then_norm():
     context = network_lib.ForwardContext(False, None, jnp.arange(2))
     found = block(x, context, network_lib.UNSHARDED, replicated=False)
     for i in ("0", "1"):
-        y = depthwise_conv2d_xla(x, own["depthwise"][i])
+        y = conv_direct.conv2d_xla(x, own["depthwise"][i])
         y = conv_direct.conv2d_xla(y, own["kernels"][i])
         scale = own["norms"][i]["scale"] / np.sqrt(norm[i]["var"] + 1e-5)
         shift = own["norms"][i]["bias"] - norm[i]["mean"] * scale
