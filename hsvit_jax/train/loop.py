@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
@@ -65,10 +66,17 @@ class Loop:
         self.marks = (0.0, 0.0, 0)  # of the last line: when its step was done, and begun; the step
         self.closed: int | None = None  # up to this step every epoch was ended
 
-    def make_evaluator(self) -> Callable[..., evaluate_lib.Evaluation]:
-        """Builds the evaluation of this run's network on its mesh."""
-        run, config = self.run, self.run.config
-        return evaluate_lib.make_evaluator(run.model, run.mesh, config, config.mesh.aggregate)
+    def make_evaluator(self, lost: Sequence[int] = ()) -> Callable[..., evaluate_lib.Evaluation]:
+        """Builds the evaluation of this run's network on its mesh.
+
+        lost: groups or towers whose votes do not count, since training went on without them.
+        """
+        run, config, votes_G = self.run, self.run.config, None
+        if lost:
+            votes_G = np.zeros(run.model.config.groups, np.float32)
+            votes_G[run.model.without(lost).group_ids()] = 1
+        network = (run.model, run.mesh, config, config.mesh.aggregate)
+        return evaluate_lib.make_evaluator(*network, votes_G)
 
     def take_steps(self, state: dict) -> dict:
         """Takes the remaining steps and returns the last state."""
@@ -234,7 +242,9 @@ class Loop:
         """The best step and its state, after `state`, the last; its `evaluate_best`."""
         best_step = int(state["step"])
         if not self.run.model.lost:  # else the best checkpoint is of another network
-            best_step, state = resume.best(self.run, self.checkpoints, state)
+            best_step, state, lost = resume.best(self.run, self.checkpoints, state)
+            if lost:
+                self.evaluator, self.remarks = self.make_evaluator(lost), {"lost_groups": lost}
         return best_step, state, *self.evaluate_best(state, best_step)
 
     def evaluate_best(

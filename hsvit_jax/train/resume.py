@@ -61,8 +61,8 @@ def latest(
                 f"({checkpoint.brief(error)}): start afresh in another --workdir"
             ) from error
         if meta.get("lost_groups") and verbose:
-            text = f"groups or towers {meta['lost_groups']} were lost before this checkpoint: they "
-            print(report.printable(text + "start anew"))
+            text = f"groups or towers {meta['lost_groups']} were lost before this checkpoint: more "
+            print(report.printable(text + "steps train them anew"))
         lines = [x for x in changed if config_lib.names_run(re.split(r"[:\[]", x)[0])]
         if as_begun and lines:
             raise ValueError(
@@ -120,16 +120,23 @@ def whitened(run: Run) -> tuple[dict, dict]:
     return whiten.first_convolution(params, map(np.asarray, batches)), stats
 
 
-def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict]:
-    """Restores the (step, state) that did best on the selection split; `state` is the last one,
-    for a run that measured none, or did best after a loss: without the groups fresh in there."""
+def best(run: Run, checkpoints: checkpoint.Checkpoints, state: dict) -> tuple[int, dict, list[int]]:
+    """Restores what did best on the selection split.
+
+    Args:
+        state: the last one, as saved, which a run that measured none ends with.
+
+    Returns:
+        the step, its state, and the groups or towers without which it was trained and measured:
+        fresh in the state, they have no vote.
+    """
     checkpoints.wait()
     measured = checkpoints.best_step() is not None
     restored = measured and checkpoints.restore(step_lib.state_template(run), "best")
-    if not restored or restored[2].get("lost_groups"):
-        return int(state["step"]), state
-    number, plain, _ = restored
-    return number, step_lib.from_plain(plain, run.state_shape)
+    if not restored:
+        return int(state["step"]), state, (checkpoints.meta() or {}).get("lost_groups", [])
+    number, plain, meta = restored
+    return number, step_lib.from_plain(plain, run.state_shape), meta.get("lost_groups", [])
 
 
 def _refuse_other_state(saved: dict, wanted: dict) -> None:

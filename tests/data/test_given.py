@@ -244,7 +244,7 @@ def test_a_table(arrays, tmp_path):
     with pytest.raises(ValueError, match="it has image;label: put commas between the columns"):
         data.describe(f"csv={table}")
     table.write_bytes("image,label\na.png,Bär".encode("latin-1"))
-    with pytest.raises(ValueError, match="cannot be read: .*; save the table as UTF-8"):
+    with pytest.raises(ValueError, match=r"cannot be read: .*; save the table as UTF-8"):
         data.describe(f"csv={table}")
     table.write_text("image,label,Label,,\na.png,a,b,,\n")
     with pytest.raises(ValueError, match="has several columns label: keep one of each"):

@@ -145,6 +145,11 @@ def test_a_run_goes_on_with_what_is_left(tmp_path, monkeypatch, towers):
     assert found.loss == pytest.approx(result.test.loss, rel=1e-5)
     np.testing.assert_array_equal(found.confusion_KK, result.test.confusion_KK)
 
+    # A start of the finished run tells the same result.
+    again = train.train(config, tmp_path, dataset=small_dataset(), verbose=False)
+    assert again.test.loss == pytest.approx(result.test.loss, rel=1e-5)
+    assert metric_lines(tmp_path)[-1]["lost_groups"] == lost
+
     # With all devices back, the same command goes on with the whole network.
     longer = small_config(**settings | {"train__steps": 8})
     result = train.train(longer, tmp_path, dataset=small_dataset(), verbose=False)

@@ -54,7 +54,7 @@ def cut(tmp_path_factory):
     return folder
 
 
-def test_what_was_measured_without_the_lost_groups_is_not_the_best_with_them(tmp_path):
+def test_the_best_without_some_groups_is_evaluated_without_them(tmp_path):
     prepared = train.prepare(small_config(), dataset=small_dataset())
     state = step_lib.first_state(prepared)
     with checkpoint.Checkpoints(tmp_path) as checkpoints:
@@ -62,7 +62,11 @@ def test_what_was_measured_without_the_lost_groups_is_not_the_best_with_them(tmp
             meta, plain = prepared.meta | {"lost_groups": lost}, step_lib.to_plain(state)
             checkpoints.save(step, plain | {"step": np.int32(step)}, meta, metric=metric)
             last = state | {"step": np.int32(7)}
-            assert resume.best(prepared, checkpoints, last)[0] == (7 if lost else step)
+            number, _, without = resume.best(prepared, checkpoints, last)
+            assert (number, without) == (step, lost)
+    with checkpoint.Checkpoints(tmp_path / "unmeasured") as checkpoints:
+        checkpoints.save(7, plain | {"step": np.int32(7)}, meta)
+        assert resume.best(prepared, checkpoints, last)[2] == [2, 3]
 
 
 @pytest.mark.parametrize("shape", [pytest.param((1, 8), marks=pytest.mark.slow), (2, 2)])
