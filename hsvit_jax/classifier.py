@@ -6,6 +6,7 @@ Networks, and Flax with them, are imported where one is built: that takes as lon
 import contextlib
 import dataclasses
 import os
+from collections.abc import Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,13 @@ def load(
         raise ValueError(
             f"load needs the folder of a run, such as 'runs/c2a2-digits-strong-seed0'; got {path!r}"
         )
+    for name, number in (("group", group), ("data", data)):
+        if not (key := keys.KEYS[f"mesh.{name}"]).fits(number):
+            raise ValueError(f"{name} must be {key.expected}; got {number!r}")
+    if devices is not None:
+        devices = [*devices] if isinstance(devices, Iterable) else [devices]
+        if not devices or not all(isinstance(device, jax.Device) for device in devices):
+            raise ValueError(f"devices must be some of jax.devices(); got {devices!r:.80}")
     if not (key := keys.KEYS["mesh.aggregate"]).fits(aggregate):
         raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax import checkpoint

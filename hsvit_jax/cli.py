@@ -203,7 +203,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     with _plain_warnings(coordination.is_lead):
         with _exit_code(start, coordination.print_once, request.line) as end:
             end.code = work(request) or 0
-        return coordination.leave(end.code)
+        return coordination.leave(end.code, end.alone)
 
 
 def make_flags(table: Iterable[tuple]) -> flags.FlagValues:
@@ -335,6 +335,7 @@ class _End:
     """How the work ended."""
 
     code = 0
+    alone = False  # of all processes of the job, this one came to it
 
 
 @contextlib.contextmanager
@@ -352,7 +353,7 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
     except signals.Interrupted as stop:
         kept = "saved" if stop.step else "there was nothing left to save"
         print_line(f"{stop}; {kept}. To go on, give the same command again:\n  {line}")
-        end.code = stop.exit_code
+        end.code, end.alone = stop.exit_code, not stop.step
     except KeyboardInterrupt:
         print_line(signals.NOTHING_SAVED)
         end.code = _CTRL_C

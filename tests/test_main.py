@@ -375,6 +375,8 @@ def test_eval_of_what_is_not_there(capfd, run):
     assert (code, out) == (1, "") and "no step 9" in err
     code, out, err = call(capfd, "--mode=eval", f"--checkpoint={run}", "--which=last")
     assert (code, out) == (1, "") and "'latest', 'best' or a step" in err
+    with pytest.raises(ValueError, match=r"which is 2\.0, expected 'latest', 'best' or a step"):
+        hsvit_jax.load(run, which=2.0)
 
 
 def pictures(folder, classes, size=12):
@@ -420,10 +422,18 @@ def test_other_data_are_not_cut_to_the_share_that_was_trained_on(tmp_path):
     flags = types.SimpleNamespace(split="val", checkpoint="run", workdir=None)
     other = config_lib.get_config(f"c2a2:folder={folder}", f"data.dir={tmp_path}")
     request = types.SimpleNamespace(config=other, flags=flags)
+    same = config_lib.get_config(f"c2a2:folder={folder}", "eval.batch=2")
     trained = config_lib.get_config("c2a2:folder=own", "data.fraction=0.1")
     network = types.SimpleNamespace(config=trained, class_names=("cat", "dog"), fingerprint="")
     network.relabelled = lambda split, info: split
     assert len(evaluate._images(request, network)[2]) == 8
+
+    own = (f"c2a2:folder={folder}", f"data.dir={tmp_path}", "data.val_fraction=0.3", "eval.batch=4")
+    network.config = config_lib.get_config(*own)
+    for given, batch in ((other, 4), (same, 2)):  # its split and folder too, unless they are given
+        request.config = given
+        config, _, part = evaluate._images(request, network)
+        assert (len(part), config.eval.batch, config.data.dir) == (24, batch, str(tmp_path))
 
 
 def test_each_command_has_a_module_and_reads_keys_that_exist():
@@ -445,6 +455,10 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.build_model("c2a2", image_size=None), "image_size must .*got None"),
         (lambda: hsvit_jax.build_model("c2a2", num_classes=0), "num_classes must be .*; got 0"),
         (lambda: hsvit_jax.load("x", aggregate="mean"), "aggregate must be one of .*; got 'mean'"),
+        (lambda: hsvit_jax.load("x", group="2"), "group must be .*; got '2'"),
+        (lambda: hsvit_jax.load("x", data=2.0), r"data must be .*; got 2\.0"),
+        (lambda: hsvit_jax.load("x", devices=4), r"devices must be some of .*; got \[4\]"),
+        (lambda: hsvit_jax.load("x", devices=[]), r"devices must be some of .*; got \[\]"),
         (lambda: hsvit_jax.fit(None, "x"), "one that get_config returns; got None"),
         (lambda: hsvit_jax.fit(None, "x", dataset=object()), "get_config returns; got None"),
         (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), None), "a folder for the run; got No"),

@@ -337,7 +337,7 @@ class Checkpoints:
             return newest
         if which == "best":
             return ranked + [step for step in newest if step not in ranked]
-        if isinstance(which, str):
+        if isinstance(which, str | float):
             raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
         if which not in numbered:
             steps = few([str(step) for step in numbered]) or "none"
@@ -379,7 +379,8 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
         problem = problem if path.exists() else "does not exist"
         raise CheckpointError(
             f"{path} {problem}; expected a work directory with checkpoints/, a directory of "
-            "numbered steps such as checkpoints/ itself, an exported .safetensors file or zoo:NAME"
+            "numbered steps such as checkpoints/ itself, an exported .safetensors file or zoo:NAME "
+            "(other weights are read by their ending: .npz, .safetensors, .ckpt, .pt or .pth)"
         )
     step, record, leaves = first
     return step, nest(leaves, record.empty), record.meta

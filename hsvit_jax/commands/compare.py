@@ -228,9 +228,9 @@ def run(request: cli.Request) -> None:
         raise cli.Misuse(f"compare does not use --config: name {request.spec} as a word")
     out, seeds = Path(values.out), seeds_of(values.seeds)
     systems, settings = System.parse_all(request.words), request.settings
-    if values.fractions and values["batch"].present:
+    if values.fractions is not None and values["batch"].present:
         raise cli.Misuse("--batch is of the memory columns, and --fractions has none: leave it out")
-    if not values.fractions:
+    if values.fractions is None:
         rows = compare(systems, out, settings=settings, seeds=seeds, batch=values.batch)
         print(table(rows), *write(rows, out, request.line), sep="\n")
         return
@@ -250,6 +250,8 @@ def _fractions(words: Sequence[str]) -> list[float]:
         fractions = sorted({float(word) for word in words})
     except ValueError:
         fractions = [0.0]
-    if not all(0 < fraction <= 1 for fraction in fractions):
-        raise cli.Misuse(f"--fractions needs numbers above 0, at most 1; got {','.join(words)}")
+    if not fractions or not all(0 < fraction <= 1 for fraction in fractions):
+        raise cli.Misuse(
+            f"--fractions needs numbers above 0, at most 1; got {','.join(words) or 'none'}"
+        )
     return fractions

@@ -21,7 +21,7 @@ def run(request: cli.Request) -> int:
     curve = request.flags.curve
     if curve is not None:
         path = cli.ending(curve, word="--curve")
-        if request.flags.drop_groups:
+        if request.flags.drop_groups is not None:
             raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
@@ -63,13 +63,16 @@ def _images(
     config, split = classifier.config, request.flags.split
     if request.config is not None:
         config = config.copy_and_resolve_references().unlock()
-        for key in ("name", "dir", "val_fraction", "on_bad_image"):
-            config.data[key] = request.config.data[key]
-        if config.data.name != classifier.config.data.name:  # the share was of the run's own
+        own, given = config.data.name == request.config.data.name, request.config.by_hand
+        config.data.name = request.config.data.name
+        for key in ("dir", "val_fraction", "on_bad_image"):
+            if not own or f"data.{key}" in given:
+                config.data[key] = request.config.data[key]
+        if not own:  # the share was of the run's own
             config.data.fraction = 1.0
-        config.eval.batch = request.config.eval.batch
-        if "eval.tta" in request.config.by_hand:  # else the run's own
-            config.eval.tta = request.config.eval.tta
+        for key in ("batch", "tta"):
+            if f"eval.{key}" in given:
+                config.eval[key] = request.config.eval[key]
     name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
     if split is None:
         other_data = request.config is not None and name.startswith(("folder=", "csv="))
@@ -117,9 +120,9 @@ def _write_curve(
     return 0
 
 
-def _votes(lost: list[str], network: Classifier) -> np.ndarray | None:
+def _votes(lost: list[str] | None, network: Classifier) -> np.ndarray | None:
     """A weight for each attention group, 0 for the lost ones; None where none is lost."""
-    if not lost:
+    if lost is None:
         return None
     groups = network.model.group_axis_limit and network.model.config.groups
     if not groups:

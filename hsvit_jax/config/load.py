@@ -172,7 +172,8 @@ def override(
         (config[section] if section else config)[name] = value
         given.add(key)
     for one, other in (("epochs", "steps"), ("steps", "epochs")):
-        if f"train.{one}" in given and f"train.{other}" not in given and config.train[one]:
+        alone = f"train.{one}" in given and f"train.{other}" not in given
+        if alone and (config.train[one] or one == "epochs"):  # 0 epochs are none, 0 steps a default
             config.train[other] = type(config.train[other])(0)
     config.by_hand = (*config.by_hand, *sorted(given))
     return config.lock()

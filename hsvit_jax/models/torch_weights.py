@@ -259,6 +259,8 @@ def _check(tensors: Tensors, entries: Sequence[Entry]) -> None:
             problems.append(("not floating point", key, f": {tensor.dtype}"))
         elif not _finite(tensor):
             problems.append(("not finite as float32", key, ""))
+        elif key.endswith("running_var") and (tensor < 0).any():
+            problems.append(("a negative variance", key, ""))
     if problems:
         raise Misfits(problems, expected)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 from jax._src import clusters
 
-from hsvit_jax.runtime import coordination
+from hsvit_jax.runtime import coordination, signals
 
 _FORM = "expected auto, off or host:port,n,i (the address of process 0, how many, which one)"
 
@@ -132,8 +132,8 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
       recoverable: let the other processes live on when one dies.
 
     Raises:
-      ValueError: process 0 does not answer, its port is taken, or this machine's name has no
-        address.
+      ValueError: process 0 does not answer, its port is taken, it was told of another number of
+        processes, or this machine's name has no address.
     """
     # With jax's service only jax notices a SIGTERM; `coordination.StopTogether` asks for it.
     jax.config.update("jax_enable_preemption_service", False)
@@ -163,7 +163,9 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
         patience.cancel()
         end.cancel()
         joined.set()
+    signals.divert_output()
     coordination.install_excepthook()
+    coordination.check_count(job.count)
     try:
         jax.devices()
     except RuntimeError as error:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 LEAD = 8
 _EVERY = 4  # steps between two polls of the store
 _PAUSE = 1.5  # seconds between two polls for the end of another process
-_LONGEST_MS = 6 * 3_600_000  # one process may have to decode what others have cached
+_LONGEST = 6 * 3600  # seconds: one process may have to decode what others have cached
 # Exit codes that all processes come to → seconds to wait for process 0, which closes its loggers.
 _TOGETHER = {0: 120.0, 3: 60.0, 42: 60.0}
 _PRINTED_MS = 5_000  # how long others wait for process 0 to print the same message
@@ -92,6 +92,17 @@ def check_same(what: str, text: str) -> None:
             )
 
 
+def check_count(count: int) -> None:
+    """Raises ValueError where process 0 was told of another number of processes."""
+    if is_lead():
+        _client().key_value_set("hsvit/count", str(count))
+    elif (other := _get("hsvit/count", _LONGEST)) != str(count):
+        raise ValueError(
+            f"process {distributed.global_state.process_id} was told of {count} processes, and "
+            f"process 0 of {other}: give all the same n in --distributed=host:port,n,i"
+        )
+
+
 def from_lead(text: str) -> str:
     """Broadcasts process 0's text to every process."""
     return _gather(text)[0]
@@ -109,10 +120,19 @@ def _gather(text: str) -> list[str]:
         if lost := sorted({*range(count)} - {*alive}):
             numbers = ", ".join(map(str, lost))
             raise ValueError(f"process {numbers} was lost before the first step: start all again")
-    else:
-        client.wait_at_barrier(f"{place}/all", _LONGEST_MS)
-    values = [client.blocking_key_value_get(f"{place}/{i}", _LONGEST_MS) for i in range(count)]
+    values = [_get(f"{place}/{i}", _LONGEST) for i in range(count)]
     return ["" if value == " " else value for value in values]
+
+
+def _get(key: str, seconds: float) -> str:
+    """Waits for a value of the store a second at a time: between them Python handles signals."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return _client().blocking_key_value_get(key, 1000)
+        except jax.errors.JaxRuntimeError as error:
+            if time.monotonic() > deadline or "DEADLINE_EXCEEDED" not in str(error):
+                raise
 
 
 class StopTogether(signals.StopRequests):
@@ -171,18 +191,21 @@ def print_once(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def leave(code: int) -> int:
+def leave(code: int, alone: bool = False) -> int:
     """Ends this process with `code`, without a long wait for processes that do not get here.
 
     With one process, or for code 0 (every process is done, and jax waits for the last), the code is
     returned instead.
+
+    Args:
+      alone: the others do not come to this end by themselves, whatever the code.
     """
     client = _client()
     if client is None or (code == 0 and _survivors is None):
         return code
     sys.stdout.flush()
     sys.stderr.flush()
-    if not _part("leave", _TOGETHER.get(code, 5.0)):
+    if alone or not _part("leave", _TOGETHER.get(code, 5.0)):
         _pull_down(code, f"exit code {code}")
     os._exit(code)
 
@@ -233,7 +256,7 @@ def wait_for_lead(what: str, seconds: float) -> None:
         if is_lead():
             client.key_value_set(key, "1")
         else:
-            client.blocking_key_value_get(key, int(seconds * 1000))
+            _get(key, seconds)
 
 
 def install_excepthook() -> None:
@@ -268,7 +291,7 @@ def _pull_down(code: int, why: str) -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process ended before
         _client().key_value_set("hsvit/down", f"{code} process {index} ended with {why}")
     if is_lead():
-        time.sleep(2 * _PAUSE)  # the store is gone afterwards
+        time.sleep(4 * _PAUSE)  # longer than `_listen` takes: the store is gone afterwards
 
 
 def _listen() -> None:
@@ -281,5 +304,5 @@ def _listen() -> None:
             if int(code) == watchdog.EXIT_CODE:
                 watchdog.dump_stacks()
                 os._exit(watchdog.EXIT_CODE)
-            os._exit(1)
+            os._exit(int(code) or 1)
         time.sleep(_PAUSE)

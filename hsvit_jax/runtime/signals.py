@@ -137,6 +137,17 @@ def prepare_process() -> None:
     sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
 
 
+def divert_output() -> None:
+    """Sends what libraries print past Python, as Gloo does, to standard error.
+
+    Standard output is for results. In a notebook it is no descriptor of this process, and stays.
+    """
+    if isinstance(getattr(getattr(sys.stdout, "buffer", None), "raw", None), _Output):
+        sys.stdout.flush()
+        sys.stdout = _stream(os.dup(1), sys.stdout)
+        os.dup2(2, 1)
+
+
 def raise_on_ctrl_c() -> None:
     """Makes Ctrl-C a KeyboardInterrupt again, now that everything is imported."""
     if signal.getsignal(signal.SIGINT) == _leave:
@@ -182,7 +193,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if self.fileno() == 1 and error.errno != errno.EIO:
+            if self.fileno() != 2 and error.errno != errno.EIO:
                 raise
             return len(data)
 

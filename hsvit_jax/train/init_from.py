@@ -3,6 +3,7 @@
 import json
 import operator
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,6 +137,12 @@ def load(
                 tensors = _red_first(tensors)
             family = config.model.family
             loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
+            own = description.get("config")  # what export wrote under the authors' names
+            if isinstance(own, dict) and isinstance(own.get("data"), dict):
+                names = description.get("class_names") or () if how["classifier"] == "keep" else ()
+                *others, origin = loaded
+                origin += _trained_on(config, own["data"], names, class_names)
+                loaded = (*others, origin)
         else:
             loaded = _read_network(path, config, model, fingerprint, class_names)
         params, stats, old, same_family, origin = loaded
@@ -298,13 +305,9 @@ def _read_network(
     if lost := stored.meta.get("lost_groups"):
         names = checkpoint.few([str(number) for number in lost])
         origin += f", whose groups or towers {names} were lost in training and start afresh"
-    other = stored.class_names[: len(class_names)] != tuple(class_names)
-    if other and same_family and config.init.classifier == "keep":
-        names = config_lib.few(stored.class_names)
-        origin += f", whose classifier is for {names} (init.classifier=new: afresh)"
-    before, now = ((tuple(of.data.mean), tuple(of.data.std)) for of in (stored.config, config))
-    if before != now:
-        origin += f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
+    kept = same_family and config.init.classifier == "keep"
+    names = stored.class_names if kept else ()
+    origin += _trained_on(config, stored.config.data, names, class_names)
     read_alike = ("name", "image_size", "channels", "fit")  # else the fingerprints differ anyway
     alike = all(stored.config.data[key] == config.data[key] for key in read_alike)
     known = None not in (fingerprint, stored.fingerprint)
@@ -314,6 +317,22 @@ def _read_network(
             "on images that are held out now"
         )
     return stored.params, stored.stats, stored.model, same_family, origin
+
+
+def _trained_on(
+    config: ml_collections.ConfigDict,
+    was: Mapping[str, Any],
+    names: Sequence[str],
+    class_names: Sequence[str],
+) -> str:
+    """Says what the weights were trained on otherwise: classes, if `names` are kept, and pixels."""
+    text = ""
+    if names and [*names[: len(class_names)]] != [*class_names]:
+        text += f", whose classifier is for {config_lib.few(names)} (init.classifier=new: afresh)"
+    before = [tuple(was[key]) for key in ("mean", "std")]
+    if before != [tuple(config.data[key]) for key in ("mean", "std")]:
+        text += f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
+    return text
 
 
 def _refit(

@@ -70,7 +70,7 @@ def pixels(source: str) -> Pixels | None:
         try:
             described = json.loads(path.read_bytes())
             found, blue_first = _mean_and_std(described), described.get("do_flip_channel_order")
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"{path} does not say how to normalise pixels: {error}") from None
         if found:
             return Pixels(*found, blue_first is True, name)
@@ -83,14 +83,22 @@ def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[f
         return (0.0,), (1.0,)
     if "do_flip_channel_order" in described:  # the preprocessors that have no mean
         return (0.0,) * 3, (1.0,) * 3
-    timm = described.get("pretrained_cfg", {})
+    timm = described.get("pretrained_cfg") or {}
     mean = described.get("image_mean", timm.get("mean"))
     std = described.get("image_std", timm.get("std"))
     if mean is None or std is None:
         return None
     mean, std = tuple(map(float, mean)), tuple(map(float, std))
-    if not (len(mean) == len(std) and all(map(math.isfinite, mean)) and min(std) > 0):
-        raise ValueError(f"mean {mean!s:.80} and std {std!s:.80}")
+    rescaled = described.get("do_rescale") is not False
+    # What a pixel of 255 becomes, less the offset of some EfficientNets.
+    white = 255 * float(described.get("rescale_factor", 1 / 255) if rescaled else 1)
+    offset = float(rescaled and described.get("rescale_offset") is True)
+    if offset or not math.isclose(white, 1, rel_tol=1e-6):
+        mean = tuple((x + offset) / white for x in mean)
+        std = tuple(x / white for x in std)
+    fit = all(0 <= x <= 1 for x in mean) and all(0 < x <= 1 for x in std)
+    if not (mean and len(mean) == len(std) and fit):
+        raise ValueError(f"mean {mean!s:.80} and std {std!s:.80}, of pixels from 0 to 1")
     kind = str(described.get("image_processor_type"))
     if kind.startswith("EfficientNet") and described.get("include_top", True):
         std = tuple(x * x for x in std)  # transformers divides a second time

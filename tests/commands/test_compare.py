@@ -112,6 +112,8 @@ def test_names_of_systems_are_drawn_as_they_are(tmp_path):
         (["c2a2:digits"], [], [0, 0], "different whole numbers"),
         (["c2a2:digits", "c2a2:digits seed=3"], [], [0], "--seeds names the seeds of all"),
         (["c2a2:digits", "c2a2:digits mesh.data=1"], [], [0], "one run would serve for both"),
+        (["c2a2:digits", "c2a2:digits model.depth=2"], [], [0], "depth=2 are the same config"),
+        (["c2a2:digits", "c2a2:digits model.depth=1"], ["model.depth=1"], [0], "the same config"),
         (["c2a2:digits"], ["model.groups=5"], [0], "c2a2: .*groups=5"),
         (["c2a2:digits model.groups=5"], [], [0], "c2a2 groups=5: .*groups=5"),
         (["c9a9:digits"], [], [0], "unknown network"),
@@ -200,6 +202,7 @@ def test_mistakes_on_the_command_line(capsys):
         (["c2a2:digits", "--seeds=x"], "whole numbers; got x"),
         (["c2a2:digits", "--seeds=0,4294967296"], "0 to 4294967295; got 4294967296"),
         (["c2a2:digits", "--fractions=0.1,2"], "above 0, at most 1; got 0.1,2"),
+        (["c2a2:digits", "--fractions="], "above 0, at most 1; got none"),
         (["c2a2:digits", "--fractions=0.1", "--batch=8"], "of the memory columns"),
         (["c2a2:digits", "--sedes=1"], "sedes"),
     ):

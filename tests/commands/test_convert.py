@@ -196,6 +196,15 @@ def test_every_misfit_is_listed_in_one_error(tmp_path):
     assert not (tmp_path / "bad-jax").exists()
 
 
+def test_a_negative_variance_is_refused(tmp_path):
+    """It would train, as batches have their own, and every evaluation would be NaN."""
+    tensors = state_dicts.tensors("hsvit")
+    key = next(name for name in tensors if name.endswith("running_var"))
+    tensors[key][0] = -1e-3
+    with pytest.raises(ValueError, match=f"a negative variance {re.escape(key)}"):
+        convert.convert_file(npz(tmp_path / "bad.npz", tensors, SMALL))
+
+
 def test_a_network_of_bfloat16_is_compared_in_float64(golden_dir, tmp_path):
     for name in ("hsvit-convattn", "hsvithet-resnet-bottleneck-ds"):
         with np.load(golden_dir / f"{name}.npz") as golden:

@@ -69,7 +69,7 @@ def test_lost_parts_do_not_vote(client, network):
     votes_G[[1, 6]] = 0
     forward = evaluate.make_forward(c.model, c.mesh, c.config, votes_G=votes_G)
     p_K = jax.nn.softmax(forward(c.params, c.stats, IMAGES[:1, ..., None]))[0]
-    found = client.post("/explain", files=FILES[:1], data={"lost": "1,6"}).json()
+    found = client.post("/explain", files=FILES[:1], data={"lost": ["1", "6"]}).json()
     assert found["votes"] == {"voted": 6, "of": 8}
     metrics = client.get("/metrics").text
     assert "hsvit_votes 6.0" in metrics and 'hsvit_part_answered{part="group 1"} 1.0' in metrics
@@ -160,6 +160,10 @@ def form(charset, name, image=b""):
         "too large": (413, {"files": {"files": b"x" * (5 << 20)}}),
         "no boundary": (400, {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
         "a charset": (400, form("punycode", b"\xff")),
+        "no field": (400, {"files": FILES[:1], "data": {"lots": "1"}}),
+        "no file in files": (400, {"files": [FILES[0]], "data": {"files": "1"}}),
+        "no text in lost": (400, {"files": [FILES[0], ("lost", FILES[1][1])]}),
+        "in the address": (400, {"files": FILES[:1], "params": {"lost": "1"}}),
         "no part": (400, {"files": FILES[:1], "data": {"lost": "8"}}),
         "no part left": (400, {"files": FILES[:1], "data": {"lost": "0,1,2,3,4,5,6,7"}}),
     }.values(),

@@ -78,6 +78,8 @@ def test_the_duration_given_replaces_the_other():
     assert (train.epochs, train.steps) == (0.0, 10)
     train = settings("train.epochs=2", spec="c2a2:digits,tiny").train
     assert (train.epochs, train.steps) == (2.0, 0)
+    train = settings("train.epochs=0", spec="c2a2:digits,tiny").train  # evaluates, and no more
+    assert (train.epochs, train.steps) == (0.0, 0)
     with pytest.raises(ValueError, match="both say how long to train"):
         settings("train.epochs=2", "train.steps=3")
     assert settings("train.steps=0").train.epochs == 12.0

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -31,13 +32,23 @@ def job(command):
     """Runs a job of processes to its end: [(exit code, standard error)]."""
 
     def run(
-        workdir, settings, *, count, devices, twist=("none", 0, 0), flags=(), port=None, **variables
+        workdir,
+        settings,
+        *,
+        count,
+        devices,
+        twist=("none", 0, 0),
+        flags=(),
+        port=None,
+        told=None,
+        **variables,
     ):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = port or free.getsockname()[1]
         options = {"twist": twist, "JAX_NUM_CPU_DEVICES": str(devices), **variables}
-        places = [f"--distributed=127.0.0.1:{port},{count},{index}" for index in range(count)]
+        told = told or [count] * count  # how many processes there are
+        places = [f"--distributed=127.0.0.1:{port},{n},{index}" for index, n in enumerate(told)]
         started = [
             command(workdir, *settings, flags=(place, *flags), **options) for place in places
         ]
@@ -82,6 +93,17 @@ def test_a_signal_to_one_of_two_processes_stops_both(tmp_path, job):
     assert "stopping as soon as the state is saved" in ends[1][1]
     assert checkpoint.load_tree(cut)[0] == step
     assert list(losses(cut)) == list(range(1, step + 1))  # process 0 tells each step, once
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_while_it_loads_ends_both(tmp_path, job):
+    """With 42 too, so that a scheduler starts them again; nobody waits for the other."""
+    began = time.monotonic()
+    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=("term_loading", 1, 0))
+    assert [code for code, _ in ends] == [42, 42], ends
+    assert time.monotonic() - began < 45
+    assert "stopped by SIGTERM; there was nothing left to save" in ends[1][1]
+    assert "process 1 ended with exit code 42, so this one ends too" in ends[0][1]
 
 
 @pytest.mark.slow
@@ -207,6 +229,10 @@ def test_mistakes_are_told_once(tmp_path, job):
     assert [code for code, _ in ends] == [1, 1], ends
     assert "process 0: another run is using the work folder" in ends[0][1]
     assert ends[1][1] == ""
+
+    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, told=[2, 3])
+    assert [code for code, _ in ends] == [1, 1], ends
+    assert "process 1 was told of 3 processes, and process 0 of 2: give all" in ends[1][1]
 
 
 @pytest.mark.slow

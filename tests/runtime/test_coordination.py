@@ -107,6 +107,13 @@ def test_different_processes_are_refused(processes):
     assert processes(*(lambda t=t: coordination.from_lead(t) for t in texts)) == [texts[0]] * 3
 
 
+def test_another_number_of_processes_is_refused(processes):
+    same, other = (lambda n=n: coordination.check_count(n) for n in (2, 3))
+    assert processes(same, same) == [None, None]
+    done, error = processes(same, other)
+    assert done is None and "process 1 was told of 3 processes, and process 0 of 2" in str(error)
+
+
 def test_a_run_that_follows_one_that_was_stopped_goes_on(processes):
     """In a notebook the process stays, and jax's store with it."""
 
@@ -174,6 +181,9 @@ def test_a_saved_run_ends_together(processes, monkeypatch):
         monkeypatch.setattr(coordination.os, "_exit", lambda code: None)
         processes(lambda code=code: coordination.leave(code))
     assert waits[1] == 5 and waits[42] >= 40  # two loggers, 20 s each
+    monkeypatch.setattr(coordination, "barrier", None)  # where it does not come, nobody waits
+    monkeypatch.setattr(coordination, "_PAUSE", 0)
+    processes(lambda: coordination.leave(42, alone=True))
 
 
 def test_one_voice(processes, capfd, monkeypatch):

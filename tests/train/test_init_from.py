@@ -141,6 +141,20 @@ def test_a_classifier_of_other_classes_is_told(source, capsys):
         assert (said in capsys.readouterr().out) is told
 
 
+def test_a_file_under_the_authors_names_tells_as_much(source, tmp_path):
+    file = tmp_path / "a.safetensors"
+    assert main.main(["hsvit", "export", str(source[0]), str(file), "--format=reference"]) == 0
+    _, run = from_source(file)
+    names = run.dataset.info.class_names
+    (note,) = init_from.load(run.config, run.model, class_names=names).notes
+    assert "which saw" not in note and "whose classifier" not in note
+    with run.config.unlocked():
+        run.config.data.mean = (0.5,)
+    (note,) = init_from.load(run.config, run.model, class_names=names[::-1]).notes
+    assert "whose classifier is for row 0, row 1" in note
+    assert note.endswith("saw pixels normalised by data.mean=(0.3,) and data.std=(0.2,)")
+
+
 def test_settings_of_another_start_are_refused():
     trained = "init.from=zoo:c2a2-digits"
     for settings, message in (

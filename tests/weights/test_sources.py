@@ -131,6 +131,16 @@ _EFFICIENTNET = {
         ({"model_type": "resnet"}, None),
         (_EFFICIENTNET, ((0.5,), (0.25,), False, "config.json")),
         ({**_EFFICIENTNET, "include_top": False}, ((0.5,), (0.5,), False, "config.json")),
+        ({"pretrained_cfg": None}, None),
+        (  # of pixels from -1 to 1, and from 0 to 255
+            {"image_mean": [0.5], "image_std": [0.5], "rescale_factor": 1 / 127.5}
+            | {"rescale_offset": True},
+            ((0.75,), (0.25,), False, "config.json"),
+        ),
+        (
+            {"image_mean": [51], "image_std": [102], "do_rescale": False},
+            ((0.2,), (0.4,), False, "config.json"),
+        ),
     ],
 )
 def test_pixels(described, expected, tmp_path):
@@ -142,7 +152,16 @@ def test_pixels(described, expected, tmp_path):
 
 def test_a_damaged_description_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
-    for text in ("[]", '{"image_mean": ["a"], "image_std": [1]}', "{"):
+    for text in (
+        *(
+            "[]",
+            '{"image_mean": ["a"], "image_std": [1]}',
+            "{",
+            '{"image_mean": [], "image_std": []}',
+        ),
+        *('{"image_mean": [123], "image_std": [58]}', '{"image_mean": [0.5], "image_std": [1.5]}'),
+        '{"image_mean": [0.5], "image_std": [0.5], "rescale_factor": 0}',
+    ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=r"config\.json does not say"):
             sources.pixels(str(tmp_path))

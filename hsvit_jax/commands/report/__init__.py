@@ -38,7 +38,9 @@ def run(request: Request) -> int:
     folder = Path(source)
     if folder.resolve().name == "checkpoints":
         folder = folder.parent if folder.name else folder / ".."
-    path = Path(values.out or (folder if folder.is_dir() else Path()) / "report.html")
+    name = Path(source.rpartition(":")[2]).stem  # of a file, the zoo or the hub
+    own = folder / "report.html" if folder.is_dir() else f"{name}-report.html"
+    path = Path(values.out or own)
     if path.suffix.lower() != ".html" or path.is_dir():
         raise ValueError(f"--out={path}: expected the name of an HTML file, such as report.html")
     trained = classifier.load(source, which_of(request))

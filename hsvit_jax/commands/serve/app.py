@@ -221,7 +221,7 @@ class Server:
 
     async def _form(self, request: Request) -> tuple[list[str], list[np.ndarray], frozenset[int]]:
         """Names and pixels of the field `files`, and the parts of the field `lost`."""
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             raise HTTPException(
                 415, "Send multipart/form-data with one or several images as field 'files'."
             )
@@ -234,10 +234,17 @@ class Server:
         except (MultiPartException, UnicodeError) as error:  # which a charset raises
             raise HTTPException(400, f"The form cannot be read: {error}") from None
         try:
-            files = [file for file in form.getlist("files") if not isinstance(file, str)]
+            files, lost = form.getlist("files"), form.getlist("lost")
+            if others := [*request.query_params, *({*form} - {"files", "lost"})]:
+                raise ValueError(
+                    "A form with the fields 'files' and 'lost' is read, and nothing else; got "
+                    f"{_as_utf8(data.few(others))}"
+                )
+            if str in map(type, files) or {*map(type, lost)} - {str}:
+                raise ValueError("The field 'files' takes files, and 'lost' text")
             names = [_as_utf8(file.filename or "") for file in files]
             raws = [await file.read() for file in files]
-            lost = part_of(self.batcher.voters.parts, str(form.get("lost", "")))
+            lost = part_of(self.batcher.voters.parts, ",".join(lost))
         except ValueError as error:
             raise HTTPException(400, f"{error}.") from None
         finally:

@@ -110,7 +110,7 @@ def train_all(
     except ValueError as error:
         raise cli.Misuse(str(error)) from error
     _check({system.name: config for system, config in configs.items()}, systems, seeds)
-    _check_folders(configs, chosen)
+    _check_folders(configs, chosen, repeated=equal == "data")
     loaded: dict[tuple, data.Dataset] = {}
     runs = {system: _prepare(system, config, loaded) for system, config in configs.items()}
     if equal == "length":  # which the number of images may have decided
@@ -185,14 +185,21 @@ def _check(
 
 
 def _check_folders(
-    configs: Mapping[System, ml_collections.ConfigDict], chosen: Mapping[System, Sequence[str]]
+    configs: Mapping[System, ml_collections.ConfigDict],
+    chosen: Mapping[System, Sequence[str]],
+    repeated: bool,
 ) -> None:
     """Raises ValueError for systems that differ in what a run's folder is not named by: the second
-    would find the first one's run."""
+    would find the first one's run. Equal ones may be `repeated` in a study's grid."""
     found: dict[str, tuple[str, list]] = {}
     for system, config in configs.items():
         folder = config_lib.default_workdir(config, system.spec, chosen[system])
         leaves = [leaf for leaf in config_lib.leaves(config) if leaf[0] != "by_hand"]
+        same = [name for name, other in found.values() if other == leaves]
+        if same and not repeated:
+            raise ValueError(
+                f"{same[0]} and {system.name} are the same configuration: leave one of them out"
+            )
         name, other = found.setdefault(folder, (system.name, leaves))
         if leaves != other:
             raise ValueError(
