@@ -107,6 +107,7 @@ def test_what_cannot_be_grown_says_why():
         ({"num_classes": 6, "heads": 3}, "(?s)num_classes: checkpoint 5.*heads: checkpoint 2"),
         ({"groups": 4, "conv_channels": (2, 8), "votes": "equal"}, "set votes='learned'"),
         ({"conv_channels": (1, 4)}, "fewer in a block"),
+        ({"pool_strides": (2, 2)}, r"pool_strides=(\d),(\d) to keep the checkpoint's"),
         ({"conv_channels": (2, 8)}, "4 channel tokens in 2 groups; keep their ratio"),
         ({"conv_channels": (4, 8), "groups": 2, "towers": 2}, "and groups=4"),
         (three, r"conv_channels: checkpoint \(2, 4\)"),
