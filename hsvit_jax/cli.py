@@ -196,7 +196,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
         return _misused(_users_of(error, name, commands), start)
     except (flags.Error, ValueError) as error:
         return _misused(str(error), start)
-    # Late: it imports jax, which the returns above need not wait for.
+    # Late: it imports jax, which the list of commands and mistakes in flags need not wait for.
     from hsvit_jax.runtime import coordination
 
     signals.raise_on_ctrl_c()

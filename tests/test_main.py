@@ -455,6 +455,7 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.build_model("c2a2", image_size=None), "image_size must .*got None"),
         (lambda: hsvit_jax.build_model("c2a2", num_classes=0), "num_classes must be .*; got 0"),
         (lambda: hsvit_jax.load("x", aggregate="mean"), "aggregate must be one of .*; got 'mean'"),
+        (lambda: hsvit_jax.data.Split(np.arange(5), np.zeros((3, 1))), "3 images need a label"),
         (lambda: hsvit_jax.load("x", group="2"), "group must be .*; got '2'"),
         (lambda: hsvit_jax.load("x", data=2.0), r"data must be .*; got 2\.0"),
         (lambda: hsvit_jax.load("x", devices=4), r"devices must be some of .*; got \[4\]"),

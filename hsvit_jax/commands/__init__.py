@@ -33,7 +33,7 @@ _STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 36
 _SPLIT = "Which images; default: all of a folder or csv in --config beside --checkpoint, else test."
 _EXPORT_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
 _EXPORT_FORMAT = "safetensors, a folder for the hub, the authors' PyTorch names, or programs."
-_TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64, 1e-5 for logits."
+_TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), 1e-5 for logits."
 _LENGTHS = ["256", "512", "1024", "2048", "4096"]
 
 #: Name → what it does and reads; all other input is refused.

@@ -70,6 +70,10 @@ class Split:
     images: np.ndarray | None
     read: Callable[[int], np.ndarray] | None = None
 
+    def __post_init__(self) -> None:
+        if self.images is not None and len(self.images) != len(self.labels):
+            raise ValueError(f"{len(self.images)} images need a label each; got {len(self.labels)}")
+
     def __len__(self) -> int:
         return len(self.labels)
 

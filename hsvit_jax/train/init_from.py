@@ -1,5 +1,6 @@
 """Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
+import contextlib
 import json
 import operator
 import warnings
@@ -137,12 +138,12 @@ def load(
                 tensors = _red_first(tensors)
             family = config.model.family
             loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
-            own = description.get("config")  # what export wrote under the authors' names
-            if isinstance(own, dict) and isinstance(own.get("data"), dict):
-                names = description.get("class_names") or () if how["classifier"] == "keep" else ()
-                *others, origin = loaded
-                origin += _trained_on(config, own["data"], names, class_names)
-                loaded = (*others, origin)
+            with contextlib.suppress(*_FOREIGN):  # unless export wrote it under the authors' names
+                was = config_lib.completed(config_lib.from_json(json.dumps(description["config"])))
+                config_lib.validate(was)
+                names = map(str, description["class_names"] if how["classifier"] == "keep" else ())
+                said = _trained_on(config, was.data, [*names], class_names)
+                loaded = (*loaded[:4], loaded[4] + said)
         else:
             loaded = _read_network(path, config, model, fingerprint, class_names)
         params, stats, old, same_family, origin = loaded
