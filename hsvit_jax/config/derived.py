@@ -13,6 +13,7 @@ _ATTENTION = ("softmax", "performer", "linformer", "nystrom")
 #: Keys of `model`, as 'family.name' where only there, another one, and its values that read them.
 _READ_WITH = (
     ("groups depth heads", "ablation", ("none", "attention_only")),
+    ("conv_kernels pool_strides", "ablation", ("none", "conv_only")),
     ("landmarks residual_kernel", "mixer", ("nystrom",)),
     ("projections one_kv_head", "mixer", ("linformer",)),
     ("features", "mixer", ("performer",)),

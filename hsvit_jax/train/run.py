@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,10 @@ def _parts(config: ml_collections.ConfigDict) -> str:
 
 
 def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Refuses, before the first step, a data set without the splits to evaluate on."""
+    """Refuses, before the first step, a data set without the splits to evaluate on.
+
+    Warns of validation images that should be trained on, but are a part of their own.
+    """
     if not len(dataset.test):
         raise ValueError(
             f"{config.data.name} has no test images: the run could not be evaluated; add some"
@@ -170,6 +174,12 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
             f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "
             "images: give three or more of a class and a val_fraction above 0, or say "
             "train.select_on='last' to take the last checkpoint"
+        )
+    if "data.val_fraction" in config.by_hand and not config.data.val_fraction and len(dataset.val):
+        warnings.warn(
+            f"data.val_fraction=0 is not used: {config.data.name} has a validation part of its "
+            "own, which is not trained on; put its images into the training part for that",
+            stacklevel=2,
         )
 
 

@@ -314,6 +314,7 @@ def test_no_code_reads_a_key_that_is_not_there():
         ("c2a2:cifar10 optim.weight_decay=0", "optim.decay_all=true", "weight_decay"),
         ("c2a2:cifar10 train.select_on=last", "checkpoint.keep_best=3", "select_on"),
         ("c2a2:conv_only", "model.groups=8", "ablation"),
+        ("c2a2:attention_only", "model.conv_kernels=7,7", "ablation"),
         ("vix:vit", "model.landmarks=8", "mixer"),
         ("vix:vin", "model.projections=8", "mixer"),
         ("vix:mlp_mixer", "model.mlp_dim=64", "mixer"),

@@ -219,6 +219,14 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, sizes,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_validation_part_that_cannot_be_trained_on_is_told():
+    own = dataclasses.replace(small_dataset(), val_fraction=0.0)
+    settings = {"train__select_on": "last", "data__val_fraction": 0.0}
+    config = small_config(**settings, by_hand=("recipe", "data.val_fraction"))
+    with pytest.warns(UserWarning, match="has a validation part of its own, which is not trained"):
+        train.prepare(config, dataset=own)
+
+
 def test_steps_that_are_not_finite_are_left_out_until_they_are_too_many(tmp_path, monkeypatch):
     """Parameters of NaN in two steps, and in three of the second epoch: the first is kept."""
     make = step_lib.make_train_step
