@@ -126,6 +126,7 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
         return code, out, err
 
     start = (config, "--config.train.epochs=2", "--config.train.batch=64", "--config.mesh.data=1")
+    start += ("--config.data.fraction=0.25", "--noreport")
     log_eval = loop.Loop.log_eval
 
     def interrupted(self, *rest):
@@ -136,9 +137,9 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
         patch.setattr(loop.Loop, "log_eval", interrupted)
         assert call(*start, f"--workdir={folder}")[0] == 42
     code, out, err = call(*start, f"--workdir={folder}")
-    assert code == 0 and "from step 22" in err and "done: test accuracy" in out
+    assert code == 0 and "from step 5" in err and "done: test accuracy" in out
     lines = metric_lines(folder)
-    assert [line["step"] for line in lines if line.get("split") == "val"] == [22, 44]
+    assert [line["step"] for line in lines if line.get("split") == "val"] == [5, 10]
     assert all(np.isfinite(line["loss"]) for line in lines)
 
     code, out, _ = call("--mode=eval", f"--checkpoint={folder}")
