@@ -379,8 +379,7 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
         problem = problem if path.exists() else "does not exist"
         raise CheckpointError(
             f"{path} {problem}; expected a work directory with checkpoints/, a directory of "
-            "numbered steps such as checkpoints/ itself, an exported .safetensors file or zoo:NAME "
-            "(other weights are read by their ending: .npz, .safetensors, .ckpt, .pt or .pth)"
+            "numbered steps such as checkpoints/ itself, an exported .safetensors file or zoo:NAME"
         )
     step, record, leaves = first
     return step, nest(leaves, record.empty), record.meta

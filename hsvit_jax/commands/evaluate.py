@@ -132,7 +132,7 @@ def _votes(lost: list[str] | None, network: Classifier) -> np.ndarray | None:
         )
     numbers = {int(word) if word.strip().isdecimal() else -1 for word in lost}
     voters = set(np.flatnonzero(network.voters_G).tolist())
-    if not numbers <= set(range(groups)) or not voters - numbers:
+    if not numbers or not numbers <= set(range(groups)) or not voters - numbers:
         others = "" if len(voters) == groups else f", of which {len(voters)} vote"
         raise ValueError(
             f"--drop_groups={','.join(lost)}: this network has {groups} attention groups, numbered "

@@ -151,7 +151,9 @@ def load(
         refitted = refit(params, stats, old, model, how, key)
         _check_frozen(refitted.fresh, model)
     except ValueError as error:
-        raise ValueError(f"init.from={source}: {error}") from error
+        unread = Path(source).is_file() and not files.is_weights(Path(source))
+        hint = "; weights are read from .npz, .safetensors, .ckpt, .pt and .pth" * unread
+        raise ValueError(f"init.from={source}: {error}{hint}") from error
     total = len(jax.tree.leaves((refitted.params, refitted.stats)))
     notes = [f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"]
     if found := sources.pixels(source):

@@ -166,3 +166,5 @@ def test_groups_that_were_lost_in_training_are_lost_already(trained):
     assert evaluate._votes(["0", "1", "4"], lost).tolist() == [0, 0, 1, 1, 0, 1, 1, 1]
     with pytest.raises(ValueError, match="8 attention groups, numbered from 0, of which 6 vote; "):
         evaluate._votes([*"014567"], lost)
+    with pytest.raises(ValueError, match="--drop_groups=: this network has 8 attention groups"):
+        evaluate._votes([], lost)

@@ -111,7 +111,7 @@ def test_no_groups_can_be_lost_where_there_are_none():
     assert model.config.map_size == (2, 3) and model.config.num_classes == 7
     with pytest.raises(ValueError, match="--drop_groups=0: this network has no attention groups"):
         evaluate._votes(["0"], SimpleNamespace(model=model))
-    assert evaluate._votes([], SimpleNamespace(model=model)) is None
+    assert evaluate._votes(None, SimpleNamespace(model=model)) is None
 
 
 @pytest.mark.slow

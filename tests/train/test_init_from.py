@@ -251,6 +251,10 @@ def test_mistakes_are_told(source, tmp_path):
     _, run = from_source(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"init\.from=.*nowhere.*does not exist"):
         init_from.load(run.config, run.model)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    _, run = from_source(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"weights are read from \.npz, \.safetensors, \.ckpt"):
+        init_from.load(run.config, run.model)
     _, run = from_source(folder, model__depth=2, model__heads=4)
     with pytest.raises(ValueError, match=r"(?s)depth: checkpoint 1, config 2.*heads: checkpoint 2"):
         init_from.load(run.config, run.model)
