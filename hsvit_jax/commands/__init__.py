@@ -136,7 +136,7 @@ COMMANDS: Mapping[str, Command] = {
                 define_path,
                 "out",
                 None,
-                "The HTML file; default: report.html of the run, NAME-report.html.",
+                "Default: report.html of the run, or NAME-report.html.",
             ),
         ),
         words="RUN",

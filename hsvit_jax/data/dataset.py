@@ -12,16 +12,7 @@ import numpy as np
 TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
 _LEAST_HELD_OUT = 4  # examples of a class that comes in one piece
-_MIRROR_CHANGES = (
-    "mnist",
-    "svhn",
-    "usps",
-    "digits",
-    "omniglot",
-    "quickdraw",
-    "letters",
-    "alphabet",
-)
+_MIRROR_CHANGES = ("mnist", "svhn", "usps", "digits", "omniglot", "quickdraw", "letters")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

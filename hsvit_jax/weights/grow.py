@@ -85,7 +85,9 @@ def check(old: Any, new: Any) -> None:
     """Raises ValueError with every difference when `new` is not a larger `old`; see `misfits`."""
     lines = misfits(old, new)
     if lines:
-        if any(line.startswith("pool_strides") for line in lines):  # they follow the image's size
+        # They follow the image's size.
+        strided = any(line.startswith("pool_strides") for line in lines)
+        if strided and len(old.pool_strides) == len(new.pool_strides):
             strides = ",".join(map(str, old.pool_strides))
             lines.append(f"set --config.model.pool_strides={strides} to keep the checkpoint's")
         raise ValueError(
