@@ -132,12 +132,7 @@ COMMANDS: Mapping[str, Command] = {
         (
             *_RUN,
             (flags.DEFINE_enum, "split", "val", ["train", "val", "test"], "Which images."),
-            (
-                define_path,
-                "out",
-                None,
-                "Default: report.html of the run, or NAME-report.html.",
-            ),
+            (define_path, "out", None, "Default: report.html of the run, or NAME-report.html."),
         ),
         words="RUN",
     ),
