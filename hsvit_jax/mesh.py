@@ -65,12 +65,16 @@ def make(
             f"{len(devices)}: lower one of them, or set one to -1 for the rest"
         )
     if batch is not None and batch // accumulate % data:
-        part = batch // accumulate
+        part, processes = batch // accumulate, {d.process_index for d in devices}
+        fitting = [
+            f", or set mesh.data to {d}"
+            for d in range(1, data)
+            if part % d == 0 and {x.process_index for x in devices[: group * d]} == processes
+        ]
         times = f" in train.accumulate={accumulate} parts" if accumulate > 1 else ""
         raise ValueError(
             f"a batch of {batch}{times} cannot split over mesh.data={data} devices: choose a "
-            f"multiple of {data * accumulate} for train.batch, or set mesh.data to "
-            f"{max(d for d in range(1, data) if part % d == 0)}"
+            f"multiple of {data * accumulate} for train.batch{(fitting or ['']).pop()}"
         )
     grid = np.asarray(devices[: group * data]).reshape(data, group)
     idle = {d.process_index for d in devices} - {d.process_index for d in grid.flat}

@@ -46,7 +46,7 @@ case ${1:-} in
     shift
     (($#)) || usage 'run needs the flags of hsvit_jax.main'
     # exec: the number kept in run.pid is that of the training itself.
-    on_workers all "cd hsvit_jax && echo \$\$ > run.pid && exec .venv/bin/python -m hsvit_jax.main$(printf ' %q' "$@") --distributed=auto"
+    on_workers all "cd hsvit_jax && echo \$\$ > run.pid && exec .venv/bin/python -m hsvit_jax.main$(printf ' %q' "$@")"
     ;;
   stop)
     # shellcheck disable=SC2016  # expanded on the worker

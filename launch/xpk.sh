@@ -33,4 +33,4 @@ exec xpk workload create \
   --max-restarts="${HSVIT_MAX_RESTARTS:-20}" \
   --restart-on-exit-codes=75 \
   --termination-grace-period-seconds=180 \
-  --command="python -m hsvit_jax.main$(printf ' %q' "$@") --distributed=auto"
+  --command="python -m hsvit_jax.main$(printf ' %q' "$@")"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 from jax._src import clusters
 
-from hsvit_jax.runtime import coordination, signals
+from hsvit_jax.runtime import coordination, signals, watchdog
 
 _FORM = "expected auto, off or host:port,n,i (the address of process 0, how many, which one)"
 
@@ -43,7 +43,7 @@ def find(setting: str) -> Job | None:
       the job; None for a single process.
 
     Raises:
-      ValueError: a setting of another form, or a Kubernetes job that cannot be counted.
+      ValueError: a setting of another form, or a scheduler's job that cannot be read.
     """
     if setting == "off":
         return None
@@ -68,16 +68,29 @@ def _from_scheduler() -> Job | None:
         kind = next(k for k in clusters.ClusterEnv._cluster_types if k.__name__ == name)
         if name == "K8sCluster" and not _is_indexed_pod():
             continue
-        if not kind.is_env_present() or kind.get_process_count() < 2:
-            continue
-        port = os.environ.get("JAX_COORDINATOR_PORT")
-        return Job(
-            kind.get_coordinator_address(timeout_secs=300, override_coordinator_port=port),
-            kind.get_process_count(),
-            kind.get_process_id(),
-            # jax would give a process one device even where it is alone on its host.
-            [kind.get_local_process_id()] if local_count() > 1 else None,
-        )
+        try:
+            if not kind.is_env_present():
+                continue
+            if kind.get_process_count() < 2:
+                if name in ("GceTpuCluster", "GkeTpuCluster"):
+                    return None  # a slice of one host, in whatever job
+                continue
+            port = os.environ.get("JAX_COORDINATOR_PORT")
+            return Job(
+                kind.get_coordinator_address(timeout_secs=300, override_coordinator_port=port),
+                kind.get_process_count(),
+                kind.get_process_id(),
+                # jax would give a process one device even where it is alone on its host.
+                [kind.get_local_process_id()] if local_count() > 1 else None,
+            )
+        except signals.Interrupted:
+            raise
+        except Exception as error:  # of a metadata server or the cluster's interface
+            raise ValueError(
+                f"this may be a process of a {name.removesuffix('Cluster')} job, which cannot be "
+                f"read ({type(error).__name__}: {error!s:.200}): give --distributed=host:port,n,i, "
+                "or --distributed=off if this process is alone"
+            ) from error
     if int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # Open MPI 5 names no address
         raise ValueError(
             "Open MPI started several processes but does not say where the first one is: give "
@@ -87,7 +100,12 @@ def _from_scheduler() -> Job | None:
 
 
 def _slurm_local_count() -> int:
-    """Tasks on this host, from '2(x3),1': two on each of three hosts, then one on the last."""
+    """Tasks that share a view of this host's GPUs; with --gpus-per-task each sees its own alone.
+
+    From '2(x3),1': two on each of three hosts, then one on the last.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "").isdecimal():
+        return 1
     counts = []
     for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
         tasks, _, times = part.rstrip(")").partition("(x")
@@ -128,37 +146,50 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     one process ends all of them: see `coordination.install_excepthook`.
 
     Args:
-      timeout: seconds to wait for the other processes.
+      timeout: seconds to wait for the other processes; this process then ends as stalled.
       recoverable: let the other processes live on when one dies.
 
     Raises:
-      ValueError: process 0 does not answer, its port is taken, it was told of another number of
-        processes, or this machine's name has no address.
+      ValueError: the port of process 0 is taken, it was told of another number of processes, or
+        this machine's name has no address.
     """
     # With jax's service only jax notices a SIGTERM; `coordination.StopTogether` asks for it.
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_enable_recoverability", recoverable)
     patience = threading.Timer(10, _say_waiting, [job])
-    end = threading.Timer(timeout, _give_up, [job, timeout])
+    late = f"process {job.index} of {job.count} waited {timeout:.0f} s for the others: start all, "
+    late += "each with a number of its own in --distributed=host:port,n,i, or give "
+    late += "--distributed=off if this process is alone"
+    end = threading.Timer(timeout, _give_up, [late])
     patience.daemon = end.daemon = True
     patience.start()
     joined = threading.Event()
+
+    def leave() -> None:
+        stopped = signals.Interrupted(stop.signum, 0)
+        print(f"{stopped} before the other processes came", file=sys.stderr, flush=True)
+        os._exit(stopped.exit_code)
+
+    stop = signals.StopRequests(leave)
     try:
-        if job.index:
-            threading.Thread(target=_await_refusal, args=(job.address, joined), daemon=True).start()
-            _wait_for(job.address, timeout)
-        else:
-            _check_free(job)
-        end.start()
-        jax.distributed.initialize(
-            job.address,
-            job.count,
-            job.index,
-            local_device_ids=job.local_devices,
-            cluster_detection_method="deactivate",
-            initialization_timeout=int(timeout) + 60,  # after which jax aborts
-            heartbeat_timeout_seconds=20 if recoverable else 100,
-        )
+        with stop:  # jax waits in a call that hears no signal
+            if job.index:
+                refusal = threading.Thread(target=_await_refusal, args=(job.address, joined))
+                refusal.daemon = True
+                refusal.start()
+                _wait_for(job.address, timeout)
+            else:
+                _check_free(job)
+            end.start()
+            jax.distributed.initialize(
+                job.address,
+                job.count,
+                job.index,
+                local_device_ids=job.local_devices,
+                cluster_detection_method="deactivate",
+                initialization_timeout=int(timeout) + 60,  # after which jax aborts
+                heartbeat_timeout_seconds=20 if recoverable else 100,
+            )
     finally:
         patience.cancel()
         end.cancel()
@@ -184,12 +215,13 @@ def _say_waiting(job: Job) -> None:
     print(f"process {job.index} of {job.count} waits for {what}", file=sys.stderr, flush=True)
 
 
-def _give_up(job: Job, timeout: float) -> None:
-    """Ends this process, whose main thread is in a call of jax that would abort."""
-    text = f"process {job.index} of {job.count} waited {timeout:.0f} s for the others: start all, "
-    text += "each with a number of its own in --distributed=host:port,n,i"
+def _give_up(text: str) -> None:
+    """Ends this process, whose main thread is in a call of jax that would abort.
+
+    As stalled: a scheduler that starts the job again may find the other processes' machines ready.
+    """
     print(text, file=sys.stderr, flush=True)
-    os._exit(1)
+    os._exit(watchdog.EXIT_CODE)
 
 
 def _wait_for(address: str, timeout: float) -> None:
@@ -202,11 +234,11 @@ def _wait_for(address: str, timeout: float) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise ValueError(
+                _give_up(
                     f"process 0 does not answer at {address} after {timeout:.0f} s "
                     f"({error.strerror or error}): is it running, is this its address, and is the "
                     "port open?"
-                ) from error
+                )
             time.sleep(0.2)
 
 

@@ -32,6 +32,7 @@ _PAUSE = 1.5  # seconds between two polls for the end of another process
 _LONGEST = 6 * 3600  # seconds: one process may have to decode what others have cached
 # Exit codes that all processes come to → seconds to wait for process 0, which closes its loggers.
 _TOGETHER = {0: 120.0, 3: 60.0, 42: 60.0}
+_STALL = "a stall"  # why a process ends whose watchdog fired
 _PRINTED_MS = 5_000  # how long others wait for process 0 to print the same message
 _numbers = itertools.count()
 _barriers: collections.Counter[str] = collections.Counter()
@@ -260,10 +261,11 @@ def wait_for_lead(what: str, seconds: float) -> None:
 
 
 def install_excepthook() -> None:
-    """Installs an excepthook: an uncaught exception in one process ends the whole job with code 1.
+    """Installs an excepthook: an uncaught exception in one process ends the whole job.
 
     Python alone would wait at exit for the other processes, which wait for this one in a collective
-    that may not notice.
+    that may not notice. The code is 1, and that of a stall where the devices failed: most often
+    because another process was lost, and then another start helps.
     """
     sys.excepthook = _die
     threading.Thread(target=_listen, name="listener", daemon=True).start()
@@ -275,14 +277,16 @@ def _die(kind: type[BaseException], error: BaseException, trace: TracebackType |
     traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
     sys.stderr.flush()
-    _pull_down(1, kind.__name__)
-    os._exit(1)
+    lost = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error)
+    code = watchdog.EXIT_CODE if lost else 1
+    _pull_down(code, kind.__name__)
+    os._exit(code)
 
 
 def leave_stalled() -> None:
     """Waits a little for the other processes' watchdogs, and ends those that have not fired."""
     if _client() is not None and not _part("stalled", 5.0):
-        _pull_down(watchdog.EXIT_CODE, "a stall")
+        _pull_down(watchdog.EXIT_CODE, _STALL)
 
 
 def _pull_down(code: int, why: str) -> None:
@@ -301,8 +305,7 @@ def _listen() -> None:
             code, _, why = client.key_value_try_get("hsvit/down").partition(" ")
             time.sleep(2 * _PAUSE)  # a collective that notices has a traceback to show
             print(f"{why}, so this one ends too", file=sys.stderr, flush=True)
-            if int(code) == watchdog.EXIT_CODE:
+            if why.endswith(_STALL):
                 watchdog.dump_stacks()
-                os._exit(watchdog.EXIT_CODE)
             os._exit(int(code) or 1)
         time.sleep(_PAUSE)

@@ -83,6 +83,7 @@ class StopRequests:
                 os._exit(128 + byte[0])
             if not second:
                 if not self._in_notebook:
+                    self.signum = byte[0]  # the main thread may be late
                     self._on_request()
                 notice.start()
         os.close(pipe)
@@ -119,12 +120,15 @@ def prepare_process() -> None:
     """Sets up streams and Ctrl-C of a program: to be called before anything heavy is imported.
 
     Ctrl-C ends the process with a line and code 130 until `raise_on_ctrl_c`: an exception in the
-    middle of an import is no end. A closed standard input or error becomes the null device, as the
+    middle of an import is no end. So does SIGTERM, with 143, to the first process of a container,
+    which has no default for it. A closed standard input or error becomes the null device, as the
     next file to be opened would take its place; a closed standard output ends the process with a
     line and code 1. What a stream cannot encode is written with escapes.
     """
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # it may be ignored
         signal.signal(signal.SIGINT, _leave)
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, _leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if sys.stdout is None:
         _write(b"standard output is closed: send it to a file or to /dev/null\n")
@@ -162,18 +166,19 @@ def nothing_to_save() -> Iterator[None]:
         raise Interrupted(signum, 0)
 
     here = threading.current_thread() is threading.main_thread()
-    ours = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [s for s, handler in before.items() if handler in (signal.SIG_DFL, _leave)]
     for signum in ours if here else ():
         signal.signal(signum, leave)
     try:
         yield
     finally:
         for signum in ours if here else ():
-            signal.signal(signum, signal.SIG_DFL)
+            signal.signal(signum, before[signum])
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    _write(f"{NOTHING_SAVED}\n".encode())
+    _write(f"{NOTHING_SAVED if signum == signal.SIGINT else 'stopped by SIGTERM'}\n".encode())
     os._exit(128 + signum)
 
 

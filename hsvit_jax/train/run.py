@@ -375,6 +375,13 @@ def _data_progress(what: str, done: int, total: int) -> None:
 _BY_SIZE = ("train.epochs", "train.eval_every", "augment.mixup", "augment.cutmix")
 
 
+def _devices(mesh: jax.sharding.Mesh) -> str:
+    """The devices of a mesh, as in '4 of 6 TPU v4', where two are idle."""
+    every = jax.device_count()
+    of = f" of {every}" if mesh.size < every else ""
+    return f"{mesh.size}{of} {mesh.devices.flat[0].device_kind}"
+
+
 def _opening(run: Run, first: int) -> str:
     config = run.config
     sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
@@ -400,7 +407,7 @@ def _opening(run: Run, first: int) -> str:
     return (
         f"{config.data.name}: {sizes} images (train/val/test), {config.data.num_classes} classes, "
         f"{config.data.image_size[0]}×{config.data.image_size[1]} "
-        f"(data.fit={config.data.fit}); mesh {dict(run.mesh.shape)}; "
+        f"(data.fit={config.data.fit}); mesh {dict(run.mesh.shape)} on {_devices(run.mesh)}; "
         f"{run.total_steps:,} steps of {config.train.batch} "
         f"{f'from step {first:,}' if first else fresh}, {warmup_text}"
         f"{by_size}{on_test if config.train.select_on == 'test' else ''}"

@@ -78,6 +78,16 @@ def test_ctrl_c_during_the_imports(tmp_path, module):
     assert (code, out, err) == (130, "", "stopped by Ctrl-C; there was nothing to save\n")
 
 
+def test_sigterm_to_the_first_process_of_a_container():
+    """For which the kernel would drop it, where the program has no handler yet."""
+    code = "import os; from hsvit_jax.runtime import signals; number = os.getpid()\n"
+    code += "os.getpid = lambda: 1; signals.prepare_process(); os.kill(number, 15)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (143, "stopped by SIGTERM\n")
+
+
 @pytest.mark.slow
 def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path):
     """SIGHUP saves as SIGTERM does, though nothing can be printed any more."""

@@ -174,6 +174,14 @@ def test_an_exception_in_one_ends_all(tmp_path, job):
 
 
 @pytest.mark.slow
+def test_a_lost_process_ends_the_others_as_a_stall_does(tmp_path, job):
+    """Another start helps, so that schedulers must not take it for a mistake."""
+    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=("kill", 1, 5))
+    assert [code for code, _ in ends] == [75, -9], ends
+    assert "process 0 of 2:" in ends[0][1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("twist", "last"),
     [(("hang", 1, 5), "step 4"), (("hang_saving", 1, 26), "the start of saving step 26")],

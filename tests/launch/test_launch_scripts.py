@@ -288,7 +288,7 @@ def test_slurm_requeues_what_another_start_helps(tmp_path, code):
     assert asked == ("requeue 321\n" if code in (42, 75) else "")
     assert done.returncode == (0 if code in (42, 75) else code)
     command = ".venv/bin/python -m hsvit_jax.main --config=configs/c4a8.py"
-    assert words[-6:] == [*command.split(), "--workdir=a b", "--distributed=auto"]
+    assert words[-5:] == [*command.split(), "--workdir=a b"]
     assert "--cpus-per-task=8" in words
 
 
@@ -366,7 +366,7 @@ def test_tpu_vm_runs_the_same_command_on_every_worker(tpu, tmp_path):
     assert asked[:5] == ["compute", "tpus", "tpu-vm", "ssh", "my-tpu"]
     assert {"--zone=zone-1", "--project=p", "--worker=all"} <= set(asked)
     pid, *given = words_of(home / "hsvit_jax" / "given")
-    assert given == ["-m", "hsvit_jax.main", *flags, "--distributed=auto"]
+    assert given == ["-m", "hsvit_jax.main", *flags]
     assert words_of(home / "hsvit_jax" / "run.pid") == [pid]
 
 
@@ -442,7 +442,7 @@ def test_xpk_creates_a_workload(tmp_path):
     assert words[:2] == ["workload", "create"]
     flags = dict(word[2:].split("=", 1) for word in words[2:])
     assert shlex.split(flags.pop("command")) == [
-        *("python", "-m", "hsvit_jax.main", "--config=a b", "it's", "--distributed=auto")
+        *("python", "-m", "hsvit_jax.main", "--config=a b", "it's")
     ]
     expected = {"workload": "my-run", "cluster": "c", "tpu-type": "v5litepod-16"}
     expected |= {"docker-image": "registry/hsvit:1", "restart-on-exit-codes": "75"}

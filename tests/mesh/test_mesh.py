@@ -1,5 +1,7 @@
 """The mesh: its sizes, where arrays live on it, and mistakes."""
 
+import types
+
 import jax
 import pytest
 from support.small_runs import small_config, small_dataset
@@ -57,6 +59,14 @@ def test_make_names_what_does_not_fit(arguments, words):
         mesh_lib.make(**arguments)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_advice_leaves_no_process_without_a_device():
+    """Of 4 hosts with 2 devices each, 4 devices would leave the last two idle, 6 the last."""
+    pod = [types.SimpleNamespace(process_index=i // 2) for i in range(8)]
+    for batch, advice in ((12, r"train\.batch$"), (14, r"train\.batch, or set mesh\.data to 7$")):
+        with pytest.raises(ValueError, match=advice):
+            mesh_lib.make(1, 8, groups=16, batch=batch, devices=pod)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def around(monkeypatch):
     """Sets the variables of a scheduler, where there were none."""
 
     def put(variables):
-        for name in (*SLURM, *OPEN_MPI, *PODS):
+        for name in (*SLURM, *OPEN_MPI, *PODS, "CUDA_VISIBLE_DEVICES"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -55,6 +55,8 @@ def around(monkeypatch):
         (SLURM, ("node007:61441", 6, 3, [1])),
         (SLURM | {"SLURM_NODEID": "2"}, ("node007:61441", 6, 3, None)),  # alone on its host
         (SLURM | {"JAX_COORDINATOR_PORT": "1234"}, ("node007:1234", 6, 3, [1])),
+        (SLURM | {"CUDA_VISIBLE_DEVICES": "0,1"}, ("node007:61441", 6, 3, [1])),
+        (SLURM | {"CUDA_VISIBLE_DEVICES": "1"}, ("node007:61441", 6, 3, None)),  # --gpus-per-task
         (SLURM | {"SLURM_NTASKS": "1"}, None),
         ({k: v for k, v in SLURM.items() if k != "SLURM_STEP_NODELIST"}, None),  # without srun
         (OPEN_MPI, ("10.96.0.1:1234", 2, 1, None)),
@@ -105,12 +107,27 @@ def test_pods(around, monkeypatch, name, count):
     monkeypatch.setattr(
         cluster.clusters.ClusterEnv, "_cluster_types", [*others, scheduler(name, **answers)]
     )
-    if name == "K8sCluster":
+    if name == "K8sCluster" or count == 1:  # a slice of one host may be an indexed job too
         around(PODS)
+    if name == "K8sCluster":
         monkeypatch.setitem(sys.modules, "kubernetes", types.ModuleType("kubernetes"))
         monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: name)
     expected = None if count == 1 else ("worker-0:8476", 4, 2, None)
     assert cluster.find("auto") == expected
+
+
+def test_a_job_that_cannot_be_read(monkeypatch):
+    """As of a metadata server that does not answer, or an account without rights."""
+
+    def unreachable():
+        raise ConnectionError("metadata.google.internal")
+
+    kind = scheduler("GkeTpuCluster", is_env_present=True)
+    kind.get_process_count = staticmethod(unreachable)
+    others = [c for c in cluster.clusters.ClusterEnv._cluster_types if c.__name__ != kind.__name__]
+    monkeypatch.setattr(cluster.clusters.ClusterEnv, "_cluster_types", [*others, kind])
+    with pytest.raises(ValueError, match=r"GkeTpu job.*ConnectionError: metadata.*=off if this"):
+        cluster.find("auto")
 
 
 def test_explicit_places():
@@ -144,12 +161,14 @@ def untouched(monkeypatch):
     monkeypatch.setattr(cluster.jax.distributed, "initialize", lambda *_, **__: 1 / 0)
 
 
-def test_a_process_0_that_does_not_answer(untouched):
+def test_a_process_0_that_does_not_answer(untouched, monkeypatch, capfd):
+    monkeypatch.setattr(cluster.os, "_exit", sys.exit)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(ValueError, match=f"does not answer at {address} after 0 s"):
+        with pytest.raises(SystemExit, match="75"):
             cluster.start(cluster.Job(address, 2, 1), timeout=0.0)
+    assert f"process 0 does not answer at {address} after 0 s" in capfd.readouterr().err
 
 
 def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
@@ -169,15 +188,26 @@ def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_job_that_does_not_become_complete():
+@pytest.mark.parametrize(
+    ("timeout", "code", "told"),
+    [
+        (1.0, 75, "process 0 of 2 waited 1 s for the others: start all"),
+        (50.0, 42, "stopped by SIGTERM before the other processes came"),
+    ],
+)
+def test_a_job_that_does_not_become_complete(timeout, code, told):
+    """Its process 0 ends by itself, and at a signal while jax waits in C++."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    start = f"cluster.start(cluster.Job({address!r}, 2, 0), timeout=1.0)"
-    words = [sys.executable, "-c", f"from hsvit_jax.runtime import cluster; {start}"]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "process 0 of 2 waited 1 s for the others: start all" in done.stderr
+    start = f"cluster.start(cluster.Job({address!r}, 2, 0), timeout={timeout})"
+    signalled = "import os, threading; threading.Timer(5, os.kill, [os.getpid(), 15]).start()"
+    words = f"{signalled}; from hsvit_jax.runtime import cluster; {start}"
+    done = subprocess.run(
+        [sys.executable, "-c", words], env=environment(), capture_output=True, text=True, timeout=45
+    )
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
 
 
 def test_a_port_that_is_taken(untouched, monkeypatch, capfd):
