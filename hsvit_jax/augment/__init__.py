@@ -308,19 +308,24 @@ def _check_batch(settings: Augment, images_BHWC, labels_B, indices_B):
                 f"{name} are {array.dtype} of shape {array.shape}; expected integers of shape "
                 f"{shape[:1]}, one per image"
             )
-    if settings.crop_padding >= min(shape[1:3]):
+    check_size(settings, *shape[1:])
+
+
+def check_size(settings: Augment, height: int, width: int, channels: int) -> None:
+    """Raises ValueError where images of this size cannot be augmented so."""
+    if settings.crop_padding >= min(height, width):
         raise ValueError(
-            f"crop_padding is {settings.crop_padding}, but the images are {shape[1]}×{shape[2]}: a "
+            f"crop_padding is {settings.crop_padding}, but the images are {height}×{width}: a "
             "crop could miss the image altogether; use less padding than the shorter side"
         )
     if settings.trivial_augment or settings.rand_augment_ops:
-        if shape[3] not in (1, 3):
+        if channels not in (1, 3):
             raise ValueError(
-                f"images have {shape[3]} channels, but RandAugment's colour ops are defined for 1 "
+                f"images have {channels} channels, but RandAugment's colour ops are defined for 1 "
                 "or 3: set rand_augment_ops=0 and trivial_augment=False"
             )
-        if max(shape[1:3]) > MAX_SIDE or shape[1] * shape[2] > MAX_PIXELS:
+        if max(height, width) > MAX_SIDE or height * width > MAX_PIXELS:
             raise ValueError(
-                f"images of {shape[1]}×{shape[2]} pixels are too large for RandAugment: at most "
+                f"images of {height}×{width} pixels are too large for RandAugment: at most "
                 f"{MAX_SIDE} a side and {MAX_PIXELS} in all; shrink them first"
             )

@@ -120,6 +120,7 @@ def run(request: cli.Request) -> None:
     if not all(n >= 2 and n & (n - 1) == 0 for n in numbers):
         given = ",".join(values.tokens)
         raise cli.Misuse(f"--tokens needs powers of two, from 2; got {given!r}")
+    report.make_folder(Path(values.out))  # before the work, as it may fail
     rows = []
     for mixer in values.mixers or mixer_config.NAMES:
         for tokens in numbers:

@@ -137,6 +137,7 @@ def run(request: cli.Request) -> None:
         raise cli.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
     if any(setting.startswith("train.batch=") for setting in request.settings):
         raise cli.Misuse("the unchanged step has --batch images: leave out --config.train.batch")
+    report.make_folder(Path(values.out))  # before the work, as it may fail
     rows = measure(
         request.spec,
         values.batch,

@@ -203,8 +203,8 @@ KEYS: Mapping[str, Key] = {
     "augment.mixup": _number("alpha of MixUp; 0: none", 0.0, 1000.0, default=0.8),
     "augment.cutmix": _number("alpha of CutMix; 0: none", 0.0, 1000.0, default=1.0),
     "augment.mix_probability": _number("probability that a batch is mixed", 0.0, 1.0, default=0.5),
-    "augment.mix_until": _number(
-        "share of the run after which no batch is mixed", 0.0, 1.0, default=1.0
+    "augment.mix_until": _positive(
+        "share of the run after which no batch is mixed", high=1.0, default=1.0
     ),
     "augment.label_smoothing": _number("label smoothing", 0.0, 1.0, default=0.1),
     "train.batch": _whole("global batch size of training", 1, 2**20, default=128),
@@ -348,7 +348,7 @@ MODEL_KEYS: Mapping[str, Key] = {
     "smt.heads": _each(_whole("self-attention heads of each stage; 0: none", 0, 1024)),
     "modulated": _each(_flag("scale-aware modulation in each stage, in the third in turn")),
     "modulation_heads": _each(_whole("modulation heads of each stage; 0: none", 0, 128)),
-    "head_dim": _width("width of an attention head"),
+    "head_dim": _whole("width of an attention head; of a ccx 0: width / heads", 0, 2**16),
     "key_dim": _width("width of a head's queries and keys"),
     "key_dims": _each(_width("width of a head's queries and keys, by stage")),
     "mlp_dim": _width("hidden width of the feed-forward"),

@@ -43,8 +43,8 @@ def run(
 
     Args:
         group: most devices of the group axis; None: as many as divide the network's parts.
-        batch: images per step on all devices; None: train.batch, raised until every device can have
-            an image.
+        batch: images per step on all devices; None: the smallest multiple of train.batch that
+            splits over the data axis of every row.
         bandwidth, flops, latency: of a device, in B/s, FLOP/s and s; see `costs.Machine`.
         verify: also compile for up to 8 fake CPU devices.
         json: JSON in place of a table.

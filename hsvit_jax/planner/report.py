@@ -12,7 +12,7 @@ def render(result: dict[str, Any]) -> str:
     machine, batch = result["machine"], result["batch"]
     raised = ""
     if result["raised"]:
-        raised = f" (train.batch={result['train_batch']}; a plan needs an image for every device)"
+        raised = f" (train.batch={result['train_batch']}; a batch for all these numbers of devices)"
     image = "×".join(map(str, result["image"]))
     lines = [
         f"{result['network']}, images {image}, batch {batch:,}{raised}",
@@ -91,7 +91,8 @@ def _aggregate_text(rows: list[dict[str, Any]]) -> list[str]:
     }
     return [
         "the smallest aggregate, one device's CLS sum in a forward pass: images × embedding × bytes"
-        " of a number, whatever the network's size (mesh.aggregate=ordered: times the groups).",
+        " of a number, whatever the network's size (mesh.aggregate=ordered: times the groups; "
+        "bf16: sent twice).",
         "Above the crossover a device computes longer than it takes, and the links are no limit:",
         *report.aligned(report.table(columns, rows)),
     ]

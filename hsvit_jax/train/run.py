@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import checkpoint, data, report
+from hsvit_jax import augment, checkpoint, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import coordination, memory, watchdog
@@ -81,6 +81,8 @@ def prepare(
     config = config_lib.for_few_images(config, examples, dataset.info.num_classes)
     config_lib.refuse_unread(config)
     config = config_lib.resolve(init_from.as_published(config), dataset.info)
+    settings, size = step_lib.augment_settings(config), config.data.image_size
+    augment.check_size(settings, *size, config.data.channels)
     model, batch = _network(config), config.train.batch
     _check_held_out(config, dataset)
     if batch > examples:
@@ -132,15 +134,16 @@ def prepare(
 def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
     """Takes size, channels and fit, which predictions follow, from a data set that is given."""
     size = tuple(config.data.image_size)
-    asked = {"image_size": size * 2 if len(size) == 1 else size, "channels": config.data.channels}
-    for key, value in {"image_size": info.image_size, "channels": info.channels}.items():
-        if f"data.{key}" in config.by_hand and asked[key] not in (value, (), 0):
+    asked = {"image_size": size * 2 if len(size) == 1 else size}
+    asked |= {key: config.data[key] for key in ("channels", "fit")}
+    for key, wanted in asked.items():
+        value = getattr(info, key)
+        if f"data.{key}" in config.by_hand and wanted not in (value, (), 0):
             raise ValueError(
-                f"data.{key}={asked[key]}, but the images given have {value}: give {key}= to "
+                f"data.{key}={wanted}, but the images given have {value}: give {key}= to "
                 "hsvit_jax.from_arrays or from_examples instead"
             )
         config.data[key] = value
-    config.data.fit = info.fit
 
 
 def _network(config: ml_collections.ConfigDict) -> Any:

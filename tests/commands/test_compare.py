@@ -8,8 +8,8 @@ import unittest.mock
 import pytest
 from support.data_files import encoded, noise, write
 
+from hsvit_jax import cli, main, report, train
 from hsvit_jax import config as config_lib
-from hsvit_jax import main, report, train
 from hsvit_jax.commands import compare
 from hsvit_jax.commands.studies.systems import System, images, name_of, point, train_all
 from hsvit_jax.models import costs
@@ -167,8 +167,11 @@ def test_a_setting_of_all_systems_may_be_for_others(tmp_path, monkeypatch):
     """One of a system's own has to be for itself."""
     prepared = InterruptedError("prepared: it would be trained now")
     monkeypatch.setattr(train, "train", unittest.mock.Mock(side_effect=prepared))
+    softmax, nystrom = System.parse("vix:vit,digits,tiny"), System.parse("vix:vin,digits,tiny")
     with pytest.raises(InterruptedError):
-        train_all([System.parse("vix:vit,digits,tiny")], tmp_path, settings=["model.landmarks=8"])
+        train_all([softmax, nystrom], tmp_path, settings=["model.landmarks=8"])
+    with pytest.raises(cli.Misuse, match="landmarks has no effect with"):
+        train_all([softmax], tmp_path, settings=["model.landmarks=8"])
     with pytest.raises(ValueError, match="landmarks has no effect with"):
         train_all([System.parse("vix:vit,digits,tiny model.landmarks=8")], tmp_path)
 

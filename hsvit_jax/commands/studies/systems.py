@@ -2,7 +2,7 @@
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import ml_collections
@@ -107,9 +107,10 @@ def train_all(
             )
     try:
         configs = {system: _config(system, given) for system, given in chosen.items()}
+        _check({system.name: config for system, config in configs.items()}, systems, seeds)
+        _check_read(configs.values(), settings)
     except ValueError as error:
         raise cli.Misuse(str(error)) from error
-    _check({system.name: config for system, config in configs.items()}, systems, seeds)
     _check_folders(configs, chosen, repeated=equal == "data")
     loaded: dict[tuple, data.Dataset] = {}
     runs = {system: _prepare(system, config, loaded) for system, config in configs.items()}
@@ -144,6 +145,19 @@ def _config(system: System, settings: Sequence[str]) -> ml_collections.ConfigDic
     read = (key for key in config.by_hand if key in own or not key.startswith("model."))
     config.by_hand = tuple(read)
     return config
+
+
+def _check_read(configs: Collection[ml_collections.ConfigDict], settings: Sequence[str]) -> None:
+    """Raises ValueError for a setting of all that no system reads."""
+    for key in (setting.partition("=")[0] for setting in settings):
+        complaints = []
+        for config in configs:
+            try:
+                config_lib.refuse_unread(ml_collections.ConfigDict({**config, "by_hand": (key,)}))
+            except ValueError as error:
+                complaints.append(error)
+        if key.startswith("model.") and len(complaints) == len(configs):
+            raise complaints[0]
 
 
 def _prepare(system: System, config: ml_collections.ConfigDict, loaded: dict) -> train.Run:

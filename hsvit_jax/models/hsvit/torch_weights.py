@@ -174,13 +174,19 @@ def _settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sect
     kernels = ints("conv_kernel_sizes", known["conv_kernel_sizes"])
     if not one["attn_num"] and not kernels[-1]:
         raise ValueError("attn_num 0 and a last conv_kernel_size of 0 leave no network: not both")
+    strides = ints("pool_strides", known["pool_strides"])
+    if len({len(channels), len(kernels), len(strides)}) > 1:
+        # The reference pairs them off; of attention alone it reads the last channels.
+        layers = zip(channels, kernels, strides, strict=False)
+        layers = layers if kernels[-1] else [(channels[-1], 0, 1)]
+        channels, kernels, strides = zip(*layers, strict=True)
     ablation = "none" if one["attn_num"] else "conv_only"
     model = {
         **family.defaults,
         "ablation": ablation if kernels[-1] else "attention_only",
         "conv_channels": channels,
         "conv_kernels": kernels,
-        "pool_strides": ints("pool_strides", known["pool_strides"]),
+        "pool_strides": strides,
         "groups": one["attn_num"],
         "depth": one["attn_depth"],
         "embed_dim": one["attn_embed_dim"],

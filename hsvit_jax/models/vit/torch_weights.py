@@ -185,6 +185,7 @@ def _pool(
     conv = next((shapes[k] for k in shapes if _POOL_CONV.match(k) and len(shapes[k]) >= 3), None)
     average = "avg" in said or "average" in said
     pool = known.get("pool", "conv" if conv else "average" if average else "max")
+    pool = "average" if pool == "avg" else pool
     flat = len(conv) == 3 if conv else not ("2d" in said or "2-d" in said)
     window = conv[-1] if conv else ints("pool_kernel_size", known.get("pool_kernel_size", 3))[0]
     between = pooled[1] - pooled[0] if len(pooled) > 1 else known["depth"]

@@ -78,10 +78,10 @@ class CCXConfig(Sizes):
         return prod(self.map_size)
 
 
-#: Settings of a `model` section, with the paper's values; () follows from the image size. Heads
-#: share the width of a token here.
+#: Settings of a `model` section, with the paper's values; () follows from the image size. With a
+#: head_dim of 0 the heads share the width of a token.
 DEFAULTS = {
-    **{k: v for k, v in mixer_config.DEFAULTS.items() if k != "head_dim"},
+    **{**mixer_config.DEFAULTS, "head_dim": 0},
     **{"attention_dropout": 0.0, **defaults_of(CCXConfig)},
 }
 
@@ -180,11 +180,19 @@ class CCX(Network):
 
 
 def _config(
-    *, heads: int, embed_dim: int, attention_dropout: float, dropout: float, **settings: Any
+    *,
+    heads: int,
+    head_dim: int,
+    embed_dim: int,
+    attention_dropout: float,
+    dropout: float,
+    **settings: Any,
 ) -> CCXConfig:
-    """A CCX's sizes. Raises ValueError for heads that do not divide the width."""
-    check_heads(embed_dim, heads)
-    fixed = {"heads": heads, "head_dim": embed_dim // heads, "init": "normal", "dropout": 0.0}
+    """A CCX's sizes. Raises ValueError for heads that do not divide the width they share."""
+    if not head_dim:
+        check_heads(embed_dim, heads)
+        head_dim = embed_dim // heads
+    fixed = {"heads": heads, "head_dim": head_dim, "init": "normal", "dropout": 0.0}
     fixed["attention_dropout"] = attention_dropout
     config = partial(CCXConfig, embed_dim=embed_dim, dropout=dropout)
     return mixer_config.mixed(config, fixed, **settings)

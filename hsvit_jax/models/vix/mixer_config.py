@@ -82,19 +82,18 @@ class Mixing(Checked):
         return self.features or int(self.head_dim * math.log(self.head_dim))
 
     def check_tokens(self, tokens: int) -> None:
-        """Raises ValueError for more landmarks or projected positions than tokens, and for a hidden
-        layer over the tokens without a unit."""
+        """Raises ValueError for more landmarks than tokens, and for a hidden layer over the tokens
+        without a unit."""
         if self.name == "mlp_mixer" and not scaled(tokens, self.expansion):
             raise ValueError(
                 f"expansion={self.expansion} leaves mlp_mixer no hidden unit for {tokens} tokens: "
                 f"set model.expansion to at least {math.ceil(1000 / tokens) / 1000}"
             )
-        for name, key in (("nystrom", "landmarks"), ("linformer", "projections")):
-            if self.name == name and getattr(self, key) > tokens:
-                raise ValueError(
-                    f"{name} with {key}={getattr(self, key)} needs at least as many tokens; there "
-                    f"are {tokens}: lower model.{key}, or use smaller patches or larger images"
-                )
+        if self.name == "nystrom" and self.landmarks > tokens:
+            raise ValueError(
+                f"nystrom with landmarks={self.landmarks} needs at least as many tokens; there "
+                f"are {tokens}: lower model.landmarks, or use smaller patches or larger images"
+            )
 
 
 _BY_FAMILY = ("attention_dropout", "rope", "expansion", "init")

@@ -148,6 +148,18 @@ def token_count(tensors: Tensors, mixer: str, cls: int = 0) -> int | None:
     return None
 
 
+def _rotary_tokens(tensors: Tensors, given: Mapping[str, Any], landmarks: int) -> int | None:
+    """Tokens without CLS by the rotary table, which may be of nystrom's padded sequence.
+
+    landmarks: nystrom's; 0 for the other mixers.
+    """
+    rows = next((t.shape[0] for k, t in tensors.items() if k.endswith("layer_pos_emb.emb")), 0)
+    if not landmarks:
+        return rows - 1 if rows else None
+    pixels = math.prod(_image_size(given) or (0,))
+    return pixels if pixels and 0 <= rows - 1 - pixels < landmarks else None
+
+
 def embedding(
     tensors: Tensors, given: Mapping[str, Any], key: str, tokens: int | None, *, linear_at: int
 ) -> Sections:
@@ -163,6 +175,8 @@ def embedding(
         return sizes, {"image_size": image_size, "channels": weights[0][1]}
     pixels = shape(tensors, f"{key}{linear_at}.weight", 2)[1]
     channels = argument(given, "num_channels", "channels") or (images[1] if images else 3)
+    if len({*ints("patch_size", given.get("patch_size") or 1)}) > 1:
+        raise ValueError(f"patch_size={given['patch_size']}: patches must be square")
     patch = argument(given, "patch_size") or math.isqrt(pixels // channels)
     if patch * patch * channels != pixels:
         raise ValueError(
@@ -257,6 +271,9 @@ def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         depth = count(tensors, "transformer.layers.{}.")
         tokens = token_count(tensors, mixer, cls=1)
         model = find(tensors, mixer, given) | {"expansion": 1.0}
+        if tokens is None:
+            landmarks = model["landmarks"] if model["mixer"] == "nystrom" else 0
+            tokens = _rotary_tokens(tensors, given, landmarks)
         model["mlp_dim"] = shape(tensors, "transformer.layers.0.1.fn.net.0.weight", 2)[0]
         rope = any(re.match(_IGNORED, k) for k in tensors) or "pos_embedding" not in tensors
         model["positions"] = "rope" if rope else "learned"
@@ -339,23 +356,47 @@ _CCX_BLOCK = "classifier.blocks."
 
 
 def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Raises ValueError also for a constructor that asks for what no CCX of the paper has: other
-    positions than learned ones, other padding than half a window."""
+    """Strides that nothing tells are those that leave as many tokens as there are positions.
+
+    Raises ValueError also for a constructor that asks for no positions, or for other padding than
+    half a window.
+    """
     convs = count(tensors, "tokenizer.conv_layers.{}.0.") or 1
     weights = [shape(tensors, f"tokenizer.conv_layers.{i}.0.weight", 4) for i in range(convs)]
     kernel, d = weights[0][2], weights[-1][0]
     window = argument(given, "pooling_kernel_size") or 3
     for name, size in (("padding", kernel), ("pooling_padding", window)):
         if argument(given, name) not in (None, size // 2):
-            raise ValueError(f"{name}={given[name]} does not fit a window of {size}: {size // 2}")
-    only(given, "positional_embedding", "learnable")
+            raise ValueError(
+                f"{name}={given[name]} is not supported: expected half the window of {size}, "
+                f"{size // 2}"
+            )
+    if given.get("positional_embedding") != "sine":  # whose table the file has too
+        only(given, "positional_embedding", "learnable")
     image_size = _image_size(given, _images(tensors)[2:]) or (_side(None),) * 2
-    strides = ints("stride", given.get("pool_strides", given.get("stride", 1)))
-    strides = strides * convs if len(strides) == 1 else strides
+    said = given.get("pool_strides", given.get("stride"))
+    usual = (1, (2, *(1,) * (convs - 1))) if said is None else (said,)
+    pool = argument(given, "pooling_stride")
+    ways = [
+        (strides * convs if len(strides) == 1 else strides[:convs], pool_stride)
+        for pool_stride in ((1, 2) if pool is None else (pool,))
+        for strides in (ints("stride", one) for one in usual)
+    ]
+    tokens = shape(tensors, "classifier.positional_emb", 3)[1]
+    strides, pool_stride = next(
+        (
+            (strides, pool_stride)
+            for strides, pool_stride in ways
+            if math.prod(
+                conv_layers.map_size(image_size, [s for n in strides for s in (n, pool_stride)])
+            )
+            == tokens
+        ),
+        ways[0],
+    )
     mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
-    heads, width = mixer["heads"], mixer.pop("head_dim")
-    if heads * width != d:
-        raise ValueError(f"heads={heads} of width {width} do not make up the tokens' width {d}")
+    if mixer["heads"] * mixer["head_dim"] == d:
+        mixer["head_dim"] = 0  # they share a token's width
     softmax = mixer["mixer"] == "softmax"
     model = {
         **mixer,
@@ -363,7 +404,7 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         "conv_strides": strides,
         "conv_kernel": kernel,
         "pool_window": window,
-        "pool_stride": argument(given, "pooling_stride") or 1,
+        "pool_stride": pool_stride,
         "embed_dim": d,
         "depth": count(tensors, f"{_CCX_BLOCK}{{}}."),
         "mlp_dim": shape(tensors, f"{_CCX_BLOCK}0.linear1.weight", 2)[0],

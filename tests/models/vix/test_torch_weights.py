@@ -57,10 +57,10 @@ def test_shapes_tell_the_variant(family):
         ("cvx", {"image_size": 4}, "say --heads"),
         ("ccx", {}, "say --image_size"),
         ("ccx", {"img_size": 8}, "say --heads"),
-        ("ccx", {"img_size": 8, "num_heads": 3}, "heads=3.*do not divide the attention's 10"),
-        ("ccx", {"img_size": 8, "padding": 0}, "padding=0 does not fit a window of 3: 1"),
-        ("ccx", {"img_size": 8, "pooling_padding": 2}, "pooling_padding=2 does not fit a window"),
-        ("ccx", {"img_size": 8, "positional_embedding": "sine"}, "positional_embedding='sine'"),
+        ("ccx", {"img_size": 8, "num_heads": 3}, "heads=3.*do not divide the attention's 8"),
+        ("ccx", {"img_size": 8, "padding": 0}, "padding=0 is not supported.* window of 3, 1"),
+        ("ccx", {"img_size": 8, "pooling_padding": 2}, "pooling_padding=2 is not supported"),
+        ("ccx", {"img_size": 8, "positional_embedding": "none"}, "positional_embedding='none'"),
         ("ccx", {"img_size": 8, "num_heads": 2, "dropout": "0.1"}, "must be of type float"),
     ],
 )
@@ -72,6 +72,39 @@ def test_what_the_tensors_do_not_tell_is_asked_for(family, given, message):
 def test_the_image_of_a_cvx_is_its_first_map_by_its_stride():
     _, data = torch_files.settings("cvx", state("cvx"), {"heads": 3, "fmap": 4, "stride": 2})
     assert data["image_size"] == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given"),
+    [
+        ({"conv_strides": (2, 1)}, {}),
+        ({"conv_strides": (2, 1), "pool_stride": 2}, {}),
+        ({"conv_strides": (1, 2)}, {"stride": [1, 2, 1], "positional_embedding": "sine"}),
+        ({"mixer": "nystrom", "head_dim": 7}, {}),  # heads wider than a token
+        ({"mixer": "linformer", "projections": 70}, {}),  # and more positions than tokens
+    ],
+)
+def test_strides_and_heads_of_a_ccx(changes, given):
+    """Of its constructor's arguments some may be missing, and a list of strides too long."""
+    settings = vix_files.small("ccx", **{"heads": 2, "conv_strides": (1, 1), **changes})
+    sizes = {"image_size": (16, 16), "channels": 3, "num_classes": 7}
+    tensors = vix_files.state("ccx", models.FAMILIES["ccx"].build(settings, **sizes))
+    told, _ = torch_files.settings("ccx", tensors, {"img_size": 16, "num_heads": 2, **given})
+    names = ("conv_strides", "pool_stride", "head_dim", "heads", "mixer")
+    assert {k: told[k] for k in names} == {k: settings[k] for k in names}
+
+
+@pytest.mark.parametrize(("mixer", "rows"), [("performer", 17), ("nystrom", 20)])
+def test_rotary_positions_tell_the_size_behind_a_stem(mixer, rows):
+    """image_size is then that of the map; nystrom's table is of the padded sequence."""
+    settings = vix_files.small("vix", mixer=mixer, positions="rope", stem_channels=(5,), patch=1)
+    settings |= {"stem_strides": (2, 1)}
+    sizes = {"image_size": (8, 8), "channels": 3, "num_classes": 7}
+    tensors = vix_files.state("vix", models.FAMILIES["vix"].build(settings, **sizes))
+    tensors["layer_pos_emb.emb"] = np.zeros((rows, 4), np.float32)
+    given = {"image_size": 4, "num_landmarks": 4, "stem_strides": [2, 1]}
+    told, data = torch_files.settings("vix", tensors, given)
+    assert (data["image_size"], told["stem_strides"]) == ((8, 8), (2, 1))
 
 
 @pytest.mark.parametrize(("family", "variant"), [("levix", "levip"), ("cvx", "cvp")])
