@@ -209,7 +209,7 @@ def test_no_steps_leave_the_fresh_network(tmp_path, spy, monkeypatch):
             {"augment__random_resized_crop": (0.08, 1.0), "augment__crop_padding": 2},
             ["random_resized_crop replaces", "crop_padding is 2: set it to 0"],
         ),
-        ((70, 21, 23), {"augment__crop_padding": 13}, ["crop_padding is 13", "are 12×8"]),
+        ((70, 21, 23), {"augment__crop_padding": 13}, ["crop_padding is 13", "are 8×8"]),
         (
             (70, 21, 23),
             {"data__fit": "stretch", "by_hand": ("recipe", "data.fit")},
