@@ -3,9 +3,8 @@
 import json
 
 import jax
-import numpy as np
 import pytest
-from PIL import Image
+from support.data_files import class_folders
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import main
@@ -17,12 +16,7 @@ from hsvit_jax.data import decode
 @pytest.fixture
 def config(tmp_path):
     """The recipe of a frozen backbone, at 24 pixels, on twenty JPEGs of 40×30."""
-    rng = np.random.default_rng(0)
-    for name in ("a", "b"):
-        (tmp_path / "set" / name).mkdir(parents=True)
-        for i in range(10):
-            image = Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8))
-            image.save(tmp_path / "set" / name / f"{i}.jpg")
+    class_folders(tmp_path / "set", ("a", "b"), 10, (30, 40, 3), "jpg")
     spec = f"hsvit_backbone:resnet18,paper,folder={tmp_path / 'set'}"
     return spec, (f"data.dir={tmp_path / 'data'}", "data.image_size=24", "train.batch=8")
 
@@ -58,9 +52,6 @@ def test_the_command_prints_one_line(config, capsys):
     assert (record["work"], record["batch"], record["steps"]) == ("decode", 8, 2)
     assert record["image_size"] == [24, 24] and record["data"].startswith("folder=")
     assert record["images_per_second"] > 0 and record["images_per_cpu_second"] > 0
-    for more, said in (("--trace=x", "=decode has no use for --trace"), ("--parts", "for --work")):
-        assert main.main(["hsvit", *words, more]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_a_set_without_files_is_a_mistake(capsys):

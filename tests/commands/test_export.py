@@ -15,13 +15,6 @@ from hsvit_jax.commands import export
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import files, release, sources
 
-GOLDENS = (
-    *("hsvit-convattn", "hsvithet-resnet-bottleneck-ds", "hvt-m2-avg", "pix-pit", "cvx-cvl"),
-    *("hf-vit-p4", "hf-efficientformer-3d2", "levix-levil", "vix-mlpmixer"),
-)
-# What follows from the sizes.
-COMPUTED = re.compile(r"num_batches_tracked$|attention_bias_idxs$")
-
 
 @pytest.fixture(scope="module")
 def exported(stored_weights, tmp_path_factory):
@@ -204,20 +197,3 @@ def test_a_hostile_file_is_refused_in_one_line(change, message, exported, tmp_pa
     assert main.main(["main", "--mode=eval", f"--checkpoint={path}"]) == 1
     error = capsys.readouterr().err
     assert re.search(message, error) and error.count("\n") == 1 and "\x1b" not in error
-
-
-@pytest.mark.parametrize("name", GOLDENS)
-def test_the_authors_names_and_layouts_come_back(name, golden_dir):
-    theirs, description = files.read(golden_dir / f"{name}.npz")
-    record = models.family_of(description)
-    given = (description.get("patched_or_fixed") or {}) | description.get("constructor", {})
-    given = {"variant": description.get("variant", "")} | given
-    sections, shapes = models.torch_settings(record, theirs, given)
-    model = models.build({"dtype": "float32", **sections}, **shapes)
-    weights = models.FAMILIES[sections["family"]].torch_weights
-    ours = weights.dump(*weights.load(theirs, model), model)
-    ours = {key: tensor for key, tensor in ours.items() if not COMPUTED.search(key)}
-    wanted = {key for key in theirs if key in ours or key.endswith((".weight", ".bias"))}
-    assert set(ours) == {key for key in wanted if "/" not in key} and len(ours) > 20
-    for key, tensor in ours.items():
-        np.testing.assert_array_equal(tensor, theirs[key])

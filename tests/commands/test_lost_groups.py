@@ -18,18 +18,8 @@ from hsvit_jax.commands import lost_groups as votes
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import hsvit
 
-CONFIG = hsvit.HSViTConfig(
-    image_size=(8, 8),
-    image_channels=1,
-    num_classes=5,
-    conv_channels=(8, 16),
-    conv_kernels=(3, 3),
-    pool_strides=(2, 1),
-    groups=8,
-    depth=1,
-    embed_dim=6,
-    heads=2,
-    towers=4,
+CONFIG = dataclasses.replace(
+    small_runs.HSVIT, image_size=(8, 8), conv_channels=(8, 16), groups=8, towers=4
 )
 SETTINGS = small_runs.small_config(
     seed=0, data__mean=(0.4,), data__std=(0.3,), eval__batch=8, eval__tta="flip"

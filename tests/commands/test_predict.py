@@ -11,35 +11,19 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from support.small_runs import made_up_values
+from support.small_runs import untrained_run
 
-from hsvit_jax import checkpoint, data, train
+from hsvit_jax import checkpoint, data
 from hsvit_jax import classifier as classifier_lib
-from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Request
 from hsvit_jax.commands import predict
-from hsvit_jax.train import evaluate
 
 NAMES = tuple(f"class {i}" for i in range(10))
 
 
-def make_run(folder, steps):
-    """A work folder with untrained one-channel networks, each step's weights its own."""
-    config = config_lib.get_config("c2a2:digits,tiny", "model.depth=1")
-    config = config_lib.resolve(config, data.describe("digits"))
-    model = train.build_model(config)
-    meta = {"config": config.to_dict(), "class_names": list(NAMES), "fingerprint": "f" * 64}
-    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
-        for number in steps:
-            state = dict(zip(("params", "stats"), made_up_values(model, number), strict=True))
-            checkpoints.save(number, state, meta, metric=-float(number), wait=True)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    make_run(folder, (1, 2))
-    return folder
+    return untrained_run(tmp_path_factory.mktemp("run"), 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +36,13 @@ def images():
     return np.random.default_rng(0).integers(0, 256, (3, 32, 32, 1), np.uint8)
 
 
-def test_load_chooses_the_step(run, tmp_path):
+def test_load_chooses_the_step(run):
     best = classifier_lib.load(run)
     assert best.step == 1  # its metric is higher
     assert best.image_size == (32, 32) and best.channels == 1 and best.class_names == NAMES
     assert best.config.model.variant == "c2a2" and best.fingerprint == "f" * 64
     assert classifier_lib.load(run, "latest").step == 2
     assert classifier_lib.load(run / "checkpoints", 2).step == 2
-    with pytest.raises(ValueError, match="no step 7"):
-        classifier_lib.load(run, 7)
-    with pytest.raises(ValueError, match="holds no checkpoint"):
-        classifier_lib.load(tmp_path)
 
 
 def test_answers_are_those_of_the_network(run, classifier, images):
@@ -188,16 +168,6 @@ def test_the_moving_average_is_what_predicts(run, tmp_path):
         np.testing.assert_array_equal(got, averaged)
 
 
-def test_it_agrees_with_evaluation(classifier):
-    split = data.load("digits").test
-    size = 40
-    small = data.Split(split.labels[:size], split.images[:size], None)
-    evaluator = evaluate.make_evaluator(classifier.model, classifier.mesh, classifier.config)
-    result = evaluator(classifier.params, classifier.stats, small, 16)
-    hits = classifier.predict(small.images).argmax(1) == small.labels
-    assert result.accuracy == hits.mean()
-
-
 @pytest.fixture
 def pictures(tmp_path):
     """Two good images, one below another folder in colour, a bad one, and other files."""
@@ -304,12 +274,7 @@ def test_rows_as_text():
 
 
 def test_a_named_network():
-    model = classifier_lib.build_model("c4a8", image_size=64, num_classes=200)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    assert sum(x.size for x in jax.tree.leaves(params)) == 6_885_704
     sizes = {"image_size": np.array([28, 28]), "channels": 1, "num_classes": np.int64(4)}
     c = classifier_lib.build_model("c2a2", **sizes).config
     assert (c.image_size, c.image_channels, c.num_classes) == ((28, 28), 1, 4)
-    with pytest.raises(ValueError, match=r"unknown network 'c2a3'. Did you mean c2a2\?"):
-        classifier_lib.build_model("c2a3")
     assert classifier_lib.build_model("c2a2", image_size=30).config.image_size == (30, 30)

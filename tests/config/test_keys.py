@@ -69,6 +69,15 @@ MISTAKES = (
     "model.conv_channels=" + ",".join(["4"] * 300),
     "model.dropout=1",
     "model.dtype=float16",
+    "train.log_every=0",
+    "train.eval_every=0",
+    "train.bad_steps_limit=0",
+    "checkpoint.keep_latest=0",
+    "data.val_fraction=1",
+    "data.on_bad_image=ignore",
+    "optim.cosine_per=batch",
+    "mesh.aggregate=mean",
+    "mesh.gradients=int8",
 )
 
 
@@ -83,23 +92,6 @@ def test_a_mistaken_value_is_one_line_and_exit_code_2(mistake, capfd, tmp_path):
         assert out == "" and err.startswith(f"{key} must be ")
         assert err.count("\n") == 2 and len(err) < 400  # the mistake, and where help is
     assert not (tmp_path / "run").exists()
-
-
-def test_what_no_run_can_use_is_refused():
-    """Values just outside a range, and what is none of the choices."""
-    for mistake in (
-        "train.log_every=0",
-        "train.eval_every=0",
-        "train.bad_steps_limit=0",
-        "checkpoint.keep_latest=0",
-        "data.val_fraction=1",
-        "data.on_bad_image=ignore",
-        "optim.cosine_per=batch",
-        "mesh.aggregate=mean",
-        "mesh.gradients=int8",
-    ):
-        with pytest.raises(ValueError, match=f"^{mistake.partition('=')[0]} must be "):
-            config_lib.get_config("c2a2:cifar10", mistake)
 
 
 def test_a_mistake_in_a_file_of_one_s_own_is_the_same(tmp_path):

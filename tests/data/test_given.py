@@ -237,45 +237,36 @@ def test_a_table(arrays, tmp_path):
     found = hsvit_jax.from_csv(table, data_dir=str(tmp_path), image_size=(8, 6))
     assert found.info.class_names == ("a", "b", "c") and found.info.name == f"csv={table}"
     np.testing.assert_array_equal(found.test.images, images[21:30])  # no test: it is the test
-    table.write_text("file,name\na.png,b")
-    with pytest.raises(ValueError, match="columns image and label; it has file, name"):
-        data.describe(f"csv={table}")
-    table.write_text("image;label\na.png;b")
-    with pytest.raises(ValueError, match="it has image;label: put commas between the columns"):
-        data.describe(f"csv={table}")
     table.write_bytes("image,label\na.png,Bär".encode("latin-1"))
     with pytest.raises(ValueError, match=r"cannot be read: .*; save the table as UTF-8"):
         data.describe(f"csv={table}")
-    table.write_text("image,label,Label,,\na.png,a,b,,\n")
-    with pytest.raises(ValueError, match="has several columns label: keep one of each"):
-        data.describe(f"csv={table}")
-    table.write_text("file,label,split\na.png,b,exam\na.png,c,train")
-    with pytest.raises(ValueError, match="its splits exam, of which train, val, valid, validation"):
-        data.describe(f"csv={table}")
+    for text, message in (
+        ("file,name\na.png,b", "columns image and label; it has file, name"),
+        ("image;label\na.png;b", "it has image;label: put commas between the columns"),
+        ("image,label,Label,,\na.png,a,b,,\n", "has several columns label: keep one of each"),
+        (
+            "image,label,split\na.png,b,exam\na.png,c,train",
+            "splits exam, of which train, val, valid",
+        ),
+        (
+            "file,label,split\na.png,b,train\nb.png,c,train\nc.png,C,test",
+            "no training image of C: add some, or rename it",
+        ),
+        ('file,label\na.png,b\nb.png,"c\nc.png,b"\nd.png,c', r"characters: c\\nc\.png,b; rename"),
+        *(
+            (f"file,label\na.png,b\nb.png,c\n./a.png,b\n{again},c", r"splits to .*a\.png: give")
+            for again in ("a.png", tmp_path / "a.png")
+        ),
+        ("file,label\nx/a.png,b\nx/b.png,c", r"none of its images is there, x/a\.png first; paths"),
+        ("file,label\nx\\a.png,b\nx\\b.png,c", r"the table's folder, with / in place of \\"),
+        ("file,label\n0.png,cat\n1.png,dog, small\n", "line 3 has more cells than the head has"),
+    ):
+        table.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            data.describe(f"csv={table}")
     table.write_text("file,label,split\n0.png,b,\nb.png,c,train\n./0.png,b,train")
     with pytest.warns(UserWarning, match="1 lines name an image again"):
         assert data.describe(f"csv={table}", str(tmp_path)).num_classes == 2
-    table.write_text("file,label,split\na.png,b,train\nb.png,c,train\nc.png,C,test")
-    with pytest.raises(ValueError, match="no training image of C: add some, or rename it"):
-        data.describe(f"csv={table}")
-    with pytest.raises(ValueError, match=r"csv=~nobody-here/t\.csv cannot be read: No such"):
-        data.describe("csv=~nobody-here/t.csv")  # a user of this name would have a home folder
-    table.write_text('file,label\na.png,b\nb.png,"c\nc.png,b"\nd.png,c')
-    with pytest.raises(ValueError, match=r"control characters: c\\nc\.png,b; rename"):
-        data.describe(f"csv={table}")
-    for again in ("a.png", tmp_path / "a.png"):
-        table.write_text(f"file,label\na.png,b\nb.png,c\n./a.png,b\n{again},c")
-        with pytest.raises(ValueError, match=r"several labels or splits to .*a\.png: give"):
-            data.describe(f"csv={table}")
-    table.write_text("file,label\nx/a.png,b\nx/b.png,c")
-    with pytest.raises(ValueError, match=r"none of its images is there, x/a\.png first; paths"):
-        data.describe(f"csv={table}")
-    table.write_text("file,label\nx\\a.png,b\nx\\b.png,c")
-    with pytest.raises(ValueError, match=r"relative to the table's folder, with / in place of \\"):
-        data.describe(f"csv={table}")
-    table.write_text("file,label\n0.png,cat\n1.png,dog, small\n")
-    with pytest.raises(ValueError, match="line 3 has more cells than the head has columns: put"):
-        data.describe(f"csv={table}")
     table.write_text('file,label,split\n0.png, "cat, small",Train\n1.png, dog,TRAIN,,\n')
     found = hsvit_jax.from_csv(table, data_dir=str(tmp_path), test_only=True)
     assert found.info.class_names == ("cat, small", "dog")

@@ -10,8 +10,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.numpy import save_file
+from support.data_files import class_folders
 
 import hsvit_jax
 from hsvit_jax import models
@@ -28,11 +28,7 @@ pytestmark = pytest.mark.slow
 def files(tmp_path_factory):
     """What the examples are given: class folders of noise, and weights of a ResNet-18."""
     folder = tmp_path_factory.mktemp("examples")
-    rng = np.random.default_rng(0)
-    for i in range(80):
-        path = folder / "my_images" / ("cat", "dog")[i % 2] / f"{i}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)).save(path)
+    class_folders(folder / "my_images", ("cat", "dog"), 40, (40, 48, 3))
     model = hsvit_jax.build_model("resnet:18")
     weights = models.FAMILIES["resnet"].torch_weights.dump(*model.init(jax.random.key(0)), model)
     save_file({k: np.ascontiguousarray(v) for k, v in weights.items()}, folder / "18.safetensors")

@@ -19,10 +19,9 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 from support.processes import run_main
-from support.small_runs import made_up_values
+from support.small_runs import untrained_run
 
-from hsvit_jax import checkpoint, data, main, train
-from hsvit_jax import config as config_lib
+from hsvit_jax import checkpoint, main
 from hsvit_jax.checkpoint import record
 from hsvit_jax.commands import convert
 from hsvit_jax.train import init_from
@@ -51,15 +50,7 @@ def run(trained, tmp_path):
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory):
     """A run's checkpoint without the run."""
-    config = config_lib.get_config("c2a2:digits,tiny", "model.depth=1")
-    config = config_lib.resolve(config, data.describe("digits"))
-    params, stats = made_up_values(train.build_model(config))
-    names = [f"class {i}" for i in range(10)]
-    meta = {"config": config.to_dict(), "class_names": names, "fingerprint": "f" * 64}
-    folder = tmp_path_factory.mktemp("untrained")
-    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
-        checkpoints.save(2, {"params": params, "stats": stats}, meta)
-    return folder
+    return untrained_run(tmp_path_factory.mktemp("untrained"), 2)
 
 
 @pytest.fixture

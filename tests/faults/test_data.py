@@ -1,6 +1,5 @@
 """Faulty data through the real command line: refused in one line, or left out when told to."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,22 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
-from support.data_files import noise
+from support.data_files import class_folders
 from support.processes import COMMAND, ROOT, environment, run_main
 
 CONFIG = f"--config={ROOT / 'configs/c2a2.py'}"
 SHORT = ("--config.train.steps=2", "--config.model.depth=1", "--config.mesh.data=1")
-
-
-def make(root: Path, count: int = 20) -> Path:
-    """A folder of two classes with `count` good images each, of smooth noise."""
-    for label, name in enumerate(("cat", "dog")):
-        (root / name).mkdir(parents=True)
-        for i in range(count):
-            small = Image.fromarray(noise((4, 4, 3), 100 * label + i))
-            small.resize((32, 32), Image.Resampling.BICUBIC).save(root / name / f"{i:03d}.png")
-    return root
 
 
 @pytest.fixture
@@ -45,7 +33,7 @@ def train(tmp_path):
 
 def spoil(root: Path) -> None:
     """Eight files that are no images, in the order of their names."""
-    good = (root / "cat/000.png").read_bytes()
+    good = (root / "cat/0.png").read_bytes()
     (root / "cat/b1-cut.png").write_bytes(good[: len(good) // 2])
     (root / "cat/b2-empty.png").touch()
     (root / "cat/b3-text.jpg").write_bytes(b"not an image")
@@ -58,7 +46,7 @@ def spoil(root: Path) -> None:
 
 def test_files_that_are_no_images(tmp_path, train):
     """13: fatal before training by default, left out with a warning when told so."""
-    root = make(tmp_path / "set")
+    root = class_folders(tmp_path / "set", ("cat", "dog"), 20)
     spoil(root)
     code, _, err = train(root)
     assert code == 1
@@ -76,14 +64,14 @@ def test_files_that_are_no_images(tmp_path, train):
 
 @pytest.mark.slow
 def test_files_that_are_no_images_are_left_out_when_told_so(tmp_path, train):
-    spoil(make(tmp_path / "set"))
+    spoil(class_folders(tmp_path / "set", ("cat", "dog"), 20))
     code, out, err = train(tmp_path / "set", "--config.data.on_bad_image=skip")
     assert code == 0, err
     assert "warning: 8 of 48 images cannot be used and are left out" in err
     assert "24/8/8 images" in out + err
     bad = [f"set/cat/{name}.jpg" for name in ("b5-pipe", "b6-device")]
-    for mode, written in (("predict", "set/cat/000.png  "), ("visualize", "views/")):
-        words = (f"--mode={mode}", f"--checkpoint={tmp_path / 'run'}", *bad, "set/cat/000.png")
+    for mode, written in (("predict", "set/cat/0.png  "), ("visualize", "views/")):
+        words = (f"--mode={mode}", f"--checkpoint={tmp_path / 'run'}", *bad, "set/cat/0.png")
         done = run_main(*words, cwd=tmp_path)
         assert done.returncode == 1
         assert done.stderr == "".join(f"{x}: cannot be read: not a regular file\n" for x in bad)
@@ -93,7 +81,7 @@ def test_files_that_are_no_images_are_left_out_when_told_so(tmp_path, train):
 @pytest.mark.slow
 def test_a_killed_decode_leaves_nothing_for_long(tmp_path, train):
     """Its scratch folder is removed at the next start; that of a living process is not."""
-    root = make(tmp_path / "set", 400)
+    root = class_folders(tmp_path / "set", ("cat", "dog"), 400)
     words = [*COMMAND, f"{CONFIG}:folder={root},tiny", f"--workdir={tmp_path / 'run'}", *SHORT]
     variables = environment(HSVIT_DATA_DIR=str(tmp_path / "data"))
     (tmp_path / "data/cache").mkdir(parents=True)
@@ -109,7 +97,7 @@ def test_a_killed_decode_leaves_nothing_for_long(tmp_path, train):
         process.send_signal(signal.SIGSTOP)
         live = scratch()
         assert live
-        other = make(tmp_path / "other")
+        other = class_folders(tmp_path / "other", ("cat", "dog"), 20)
         code, _, err = train(other, workdir="beside")
         assert code == 0, err
         assert scratch() == live
@@ -119,19 +107,3 @@ def test_a_killed_decode_leaves_nothing_for_long(tmp_path, train):
     code, _, err = train(root)
     assert code == 0, err
     assert not scratch()
-
-
-@pytest.mark.slow
-def test_batches_that_do_not_fit(tmp_path, train):
-    """Every test image counts once in a last partial batch; no steps; a batch of too many."""
-    root = make(tmp_path / "set", 23)
-    code, _, err = train(root, "--config.train.batch=64", workdir="large")
-    assert code == 1
-    assert "train.batch=64 is larger than the training split of" in err
-    code, _, err = train(root, "--config.train.steps=0", workdir="none")
-    assert code == 0, err
-    code, _, err = train(root, "--config.train.batch=3")
-    assert code == 0, err
-    done = run_main("--mode=eval", f"--checkpoint={tmp_path / 'run'}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["examples"] == 8

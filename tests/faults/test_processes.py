@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.launch_programs import LAUNCH, program
 from support.processes import ROOT, environment, finish
-from support.small_runs import digest, metric_lines, small_dataset
+from support.small_runs import digest, losses, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax import config as config_lib
@@ -61,10 +61,6 @@ def here(workdir, settings, dataset=None, devices=4):
     """The same run in this process, on four devices."""
     config = config_lib.get_config(SPEC, *settings)
     train.train(config, workdir, dataset=dataset, devices=jax.devices()[:devices], verbose=False)
-
-
-def losses(workdir):
-    return {line["step"]: line["loss"] for line in metric_lines(workdir) if "split" not in line}
 
 
 @pytest.fixture(scope="module")

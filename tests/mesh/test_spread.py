@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
-from support.small_runs import made_up_values
+from support import small_runs
 
 from hsvit_jax import augment
 from hsvit_jax import mesh as mesh_lib
@@ -20,25 +20,21 @@ from hsvit_jax.ops import conv
 from hsvit_jax.planner import hlo
 from hsvit_jax.train import evaluate
 
-BASE = hsvit.HSViTConfig(
-    image_size=(8, 12),
-    image_channels=3,
-    num_classes=7,
-    conv_channels=(16, 32),
-    conv_kernels=(3, 3),
-    pool_strides=(2, 2),
-    groups=8,
-    depth=1,
-    embed_dim=10,
-    heads=2,
-    dropout=0.2,
-)
+SIZES = {"image_size": (8, 12), "image_channels": 3, "num_classes": 7, "conv_channels": (16, 32)}
+SIZES |= {"pool_strides": (2, 2), "groups": 8, "embed_dim": 10}
+BASE = dataclasses.replace(small_runs.HSVIT, **SIZES)
 BATCH = 8
 NETWORKS = {
     "replicated": hsvit.HSViT(BASE),
     "sharded": hsvit.HSViT(dataclasses.replace(BASE, trunk="sharded")),
     "towers": hsvit.TowerHSViT(dataclasses.replace(BASE, towers=8)),
 }
+#: Of which the numbers alone are compared.
+OTHERS = {
+    "separable": hsvit.HSViT(dataclasses.replace(BASE, trunk="sharded", separable=True)),
+    "tiles": hsvit.TowerHSViT(dataclasses.replace(BASE, towers=8, tiles=(2, 4))),
+}
+WAYS = NETWORKS | OTHERS
 
 
 CONFIG = ml_collections.ConfigDict(
@@ -83,7 +79,7 @@ def placed(network, group, data, *arrays):
     """A mesh, and parameters, statistics and arrays (default: `inputs`) where they belong on it."""
     devices = jax.devices()[: group * data]
     mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=BATCH, devices=devices)
-    params, stats = made_up_values(network)
+    params, stats = small_runs.made_up_values(network)
     trees = [jax.device_put(t, mesh_lib.state_shardings(mesh, t, network)) for t in (params, stats)]
     return mesh, (*trees, *(mesh_lib.put_batch(mesh, x) for x in arrays or inputs()))
 
@@ -97,16 +93,16 @@ def close(actual, expected, tolerance=1e-5):
 @functools.cache
 def trained(way, group, data):
     """Loss, logits, statistics and gradients on a mesh, and the program that computed them."""
-    mesh, arguments = placed(NETWORKS[way], group, data)
-    compiled = gradient(mesh_lib.spread(NETWORKS[way], mesh)).lower(*arguments).compile()
+    mesh, arguments = placed(WAYS[way], group, data)
+    compiled = gradient(mesh_lib.spread(WAYS[way], mesh)).lower(*arguments).compile()
     return jax.device_get(compiled(*arguments)), compiled.as_text()
 
 
 @functools.cache
 def evaluated(way, group, data):
     """Logits of the evaluation's forward with some groups' votes, and its program."""
-    mesh, arguments = placed(NETWORKS[way], group, data, pixels())
-    forward = evaluate.make_forward(NETWORKS[way], mesh, CONFIG, votes_G=VOTES_G)
+    mesh, arguments = placed(WAYS[way], group, data, pixels())
+    forward = evaluate.make_forward(WAYS[way], mesh, CONFIG, votes_G=VOTES_G)
     compiled = forward.lower(*arguments).compile()
     return jax.device_get(compiled(*arguments)), compiled.as_text()
 
@@ -114,11 +110,11 @@ def evaluated(way, group, data):
 @functools.cache
 def whole_evaluation(way):
     """The same logits without a mesh, and gradients of their sum."""
-    params, stats = made_up_values(NETWORKS[way])
+    params, stats = small_runs.made_up_values(WAYS[way])
     x_BHWC = augment.normalise(pixels(), CONFIG.data.mean, CONFIG.data.std)
 
     def total(params):
-        logits = NETWORKS[way].apply(params, stats, x_BHWC, votes_G=VOTES_G)[0]
+        logits = WAYS[way].apply(params, stats, x_BHWC, votes_G=VOTES_G)[0]
         return logits.sum(), logits
 
     gradients, logits = jax.jit(jax.grad(total, has_aux=True))(params)
@@ -126,12 +122,12 @@ def whole_evaluation(way):
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
-@pytest.mark.parametrize("way", NETWORKS)
+@pytest.mark.parametrize("way", WAYS)
 def test_spread_equals_whole(way, shape):
     """Loss, logits, statistics and every gradient, with dropout on, BatchNorm over all examples;
     and logits of an evaluation."""
-    arguments = (*made_up_values(NETWORKS[way]), *inputs())
-    step = gradient(NETWORKS[way].apply)
+    arguments = (*small_runs.made_up_values(WAYS[way]), *inputs())
+    step = gradient(WAYS[way].apply)
     whole = step(*arguments)
     close(trained(way, *shape)[0], whole)
     close(evaluated(way, *shape)[0], whole_evaluation(way)[0])
@@ -235,20 +231,13 @@ def test_sums_over_devices_are_of_float32(name):
 
 def test_towers_are_small_networks_averaged():
     network = NETWORKS["towers"]
-    params, stats = made_up_values(network)
+    params, stats = small_runs.made_up_values(network)
     images = inputs()[0]
-
-    class Keep(hsvit.GroupShard):
-        """Sees the CLS outputs before they are averaged."""
-
-        def sum(self, x_GBD):
-            self.cls = x_GBD
-            return x_GBD.sum(0)
 
     def run(network):
         @jax.jit
         def cls_and_logits(params, stats):
-            keep = Keep()
+            keep = small_runs.Keep()
             logits, _ = network.apply(params, stats, images, shard=keep)
             return keep.cls, logits
 
@@ -330,7 +319,7 @@ def test_an_ordered_norm_has_the_same_bits_on_any_number_of_devices(way, bits_of
 def test_group_dropout_is_for_training_and_leaves_someone_to_vote():
     config = dataclasses.replace(BASE, dropout=0.0, group_dropout=0.9)
     network = hsvit.HSViT(config)
-    params, stats = made_up_values(network)
+    params, stats = small_runs.made_up_values(network)
     images = np.repeat(inputs()[0][:1], 64, 0)
     apply = jax.jit(lambda key: network.apply(params, stats, images, dropout_key=key)[0])
     plain, dropped = apply(None), apply(jax.random.key(1))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hsvit_jax.models import layers
-from hsvit_jax.ops import attention, dropout, normalise
+from hsvit_jax.ops import attention, dropout
 
 
 @pytest.fixture
@@ -34,52 +34,6 @@ def assert_close(ours, theirs, tolerance):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1e-30, np.abs(b).max()))
-
-
-def test_layer_norm(x64):
-    x = normal(0, 3, 5, 7)
-    scale, bias = normal(1, 1, 1, 7), normal(2, 1, 1, 7)
-    theirs = (x - np.mean(x, -1, keepdims=True)) / np.sqrt(np.var(x, -1, keepdims=True) + 1e-5)
-    ours = normalise.layer_norm(x, scale, bias)
-    np.testing.assert_allclose(ours, theirs * scale + bias, rtol=1e-12)
-    assert normalise.layer_norm(x.astype(jnp.bfloat16), scale, bias).dtype == jnp.bfloat16
-
-
-def test_batch_norm_in_training_and_inference(x64):
-    norm = layers.BatchNorm(5)
-    norm.scale[...], norm.bias[...] = normal(1, 5), normal(2, 5)
-    before = normal(3, 5), jnp.abs(normal(4, 5))
-    norm.mean[...], norm.var[...] = before
-    x = 3 * normal(0, 2, 3, 7, 5) + 1
-    axes = (0, 1, 2)
-
-    def expected(mean, var):
-        return (x - mean) / np.sqrt(var + 1e-5) * norm.scale[...] + norm.bias[...]
-
-    with jax.numpy_rank_promotion("allow"):
-        trained = expected(np.mean(x, axes), np.var(x, axes))
-        evaluated = expected(*before)
-    np.testing.assert_allclose(norm(x, train=False), evaluated, rtol=1e-10, atol=1e-12)
-    np.testing.assert_array_equal(norm.mean[...], before[0])
-    np.testing.assert_allclose(norm(x, train=True), trained, rtol=1e-10, atol=1e-12)
-    mean, unbiased = np.mean(x, axes), np.var(x, axes, ddof=1)
-    np.testing.assert_allclose(norm.mean[...], 0.9 * before[0] + 0.1 * mean, rtol=1e-12)
-    np.testing.assert_allclose(norm.var[...], 0.9 * before[1] + 0.1 * unbiased, rtol=1e-12)
-
-
-def test_batch_norm_over_a_split_batch_is_that_of_the_whole(x64):
-    x = normal(0, 6, 5, 7, 3)
-
-    def run(part, axes):
-        norm = layers.BatchNorm(3)
-        y = norm(part, train=True, batch_axes=axes)
-        return y, norm.mean[...], norm.var[...]
-
-    whole, mean, var = run(x, ())
-    split = jax.vmap(lambda part: run(part, ("data",)), axis_name="data")(x.reshape(3, 2, 5, 7, 3))
-    np.testing.assert_allclose(split[0].reshape(x.shape), whole, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(split[1], np.tile(mean, (3, 1)), rtol=1e-12)
-    np.testing.assert_allclose(split[2], np.tile(var, (3, 1)), rtol=1e-12)
 
 
 def test_batch_norm_refuses_a_single_value():
@@ -184,17 +138,6 @@ def test_masks_of_different_identities_are_independent():
         for other in masks:
             correlation = ((base - 0.2) * (other - 0.2)).mean() / variance
             assert abs(correlation) < 5 / np.sqrt(n), what
-
-
-def test_a_mask_follows_its_identity_through_any_batch():
-    shape = (3, 2, 5, 5)  # heads, tokens, … after groups and examples
-    examples, groups = np.array([7, 3, 11, 2, 40]), np.arange(4)
-    whole = dropout.counter_bits(identities(groups, examples), (4, 5, *shape[1:]))
-    order = np.array([4, 0, 2, 1, 3])
-    shuffled = dropout.counter_bits(identities(groups, examples[order]), (4, 5, *shape[1:]))
-    np.testing.assert_array_equal(shuffled, whole[:, order])
-    part = dropout.counter_bits(identities(groups[2:3], examples[1:2]), (1, 1, *shape[1:]))
-    np.testing.assert_array_equal(part, whole[2:3, 1:2])
 
 
 @pytest.mark.cpu

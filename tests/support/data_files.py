@@ -3,7 +3,7 @@
 import io
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +56,18 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(body)
     return folder
+
+
+def class_folders(
+    root: Path,
+    classes: Iterable[str],
+    count: int = 12,
+    size: tuple[int, ...] = (8, 8),
+    ext: str = "png",
+) -> Path:
+    """A folder of noise for each class; `root` is returned."""
+    kind = {"png": "PNG", "jpg": "JPEG"}[ext]
+    for number, name in enumerate(classes):
+        images = [encoded(noise(size, 1000 * number + i), kind) for i in range(count)]
+        write(root / name, {f"{i}.{ext}": image for i, image in enumerate(images)})
+    return root

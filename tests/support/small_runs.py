@@ -126,6 +126,19 @@ def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
     return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
 
 
+def untrained_run(folder: Path, *steps: int) -> Path:
+    """A work folder with untrained networks for digits, each step's weights its own."""
+    config = config_lib.get_config("c2a2:digits,tiny", "model.depth=1")
+    config = config_lib.resolve(config, data.describe("digits"))
+    model, names = run_spec.build_model(config), [f"class {i}" for i in range(10)]
+    meta = {"config": config.to_dict(), "class_names": names, "fingerprint": "f" * 64}
+    with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
+        for number in steps:
+            state = dict(zip(("params", "stats"), made_up_values(model, number), strict=True))
+            checkpoints.save(number, state, meta, metric=-float(number), wait=True)
+    return folder
+
+
 def stored(family: str, *changes: str, side: int = 32) -> init_from.Stored:
     """A tiny network of a family with made-up weights, as a run has it stored."""
     name = FAMILIES[family].config_file or family if family in FAMILIES else family
@@ -172,6 +185,11 @@ def metric_lines(workdir: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k != "images_per_second"} for line in lines]
 
 
+def losses(workdir: Path) -> dict[int, float]:
+    """The loss of every step that a run has told."""
+    return {line["step"]: line["loss"] for line in metric_lines(workdir) if "split" not in line}
+
+
 def digest(workdir: Path) -> str:
     """SHA-256 over every array of the latest checkpoint, and their names."""
     state = checkpoint.load_tree(workdir)[1]
@@ -180,6 +198,14 @@ def digest(workdir: Path) -> str:
         total.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
         total.update(np.ascontiguousarray(leaf).tobytes())
     return total.hexdigest()
+
+
+class Keep(hsvit.GroupShard):
+    """Sees the CLS outputs before they are added up."""
+
+    def sum(self, x_GBD: jax.Array) -> jax.Array:
+        self.cls = x_GBD
+        return x_GBD.sum(0)
 
 
 #: For runs that compare steps: nothing is drawn but the batches.

@@ -11,7 +11,7 @@ import signal
 
 import numpy as np
 import pytest
-from support.small_runs import digest, metric_lines, small_config, small_dataset
+from support.small_runs import digest, losses, metric_lines, small_config, small_dataset
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax.runtime import signals
@@ -23,10 +23,6 @@ def run(workdir, dataset=None, **settings):
     """A quiet run."""
     config = small_config(**settings)
     return train.train(config, workdir, dataset=dataset or small_dataset(), verbose=False)
-
-
-def losses(workdir):
-    return {line["step"]: line["loss"] for line in metric_lines(workdir) if "split" not in line}
 
 
 def interrupt_after(workdir, step):

@@ -179,16 +179,9 @@ def test_learned_votes_of_the_groups_left():
     params, stats = small_runs.made_up_values(large)
     params["groups"]["vote"] = vote = np.array([0.5, 0.25, 0.0, -0.25], np.float32)
 
-    class Keep(hsvit.GroupShard):
-        """Sees the weighted CLS outputs before they are added up."""
-
-        def sum(self, x_GBD):
-            self.cls = x_GBD
-            return x_GBD.sum(0)
-
     @jax.jit
     def weighted(votes_G):
-        keep = Keep()
+        keep = small_runs.Keep()
         logits = large.apply(params, stats, IMAGES, shard=keep, votes_G=votes_G)[0]
         return keep.cls, logits
 

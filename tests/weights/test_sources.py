@@ -4,7 +4,6 @@ import hashlib
 import http.server
 import json
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +16,6 @@ from hsvit_jax.weights import release, sources
 
 COMMIT = hashlib.sha1(b"one").hexdigest()
 DESCRIPTION = {"image_mean": [0.25], "image_std": [0.125]}
-
-
-def test_a_tilde_before_no_users_name_is_a_letter():
-    assert sources.locate("~nobody-here/run") == Path("~nobody-here/run")
 
 
 class Hub(http.server.ThreadingHTTPServer):

@@ -13,11 +13,6 @@ from hsvit_jax import main, models
 from hsvit_jax.commands import convert
 from hsvit_jax.weights import files
 
-TRAINED = ("timm-efficientvit-train", "timm-fastvit-train", "smt-train")
-GOLDENS = (
-    *("hf-cvt", "hf-efficientformer-3d2", "hf-mobilevit-32", "hf-swiftformer"),
-    *("timm-efficientvit-train", "timm-fastvit-fused", "smt-train"),
-)
 #: Family → (shapes of the tensors that tell channels and classes, a constructor, an image).
 SMALL = {
     "cvt": (
@@ -67,11 +62,6 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", GOLDENS)
-def test_logits_and_the_way_back(name, golden_dir):
-    convnet_files.comes_back(golden_dir / f"{name}.npz")
-
-
 def test_an_efficientvit_of_fewer_stages_than_the_usual_arguments_have(golden_dir):
     """timm reads as many of them as there are widths."""
     tensors, network, *_, family, description = convnet_files.read(
@@ -93,12 +83,6 @@ def test_a_constructor_tells_the_image_size_of_a_file_without_images(name, golde
     assert data["image_size"] == (given["img_size"],) * 2
     other = models.torch_settings(family, weights, given | {"image_size": (64, 80)})[1]
     assert other["image_size"] == (64, 80)  # by option
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_training_step(name, golden_dir):
-    convnet_files.training_step_agrees(golden_dir / f"{name}.npz")
 
 
 def test_branches_are_folded_to_the_inference_form(golden_dir):

@@ -1,6 +1,5 @@
 """EfficientFormer: exact sizes and costs, its pool and biases by formula, and masks."""
 
-import jax
 import numpy as np
 import pytest
 from support import hf_files
@@ -8,27 +7,10 @@ from support import hf_files
 from hsvit_jax.models.conv_transformers import efficientformer
 
 
-def test_the_mean_counts_only_neighbours_that_are_there():
-    x = np.arange(12, dtype=np.float32).reshape(1, 3, 4, 1)
-    y = np.asarray(efficientformer.neighbour_mean(x, 3))[0, :, :, 0]
-    assert y[0, 0] == x[0, :2, :2].mean() and y[1, 0] == x[0, :, :2].mean()
-    assert y[1, 2] == x[0, :, 1:].mean() and y[2, 3] == x[0, 1:, 2:].mean()
-
-
 def test_offsets_of_a_map_that_is_not_square():
     found = efficientformer.offsets((2, 3))
     expected = [[abs(a // 3 - b // 3) * 3 + abs(a % 3 - b % 3) for b in range(6)] for a in range(6)]
     np.testing.assert_array_equal(found, expected)
-
-
-def test_the_start():
-    c = hf_files.network("efficientformer").config
-    block = efficientformer.AttentionBlock(c, 3, 0.0, 0, jax.random.key(0))
-    pool = efficientformer.PoolBlock(c, 0, 0.0, 0, jax.random.key(0))
-    assert not np.any(block.attention.offset_bias[...])
-    assert np.all(np.asarray(block.scales.scales[1][...]) == np.float32(1e-5))
-    for kernel in (block.attention.qkv.kernel, pool.up.conv.kernel):
-        assert np.std(kernel[...]) == pytest.approx(0.02, rel=0.1)
 
 
 def test_where_tokens_lie():

@@ -11,7 +11,7 @@ from hsvit_jax.models import layers
 
 @pytest.mark.parametrize(
     "family",
-    ("cvt", "mobilevit", "swiftformer", "efficientformer", "efficientvit", "fastvit", "smt"),
+    ("cvt", "mobilevit", "swiftformer", "efficientformer", "efficientvit", "fastvit", "smt", "vit"),
 )
 def test_masks_of_each_rate(family, monkeypatch):
     """As traced: the rates of `layers.dropout_scale` and `layers.attention`, and their streams."""

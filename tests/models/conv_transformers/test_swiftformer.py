@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from support import hf_files
 
 from hsvit_jax.models.conv_transformers import swiftformer
 
@@ -31,17 +30,3 @@ def test_attention_is_the_formula(queries):
     assert np.isfinite(zero(x)).all()
     module.query.bias[...] = np.zeros(5)
     assert np.isfinite(zero(x)).all()
-
-
-def test_the_start():
-    c = hf_files.network("swiftformer").config
-    block = swiftformer.AttentionBlock(c, 64, 256, 0.0, 0, jax.random.key(0))
-    assert np.all(np.asarray(block.scales.scales[0][...]) == np.float32(1e-5))
-    assert np.all(np.asarray(block.local.scale[...]) == 1)
-    assert np.std(block.attention.score[...]) == pytest.approx(1, rel=0.3)
-    for kernel in (
-        block.feed_forward.up.kernel,
-        block.attention.mix.kernel,
-        block.local.depthwise.conv.kernel,
-    ):
-        assert np.std(kernel[...]) == pytest.approx(0.02, rel=0.1)

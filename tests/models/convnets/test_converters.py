@@ -6,9 +6,6 @@ from support import convnet_files, hf_files, torch_files
 
 from hsvit_jax import models
 
-#: ResNets of basic blocks, an EfficientNet, a MobileNetV2 with dilation and images that are not
-#: square, a ResNeXt in timm's names.
-GOLDENS = ("hf-resnet-basic", "hf-efficientnet-train", "hf-mobilenetv2-train", "timm-resnext")
 #: Family → fields of its configuration that name a variant, and the settings they are of.
 NAMED_BY = {
     "resnet": {"layer_type": "block", "hidden_sizes": "channels", "depths": "depths"},
@@ -22,18 +19,6 @@ RESNET = {
     **{"num_channels": 2, "embedding_size": 6, "hidden_sizes": [8, 12], "depths": [1, 2]},
     **{"layer_type": "basic", "num_labels": 5, "image_size": [21, 17]},
 }
-
-
-@pytest.mark.parametrize("name", GOLDENS)
-def test_logits_and_the_way_back(name, golden_dir):
-    convnet_files.comes_back(golden_dir / f"{name}.npz")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.endswith("-train")) for n in GOLDENS]
-)
-def test_a_training_step(name, golden_dir):
-    convnet_files.training_step_agrees(golden_dir / f"{name}.npz")
 
 
 @pytest.mark.parametrize(

@@ -4,32 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import small_runs
+from support import hf_files, small_runs
 
-from hsvit_jax import models
 from hsvit_jax.models.convnets import convnet
-from hsvit_jax.models.convnets.convnet import Conv
-from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.ops.activations import ACTIVATIONS
-
-CALL = ForwardContext(train=True, key_words=None, example_ids_B=np.arange(3))
-
-
-def built(family, size=(33, 40), **changes):
-    settings = {**models.FAMILIES[family].defaults, "family": family, "dtype": "float32"}
-    return models.build(settings | changes, image_size=size, channels=3, num_classes=5)
-
-
-def test_statistics_follow_momentum_and_eps():
-    spec = Conv(2, 3, 1, momentum=0.25, eps=0.5, activation="relu")
-    unit = convnet.ConvNorm(spec, jax.random.key(0))
-    x = np.random.default_rng(1).normal(size=(3, 4, 5, 2)).astype(np.float32)
-    y = x @ np.asarray(unit.kernel[...])[0, 0]
-    out = unit(jnp.asarray(x), CALL)
-    mean, var = y.mean((0, 1, 2)), y.var((0, 1, 2))
-    np.testing.assert_allclose(out, np.maximum((y - mean) / np.sqrt(var + 0.5), 0), atol=1e-5)
-    np.testing.assert_allclose(unit.norm.mean[...], 0.75 * mean, atol=1e-6)
-    np.testing.assert_allclose(unit.norm.var[...], 0.25 + 0.75 * var * 60 / 59, rtol=1e-5)
 
 
 def test_activations_by_their_published_names():
@@ -55,7 +33,7 @@ def test_the_gradient_of_a_largest_pixel_goes_to_the_first():
 
 def test_a_frozen_backbone_neither_learns_nor_counts():
     sizes = {"block": "basic", "stem_channels": 4, "channels": (4, 6), "depths": (1, 1)}
-    network = built("resnet", (17, 20), **sizes)
+    network = hf_files.network("resnet", size=(17, 20), **sizes)
     params, stats = small_runs.random_tree(jax.eval_shape(network.init, jax.random.key(0)))
     images = np.random.default_rng(2).normal(size=(4, 17, 20, 3)).astype(np.float32)
     frozen = network.with_frozen({"backbone"})
@@ -82,9 +60,9 @@ def test_a_frozen_backbone_neither_learns_nor_counts():
     ("family", "side"), [("resnet", 17), ("efficientnet", 32), ("mobilenet_v2", 17)]
 )
 def test_an_image_too_small_for_the_strides_says_so(family, side):
-    assert built(family, (side, 64)).config.map_size == (1, 2)
+    assert hf_files.network(family, size=(side, 64)).config.map_size == (1, 2)
     with pytest.raises(ValueError, match=f"image of 64×{side - 1} pixels is too small for this"):
-        built(family, (64, side - 1))
+        hf_files.network(family, size=(64, side - 1))
 
 
 @pytest.mark.parametrize(
@@ -114,4 +92,4 @@ def test_an_image_too_small_for_the_strides_says_so(family, side):
 )
 def test_sizes_that_do_not_fit_say_so(family, changes, message):
     with pytest.raises(ValueError, match=message):
-        built(family, **changes)
+        hf_files.network(family, size=(33, 40), **changes)

@@ -5,20 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hsvit_jax.models import conv_layers
 from hsvit_jax.models.convnets import inverted_residual
 from hsvit_jax.models.convnets.convnet import Conv
 from hsvit_jax.models.network import UNSHARDED, ForwardContext
-
-
-def test_squeeze_and_excitation_weights_channels():
-    gate = conv_layers.SqueezeExcite(4, 3, "silu", jax.random.key(0))
-    x = np.random.default_rng(0).normal(size=(2, 3, 5, 4)).astype(np.float32)
-    mean = x.mean((1, 2))
-    inner = mean @ np.asarray(gate.reduce.kernel[...])
-    inner = inner / (1 + np.exp(-inner))
-    weight = 1 / (1 + np.exp(-(inner @ np.asarray(gate.expand.kernel[...]))))
-    np.testing.assert_allclose(gate(jnp.asarray(x)), x * weight[:, None, None], atol=1e-6)
 
 
 @pytest.fixture(scope="module")

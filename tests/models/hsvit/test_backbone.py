@@ -128,18 +128,6 @@ def test_a_frozen_backbone_on_a_mesh(state):
     np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
 
 
-def test_tokens_are_channels_in_order_row_by_row():
-    """With an identity for a projection, a token is the beginning of its channel's map."""
-    network = small(embed_dim=6, heads=2)
-    assert network.config.map_size == (5, 5)
-    params = {"embed": {"kernel": jnp.eye(25)[:, :6], "bias": jnp.zeros(6)}}
-    maps = np.random.default_rng(0).random((2, 5, 5, 16)).astype(np.float32)
-    context = backbone.ForwardContext(train=False, key_words=None, example_ids_B=jnp.arange(2))
-    tokens = network.bind({"trunk": params}, {})["trunk"](jnp.asarray(maps), context, 0)
-    expected = maps.reshape(2, 25, 16).swapaxes(1, 2)[:, :, :6]
-    np.testing.assert_allclose(tokens, expected, atol=1e-6)
-
-
 def test_lost_groups_have_no_vote(state):
     network, (params, stats, images) = small(), state
     smaller = network.without({1})

@@ -11,18 +11,8 @@ from support import small_runs
 from hsvit_jax import models
 from hsvit_jax.models.hsvit import hsvit, parts
 
-BASE = hsvit.HSViTConfig(
-    image_size=(8, 12),
-    image_channels=3,
-    num_classes=5,
-    conv_channels=(8, 16),
-    conv_kernels=(3, 3),
-    pool_strides=(2, 1),
-    groups=8,
-    depth=1,
-    embed_dim=12,
-    heads=2,
-)
+SIZES = {"image_size": (8, 12), "image_channels": 3, "conv_channels": (8, 16), "groups": 8}
+BASE = dataclasses.replace(small_runs.HSVIT, **SIZES, embed_dim=12)
 WAYS = {
     "groups": {},
     "separable": {"separable": True, "votes": "learned"},

@@ -1,23 +1,16 @@
 """DeiT: the cost of a schedule of retained tokens, and PoWER's schedule for its FLOPs."""
 
 import pytest
+from support import hf_files
 
-from hsvit_jax import models
 from hsvit_jax.models import costs
 from hsvit_jax.models.vit import deit
-
-
-def built(variant, size, classes, **changes):
-    settings = {"family": "deit", "dtype": "float32", **deit.DEFAULTS, **deit.VARIANTS[variant]}
-    return models.build(
-        {**settings, **changes}, image_size=(size, size), channels=3, num_classes=classes
-    )
 
 
 @pytest.mark.parametrize("variant", ["ti-nocls", "s-power"])
 def test_the_formula_of_a_schedule_s_cost(variant):
     """And the share of PoWER's is the paper's, table 1, to its two digits."""
-    model = built(variant, 224, 1000)
+    model = hf_files.network("deit", variant, (224, 224), 1000)
     macs = costs.multiply_adds(model)
     retained = model.config.retained or (model.config.tokens,) * model.config.depth
     assert deit.multiply_adds(model.config, retained) == macs
@@ -25,12 +18,15 @@ def test_the_formula_of_a_schedule_s_cost(variant):
 
 
 def test_the_schedule_follows_the_image():
-    tokens = built("s-power", 224, 10).config.retained
+    tokens = hf_files.network("deit", "s-power", (224, 224)).config.retained
     assert len(tokens) == 12 and tokens[0] < 197 and list(tokens) == sorted(tokens)[::-1]
-    small = built("s-power", 32, 10, patch=4).config
+    small = hf_files.network("deit", "s-power", (32, 32), patch=4).config
     assert small.tokens == 65 and 1 <= small.retained[-1] < small.retained[0] < 65
-    assert built("s", 32, 10, patch=4, retained=(9,) * 12).config.retained == (9,) * 12
-    assert built("s", 32, 10, patch=4).config.retained == ()
+    assert (
+        hf_files.network("deit", "s", (32, 32), patch=4, retained=(9,) * 12).config.retained
+        == (9,) * 12
+    )
+    assert hf_files.network("deit", "s", (32, 32), patch=4).config.retained == ()
 
 
 @pytest.mark.parametrize(
@@ -47,4 +43,4 @@ def test_the_schedule_follows_the_image():
 )
 def test_settings_that_do_not_fit_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
-        built("s", 32, 10, **{"patch": 4, **changes})
+        hf_files.network("deit", "s", (32, 32), **{"patch": 4, **changes})

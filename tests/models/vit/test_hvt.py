@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from support import hf_files
 
-from hsvit_jax import models
 from hsvit_jax.models.vit import hvt
 
 SMALL = hvt.HVTConfig(
@@ -21,13 +20,6 @@ SMALL = hvt.HVTConfig(
     stage_depth=2,
     mlp_ratio=2.0,
 )
-
-
-def built(variant, size, classes, **changes):
-    settings = {"family": "hvt", "dtype": "float32", **hvt.DEFAULTS, **hvt.VARIANTS[variant]}
-    return models.build(
-        {**settings, **changes}, image_size=(size, size), channels=3, num_classes=classes
-    )
 
 
 @pytest.mark.parametrize(
@@ -77,12 +69,5 @@ def test_the_default_patch_leaves_tokens_for_four_poolings():
         hvt.default_patch((225, 225))
     own = {**hvt.FAMILY.settings("s-4"), "patch": 9}  # as a file says it
     assert hvt.FAMILY.variant_of(own, (99, 99)) == "custom"
-    assert built("s-4", 32, 10).config.grid == (8, 8)
-    assert built("s-4", 32, 10, patch=2).config.grid == (16, 16)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [{"dropout": 0.3}, {"attention_dropout": 0.6}])
-def test_masks_of_each_rate_of_a_vit(change):
-    sizes = {"patch": 4, "heads": 2, "head_dim": 4, "depth": 1, "mlp_dim": 12}
-    hf_files.check_masks(hf_files.network("vit", size=(8, 8), **sizes, **change))
+    assert hf_files.network("hvt", "s-4", (32, 32)).config.grid == (8, 8)
+    assert hf_files.network("hvt", "s-4", (32, 32), patch=2).config.grid == (16, 16)

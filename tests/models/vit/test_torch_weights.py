@@ -26,18 +26,6 @@ VIT = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("hvt-m2-max-everyblock", "hvt-m2-avg", "hvt-m0-deit-nocls"),
-        *("hf-vit-p4", "hf-vit-p4-v5keys"),
-    ],
-)
-def test_goldens(name, golden_dir, tmp_path):
-    family = "deit" if "deit" in name else name.removeprefix("hf-").partition("-")[0]
-    hf_files.check_golden(golden_dir / f"{name}.npz", tmp_path / "out", family)
-
-
-@pytest.mark.parametrize(
     ("family", "variant", "side", "heads"), [("hvt", "ti-1", 224, 3), ("dhvt", "s-patch4", 32, 8)]
 )
 def test_shapes_tell_the_variant(family, variant, side, heads):

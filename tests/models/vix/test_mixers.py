@@ -129,19 +129,6 @@ def test_bfloat16_computes_narrow(mixed):
 # --- Pieces --------------------------------------------------------------------------------------
 
 
-def test_rotated_products_depend_on_distances_alone():
-    rng = np.random.default_rng(0)
-    q, k = (np.tile(rng.normal(size=8), (1, 2, 11, 1)).astype(np.float32) for _ in range(2))
-    scores = mixers.rotate(q)[0, 0] @ mixers.rotate(k)[0, 0].T
-    for shift in range(-4, 5):
-        diagonal = np.diagonal(scores, shift)
-        np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-5)
-    assert np.abs(np.diff(scores[0])).max() > 1e-2
-    np.testing.assert_array_equal(mixers.rotate(q)[:, :, 0], q[:, :, 0])  # the first token stays
-    turned = np.linalg.norm(mixers.rotate(q).reshape(-1, 2), axis=1)
-    np.testing.assert_allclose(turned, np.linalg.norm(q.reshape(-1, 2), axis=1), rtol=1e-5)
-
-
 @pytest.mark.parametrize(("length", "taps"), [(7, 33), (70, 33), (64, 5), (5, 1)])
 def test_a_filter_along_the_sequence(length, taps):
     rng = np.random.default_rng(0)
