@@ -99,7 +99,7 @@ class Classifier:
         path_or_picture = isinstance(images, str | bytes | os.PathLike) or picture
         one = path_or_picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
         if not (one or hasattr(images, "__iter__")):
-            raise data.BadImage(f"expected an image or several, got {images!r}")
+            raise data.BadImage(f"expected an image or several, got {images!r:.80}")
         every = [images] if one else images
         fit = self.config.data.fit
         fitted = [data.fit_image(image, size, channels, fit) for image in every]

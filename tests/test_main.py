@@ -438,6 +438,7 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.load("x", devices=4), r"devices must be some of .*; got \[4\]"),
         (lambda: hsvit_jax.load("x", devices=[]), r"devices must be some of .*; got \[\]"),
         (lambda: hsvit_jax.fit(None, "x"), "one that get_config returns; got None"),
+        (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), ""), "a folder for the run; got ''"),
         (lambda: hsvit_jax.fit(None, "x", dataset=object()), "get_config returns; got None"),
         (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), None), "a folder for the run; got No"),
         (

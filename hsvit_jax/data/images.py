@@ -51,7 +51,8 @@ _MOST_STRIPS = 100_000
 _TIFF_STRIPS, _TIFF_TILES, _BIG_TIFF = 273, 324, 43
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES = 258, 262, 284
 _TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 322, 323
-_GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
+_MAX_SIDE = 8192  # of a network's images, as data.image_size
+GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
 _TOO_MANY = "more than {:,} {} are refused (decompression bomb); save it again"
 
@@ -70,13 +71,16 @@ def check_shape(image_size: tuple[int, int], channels: int, fit: str) -> None:
     """Checks the requested image shape.
 
     Raises:
-      ValueError: the size is not two positive integers, channels neither 1 nor 3, or an unknown
-        way to fit.
+      ValueError: the size is not two positive integers or too large, channels neither 1 nor 3, or
+        an unknown way to fit.
     """
     sides = np.asarray(image_size)
     whole = sides.shape == (2,) and sides.dtype.kind in "iu"
-    if not whole or sides.min() < 1:
-        raise ValueError(f"image_size must be two positive integers (H, W), got {image_size}")
+    if not whole or not 1 <= sides.min() <= sides.max() <= _MAX_SIDE:
+        raise ValueError(
+            f"image_size must be two positive integers (H, W), {_MAX_SIDE} at most, got "
+            f"{image_size}"
+        )
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
     if fit not in ("crop", "pad", "stretch"):
@@ -226,7 +230,7 @@ def peek(data: bytes) -> tuple[int, bool] | None:
         image = _open(data)
     except Exception:  # as in `read_image`; decoding reports it, with its name
         return None
-    return min(image.size), image.mode in _GREY_MODES
+    return min(image.size), image.mode in GREY_MODES
 
 
 def printable(name: str) -> str:

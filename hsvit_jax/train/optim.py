@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 import optax
 from optax import contrib
 
@@ -108,6 +109,7 @@ def _muon(beta1: float, beta2: float) -> optax.GradientTransformation:
     (arXiv 2502.16982): one rate and one decay serve both."""
     return contrib.muon(
         -1.0,  # uphill, for the last of the chain to turn round
+        np.float32((3.4445, -4.7750, 2.0315)),  # its own: the state must not be wider with x64
         adam_b1=beta1,
         adam_b2=beta2,
         muon_weight_dimension_numbers=matrices,

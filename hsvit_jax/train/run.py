@@ -77,7 +77,8 @@ def prepare(
                 )
         if "=" in dataset.info.name or dataset.info.name in config_lib.DATA_SETS:
             config.data.name = dataset.info.name
-    examples = len(dataset.train)
+    if not (examples := len(dataset.train)):
+        raise ValueError("the data set has no training images: make it without test_only=True")
     config = config_lib.for_few_images(config, examples, dataset.info.num_classes)
     config_lib.refuse_unread(config)
     config = config_lib.resolve(init_from.as_published(config), dataset.info)
@@ -348,9 +349,9 @@ def _check_arguments(
 ) -> None:
     if not isinstance(config, ml_collections.ConfigDict):
         raise ValueError(
-            f"the configuration to train must be one that get_config returns; got {config!r}"
+            f"the configuration to train must be one that get_config returns; got {config!r:.80}"
         )
-    if not isinstance(workdir, str | os.PathLike):
+    if not isinstance(workdir, str | os.PathLike) or not os.fspath(workdir):
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
     if stall_timeout is not None and not stall_timeout >= 0:  # NaN neither
         raise ValueError(

@@ -98,9 +98,19 @@ def test_examples_are_pairs(pair):
 
 def test_class_names_are_texts(arrays):
     images, labels = arrays
-    for names in (range(3), {0: "a", 1: "b", 2: "c"}):
-        with pytest.raises(ValueError, match=r"class_names must be texts.*got 0, 1, 2"):
+    with pytest.raises(ValueError, match=r"class_names must be texts.*got 0, 1, 2"):
+        hsvit_jax.from_arrays(images, labels, range(3))
+    for names in ({"a": 1, "b": 0, "c": 2}, {"a", "b", "c"}, "abc"):  # of no order, or of their own
+        with pytest.raises(ValueError, match="class_names must be a list in the order"):
             hsvit_jax.from_arrays(images, labels, names)
+
+
+def test_shapes_of_memory_maps_and_of_pictures_of_16_bits(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((4, 8, 6, 3), np.uint8))
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    assert hsvit_jax.from_arrays(mapped, [0, 0, 1, 1]).info.image_size == (8, 6)
+    grey = [Image.fromarray(np.full((8, 6), 1000 * i, np.uint16)) for i in range(4)]
+    assert hsvit_jax.from_arrays(grey, [0, 0, 1, 1]).info.channels == 1
 
 
 def test_numpys_numbers_are_sizes_too(arrays):
@@ -147,7 +157,8 @@ def test_options_out_of_their_range_are_refused(arrays):
         ({"fit": "cover"}, "fit must be 'crop', 'pad' or 'stretch', got 'cover'"),
         ({"val_fraction": 20}, "val_fraction must be from 0 to 0.8, got 20"),
         ({"channels": 4}, "channels must be 1 .* got 4"),
-        ({"image_size": 8}, r"image_size must be two positive integers \(H, W\), got 8"),
+        ({"image_size": 8}, r"image_size must be two positive integers \(H, W\), 8192.* got 8"),
+        ({"image_size": (8, 10**6)}, r"8192 at most, got \(8, 1000000\)"),
     ):
         with pytest.raises(ValueError, match=message):
             hsvit_jax.from_arrays(images, labels, **options)

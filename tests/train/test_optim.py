@@ -198,6 +198,21 @@ def test_muon_leaves_depthwise_kernels_to_adam():
 
 
 @pytest.mark.parametrize("name", optim.DIRECTIONS)
+def test_a_state_is_no_wider_with_x64(name):
+    """So that a run goes on where double precision was switched on or off between."""
+    model = small_network()
+
+    def dtypes():
+        tx = optim.build(config_lib.get_config("c2a2", f"optim.name={name}").optim, 1e-3, model)
+        params, _ = jax.eval_shape(model.init, jax.random.key(0))
+        return jax.tree.map(lambda x: x.dtype, jax.eval_shape(tx.init, params))
+
+    narrow = dtypes()
+    with jax.enable_x64(True):
+        assert dtypes() == narrow
+
+
+@pytest.mark.parametrize("name", optim.DIRECTIONS)
 def test_every_optimizer_goes_downhill(name):
     """On a quadratic, with the decay of kernels beside it."""
     chosen = settings(name=name, learning_rate=0.05, weight_decay=0.1, warmup_epochs=0.0)

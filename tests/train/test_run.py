@@ -200,6 +200,7 @@ def test_no_steps_leave_the_fresh_network(tmp_path, spy, monkeypatch):
         ((70, 21, 23), {"data__val_fraction": 0.0}, ["data.val_fraction=0", "select_on"]),
         ((70, 0, 23), {}, ["select_on='val'", "no validation images"]),
         ((70, 21, 0), {}, ["no test images"]),
+        ((0, 0, 23), {}, ["no training images"]),
         ((70, 21, 23), {"train__steps": 0, "train__epochs": 0.1}, ["epochs=0.1", "one step"]),
         ((70, 21, 23), {"train__accumulate": 3}, ["train.batch=16", "train.accumulate=3"]),
         ((70, 21, 23), {"mesh__group": 3}, ["8 groups", "3 devices", "[1, 2, 4, 8]"]),

@@ -3,13 +3,13 @@
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset, Source, Split, split
-from hsvit_jax.data.images import BadImage, check_shape, few, fit_image, upright
+from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, few, fit_image, upright
 
 _LEAST_STD = 1e-3  # of a channel that is the same everywhere
 _MOST_CLASSES = 65536  # as data.num_classes; larger labels are no numbers of classes
@@ -121,9 +121,9 @@ def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _shape(image: Any) -> tuple[tuple[int, int], int]:
-    if hasattr(image, "mode"):  # Pillow's
+    if hasattr(image, "mode") and not hasattr(image, "shape"):  # Pillow's, no memory map
         image = upright(image)
-        return (image.height, image.width), 1 if image.mode in ("1", "L") else 3
+        return (image.height, image.width), 1 if image.mode in GREY_MODES else 3
     shape = getattr(image, "shape", ())
     if len(shape) < 2:
         return (128, 128), 3
@@ -135,6 +135,12 @@ def _numbered(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """The classes' names, and the label of each example as their number, int32 (N,)."""
     values = np.asarray(labels)
+    ordered = class_names is None or hasattr(class_names, "__getitem__")
+    if not ordered or isinstance(class_names, str | Mapping):
+        raise ValueError(
+            "class_names must be a list in the order of the labels (of a dict of their numbers "
+            f"sorted(index, key=index.get)); got {class_names!r:.80}"
+        )
     if values.ndim != 1 or values.dtype.kind not in "iuUb":
         raise ValueError(
             f"labels must be whole numbers or names, one for each image; got {values.dtype} "
