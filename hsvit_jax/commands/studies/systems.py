@@ -148,15 +148,15 @@ def _config(system: System, settings: Sequence[str]) -> ml_collections.ConfigDic
 
 
 def _check_read(configs: Collection[ml_collections.ConfigDict], settings: Sequence[str]) -> None:
-    """Raises ValueError for a setting of all that no system reads."""
-    for key in (setting.partition("=")[0] for setting in settings):
+    """Raises ValueError for a network's setting of all that no system reads."""
+    for key in (text.partition("=")[0] for text in settings if text.startswith("model.")):
         complaints = []
         for config in configs:
             try:
                 config_lib.refuse_unread(ml_collections.ConfigDict({**config, "by_hand": (key,)}))
             except ValueError as error:
                 complaints.append(error)
-        if key.startswith("model.") and len(complaints) == len(configs):
+        if len(complaints) == len(configs):
             raise complaints[0]
 
 

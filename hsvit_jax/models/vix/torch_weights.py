@@ -382,18 +382,13 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         for pool_stride in ((1, 2) if pool is None else (pool,))
         for strides in (ints("stride", one) for one in usual)
     ]
-    tokens = shape(tensors, "classifier.positional_emb", 3)[1]
-    strides, pool_stride = next(
-        (
-            (strides, pool_stride)
-            for strides, pool_stride in ways
-            if math.prod(
-                conv_layers.map_size(image_size, [s for n in strides for s in (n, pool_stride)])
-            )
-            == tokens
-        ),
-        ways[0],
-    )
+
+    def tokens(way: tuple[Shape, int]) -> int:
+        every = [stride for convolution in way[0] for stride in (convolution, way[1])]
+        return math.prod(conv_layers.map_size(image_size, every))
+
+    positions = shape(tensors, "classifier.positional_emb", 3)[1]
+    strides, pool_stride = next((way for way in ways if tokens(way) == positions), ways[0])
     mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
     if mixer["heads"] * mixer["head_dim"] == d:
         mixer["head_dim"] = 0  # they share a token's width
