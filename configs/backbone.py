@@ -34,8 +34,6 @@ their centre (there stretched to the size: data.fit=stretch for an evaluation).
     python -m hsvit_jax.main --config=configs/backbone.py:mobilenet_v2_1.4,folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "hsvit_backbone")
+get_config = config.for_network("hsvit_backbone")

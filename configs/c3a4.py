@@ -8,11 +8,6 @@
     python -m hsvit_jax.main --config=configs/c3a4.py:folder=my_images
 """
 
-import ml_collections
+from hsvit_jax import config
 
-from hsvit_jax import config as _config
-
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: data set, recipe and switches, comma-separated (see `hsvit_jax.config`)."""
-    return _config.base(argument, _config.named_model("c3a4"))
+get_config = config.for_network("c3a4")

@@ -18,11 +18,6 @@ data.val_fraction=0).
     python -m hsvit_jax.main --config=configs/c4a8.py:folder=my_images
 """
 
-import ml_collections
+from hsvit_jax import config
 
-from hsvit_jax import config as _config
-
-
-def get_config(argument: str | None = None) -> ml_collections.ConfigDict:
-    """argument: data set, recipe and switches, comma-separated (see `hsvit_jax.config`)."""
-    return _config.base(argument, _config.named_model("c4a8"))
+get_config = config.for_network("c4a8")

@@ -23,8 +23,6 @@ none. On digits the recipe `strong` has 8×8 tokens, one for each pixel of the o
     python -m hsvit_jax.main --config=configs/ccx.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "ccx")
+get_config = config.for_network("ccx")

@@ -21,8 +21,6 @@ Tiny-ImageNet (table 2, note 2; the authors' script for Tiny-ImageNet leaves CvT
     python -m hsvit_jax.main --config=configs/cvt.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "cvt")
+get_config = config.for_network("cvt")

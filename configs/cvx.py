@@ -22,8 +22,6 @@ projected positions.
     python -m hsvit_jax.main --config=configs/cvx.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "cvx")
+get_config = config.for_network("cvx")

@@ -25,8 +25,6 @@ The patch is 16 from 112 px on, else the largest that leaves 7×7 tokens: 4 at 2
     python -m hsvit_jax.main --config=configs/deit.py:ti-power,folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "deit")
+get_config = config.for_network("deit")

@@ -39,8 +39,6 @@ dropped).
     python -m hsvit_jax.main --config=configs/dhvt.py:t,finetune,cifar100 --config.init.from=PATH
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "dhvt")
+get_config = config.for_network("dhvt")

@@ -16,8 +16,6 @@ to 64 px there. At 32 px the last map is one pixel, and attention has nothing to
     python -m hsvit_jax.main --config=configs/efficientformer.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "efficientformer")
+get_config = config.for_network("efficientformer")

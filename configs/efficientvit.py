@@ -21,8 +21,6 @@ of two images has no gradient.
     python -m hsvit_jax.main --config=configs/efficientvit.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "efficientvit")
+get_config = config.for_network("efficientvit")

@@ -22,8 +22,6 @@ configs/hvt.py names.
     python -m hsvit_jax.main --config=configs/fastvit.py:sa36,folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "fastvit")
+get_config = config.for_network("fastvit")

@@ -19,8 +19,6 @@ The recipe `paper` is the HSViT paper's for its comparison (see configs/c4a8.py)
     python -m hsvit_jax.main --config=configs/mobilenet_v2.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "mobilenet_v2")
+get_config = config.for_network("mobilenet_v2")

@@ -18,8 +18,6 @@ without effect.
     python -m hsvit_jax.main --config=configs/mobilevit.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "mobilevit")
+get_config = config.for_network("mobilevit")

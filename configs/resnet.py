@@ -20,8 +20,6 @@ is left to stride over, and it says so.
     python -m hsvit_jax.main --config=configs/resnet.py:18,folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "resnet")
+get_config = config.for_network("resnet")

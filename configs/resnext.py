@@ -17,8 +17,6 @@ what it leaves out). The network divides a side by 32: below 17 px nothing is le
     python -m hsvit_jax.main --config=configs/resnext.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "resnext")
+get_config = config.for_network("resnext")

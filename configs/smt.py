@@ -20,8 +20,6 @@ is not as there: configs/hvt.py.
     python -m hsvit_jax.main --config=configs/smt.py:s,folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "smt")
+get_config = config.for_network("smt")

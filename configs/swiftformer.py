@@ -20,8 +20,6 @@ recipe `paper` is the HSViT paper's (see configs/c4a8.py); CIFAR and Fashion-MNI
     python -m hsvit_jax.main --config=configs/swiftformer.py:folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "swiftformer")
+get_config = config.for_network("swiftformer")

@@ -22,8 +22,6 @@ image; a window is cut to a map that is smaller.
     python -m hsvit_jax.main --config=configs/swin.py:s,folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "swin")
+get_config = config.for_network("swin")

@@ -24,8 +24,6 @@ weights need `model.qk_scale` = width^-0.5, 0.05103103630798288 for T2T-ViT-14.
     python -m hsvit_jax.main --config=configs/t2t.py:7,folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "t2t")
+get_config = config.for_network("t2t")

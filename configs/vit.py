@@ -18,8 +18,6 @@ for Food-101 with 16, as in the authors' scripts.
     python -m hsvit_jax.main --config=configs/vit.py:b-patch16,imagenet
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "vit")
+get_config = config.for_network("vit")

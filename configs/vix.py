@@ -37,8 +37,6 @@ converted from the authors' weights computes as theirs does (True).
     python -m hsvit_jax.main --config=configs/vix.py:vin,hybrid,rope,folder=my_images
 """
 
-from functools import partial
+from hsvit_jax import config
 
-from hsvit_jax.config import variants
-
-get_config = partial(variants.get_config, "vix")
+get_config = config.for_network("vix")

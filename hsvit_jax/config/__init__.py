@@ -17,7 +17,7 @@ _NAMES = {
     "derived": "eval_batch for_few_images per_channel refuse_unread resolve selection total_steps "
     "unmirror validate with_warmup",
     "keys": "describe few leaves nearest",
-    "load": "get_config named_model override",
+    "load": "for_network get_config named_model override",
     "stored": "completed default_workdir from_json names_run to_json",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

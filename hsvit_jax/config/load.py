@@ -10,7 +10,8 @@ import math
 import os
 import reprlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,21 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     if "/" in place or place.endswith(".py") or os.path.isfile(place):
         config = _from_file(Path(os.path.expanduser(place)), argument or None)
     else:
-        name = variants.OF_FILE.get(place, place)
-        if name in variants.SIBLINGS:
-            config = variants.get_config(name, argument)
-        else:
-            config = defaults.base(argument, named_model(name))
+        config = for_network(place)(argument)
     config = override(config, settings)
     derived.validate(config)
     return config
+
+
+def for_network(name: str) -> Callable[[str | None], ml_collections.ConfigDict]:
+    """The `get_config(argument)` of an HSViT or of a sibling family, as the files in configs/ have.
+
+    Called with an unknown name's, it raises ValueError.
+    """
+    name = variants.OF_FILE.get(name, name)
+    if name in variants.SIBLINGS:
+        return partial(variants.get_config, name)
+    return lambda argument=None: defaults.base(argument, named_model(name))
 
 
 def named_model(name: str) -> dict[str, Any]:
