@@ -107,7 +107,7 @@ def convert_file(
                 raise ValueError(
                     "it holds its own configuration: leave out the options that say what it is"
                 )
-            config = configs.completed(configs.from_json(json.dumps(own)))
+            config = configs.completed(own)
         else:
             sizes, shapes = models.torch_settings(record, tensors, given)
             config = configs.base(data, sizes)

@@ -20,25 +20,15 @@ from hsvit_jax.models import FAMILIES
 
 #: Data sets with a name of their own, beside those of `DATA_KINDS`.
 DATA_SETS = (
-    "digits",
-    "cifar10",
-    "cifar100",
-    "fashion_mnist",
-    "tiny_imagenet",
-    "food101",
-    "domainnet/clipart",
-    "domainnet/infograph",
-    "domainnet/painting",
-    "domainnet/quickdraw",
-    "domainnet/real",
-    "domainnet/sketch",
-    "imagenet",
+    *("digits", "cifar10", "cifar100", "fashion_mnist", "tiny_imagenet", "food101"),
+    *("domainnet/clipart", "domainnet/infograph", "domainnet/painting"),
+    *("domainnet/quickdraw", "domainnet/real", "domainnet/sketch", "imagenet"),
 )
 #: Data sets that are named by an argument.
 DATA_KINDS = ("folder=<path>", "csv=<path>", "hf=<name or path>", "tfds=<name>")
 RECIPES = keys.KEYS["recipe"].choices
-SWITCHES = ("tiny", "bf16", "conv_only", "attention_only")
 _ABLATIONS = ("conv_only", "attention_only")  # of hsvit
+SWITCHES = ("tiny", "bf16", *_ABLATIONS)
 
 #: optim.warmup_epochs that is not set by hand: see `derived.with_warmup`.
 AUTOMATIC = -1.0

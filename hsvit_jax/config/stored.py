@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -15,18 +15,9 @@ from hsvit_jax.models import FAMILIES
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
 _SAME_RUN = (
-    "seed",
-    "init.cache",
-    "data.name",
-    "data.dir",
-    "mesh.data",
-    "mesh.group",
-    "train.log_every",
-    "train.loggers",
-    "eval.batch",
-    "checkpoint.every",
-    "checkpoint.keep_best",
-    "checkpoint.keep_latest",
+    *("seed", "init.cache", "data.name", "data.dir", "mesh.data", "mesh.group"),
+    *("train.log_every", "train.loggers", "eval.batch"),
+    *("checkpoint.every", "checkpoint.keep_best", "checkpoint.keep_latest"),
 )
 _LONGEST = 180  # bytes of a folder's name before its seed
 
@@ -100,9 +91,10 @@ def from_json(text: str) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(tree).lock()
 
 
-def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Adds, in a copy, the keys that are newer than a stored configuration, its network's too;
-    their defaults are what was done before."""
+def completed(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """Reads a configuration from the metadata of a checkpoint or file, and adds the keys that are
+    newer, its network's too; their defaults are what was done before."""
+    config = from_json(json.dumps(stored))
     initial = {path: key.initial for path, key in keys.KEYS.items()}
     sections = traverse_util.unflatten_dict(initial, sep=".")
     model = config.model

@@ -1,7 +1,6 @@
 """Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
 import contextlib
-import json
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -139,7 +138,7 @@ def load(
             family = config.model.family
             loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
             with contextlib.suppress(*_FOREIGN):  # unless export wrote it under the authors' names
-                was = config_lib.completed(config_lib.from_json(json.dumps(description["config"])))
+                was = config_lib.completed(description["config"])
                 config_lib.validate(was)
                 names = map(str, description["class_names"] if how["classifier"] == "keep" else ())
                 said = _trained_on(config, was.data, [*names], class_names)
@@ -219,7 +218,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
     try:
         if tensors is not None:
             number = operator.index(meta["step"])
-        config = config_lib.completed(config_lib.from_json(json.dumps(meta["config"])))
+        config = config_lib.completed(meta["config"])
         config_lib.validate(config)
         model = run_spec.build_model(config)
         names, count = meta["class_names"], config.data.num_classes

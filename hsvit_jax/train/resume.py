@@ -52,8 +52,7 @@ def latest(
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
             _refuse_other_state(meta["config"], config)
             who = {"by_hand": None}  # of both: by whom a setting is given is no setting
-            saved = config_lib.completed(config_lib.from_json(json.dumps(meta["config"])))
-            saved = json.loads(config_lib.to_json(saved))
+            saved = json.loads(config_lib.to_json(config_lib.completed(meta["config"])))
             changed = checkpoint.diff(saved | who, config | who)
         except _FOREIGN as error:
             raise ValueError(
@@ -201,7 +200,7 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
 
 def _sizes(config: dict) -> Any:
     """The config of the network in a run's configuration, which an older version may have made."""
-    config = config_lib.completed(config_lib.from_json(json.dumps(config)))
+    config = config_lib.completed(config)
     image = {"image_size": config.data.image_size, "channels": config.data.channels}
     family, classes = FAMILIES[config.model.family], config.data.num_classes
     return family.sizes(config.model.to_dict(), **image, num_classes=classes)

@@ -244,7 +244,7 @@ def test_a_stored_configuration_gets_the_keys_that_are_newer(spec):
         if name not in ("family", "variant", "dtype", "backbone"):
             old = config.copy_and_resolve_references().unlock()
             del functools.reduce(operator.getitem, section, old.model)[name]
-            assert config_lib.completed(old) == config
+            assert config_lib.completed(old.to_dict()) == config
 
 
 def test_json_that_is_no_configuration():
