@@ -43,10 +43,6 @@ __all__ = [
 ]
 
 
-#: Kinds of data sets that are named by an argument.
-_KINDS = {"folder": "<path>", "csv": "<path>", "hf": "<name or path>", "tfds": "<name>"}
-
-
 def describe(name: str, data_dir: str | None = None) -> DataInfo:
     """Describes a data set without loading it, and without the network but for ``hf=``.
 
@@ -164,5 +160,5 @@ def _open(
         )
     near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.0)
     near = [f"folder={name}"] if os.path.isdir(name) else near
-    known = [*(f"{kind}={what}" for kind, what in _KINDS.items()), *REGISTRY]
+    known = ["folder=<path>", "csv=<path>", "hf=<name or path>", "tfds=<name>", *REGISTRY]
     raise ValueError(f"unknown data set {name!r}; did you mean {near[0]!r}? Known: {few(known)}")

@@ -103,12 +103,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Three disjoint splits.
+    """Three disjoint splits; `val` is held out of the training examples.
 
     Attributes:
-      train: the training examples.
-      val: held out of the training examples.
-      test: for evaluation only.
       fingerprint: SHA-256 over the content, the split rule, the image size, the channels and the
         class names: equal for equal data, wherever it lies.
       val_fraction: the share of the training examples that was asked for as `val`.

@@ -239,25 +239,22 @@ class Loop:
     def conclude(
         self, state: dict
     ) -> tuple[int, dict, evaluate_lib.Evaluation | None, evaluate_lib.Evaluation]:
-        """The best step and its state, after `state`, the last; its `evaluate_best`."""
+        """The best step and its state, after `state`, the last, evaluated on the validation split,
+        where there is one, and on the test split.
+
+        A request to stop ends this at once, as everything is saved.
+        """
         best_step = int(state["step"])
         if not self.run.model.lost:  # else the best checkpoint is of another network
             best_step, state, lost = resume.best(self.run, self.checkpoints, state)
             if lost:
                 self.evaluator, self.remarks = self.make_evaluator(lost), {"lost_groups": lost}
-        return best_step, state, *self.evaluate_best(state, best_step)
-
-    def evaluate_best(
-        self, state: dict, step: int
-    ) -> tuple[evaluate_lib.Evaluation | None, evaluate_lib.Evaluation]:
-        """Evaluates the state of the best `step` on the validation split, where there is one, and
-        the test split; a request to stop ends this at once, as everything is saved."""
         give_up = functools.partial(self.stop.check, int(self.state["step"]))
         has_val = len(self.run.dataset.val)
         validation = self.evaluate(state, "val", give_up) if has_val else None
         test = self.evaluate(state, "test", give_up)
-        self.log_eval(step, "test", test)
-        return validation, test
+        self.log_eval(best_step, "test", test)
+        return best_step, state, validation, test
 
     def save(self, number: int, metric: float | None, *, wait: bool) -> None:
         """Saves the state as step `number`."""

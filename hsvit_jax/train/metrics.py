@@ -48,7 +48,7 @@ class MetricLog:
         _drop_after(path, start_step)
         self._logged = {(line["step"], line.get("split")): line for line in read_metrics(path)}
         self._file = report.append_to(path)
-        self._loggers = [loggers.start(name, workdir, start_step, config) for name in names]
+        self._loggers = [loggers.Background(name, workdir, start_step, config) for name in names]
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes one line, {'step': step, **values}; floats that are not finite become null."""
@@ -60,9 +60,8 @@ class MetricLog:
             return
         self._logged[key] = line
         self._append(text.encode() + b"\n")
-        clean = {k: _json_value(v) for k, v in values.items()}
-        prefix = clean.get("split", "train")
-        scalars = {f"{prefix}/{k}": v for k, v in clean.items() if isinstance(v, float)}
+        prefix = line.get("split", "train")
+        scalars = {f"{prefix}/{k}": v for k, v in line.items() if isinstance(v, float)}
         self._each_logger(lambda logger: logger.put((int(step), scalars)))
 
     def evaluations(self, split: str, figure: str) -> dict[int, float]:

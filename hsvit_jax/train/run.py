@@ -300,9 +300,12 @@ def train(
         kind = elastic.RecoverableLoop if recoverable and several else Loop
         loop = kind(run, checkpoints, log, bar, stop, dog, callbacks if lead else ())
         state = loop.take_steps(state)
-        result = _finish(loop, state, workdir)
+        last = int(state["step"])
+        best_step, state, validation, test = loop.conclude(state)
+    parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
     curves = metrics.draw_curves(workdir, workdir.name) if lead else None
-    result = dataclasses.replace(result, seconds=time.monotonic() - started, curves=curves)
+    seconds = time.monotonic() - started
+    result = Result(workdir, last, best_step, parameters, test, validation, seconds, curves)
     for callback in callbacks if lead else ():
         callback.on_end(result)
     return result
@@ -335,13 +338,6 @@ def _open_metrics(
         if not (ended and about.exists()):  # else that of who trained it stays
             report.write_file(about, json.dumps(workdir_lib.environment(), indent=2) + "\n")
     return log, bar
-
-
-def _finish(loop: Loop, state: dict, workdir: Path) -> Result:
-    last = int(state["step"])
-    best_step, state, validation, test = loop.conclude(state)
-    parameters = sum(x.size for x in jax.tree.leaves(state["params"]))
-    return Result(workdir, last, best_step, parameters, test, validation)
 
 
 def _check_arguments(

@@ -68,14 +68,10 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     unknown = {line["split"] for line in lines} - set(SPLIT_NAMES)
     least = 1 if test_only else 2
     if len(names) < least or "" in names or unknown or not all(line["image"] for line in lines):
+        splits = f", its splits {few(sorted(unknown))}, of which {few(list(SPLIT_NAMES))} are known"
         raise ValueError(
             f"csv={path} needs an image and a label in every line, and {least} or more labels; its "
-            f"labels are {few(names)}"
-            + (
-                f", its splits {few(sorted(unknown))}, of which {few(list(SPLIT_NAMES))} are known"
-                if unknown
-                else ""
-            )
+            f"labels are {few(names)}{splits if unknown else ''}"
         )
     if strange := [name for name in names if not is_printable(name)]:
         raise ValueError(

@@ -7,8 +7,7 @@ import importlib
 import importlib.util
 import queue
 import threading
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
 _MOST_WAITING = 10_000  # lines of a logger
@@ -29,27 +28,17 @@ def check(names: Collection[str]) -> None:
             raise ValueError(f"train.loggers={name} needs {name}: pip install 'hsvit_jax[{name}]'")
 
 
-def start(name: str, workdir: Path, start_step: int, config: Mapping[str, Any]) -> "Background":
-    """Starts a logger of a run that goes on from a step."""
-    module, kind, _ = _KNOWN[name]
-
-    def make() -> Any:
-        module_here = importlib.import_module(f"hsvit_jax.train.loggers.{module}")
-        return getattr(module_here, kind)(workdir, start_step, config)
-
-    return Background(name, make)
-
-
 class Background(threading.Thread):
     """A thread that makes a logger and calls its `log(step, scalars)`, then its `close()`.
 
-    A logger's class is called with the work folder, the step after which the run goes on, and the
-    configuration as a dict.
+    Args:
+        arguments: of the logger's class: the work folder, the step after which the run goes on, and
+            the configuration as a dict.
     """
 
-    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+    def __init__(self, name: str, *arguments: Any) -> None:
         super().__init__(name=name, daemon=True)
-        self._make, self._error = make, None
+        self._arguments, self._error = arguments, None
         self._lines: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(_MOST_WAITING)
         self.start()
 
@@ -76,7 +65,9 @@ class Background(threading.Thread):
     def run(self) -> None:
         """Shows figures until the end is queued, or the logger fails."""
         try:
-            logger = self._make()
+            module, kind, _ = _KNOWN[self.name]
+            module = importlib.import_module(f"hsvit_jax.train.loggers.{module}")
+            logger = getattr(module, kind)(*self._arguments)
             while (line := self._lines.get()) is not None:
                 logger.log(*line)
             logger.close()
