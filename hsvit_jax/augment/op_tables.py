@@ -138,8 +138,6 @@ def make_timm(height: int, width: int, level: float, fill: tuple[int, ...]) -> O
     """Makes the rows of timm's RandAugment.
 
     Args:
-      height: of the images, in pixels.
-      width: of the images, in pixels.
       level: from 0 to 10; the bins are the middles of equally likely parts of the normal
         distribution about it, with a standard deviation of 0.5, cut off at 0 and 10.
       fill: values of pixels from outside the image, one for each channel.

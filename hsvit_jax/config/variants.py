@@ -72,11 +72,8 @@ def _parts(name: str) -> list[str]:
 
 
 def _variant(record: Family, words: list[str], finetuned: bool) -> str:
-    """The one variant with just these parts; their order decides between several.
-
-    For fine-tuning also the one of these parts and others whose weights have an image size, of
-    several the one that is named for ImageNet.
-    """
+    """The one variant with just these parts, in this order where there are several; for fine-tuning
+    also the one with more parts whose weights have an image size, of several that for ImageNet."""
     if not words:
         return record.default_variant
     names = record.variants

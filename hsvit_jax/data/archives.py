@@ -62,11 +62,7 @@ class _Archive:
         self._left = max(_FLOOR_BYTES, _MAX_RATIO * path.stat().st_size)
 
     def count(self, block: bytes) -> bytes:
-        """Counts bytes really unpacked, whatever the headers say.
-
-        Raises:
-          BadArchive: there are too many.
-        """
+        """Counts bytes really unpacked, whatever the headers say, and refuses too many."""
         self._left -= len(block)
         if self._left < 0:
             raise BadArchive(
@@ -228,15 +224,11 @@ def _zip_members(archive: _Archive) -> Iterator[Member]:
 
 
 def _zip_name(info: zipfile.ZipInfo) -> str:
-    """A member's name as Windows and macOS mean it.
-
-    macOS packs names in UTF-8 without the flag that says so; PowerShell's Compress-Archive writes
-    backslashes between folders, and Windows' tar a dot before the first.
-    """
+    """A member's name as Windows and macOS mean it."""
     name = info.filename
-    if not info.flag_bits & 0x800:
+    if not info.flag_bits & 0x800:  # macOS packs names in UTF-8 without the flag that says so
         with contextlib.suppress(UnicodeError):
             name = name.encode("cp437").decode("utf-8")
-    if info.create_system == 0:  # FAT, where no name can hold a backslash
+    if info.create_system == 0:  # FAT, where no name can hold a backslash: PowerShell packed it
         name = name.replace("\\", "/")
-    return name.removeprefix("./")
+    return name.removeprefix("./")  # of Windows' tar

@@ -167,11 +167,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """Locks a folder until the descriptor returned is closed, at the latest with this process.
-
-    Raises:
-      OSError: another process holds it, it is gone, or its file system has no locks.
-    """
+    """Locks a folder until the descriptor returned is closed; OSError where that cannot be."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

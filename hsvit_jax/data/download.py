@@ -49,12 +49,8 @@ def fetch(
     """Finds a verified copy of a file in ``data_dir/name`` or ``data_dir``, else downloads it.
 
     Args:
-      data_dir: folder of archives and caches.
       name: of the data set; its folder takes the download.
       progress: called with (stage, bytes received, bytes expected).
-
-    Returns:
-      The path of the copy.
 
     Raises:
       DataUnavailable: no copy and no connection, or the download is not what it should be.

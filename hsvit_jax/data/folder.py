@@ -24,11 +24,6 @@ def find_listing(
 ) -> Listing:
     """Lists the classes and files of a folder or archive; an archive is unpacked once.
 
-    Args:
-      path: the text after ``folder=``.
-      data_dir: folder that an archive is unpacked to.
-      progress, test_only: see `load`.
-
     Raises:
       ValueError: nothing there, a set that has a name of its own, or a layout that
         `listing.arrange` refuses.
@@ -64,8 +59,6 @@ def unpack_once(
       where: the archive's name in messages.
       name: of the folder, which may be removed at any time.
       key: identifies the content.
-      data_dir: folder of the cache.
-      progress: see `load`.
       extra_suffixes: of other members to unpack.
 
     Raises:

@@ -102,10 +102,7 @@ def make_evaluator(
     aggregate: str = "psum",
     votes_G: Array | None = None,
 ) -> Callable[..., Evaluation]:
-    """Builds an evaluation, which compiles once per batch size.
-
-    Args:
-        model, mesh, config, aggregate, votes_G: see `make_forward`.
+    """Builds an evaluation, which compiles once per batch size; arguments as of `make_forward`.
 
     Returns:
         `evaluate(params, stats, split, batch, before_batch)` → `Evaluation`. The last batch is

@@ -64,14 +64,11 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
 def attach(
     run: Run, state: dict, say: Callable[[str], None], beat: Callable[[], None] = lambda: None
 ) -> Run:
-    """Replaces a run's images by features, and its network by the parts that follow.
+    """Returns a run on features in place of images, and on the parts of its network that follow.
 
     Args:
         run: with a configuration that `check` accepted.
         state: its frozen parts compute the features.
-
-    Returns:
-        the run on features.
 
     Raises:
         ValueError: the folder cannot be written, or the network uses more of the image than the

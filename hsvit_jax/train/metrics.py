@@ -140,11 +140,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
-    """The good lines of a `metrics.jsonl`, and the damaged ones.
-
-    A last line without its end is neither: its writing was cut short, and the resumed run writes it
-    again.
-    """
+    """The good lines of a `metrics.jsonl`, and the damaged ones; a last line without its end, which
+    was cut short and is written again by the resumed run, is neither."""
     lines, damaged = [], b""
     raws = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for raw in (raw for raw in raws if raw.endswith(b"\n") and raw.strip()):

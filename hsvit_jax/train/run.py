@@ -165,10 +165,7 @@ def _parts(config: ml_collections.ConfigDict) -> str:
 
 
 def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Refuses, before the first step, a data set without the splits to evaluate on.
-
-    Warns of validation images that should be trained on, but are a part of their own.
-    """
+    """Refuses a data set without the splits to evaluate on; warns of unused validation images."""
     if not len(dataset.test):
         raise ValueError(
             f"{config.data.name} has no test images: the run could not be evaluated; add some"

@@ -118,10 +118,7 @@ def _holds(mark: Path, token: str) -> bool:
 
 @contextlib.contextmanager
 def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
-    """Locks the folder: two runs at once would write over each other's checkpoints.
-
-    The lock ends with the process, so `kill -9` leaves nothing behind.
-    """
+    """Locks the folder while this process lives: two runs would overwrite each other."""
     if not lead or os.name != "posix":
         yield
         return
