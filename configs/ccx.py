@@ -14,9 +14,8 @@ not measured yet.
 
 The recipe `paper`, and the maximum that Performer and Nyström divide by
 (`model.batch_coupling=False`), are as for ViX: see configs/vix.py, also for what the recipe leaves
-out. The feed-forward is 512 wide and paths are dropped, as in the scripts; the paper says 256 and
-none. On digits the recipe `strong` has 8×8 tokens, one for each pixel of the original images, and
-16 landmarks or projected positions.
+out and for digits. The feed-forward is 512 wide and paths are dropped, as in the scripts; the paper
+says 256 and none.
 
     python -m hsvit_jax.main --config=configs/ccx.py:ccn,cifar10
     python -m hsvit_jax.main --config=configs/ccx.py:cct,tiny_imagenet,paper

@@ -14,8 +14,7 @@ CIFAR-10: not measured yet.
 
 The recipe `paper`, and the maximum that Performer and Nyström divide by
 (`model.batch_coupling=False`), are as for ViX: see configs/vix.py, also for what the recipe leaves
-out. On digits the recipe `strong` has 8×8 tokens, one for each pixel of the original images, and 16
-landmarks or projected positions.
+out and for digits.
 
     python -m hsvit_jax.main --config=configs/levix.py:levip,cifar10
     python -m hsvit_jax.main --config=configs/levix.py:levin,tiny_imagenet,paper

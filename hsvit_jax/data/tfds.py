@@ -61,15 +61,9 @@ def describe_tfds(name: str, builder: Any) -> DataInfo:
     height, width, channels = features[image_key].shape
     channels = 1 if channels == 1 else 3
     mean, std = default_statistics(channels)
-    return DataInfo(
-        name=f"tfds={name}",
-        image_size=(height, width) if height and width else (128, 128),
-        channels=channels,
-        class_names=tuple(features[label_key].names),
-        mean=mean,
-        std=std,
-        flip=keeps_label_mirrored(name),
-    )
+    size = (height, width) if height and width else (128, 128)
+    class_names, flip = tuple(features[label_key].names), keeps_label_mirrored(name)
+    return DataInfo(f"tfds={name}", size, channels, class_names, mean, std, flip)
 
 
 def load_tfds(name: str, builder: Any, request: Request) -> Source:
