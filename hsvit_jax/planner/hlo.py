@@ -140,20 +140,20 @@ def _count(computations: dict, name: str, group: int) -> tuple[int, dict[tuple[s
         lines = computations[name]
         shapes = {out: shape for out, shape, _, _ in lines}
         for _, shape, op, rest in lines:
+            collective = re.fullmatch(f"({_COLLECTIVES})(-start)?", op)
+            if not times and (collective or op in ("dot", "convolution")):
+                raise ValueError(f"a loop of unknown length in the compiled program: {name}")
             if op == "dot":
                 flops += times * _dot_flops(shape, rest, shapes)
             elif op == "convolution":
                 flops += times * _convolution_flops(shape, rest, shapes)
-            elif re.fullmatch(f"({_COLLECTIVES})(-start)?", op):
+            elif collective:
                 axis, kind, size = _transfer(op, shape, rest, group)
                 if axis:
                     transfers[axis, kind] += times * size
                 continue  # the computation it calls adds two numbers
             turns = _turns(rest, computations) if op == "while" else 1
-            for called in _CALLED.findall(rest):
-                if not turns and _counts(called, computations):
-                    raise ValueError(f"a loop of unknown length in the compiled program: {called}")
-                pending.append((called, times * (turns or 1)))
+            pending += [(called, times * turns) for called in _CALLED.findall(rest)]
     return flops, dict(transfers)
 
 
@@ -210,26 +210,16 @@ def overlaps(text: str, group: int) -> list[Overlap]:
 
 
 def _turns(rest: str, computations: dict) -> int:
-    """How often a loop turns, 0 where the text does not say: as the compiler knows, or up to the
-    limit that its condition compares with, since jax's loops count from 0."""
+    """How often a loop turns, 0 where the text does not say."""
     if known := _TRIPS.search(rest):
         return int(known[1])
+    # Else up to the limit that its condition compares with, since jax's loops count from 0.
     condition = computations[_CONDITION.search(rest)[1]]
     limits = {out: number for out, _, op, number in condition if op == "constant"}
     for _, _, op, compared in condition:
         if op == "compare" and (limit := _BELOW.match(compared)) and limit[1] in limits:
             return int(limits[limit[1]].partition(")")[0])
     return 0
-
-
-def _counts(name: str, computations: dict) -> bool:
-    """Whether a computation, or one it calls, has a product or a collective."""
-    return any(
-        op in ("dot", "convolution")
-        or re.match(_COLLECTIVES, op)
-        or any(_counts(called, computations) for called in _CALLED.findall(rest))
-        for _, _, op, rest in computations[name]
-    )
 
 
 def _computations(text: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:

@@ -1,10 +1,8 @@
 """Predicts the cost of a network on more devices than there are: `hsvit plan`.
 
-From the resolved configuration alone, for plain data parallelism and the three ways to spread one
-network: FLOPs, memory and traffic of a device (`costs`), the time of a step on a machine that three
-numbers describe, and the time that devices wait for each other. All times are predictions. `verify`
-compiles the same networks for a few fake devices and compares the programs with the prediction
-(`hlo`).
+FLOPs, memory and traffic of a device (`costs`), the time of a step on a machine that three numbers
+describe, and the time that devices wait for each other: all are predictions. `verify` compares them
+with programs that are compiled for a few fake devices (`hlo`).
 """
 
 import json as json_lib
@@ -212,12 +210,8 @@ def idle_hsvit(cost: Cost, machine: Machine) -> float:
 
 
 def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[dict[str, Any]]:
-    """The paper's equations for K devices.
-
-    Equation 1: K layers of which one is at work at a time. 2: the same with S pipeline stages in
-    flight. 3: HSViT with one of this network's parts on each device, so that more devices make a
-    larger network.
-    """
+    """The paper's equations 1 to 3 for K devices: K layers of which one is at work at a time, with
+    S pipeline stages in flight, and HSViT with one of this network's parts on each device."""
     way = "towers" if network.config.towers > 1 else "replicated"
     cost = costs.Cost(way, network, data=1, group=network.group_axis_limit, batch=1)
     return [
