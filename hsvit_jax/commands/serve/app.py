@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import hmac
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,14 +16,14 @@ from typing import Any
 import numpy as np
 import prometheus_client as prometheus
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hsvit_jax import data
 from hsvit_jax.commands.serve.batching import Answer, Batcher, NoVotes, part_of
@@ -78,21 +79,14 @@ class _OwnNames:
         self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        called = False
-
-        async def known(scope: Scope, receive: Receive, _: Send) -> None:
-            nonlocal called
-            called = True
-            await self._app(scope, receive, send)
-
-        async def unsaid(_: Message) -> None:
-            """Drops Starlette's refusal, a bare text."""
-
-        await TrustedHostMiddleware(known, self._hosts)(scope, receive, unsaid)
-        if not called:
-            text = f"This server answers to the names {', '.join(self._hosts)} only: let a proxy "
-            text += "send one of them as Host, or start the server with --token."
-            await JSONResponse({"error": text}, 400, _PAGE_HEADERS)(scope, receive, send)
+        app = self._app
+        if scope["type"] == "http":
+            name = re.sub(r":\d+$", "", Headers(scope=scope).get("host", "").lower())
+            if name not in self._hosts:
+                text = f"This server answers to the names {', '.join(self._hosts)} only: let a "
+                text += "proxy send one of them as Host, or start the server with --token."
+                app = JSONResponse({"error": text}, 400, _PAGE_HEADERS)
+        await app(scope, receive, send)
 
 
 class Server:
@@ -327,11 +321,8 @@ class Server:
         return JSONResponse({**self._prediction(names[0], answer), "parts": votes, "maps": maps})
 
     def _maps(self, image_HWC: np.ndarray) -> list[dict[str, Any]]:
-        """Attention over the image and feature maps, uint8 rows; of an HSViT for each group.
-
-        A group's attention is the sum of its tokens' feature maps, each weighted by the attention
-        that CLS pays to it; it lies where the group's tower looks.
-        """
+        """Attention over the image as uint8 rows; of an HSViT for each group, too: the sum of its
+        feature maps, weighted by the attention of CLS to them, where the group's tower looks."""
         try:
             views = self._classifier.explain(image_HWC[None])[0]
         except ValueError:  # the network has nothing to show

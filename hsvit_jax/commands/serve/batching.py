@@ -97,10 +97,8 @@ class Batcher:
                 await self._answer(batch)
 
     def _take(self) -> list[_Waiting]:
-        """The next batch, of images whose requests still wait; it fills three quarters of its size.
-
-        On a CPU an image costs the same in any batch, so that padding is all loss.
-        """
+        """The next batch, of images whose requests still wait; it fills three quarters of its size,
+        as on a CPU padding is all loss."""
         while self._queue and self._queue[0].answer.done():
             self._queue.popleft()
         count = min(len(self._queue), self.sizes[-1])
