@@ -1,9 +1,6 @@
 """Measures speed and memory: `hsvit benchmark`, one JSON line on standard output.
 
-It times what a run executes: the training step as the trainer compiles it, the evaluation forward,
-the evaluator, the batch of a step, decoding it from files. Each step is waited for before the next.
-`--vs` alternates with another program, `--parts` times the parts of a step, `--peak` the machine;
-`--topology` compiles a step for TPUs that are not at hand, and times nothing.
+It times what a run executes, as the trainer and the evaluation compile it.
 """
 
 import json
@@ -63,7 +60,7 @@ def _record(request: cli.Request, modes: list[str]) -> dict:
     timing = {"steps": values.steps, "warmup": values.warmup}
     if modes == ["parts"]:
         record = step_parts.measure_parts(config, **timing)
-        print(step_parts.table(record), file=sys.stderr, flush=True)
+        cli.note(step_parts.table(record))
     elif modes == ["topology"]:
         augmented = not values.no_augment
         record = tpu.measure(config, values.work, values.topology, augmented=augmented)

@@ -8,7 +8,6 @@ Source: what the ViX paper claims of its mixers in sections 2 and 3, as a measur
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from math import isqrt
 from pathlib import Path
@@ -125,6 +124,6 @@ def run(request: cli.Request) -> None:
     for mixer in values.mixers or mixer_config.NAMES:
         for tokens in numbers:
             rows.append(measure(mixer, tokens, values.batch))
-            print(f"{mixer}, {tokens:,} tokens", file=sys.stderr, flush=True)
+            cli.note(f"{mixer}, {tokens:,} tokens")
     print(report.markdown(table(rows)))
-    print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
+    cli.note("\n".join(map(str, write(rows, Path(values.out)))))

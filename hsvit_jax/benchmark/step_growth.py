@@ -7,7 +7,6 @@ grows no faster than its FLOPs stays below the diagonal of the plot.
 
 import dataclasses
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def measure(
     timed = []
     for run, (name, (key, value)) in zip(runs, changes, strict=True):
         timed.append(jobs.train_job(run, augmented=False))
-        print(f"compiled: {name}, {key}={value}", file=sys.stderr, flush=True)
+        cli.note(f"compiled: {name}, {key}={value}")
     turns = [[jobs.timed(job.take, 1)[0] for job in timed] for _ in range(rounds + 1)][1:]
     return [
         Row(
@@ -146,4 +145,4 @@ def run(request: cli.Request) -> None:
         series=values.series,
     )
     print(report.markdown(report.table(COLUMNS, rows)))
-    print(*write(rows, Path(values.out)), sep="\n", file=sys.stderr, flush=True)
+    cli.note("\n".join(map(str, write(rows, Path(values.out)))))

@@ -10,6 +10,7 @@ import ml_collections
 import numpy as np
 import optax
 
+from hsvit_jax import report
 from hsvit_jax.benchmark import jobs, machine
 from hsvit_jax.models.network import GroupShard
 from hsvit_jax.ops.max_pool import max_pool
@@ -67,12 +68,7 @@ def measure_parts(
 
 
 def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
-    """Builds the functions that run one part each, by the part's name.
-
-    A `GroupShard` stands between trunk, groups and head and cuts them apart: the neighbours of a
-    part are dead code to the compiler. The gradient is taken for a part's first argument: its
-    parameters, and the activations it is given.
-    """
+    """Builds the functions that run one part each, by the part's name."""
     model, batch = run.model, run.config.train.batch
     state = step.first_state(run)
     params, key = state["params"], jax.random.key(0)
@@ -93,7 +89,8 @@ def _part_functions(run: Any) -> dict[str, Callable[[], Any]]:
         )[0]
 
     class Cut(GroupShard):
-        """Records the tokens and CLS sums of a pass, and replaces them by others."""
+        """Records the tokens and CLS sums of a pass, and replaces them by others: the neighbours
+        of a part are dead code to the compiler."""
 
         def __init__(self, tokens: Any = None, total: Callable[[Any, Any], Any] | None = None):
             self.tokens, self.total = tokens, total
@@ -194,11 +191,10 @@ def _carrying(function: Callable[..., Any], carried: Any, *args: Any) -> Callabl
 
 def table(record: dict) -> str:
     """Formats the parts as text, each with its share of the whole step."""
-    parts = record["parts"]
-    total, width = parts["whole step"]["milliseconds"], max(map(len, parts))
-    lines = [
-        f"{name:<{width}}  {part['milliseconds']:>10.2f}  {part['milliseconds'] / total:>6.1%}"
-        for name, part in parts.items()
-    ]
-    head = f"{'part':<{width}}  {'median, ms':>10}  {'share':>6}"
-    return "\n".join([head, "-" * len(head), *lines, record["note"]])
+    times = {name: part["milliseconds"] for name, part in record["parts"].items()}
+    columns = {
+        "part": str,
+        "median, ms": lambda name: f"{times[name]:.2f}",
+        "share": lambda name: f"{times[name] / times['whole step']:.1%}",
+    }
+    return "\n".join([*report.aligned(report.table(columns, times)), record["note"]])

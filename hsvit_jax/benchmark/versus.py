@@ -49,11 +49,8 @@ def compare(ours: list[str], theirs: str, rounds: int) -> dict:
 
 
 def _run(command: list[str] | str, what: str) -> dict:
-    """Runs a command and returns its JSON line, with `peak_memory_bytes` of its largest process.
-
-    Memory that the line states itself counts instead: it can leave out what came after the timed
-    steps. Output goes through files, because `wait4` must be the one to reap the process.
-    """
+    """Runs a command and returns its JSON line, with `peak_memory_bytes` where it states none."""
+    # Output goes through files, because `wait4` must be the one to reap the process.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         shell = isinstance(command, str)
         process = subprocess.Popen(command, shell=shell, stdout=out, stderr=err)

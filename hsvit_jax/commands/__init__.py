@@ -34,6 +34,7 @@ _SPLIT = "Which images; default: all of a folder or csv in --config beside --che
 _EXPORT_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
 _EXPORT_FORMAT = "safetensors, a folder for the hub, the authors' PyTorch names, or programs."
 _TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), 1e-5 for logits."
+_WORK = ["train", "infer", "input", "eval", "decode"]
 _LENGTHS = ["256", "512", "1024", "2048", "4096"]
 
 #: Name → what it does and reads; all other input is refused.
@@ -267,10 +268,7 @@ COMMANDS: Mapping[str, Command] = {
         "$ --config=configs/c4a8.py --batch=512 --topology=v5e:2x2\n"
         "$ --peak",
         (
-            (
-                *(flags.DEFINE_enum, "work", "train"),
-                *(("train", "infer", "input", "eval", "decode"), "Work to time."),
-            ),
+            (flags.DEFINE_enum, "work", "train", _WORK, "Work to time."),
             (flags.DEFINE_integer, "batch", None, "Images per step.", 1),
             (flags.DEFINE_integer, "steps", 10, "Steps that are timed.", 1),
             (flags.DEFINE_integer, "warmup", 2, "Steps before them.", 1),
