@@ -33,8 +33,8 @@ def run(request: cli.Request) -> int:
             )
         for file in (path, table):  # before the work, as it may fail
             report.prepare_for(file)
-        points = lost_groups.curve(classifier, part, config)
-        return _write_curve(points, path, classifier.step, config, part, split)
+        _write_curve(classifier, config, part, split, path)
+        return 0
     evaluator = evaluate.make_evaluator(
         classifier.model,
         classifier.mesh,
@@ -53,13 +53,7 @@ def run(request: cli.Request) -> int:
 def _images(
     request: cli.Request, classifier: Classifier
 ) -> tuple[ml_collections.ConfigDict, str, data.Split]:
-    """Loads the images to evaluate, with notes on standard error.
-
-    A folder in --config beside a named run is other data than the run's: all of it is evaluated.
-
-    Returns:
-      the configuration, the split's name and its images.
-    """
+    """Loads the images to evaluate, with notes: the configuration, the split's name and itself."""
     config, split = classifier.config, request.flags.split
     if request.config is not None:
         config = config.copy_and_resolve_references().unlock()
@@ -74,7 +68,7 @@ def _images(
             if f"eval.{key}" in given:
                 config.eval[key] = request.config.eval[key]
     name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
-    if split is None:
+    if split is None:  # of a folder beside a named run, which is other data than the run's, all
         other_data = request.config is not None and name.startswith(("folder=", "csv="))
         split = "all" if run_is_named and other_data else "test"
     dataset = train.load_data(config, test_only=split == "all")
@@ -100,16 +94,16 @@ def _images(
 
 
 def _write_curve(
-    points: list[lost_groups.Point],
-    path: Path,
-    step: int,
+    classifier: Classifier,
     config: ml_collections.ConfigDict,
     part: data.Split,
     split: str,
-) -> int:
+    path: Path,
+) -> None:
     """Writes accuracy against the number of lost groups: a PNG, a CSV and lines of JSON."""
+    points, step = lost_groups.curve(classifier, part, config), classifier.step
     if not coordination.is_lead():
-        return 0
+        return
     name = f"{config.model.variant}, {config.data.name}, {split} split"
     table, plot = lost_groups.write(points, path, f"{name}, step {step:,}")
     for point in points:
@@ -117,7 +111,6 @@ def _write_curve(
         line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
         print(metrics.to_line(step, line))
     coordination.print_once(f"{plot} and {table}")
-    return 0
 
 
 def _votes(lost: list[str] | None, network: Classifier) -> np.ndarray | None:

@@ -101,14 +101,7 @@ def make_counter(
       (S, G); it returns the correct answers of each of the S subsets of groups, int32 (S,).
     """
 
-    def count(
-        params: dict,
-        stats: dict,
-        images_BHWC: Array,
-        labels_B: Array,
-        valid_B: Array,
-        votes_SG: Array,
-    ) -> Array:
+    def count(params, stats, images_BHWC, labels_B, valid_B, votes_SG) -> Array:
         def answers(votes_G: Array) -> Array:
             forward = evaluate.make_forward(model, mesh, config, aggregate, votes_G)
             logits_BK = forward(params, stats, images_BHWC)
@@ -165,8 +158,7 @@ def write(points: list[Point], path: Path, title: str) -> tuple[Path, Path]:
     Returns:
       the paths of the CSV and the PNG.
     """
-    rounded = (dataclasses.asdict(point) for point in points)
-    rows = [Point(**{name: round(value, 6) for name, value in row.items()}) for row in rounded]
+    rows = [Point(*(round(x, 6) for x in dataclasses.astuple(point))) for point in points]
     draw = functools.partial(_draw, points, title)
     return report.write(rows, path.parent, path.stem, draw, (6.4, 4.2))
 
