@@ -28,8 +28,8 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
     Raises:
       ValueError: a class has fewer examples than there are folds, or fewer than two outside one.
     """
-    labels = np.concatenate([dataset.train.labels, dataset.val.labels])
-    members = [np.flatnonzero(labels == label) for label in range(dataset.info.num_classes)]
+    whole = _joined(dataset)
+    members = [np.flatnonzero(whole.labels == k) for k in range(dataset.info.num_classes)]
     least = min(range(len(members)), key=lambda label: len(members[label]))
     if len(members[least]) < max(count, 4 if count == 2 else 3):
         raise ValueError(
@@ -53,24 +53,19 @@ def folds(dataset: data.Dataset, count: int, val_fraction: float, seed: int) -> 
         rule = f"fold {fold} of {count}, seed {seed}, val={val_fraction}"
         yield dataclasses.replace(
             dataset,
-            **{name: _take(dataset, np.sort(np.concatenate(x))) for name, x in parts.items()},
+            **{name: whole.take(np.sort(np.concatenate(x))) for name, x in parts.items()},
             fingerprint=data.dataset.fingerprint(dataset.info, dataset.fingerprint, rule),
             val_fraction=val_fraction,
         )
 
 
-def _take(dataset: data.Dataset, index_N: np.ndarray) -> data.Split:
-    """Examples of the training and validation splits, counted through."""
-    parts, first = (dataset.train, dataset.val), len(dataset.train)
-    labels_N = np.concatenate([part.labels for part in parts])[index_N]
+def _joined(dataset: data.Dataset) -> data.Split:
+    """The training and validation splits as one."""
+    train, val, first = dataset.train, dataset.val, len(dataset.train)
+    labels = np.concatenate([train.labels, val.labels])
     if dataset.resident:
-        return data.Split(labels_N, np.concatenate([part.images for part in parts])[index_N])
-
-    def read(i: int) -> np.ndarray:
-        number = int(index_N[i])
-        return parts[0].read(number) if number < first else parts[1].read(number - first)
-
-    return data.Split(labels_N, None, read)
+        return data.Split(labels, np.concatenate([train.images, val.images]))
+    return data.Split(labels, None, lambda i: train.read(i) if i < first else val.read(i - first))
 
 
 def run(request: cli.Request) -> None:
