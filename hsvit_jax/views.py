@@ -135,12 +135,9 @@ def _groups(arrays: dict[str, list[np.ndarray]]) -> Groups:
 
 
 def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | None:
-    """Attention and features of at most four blocks, evenly chosen among those with a token grid.
-
-    Head tokens (the setting `head_tokens`) follow the patches in the sequence.
-    """
+    """Attention and features of a few blocks, evenly chosen among those with a token grid."""
     c = model.config
-    extra = c.heads if getattr(c, "head_tokens", False) else 0
+    extra = c.heads if getattr(c, "head_tokens", False) else 0  # tokens after the patches
     attention = arrays.get("attention", [])
     lengths = [w.shape[-1] - extra for w in attention]
     shown = spread_out([i for i, t in enumerate(lengths) if model.grid(t) is not None])
@@ -154,9 +151,8 @@ def _sequences(model: Any, arrays: dict[str, list[np.ndarray]]) -> Sequences | N
     by_head, matrices, head_tokens = [], [], []
     for i in shown:
         weights_NTS, tokens = attention[i], lengths[i]
-        queries = (
-            weights_NTS.shape[1] - extra
-        )  # not always as many as keys: a CvT strides over keys
+        # Not always as many as keys: a CvT strides over keys.
+        queries = weights_NTS.shape[1] - extra
         query_NS = weights_NTS[:, 0] if before else weights_NTS[:, :queries].mean(1)
         by_head.append(on_patches(query_NS, tokens))
         matrices.append(weights_NTS.mean(0))

@@ -1,9 +1,7 @@
 """Several systems on the same data by the same loop: `hsvit compare SPEC SPEC ...`.
 
-Each system is trained once for every seed (or found trained in its folder, and only evaluated) and
-becomes a row of one table: parameters, FLOPs, memory, speed, accuracy. Written as Markdown, CSV and
-a plot, in the manner of figure 2 of the HSViT paper and figure 4 of the ViX paper. With --fractions
-all are trained on nested shares of the images at equal compute.
+A table of accuracies and costs with a plot, in the manner of figure 2 of the HSViT paper and figure
+4 of the ViX paper; with --fractions, nested shares of the images at equal compute.
 """
 
 import dataclasses
@@ -62,8 +60,7 @@ def compare(
 
     Args:
       systems: of equal data and equal length of training.
-      settings: KEY=VALUE texts for every configuration.
-      seeds: one run of every system for each.
+      settings, seeds: as of `train_all`.
       batch: images of the programs whose memory is stated.
 
     Returns:
@@ -181,8 +178,7 @@ def learning_curves(
     Args:
       systems: of equal data; the length of the first one's training decides the compute.
       fractions: of the training images of each class, above 0 and at most 1.
-      settings: KEY=VALUE texts for every configuration.
-      seeds: one run of every system on every share for each.
+      settings, seeds: as of `train_all`.
 
     Returns:
       a point for each system and share: its x are the training images of a class.

@@ -1,12 +1,9 @@
 """Converts PyTorch weights to a checkpoint: `hsvit convert FILE [OUT]`.
 
-FILE is a state dict as `.npz`, `.safetensors`, or `.ckpt`/`.pt`/`.pth` where PyTorch is installed.
-The network's sizes come from the JSON under `config` (its `constructor`), from options, or from the
-tensors' shapes, in this order: option, constructor, shape. Where FILE also holds `input` (NCHW) and
-`logits_f64` or `logits`, the converted network is run on them in float64 and must agree before
-anything is written. One weight that is off by 0.1 % shows in `logits_f64` alone: save those.
-
-Nothing in FILE is ever unpickled, except by PyTorch's own restricted reader (`weights_only=True`).
+The network's sizes come from options, else from the JSON under `config` (its `constructor`), else
+from the tensors' shapes. Where FILE also holds `input` (NCHW) and `logits_f64` or `logits`, the
+converted network must agree with them in float64 before anything is written. One weight that is off
+by 0.1 % shows in `logits_f64` alone: save those.
 """
 
 import copy

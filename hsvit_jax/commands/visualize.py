@@ -85,11 +85,8 @@ def write_views(
 
 
 def _stems(paths: Sequence[Path]) -> list[str]:
-    """A unique file name stem for each image, numbered where images share a name.
-
-    Capitals make no other name: on macOS, and in Windows' folders, they name the same file.
-    """
-    taken: set[str] = set()
+    """A unique file name stem for each image, numbered where images share a name."""
+    taken: set[str] = set()  # without capitals, which make no other file on macOS and Windows
     out = []
     for path in paths:
         names = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))

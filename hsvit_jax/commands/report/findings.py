@@ -121,11 +121,8 @@ def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
 def _occlusion(
     classifier: Classifier, images_NHWC: np.ndarray, p_NK: np.ndarray, batch: int
 ) -> np.ndarray:
-    """The fall of the predicted class's probability for each covered part, (N, R, R).
-
-    A cover is two cells wide and of the data's mean colour. Source: Zeiler and Fergus, arXiv
-    1311.2901, section 4.2.
-    """
+    """The fall of the predicted class's probability for each covered part, (N, R, R): by two cells
+    of the data's mean colour. Source: Zeiler and Fergus, arXiv 1311.2901, section 4.2."""
     height, width = images_NHWC.shape[1:3]
     colour = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
 

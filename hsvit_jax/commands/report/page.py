@@ -273,14 +273,8 @@ def _table(
     plain: int | None = None,
     style: str = "",
 ) -> str:
-    """A table whose rows name their classes for the filter.
-
-    Args:
-      heads: of the columns.
-      rows: the classes, None for a row that always shows, and the cells' texts.
-      plain: cells from this one on are HTML already.
-      style: a class of the style sheet.
-    """
+    """A table of rows with their classes for the filter (None: always shown) and their cells, which
+    from number `plain` on are HTML already; `style` is a class of the style sheet."""
     out = []
     for classes, cells in rows:
         tag = "" if classes is None else f' data-classes="{" ".join(map(str, classes))}"'

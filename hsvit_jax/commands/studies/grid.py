@@ -118,11 +118,7 @@ def save(
 
 
 def _figure(points: Sequence[Point], labels: Labels) -> Any:
-    """Draws a line for each value of the second axis, with intervals of 95 %.
-
-    An interval is Student's of the mean over seeds or, where it reaches further, Wilson's of the
-    test images.
-    """
+    """Draws a line for each value of the second axis."""
     figure = report.figure(7.5, 4.8)
     panel = figure.add_subplot()
     columns = list(dict.fromkeys(p.x for p in points))
@@ -156,7 +152,8 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
 
 
 def _sides(point: Point) -> tuple[float, float]:
-    """How far the interval reaches below and above the accuracy."""
+    """How far the interval of 95 % reaches below and above the accuracy: Student's of the mean over
+    seeds or, where it reaches further, Wilson's of the test images."""
     from scipy import special
 
     low, high = report.wilson(point.accuracy * point.examples, point.examples)
