@@ -22,8 +22,6 @@ def measure(
 
     Args:
         config: as a config file returns it; its train.batch is the batch.
-        steps: batches that are timed.
-        warmup: batches before them.
 
     Returns:
         the fields of the JSON line. `images_per_cpu_second` counts the time that this process

@@ -22,12 +22,11 @@ _PEAK_SIZES_ACCELERATOR = (8192, 512)
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
-def measure_peak(dtype: str, repeats: int = 5) -> dict:
-    """Measures the peak FLOP/s of one device with a square product and a 3×3 convolution.
+def measure_peak(dtype: str) -> dict:
+    """Measures the peak FLOP/s of one device, the best of 5 square products or 3×3 convolutions.
 
     Args:
         dtype: 'float32' or 'bfloat16', at jax's default precision.
-        repeats: runs of each, of which the best counts.
     """
     side, batch = _PEAK_SIZES.get(jax.default_backend(), _PEAK_SIZES_ACCELERATOR)
     square = jnp.ones((side, side), dtype)
@@ -39,7 +38,7 @@ def measure_peak(dtype: str, repeats: int = 5) -> dict:
     ):
         take = functools.partial(jax.jit(function), *args)
         jax.block_until_ready(take())
-        best[f"{name}_flops_per_second"] = flops / min(jobs.timed(take, repeats))
+        best[f"{name}_flops_per_second"] = flops / min(jobs.timed(take, 5))
     return {"flops_per_second": max(best.values()), **best, "dtype": dtype}
 
 

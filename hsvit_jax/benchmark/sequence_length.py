@@ -1,10 +1,7 @@
 """Costs of mixing tokens as the sequence grows: `hsvit sequence-length`.
 
-FLOPs and peak memory of compiled programs, forward and training, for ViX with each mixer. Nothing
-is executed: shapes alone are compiled, for the back end at hand, so a machine can state the memory
-of programs that it could not run.
-
-Source: what the ViX paper claims of its mixers in sections 2 and 3, as a measurement.
+What the ViX paper claims of its mixers in sections 2 and 3, as FLOPs and peak memory of programs
+that are compiled for the back end at hand and never executed.
 """
 
 import dataclasses

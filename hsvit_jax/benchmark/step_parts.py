@@ -27,8 +27,7 @@ def measure_parts(
 
     Args:
         config: as a config file returns it; its train.batch is the batch.
-        steps: runs of each part that are timed.
-        warmup: runs before them.
+        steps, warmup: runs of each part that are timed, and those before them.
 
     Returns:
         the fields of the JSON line.

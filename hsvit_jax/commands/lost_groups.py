@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from jax.sharding import Mesh
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import data, report
@@ -91,10 +90,8 @@ def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.nd
     return chosen
 
 
-def make_counter(
-    model: Any, mesh: Mesh, config: ml_collections.ConfigDict, aggregate: str = "psum"
-) -> Callable[..., Array]:
-    """Compiles the count of correct answers; arguments as of `evaluate.make_forward`.
+def make_counter(network: Classifier, config: ml_collections.ConfigDict) -> Callable[..., Array]:
+    """Compiles the count of correct answers; `config` as of `evaluate.make_forward`.
 
     Returns:
       a function of params, stats, images uint8 (B, H, W, C), labels (B,), valid (B,) and votes
@@ -103,7 +100,8 @@ def make_counter(
 
     def count(params, stats, images_BHWC, labels_B, valid_B, votes_SG) -> Array:
         def answers(votes_G: Array) -> Array:
-            forward = evaluate.make_forward(model, mesh, config, aggregate, votes_G)
+            how = network.model, network.mesh, config, network.aggregate
+            forward = evaluate.make_forward(*how, votes_G)
             logits_BK = forward(params, stats, images_BHWC)
             finite_B = jnp.isfinite(logits_BK).all(1)  # else argmax calls it the first class
             return jnp.where(finite_B, logits_BK.argmax(1), -1)
@@ -111,7 +109,7 @@ def make_counter(
         right_SB = (jax.vmap(answers)(votes_SG) == labels_B[None]) & valid_B[None]
         return right_SB.sum(1)
 
-    return jax.jit(count, out_shardings=mesh_lib.replicated(mesh))
+    return jax.jit(count, out_shardings=mesh_lib.replicated(network.mesh))
 
 
 def curve(
@@ -130,14 +128,14 @@ def curve(
     Raises:
       ValueError: the network has no groups.
     """
-    mesh, units_UG = network.mesh, units(network.model)
+    units_UG = units(network.model)
     sets = subsets(units_UG[units_UG @ network.voters_G > 0], most, config.seed)
     votes_SG = np.stack([votes_G for _, votes_G in sets])
-    counter = make_counter(network.model, mesh, config, network.aggregate)
+    counter, mesh = make_counter(network, config), network.mesh
     batch = config_lib.eval_batch(config)
     right_S = np.zeros(len(sets), np.int64)
-    for images, labels, valid in evaluate.padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
-        arrays = (mesh_lib.put_batch(mesh, a) for a in (images, labels, valid))
+    for examples in evaluate.padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
+        arrays = (mesh_lib.put_batch(mesh, a) for a in examples)
         right_S += np.asarray(counter(network.params, network.stats, *arrays, votes_SG))
     accuracies: dict[int, list[float]] = {}
     for (lost, _), right in zip(sets, right_S, strict=True):

@@ -105,7 +105,7 @@ def test_every_set_of_voters_is_evaluated_exactly(trained, group, count):
 def test_the_trunk_is_computed_once_for_all_sets(trained):
     """Twenty more sets of voters cost twenty heads, and no convolution or attention."""
     c, split = placed(trained, 1, 1)
-    counter, valid = votes.make_counter(c.model, c.mesh, SETTINGS), np.ones(21, bool)
+    counter, valid = votes.make_counter(c, SETTINGS), np.ones(21, bool)
 
     def multiply_adds(sets):
         inputs = split.images, split.labels, valid, jnp.ones((sets, 8))

@@ -145,18 +145,15 @@ def _occlusion(
 def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int, int]]:
     """For each image the number of groups by the class they name alone."""
     model, settings = classifier.model, classifier.config.data
-    mean, std = tuple(settings.mean), tuple(settings.std)
-    if not getattr(model.config, "groups", 0) or not len(images_NHWC):
+    if not (model.group_axis_limit and model.config.groups and len(images_NHWC)):
         return [{}] * len(images_NHWC)
 
-    def choices(params: dict, stats: dict, images: jax.Array) -> jax.Array | None:
-        votes = model.views(params, stats, augment.normalise(images, mean, std)).get("votes")
-        return votes and votes[0].argmax(-1)
+    def choices(params: dict, stats: dict, images: jax.Array) -> jax.Array:
+        x_NHWC = augment.normalise(images, tuple(settings.mean), tuple(settings.std))
+        return model.views(params, stats, x_NHWC)["votes"][0].argmax(-1)
 
     given = classifier.params, classifier.stats, images_NHWC
     choices_GN = jax.device_get(jax.jit(choices)(*given))
-    if choices_GN is None:
-        return [{}] * len(images_NHWC)
     choices_NG = choices_GN[classifier.voters_G > 0].T
     return [dict(collections.Counter(row.tolist()).most_common()) for row in choices_NG]
 
