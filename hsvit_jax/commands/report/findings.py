@@ -74,12 +74,11 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
     batch = config_lib.eval_batch(config)
     logits_NK, labels_N = _logits(classifier, part, batch), part.labels
     predicted_N = logits_NK.argmax(1)
-    if split == "val" or not len(dataset.val):
-        temperature = measures.fit_temperature(logits_NK, labels_N)
-    else:
+    fitted_on = logits_NK, labels_N
+    if split != "val" and len(dataset.val):
         held_out = _thinned(dataset.val)
-        given = _logits(classifier, held_out, batch), held_out.labels
-        temperature = measures.fit_temperature(*given)
+        fitted_on = _logits(classifier, held_out, batch), held_out.labels
+    temperature = measures.fit_temperature(*fitted_on)
     p_NK = np.exp(measures.log_softmax(logits_NK))
     chosen = measures.hardest(p_NK, labels_N, _MOST_SHOWN)
     shown = np.concatenate(chosen)

@@ -71,12 +71,8 @@ def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
     out = []
     sums = (np.diag(confusion_KK), confusion_KK.sum(0), confusion_KK.sum(1))
     for right, named, there in zip(*map(np.ndarray.tolist, sums), strict=True):
-        counts = (
-            proportion(right, named),
-            proportion(right, there),
-            f1(right, named + there - right),
-        )
-        out.append(ClassMeasures(there, *counts))
+        precision, recall = proportion(right, named), proportion(right, there)
+        out.append(ClassMeasures(there, precision, recall, f1(right, named + there - right)))
     return out
 
 

@@ -10,7 +10,7 @@ import html
 import importlib.resources
 import io
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,8 @@ def render(page: Page) -> str:
     """Renders a report as HTML."""
     shown = [*page.findings.wrong, *page.findings.unsure]
     height, width = shown[0].image_HWC.shape[:2] if shown else (1, 1)
-    body = "\n".join(section(page) for section in _SECTIONS)
+    sections = (_head, _curves, _confusion, _by_class, _calibration, _examples, _augmentation)
+    body = "\n".join(section(page) for section in (*sections, _data, _run))
     script = _beside("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return string.Template(_beside("page.html")).substitute(
@@ -250,21 +251,14 @@ def _data(page: Page) -> str:
 
 
 def _run(page: Page) -> str:
-    facts = [(None, [name, value]) for name, value in page.environment.items()]
+    rest = [(None, [k, v]) for k, v in page.environment.items() if k != "command"]
     command = _text(page.environment.get("command", "not recorded"))
-    rest = [row for row in facts if row[1][0] != "command"]
     return (
         f'<h2>Command</h2><pre class="command">{command}</pre>'
         f"<h2>Environment</h2>{_table(['', ''], rest, style='words')}"
         f"<h2>Settings</h2><details><summary>every setting, with its meaning and range</summary>"
         f"<pre>{_text(page.settings)}</pre></details>"
     )
-
-
-_SECTIONS: tuple[Callable[[Page], str], ...] = (
-    *(_head, _curves, _confusion, _by_class, _calibration, _examples),
-    *(_augmentation, _data, _run),
-)
 
 
 def _table(
