@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 from support import small_runs
-from support.reports import png
+from support.data_files import encoded
 
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import main, train, views
@@ -28,7 +28,7 @@ from hsvit_jax.commands.serve import app, batching, votes
 from hsvit_jax.train import evaluate
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
-FILES = [("files", (f"{i}.png", png(image))) for i, image in enumerate(IMAGES)]
+FILES = [("files", (f"{i}.png", encoded(image))) for i, image in enumerate(IMAGES)]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def form(charset, name, image=b""):
         "no file": (400, {"data": {"lost": "1"}, "files": [("other", b"x")]}),
         "not an image": (422, {"files": [FILES[0], ("files", ("a.png", b"<html>"))]}),
         "cut off": (422, {"files": {"files": ("a.png", FILES[0][1][1][:60])}}),
-        "a bomb": (422, {"files": {"files": ("a.png", png(np.zeros((9000, 3000), bool)))}}),
+        "a bomb": (422, {"files": {"files": ("a.png", encoded(np.zeros((9000, 3000), bool)))}}),
         "too many": (400, {"files": FILES + FILES}),
         "too large": (413, {"files": {"files": b"x" * (5 << 20)}}),
         "no boundary": (400, {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
@@ -182,7 +182,7 @@ def test_a_name_that_is_no_text_is_escaped(client):
 def test_uploads_stay_in_memory(client, monkeypatch):
     monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", None)
     noise = np.random.default_rng(1).integers(0, 256, (1100, 1100, 3), np.uint8)
-    assert client.post("/predict", files={"files": png(noise)}).status_code == 200
+    assert client.post("/predict", files={"files": encoded(noise)}).status_code == 200
 
 
 def test_requests_are_batched_and_bounded(network, monkeypatch):

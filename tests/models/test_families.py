@@ -174,10 +174,6 @@ def test_parameters_and_costs_are_the_published_ones(golden_dir, family, slow):
             assert abs(giga - float(number)) <= 0.6 * 10**-digits, (row, giga)
 
 
-def _state(network, seed=1):
-    return small_runs.random_tree(jax.eval_shape(network.init, jax.random.key(seed)))
-
-
 @pytest.mark.cpu
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_DEVICES)) for n in SMALL]
@@ -186,8 +182,9 @@ def test_training_over_devices(name):
     """Logits, gradients and statistics of a batch on two devices are those on one, with the same
     masks; in float64, because small batches' norms amplify rounding."""
     network = small(name)
+    values = small_runs.made_up_values(network)
     with jax.enable_x64(True):
-        params, stats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), _state(network))
+        params, stats = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), values)
     size = (4, *network.config.image_size, 3)
     images = np.random.default_rng(1).normal(size=size)
 
@@ -218,7 +215,7 @@ def test_training_over_devices(name):
 )
 def test_masks_follow_key_and_example(name):
     network = small(name)
-    params, stats = _state(network)
+    params, stats = small_runs.made_up_values(network)
     size = (4, *network.config.image_size, 3)
     images = np.random.default_rng(2).normal(size=size).astype(np.float32)
 

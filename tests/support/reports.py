@@ -1,13 +1,10 @@
-"""A report on an untrained network, whose class names try to leave their places; PNGs to upload."""
+"""A report on an untrained network, whose class names try to leave their places."""
 
 import functools
-import io
 import json
 from pathlib import Path
-from typing import Any
 
 import jax
-from PIL import Image
 from support import small_runs
 
 from hsvit_jax import classifier, data, mesh, train
@@ -17,13 +14,6 @@ NAMES = (
     *("<script>document.title = 'taken'</script>", '"><img src=x onerror=alert(1)>', "a & b"),
     *("</table></style><h1>", "$script ${body} {0}", "\x1b[2J\u202edlrow", "x" * 60),
 )
-
-
-def png(image: Any) -> bytes:
-    """An array, or a Pillow image, as the bytes of a PNG."""
-    out = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(out, "png")
-    return out.getvalue()
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -160,23 +159,6 @@ def spy_on_batches(monkeypatch: Any) -> set[int]:
 
     monkeypatch.setattr(evaluate, "padded_batches", spied)
     return seen
-
-
-def random_tree(shapes: Any, seed: int = 0) -> Any:
-    """Values for a tree of shapes of ours: instant, where compiling `init` takes seconds."""
-    rng = np.random.default_rng(seed)
-
-    def leaf(path: tuple[Any, ...], x: Any) -> jax.Array:
-        name, values = path[-1].key, rng.normal(size=x.shape)
-        if name in ("scale", "var"):
-            values = 1 + 0.3 * np.abs(values)
-        elif name == "kernel":
-            values /= math.sqrt(math.prod(x.shape[:-1]))
-        else:
-            values *= 0.3
-        return jax.numpy.asarray(values, np.float32)
-
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
 def metric_lines(workdir: Path) -> list[dict]:

@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from support.reports import png
+from support.data_files import encoded
 
 from hsvit_jax import classifier, data
 from hsvit_jax.train import evaluate
@@ -24,7 +24,7 @@ def test_split():
 def answers(served, split, lost=""):
     """Labels and probabilities (B, 5), and votes, of all images."""
     found = []
-    files = [("files", png(image)) for image in split.images[..., 0]]
+    files = [("files", encoded(image)) for image in split.images[..., 0]]
     for start in range(0, len(files), 16):
         answer = served.predict(files[start : start + 16], lost=lost)
         assert answer.status_code == 200, answer.text
@@ -51,7 +51,7 @@ class Load:
     """Requests one after the other in four threads, with their statuses, votes and seconds."""
 
     def __init__(self, served, split):
-        self.served, self.file = served, [("files", png(split.images[0, ..., 0]))]
+        self.served, self.file = served, [("files", encoded(split.images[0, ..., 0]))]
         self.seen, self.going = [], True
         self.threads = [threading.Thread(target=self.send) for _ in range(4)]
 
@@ -112,7 +112,7 @@ def test_without_any_vote_the_answer_is_503(served, test_split):
     try:
         for replica in replicas:
             os.kill(replica, signal.SIGSTOP)
-        answer = served.predict([("files", png(test_split.images[0, ..., 0]))])
+        answer = served.predict([("files", encoded(test_split.images[0, ..., 0]))])
         assert answer.status_code == 503 and "answered" in answer.json()["error"]
     finally:
         for replica in replicas:
@@ -124,7 +124,8 @@ def test_without_any_vote_the_answer_is_503(served, test_split):
 def test_the_page_marks_a_killed_part(served, browser, test_split):
     page = browser.new_page()
     page.goto(served.address)
-    image = {"name": "a.png", "mimeType": "image/png", "buffer": png(test_split.images[0, ..., 0])}
+    picture = encoded(test_split.images[0, ..., 0])
+    image = {"name": "a.png", "mimeType": "image/png", "buffer": picture}
     for votes in (16, 12, 16):
         page.locator("#parts li").nth(3).wait_for()
         page.set_input_files("#file", image)

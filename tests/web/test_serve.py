@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from support.reports import png
+from support.data_files import encoded
 
 from hsvit_jax import data
 
@@ -31,7 +31,7 @@ def seven():
     """A seven that is not square, as the bytes of a PNG."""
     split = data.load("digits").test
     image = np.pad(split.images[list(split.labels).index(7), ..., 0], ((0, 0), (9, 9)))
-    picture = png(Image.fromarray(image).resize((400, 256)))
+    picture = encoded(Image.fromarray(image).resize((400, 256)))
     return {"name": "seven.png", "mimeType": "image/png", "buffer": picture}
 
 

@@ -42,7 +42,7 @@ def small(**changes):
 @pytest.fixture(scope="module")
 def state():
     """Parameters, statistics and images for what `small` builds."""
-    params, stats = small_runs.random_tree(jax.eval_shape(small().init, jax.random.key(0)))
+    params, stats = small_runs.made_up_values(small())
     images = np.random.default_rng(2).normal(size=(4, 33, 40, 3)).astype(np.float32)
     return params, stats, images
 
@@ -86,9 +86,7 @@ def test_squeezed_and_dropped_channels_can_be_spread():
     def network(trunk):
         return built("efficientnet_b0", (33, 40), 5, **changes, depth=1, trunk=trunk)
 
-    params, stats = small_runs.random_tree(
-        jax.eval_shape(network("replicated").init, jax.random.key(0))
-    )
+    params, stats = small_runs.made_up_values(network("replicated"))
     images = np.random.default_rng(2).normal(size=(4, 33, 40, 3)).astype(np.float32)
     state, key = (params, stats, images), jax.random.key(3)
     one = step(network("replicated").apply, state, dropout_key=key)

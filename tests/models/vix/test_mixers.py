@@ -46,7 +46,7 @@ def mixed(request):
     name, _, coupled = request.param.partition(" ")
     m = Mixing(name, dropout=0.3, batch_coupling=bool(coupled), **SMALL)
     model = Alone(m)
-    params, stats = small_runs.random_tree(jax.eval_shape(model.init, jax.random.key(0)))
+    params, stats = small_runs.made_up_values(model)
 
     @jax.jit
     def run(x, ids, key):
