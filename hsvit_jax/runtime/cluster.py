@@ -21,8 +21,6 @@ from jax._src import clusters
 
 from hsvit_jax.runtime import coordination, signals, watchdog
 
-_FORM = "expected auto, off or host:port,n,i (the address of process 0, how many, which one)"
-
 
 class Job(NamedTuple):
     """A process's place in its job: address of process 0, number of processes, own index."""
@@ -51,7 +49,10 @@ def find(setting: str) -> Job | None:
         return _from_scheduler()
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s,:\[\]]+):(\d+),(\d+),(\d+)", setting)
     if match is None:
-        raise ValueError(f"--distributed={setting}: {_FORM}, for example 10.0.0.1:8476,4,0")
+        raise ValueError(
+            f"--distributed={setting}: expected auto, off or host:port,n,i (the address of process "
+            "0, how many, which one), for example 10.0.0.1:8476,4,0"
+        )
     host, port, count, index = match[1], *(int(match[i]) for i in (2, 3, 4))
     if not 0 < port < 65536:
         raise ValueError(f"--distributed={setting}: port {port}, expected 1 to 65535")
@@ -100,13 +101,10 @@ def _from_scheduler() -> Job | None:
 
 
 def _slurm_local_count() -> int:
-    """Tasks that share a view of this host's GPUs; with --gpus-per-task each sees its own alone.
-
-    From '2(x3),1': two on each of three hosts, then one on the last.
-    """
+    """Tasks that share a view of this host's GPUs; with --gpus-per-task each sees its own alone."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").isdecimal():
         return 1
-    counts = []
+    counts = []  # from '2(x3),1': two on each of three hosts, then one on the last
     for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split(","):
         tasks, _, times = part.rstrip(")").partition("(x")
         counts += [int(tasks)] * int(times or 1)
@@ -124,14 +122,11 @@ _SCHEDULERS: dict[str, Callable[[], int]] = {
 
 
 def _is_indexed_pod() -> bool:
-    """Whether this pod is one of an indexed job; a pod without an index (a notebook) is alone.
-
-    Raises ValueError where the job's pods cannot be counted: each would run as the whole job.
-    """
+    """Whether this pod is one of an indexed job; a pod without an index (a notebook) is alone."""
     if not {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= set(os.environ):
         return False
     if importlib.util.find_spec("kubernetes") is None:
-        raise ValueError(
+        raise ValueError(  # else each would run as the whole job
             "this is a pod of an indexed Kubernetes job, but the kubernetes package is missing, so "
             "the other pods cannot be counted: install jax[k8s], or give "
             "--distributed=host:port,n,i, or --distributed=off if this pod is alone"
@@ -160,20 +155,19 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     late = f"process {job.index} of {job.count} waited {timeout:.0f} s for the others: start all, "
     late += "each with a number of its own in --distributed=host:port,n,i, or give "
     late += "--distributed=off if this process is alone"
-    end = threading.Timer(timeout, _give_up, [late])
+    end = threading.Timer(timeout, _end, [watchdog.EXIT_CODE, late])
     patience.daemon = end.daemon = True
     patience.start()
     joined = threading.Event()
 
     def leave() -> None:
         stopped = signals.Interrupted(stop.signum, 0)
-        print(f"{stopped} before the other processes came", file=sys.stderr, flush=True)
-        os._exit(stopped.exit_code)
+        _end(stopped.exit_code, f"{stopped} before the other processes came")
 
     stop = signals.StopRequests(leave)
     try:
         with stop:  # jax waits in a call that hears no signal
-            if job.index:
+            if job.index:  # jax's wait for process 0 never ends if a stranger has its port
                 refusal = threading.Thread(target=_await_refusal, args=(job.address, joined))
                 refusal.daemon = True
                 refusal.start()
@@ -215,13 +209,10 @@ def _say_waiting(job: Job) -> None:
     print(f"process {job.index} of {job.count} waits for {what}", file=sys.stderr, flush=True)
 
 
-def _give_up(text: str) -> None:
-    """Ends this process, whose main thread is in a call of jax that would abort.
-
-    As stalled: a scheduler that starts the job again may find the other processes' machines ready.
-    """
+def _end(code: int, text: str) -> None:
+    """Ends this process at once, as its main thread may be in a call of jax that would abort."""
     print(text, file=sys.stderr, flush=True)
-    os._exit(watchdog.EXIT_CODE)
+    os._exit(code)
 
 
 def _wait_for(address: str, timeout: float) -> None:
@@ -234,10 +225,11 @@ def _wait_for(address: str, timeout: float) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                _give_up(
+                _end(
+                    watchdog.EXIT_CODE,
                     f"process 0 does not answer at {address} after {timeout:.0f} s "
                     f"({error.strerror or error}): is it running, is this its address, and is the "
-                    "port open?"
+                    "port open?",
                 )
             time.sleep(0.2)
 
@@ -264,10 +256,10 @@ def _report_port(address: str) -> tuple[str, int, bytes]:
     return host.strip("[]"), int(port) + (1 if int(port) < 65535 else -1), message
 
 
-def _report_refusal(job: Job, seconds: float = 10.0) -> None:
+def _report_refusal(job: Job) -> None:
     """Reports to the other processes on the next port, unless that is taken or closed too."""
     _, port, message = _report_port(job.address)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 10
     with contextlib.suppress(OSError), socket.create_server(("", port)) as server:
         for _ in range(job.count - 1):
             server.settimeout(max(deadline - time.monotonic(), 0.01))
@@ -276,14 +268,9 @@ def _report_refusal(job: Job, seconds: float = 10.0) -> None:
 
 
 def _await_refusal(address: str, joined: threading.Event) -> None:
-    """Ends this process when process 0 reports that it cannot listen, until the job is joined.
-
-    In a thread: jax waits for process 0 in a call that nothing ends, if a stranger has its port.
-    """
+    """Ends this process when process 0 reports that it cannot listen, until the job is joined."""
     host, port, message = _report_port(address)
     while not joined.wait(0.5):
         with contextlib.suppress(OSError), socket.create_connection((host, port), 2) as other:
             if other.recv(64) == message:
-                print(f"process 0 cannot listen at {address}, as it says itself", file=sys.stderr)
-                sys.stderr.flush()
-                os._exit(1)
+                _end(1, f"process 0 cannot listen at {address}, as it says itself")
