@@ -236,8 +236,7 @@ def fetch(mesh: Mesh, tree: Any) -> Any:
 
 
 def _to_bf16(x: jax.Array) -> jax.Array:
-    """Bits of x rounded to bfloat16, uint16: back ends without bfloat16 collectives would send
-    float32 in its place."""
+    """Bits of x rounded to bfloat16, uint16: some back ends would send bfloat16 as float32."""
     return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
 
 
@@ -246,12 +245,8 @@ def _from_bf16(bits: jax.Array) -> jax.Array:
 
 
 def _bf16_sum(x: jax.Array, axis: str, size: int) -> jax.Array:
-    """Sums x, float32 (R, …), over an axis of `size` devices, sent as bfloat16.
-
-    An all-to-all gives each device its share of the rows from all; it adds them up in float32, and
-    an all-gather returns the sums: the ring of an all-reduce with half the bytes. Every number is
-    rounded twice, before and after the sum; NaN and infinity arrive as such.
-    """
+    """Sums x, float32 (R, …), over an axis of `size` devices, sent as bfloat16."""
+    # The ring of an all-reduce with half the bytes; numbers are rounded before and after the sum.
     rows = -(-len(x) // size)
     padded = jnp.pad(x, [(0, rows * size - len(x))] + [(0, 0)] * (x.ndim - 1))
     parts = _from_bf16(lax.all_to_all(_to_bf16(padded), axis, 0, 0, tiled=True))
@@ -296,12 +291,10 @@ class _MeshShard:
 
 
 def _compress_gradients(params: Any, specs: Any, mesh: Mesh) -> Any:
-    """Identity on the parameters whose gradients are summed over `data` in bfloat16.
-
-    A parameter that is the same on all `data` devices has a gradient that `shard_map` sums in
-    float32 wherever it is used. Cast to 'varying', it leaves the sum to this one place: one message
-    for all parameters (two: those that are also split over `group` make their own).
-    """
+    """Identity on the parameters whose gradients are summed over `data` in bfloat16."""
+    # A parameter that is the same on all `data` devices has a gradient that `shard_map` sums in
+    # float32 wherever it is used. Cast to 'varying', it leaves the sum to this one place: one
+    # message for all parameters (two: those that are also split over `group` make their own).
     size = mesh.shape[DATA]
 
     def total(grads: list[jax.Array]) -> list[jax.Array]:

@@ -59,7 +59,6 @@ class _Keep:
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Keeps damaged steps too, which have no metric: they take no other step's place."""
-        del context
         keep = {*sorted(self.metrics)[-self.latest :], *_ranked(self.metrics)[: self.best]}
         return [c.step in keep or c.step not in self.metrics for c in checkpoints]
 

@@ -140,9 +140,8 @@ def check_fits(directory: Path, record: Record, wanted: dict[TreePath, Any]) -> 
 
     That is the caller's to solve: unlike a damaged step, it is not passed over.
     """
-    saved = {path: f"{dtype}{list(shape)}" for path, (dtype, shape, _) in record.leaves.items()}
-    lines = _misfits(saved, _descriptions(wanted))
-    if lines:
+    saved = {p: jax.ShapeDtypeStruct(shape, kind) for p, (kind, shape, _) in record.leaves.items()}
+    if lines := _misfits(saved, wanted):
         raise CheckpointError(
             f"{directory} holds another model or training state; restore it with the "
             f"configuration it was saved with, or start in another directory: {few(lines)}"
@@ -155,14 +154,14 @@ def misfits(saved: dict, wanted: dict) -> list[str]:
     Both are nested dicts, of arrays or `jax.ShapeDtypeStruct`. Returns a line for each leaf; raises
     ValueError for another kind of tree.
     """
-    return _misfits(*(_descriptions(flatten(tree, TEMPLATES)[0]) for tree in (saved, wanted)))
+    return _misfits(*(flatten(tree, TEMPLATES)[0] for tree in (saved, wanted)))
 
 
-def _descriptions(leaves: dict[TreePath, Any]) -> dict[TreePath, str]:
-    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
-
-
-def _misfits(saved: dict[TreePath, str], wanted: dict[TreePath, str]) -> list[str]:
+def _misfits(*trees: dict[TreePath, Any]) -> list[str]:
+    saved, wanted = (
+        {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
+        for leaves in trees
+    )
     lines = [f"missing: {dotted(path)} {wanted[path]}" for path in wanted if path not in saved]
     lines += [f"extra: {dotted(path)} {saved[path]}" for path in saved if path not in wanted]
     return lines + [

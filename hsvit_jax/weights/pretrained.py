@@ -186,10 +186,7 @@ def _resized(network: Network, **sizes: Any) -> Network | None:
 
 
 def _size_of(network: Network, ours: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, int]:
-    """The image size with as many patches as the file has positions; (0, 0) for none.
-
-    `ours` and `theirs` are the shapes of the positions in this network and in the file.
-    """
+    """The image size with as many patches as the file's positions, of shape `theirs`, or (0, 0)."""
     if ours == theirs:
         return network.config.image_size
     for places, wanted in zip(ours, theirs, strict=False):
