@@ -24,16 +24,12 @@ usage() {
   exit 2
 }
 
-whole() { # value, its name
-  [[ $1 =~ ^[1-9][0-9]*$ ]] || usage "$2 must be a whole number from 1, got '$1'"
-}
-
 n='' devices='' port='' cpu=0
 while (($#)); do
   case $1 in
     -n | --devices | --port)
       (($# > 1)) || usage "$1 needs a value"
-      whole "$2" "$1"
+      [[ $2 =~ ^[1-9][0-9]*$ ]] || usage "$1 must be a whole number from 1, got '$2'"
       case $1 in
         -n) n=$2 ;;
         --devices) devices=$2 ;;
@@ -56,10 +52,7 @@ for word; do # as hsvit reads them: one dash or two, true, True, t or 1
   esac
 done
 
-if [[ -z ${PYTHON:-} ]]; then
-  PYTHON=python3
-  if command -v python >/dev/null; then PYTHON=python; fi
-fi
+PYTHON=${PYTHON:-$(command -v python || echo python3)}
 
 # Which devices there are, and each process's share of them.
 gpus=0 names=()
