@@ -14,6 +14,8 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from hsvit_jax import main
 
@@ -36,83 +38,47 @@ def fault(kind: str) -> None:
     os.kill(os.getpid(), signum)
 
 
-def fail_at(kind: str, process: int, step: int) -> None:
+def before(owner: Any, name: str, act: Callable[..., object]) -> None:
+    """Arranges for `act` to be called, with the same arguments, before a function of `owner`."""
+    function = getattr(owner, name)
+
+    def faulty(*given: object, **settings: object) -> object:
+        act(*given, **settings)
+        return function(*given, **settings)
+
+    setattr(owner, name, faulty)
+
+
+def arrange(twist: str, process: int, step: int) -> None:
     """Arranges for the fault."""
-    import jax
-
-    from hsvit_jax.train import loop
-
-    settle = loop.Loop.process_oldest_step
-
-    def faulty(self: loop.Loop) -> None:
-        if self.pending[0][0] == step and jax.process_index() == process:
-            fault(kind)
-        settle(self)
-
-    loop.Loop.process_oldest_step = faulty
-
-
-def fail_saving(kind: str, process: int, step: int) -> None:
-    """Arranges for the fault while the checkpoint of a step is written."""
     import jax
     from orbax.checkpoint import JsonCheckpointHandler
 
+    from hsvit_jax.train import loop, run
+
+    kind, _, place = twist.partition("_")
+
+    def strike(here: bool = True) -> None:
+        if here and jax.process_index() == process:
+            time.sleep(step) if kind == "late" else fault(kind)
+
     save = JsonCheckpointHandler._save_fn
 
-    async def faulty(self: JsonCheckpointHandler, item: dict, directory: object) -> None:
-        if item["content"]["step"] == step and jax.process_index() == process:
-            fault(kind)
+    async def faulty_save(self: JsonCheckpointHandler, item: dict, directory: object) -> None:
+        strike(item["content"]["step"] == step)
         await save(self, item, directory)
 
-    JsonCheckpointHandler._save_fn = faulty
-
-
-def fail_testing(kind: str, process: int) -> None:
-    """Arranges for the fault before the evaluation on the test split."""
-    import jax
-
-    from hsvit_jax.train import loop
-
-    evaluate = loop.Loop.evaluate
-
-    def faulty(self: loop.Loop, state: dict, split: str, *more: object) -> object:
-        if split == "test" and jax.process_index() == process:
-            fault(kind)
-        return evaluate(self, state, split, *more)
-
-    loop.Loop.evaluate = faulty
-
-
-def fail_loading(kind: str, process: int) -> None:
-    """Arranges for the fault before the data are loaded."""
-    import jax
-
-    from hsvit_jax.train import run
-
-    load = run.load_data
-
-    def faulty(*given: object, **settings: object) -> object:
-        if jax.process_index() == process:
-            fault(kind)
-        return load(*given, **settings)
-
-    run.load_data = faulty
-
-
-def late(process: int, seconds: int) -> None:
-    """The first step of a process waits."""
-    import jax
-
-    from hsvit_jax.train import loop
-
-    compiled = loop.Loop.compile
-
-    def faulty(self: loop.Loop, *args: object, **settings: object) -> object:
-        if jax.process_index() == process:
-            time.sleep(seconds)
-        return compiled(self, *args, **settings)
-
-    loop.Loop.compile = faulty
+    if kind == "late":
+        before(loop.Loop, "compile", lambda *_: strike())
+    elif place == "saving":
+        JsonCheckpointHandler._save_fn = faulty_save
+    elif place == "testing":
+        before(loop.Loop, "evaluate", lambda self, state, split, *_: strike(split == "test"))
+    elif place == "loading":
+        before(run, "load_data", lambda *_, **__: strike())
+    else:
+        oldest = "process_oldest_step"
+        before(loop.Loop, oldest, lambda self: strike(self.pending[0][0] == step))
 
 
 def stream() -> None:
@@ -139,14 +105,6 @@ if __name__ == "__main__":
     twist, process, step, *words = sys.argv[1:]
     if twist == "stream":
         stream()
-    elif twist == "late":
-        late(int(process), int(step))
-    elif twist.endswith("_saving"):
-        fail_saving(twist.removesuffix("_saving"), int(process), int(step))
-    elif twist.endswith("_testing"):
-        fail_testing(twist.removesuffix("_testing"), int(process))
-    elif twist.endswith("_loading"):
-        fail_loading(twist.removesuffix("_loading"), int(process))
     elif twist != "none":
-        fail_at(twist, int(process), int(step))
+        arrange(twist, int(process), int(step))
     sys.exit(main.main([sys.argv[0], *words]))
