@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import warnings
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import tensorstore
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from support.processes import script
+from support.processes import free_port, script
 
 from hsvit_jax.checkpoint import (
     CheckpointError,
@@ -621,9 +620,7 @@ def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
             assert checkpoints.restore(state(0))[0] == 3
             checkpoints.save(3, state(3), {})
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(script(code, rank, port, tmp_path, JAX_NUM_CPU_DEVICES="2"))

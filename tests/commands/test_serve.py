@@ -23,7 +23,7 @@ from support import small_runs
 from support.data_files import encoded
 
 from hsvit_jax import classifier as classifier_lib
-from hsvit_jax import main, train, views
+from hsvit_jax import main, views
 from hsvit_jax.commands.serve import app, batching, votes
 from hsvit_jax.train import evaluate
 
@@ -84,10 +84,8 @@ def test_lost_parts_do_not_vote(client, network):
 @pytest.mark.parametrize("model", [{"ablation": "conv_only"}, {"towers": 2, "votes": "learned"}])
 def test_networks_of_other_parts(model):
     """One without groups has one vote; one of towers loses them whole."""
-    config = small_runs.small_config(**{f"model__{key}": value for key, value in model.items()})
-    run = train.prepare(config, dataset=small_runs.small_dataset(), devices=jax.devices()[:1])
-    arrays = small_runs.made_up_values(run.model)
-    c = classifier_lib.Classifier(run.config, tuple("abcdefg"), run.model, *arrays, 0, run.mesh)
+    settings = {f"model__{key}": value for key, value in model.items()}
+    c = small_runs.made_up_classifier(tuple("abcdefg"), **settings)
     network = votes.Network(c)
     ballot = network.contributions(IMAGES[..., None])
     voted_PB, votes_G = np.ones((len(network.parts), len(IMAGES))), None
@@ -101,13 +99,8 @@ def test_networks_of_other_parts(model):
 
 
 def test_a_part_that_was_lost_in_training_has_no_vote():
-    config = small_runs.small_config(model__votes="learned")
-    run = train.prepare(config, dataset=small_runs.small_dataset(), devices=jax.devices()[:1])
-    params, stats = small_runs.made_up_values(run.model)
-    params["groups"]["vote"][2] = 0
-    c = classifier_lib.Classifier(
-        run.config, tuple("abcdefg"), run.model, params, stats, 0, run.mesh
-    )
+    c = small_runs.made_up_classifier(tuple("abcdefg"), model__votes="learned")
+    c.params["groups"]["vote"][2] = 0
     with client_of(votes.Network(c), batch=1) as client:
         found = client.post("/explain", files=FILES[:1]).json()
     assert found["votes"] == {"voted": 7, "of": 7}

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from support.launch_programs import LAUNCH, program
-from support.processes import ROOT, environment, finish
+from support.processes import ROOT, environment, finish, free_port
 from support.small_runs import digest, losses, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
@@ -43,9 +43,7 @@ def job(command):
         told=None,
         **variables,
     ):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = port or free.getsockname()[1]
+        port = port or free_port()
         options = {"twist": twist, "JAX_NUM_CPU_DEVICES": str(devices), **variables}
         told = told or [count] * count  # how many processes there are
         places = [f"--distributed=127.0.0.1:{port},{n},{index}" for index, n in enumerate(told)]

@@ -8,7 +8,7 @@ import threading
 import types
 
 import pytest
-from support.processes import environment
+from support.processes import environment, free_port
 
 from hsvit_jax.runtime import cluster, coordination
 from hsvit_jax.train import loop
@@ -180,9 +180,7 @@ def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
     monkeypatch.setattr(coordination, "install_excepthook", lambda: None)
     monkeypatch.setattr(coordination, "check_count", lambda _: None)
     monkeypatch.setattr(socket, "gethostname", lambda: "nameless")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ValueError, match=r"add a line to /etc/hosts, '127\.0\.0\.1 nameless'"):
         cluster.start(cluster.Job(address, 2, 0))
 
@@ -197,9 +195,7 @@ def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
 )
 def test_a_job_that_does_not_become_complete(timeout, code, told):
     """Its process 0 ends by itself, and at a signal while jax waits in C++."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     start = f"cluster.start(cluster.Job({address!r}, 2, 0), timeout={timeout})"
     signalled = "import os, threading; threading.Timer(5, os.kill, [os.getpid(), 15]).start()"
     words = f"{signalled}; from hsvit_jax.runtime import cluster; {start}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -41,6 +42,13 @@ def run_main(
     return subprocess.run(
         [*COMMAND, *words], cwd=cwd, env=environment(**variables), timeout=timeout, **settings
     )
+
+
+def free_port() -> int:
+    """A port of this machine at which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -4,10 +4,9 @@ import functools
 import json
 from pathlib import Path
 
-import jax
 from support import small_runs
 
-from hsvit_jax import classifier, data, mesh, train
+from hsvit_jax import classifier, data
 from hsvit_jax.commands import report
 
 NAMES = (
@@ -20,12 +19,8 @@ NAMES = (
 def untrained() -> tuple[classifier.Classifier, data.Dataset]:
     """A small network with made-up weights, and its data."""
     dataset = small_runs.small_dataset()
-    info = dataset.info
-    object.__setattr__(info, "class_names", NAMES)
-    run = train.prepare(small_runs.small_config(), dataset=dataset, devices=jax.devices()[:1])
-    arrays = small_runs.made_up_values(run.model)
-    one = mesh.make(1, 1, groups=0, devices=jax.devices()[:1])
-    return classifier.Classifier(run.config, NAMES, run.model, *arrays, 3, one), dataset
+    object.__setattr__(dataset.info, "class_names", NAMES)
+    return small_runs.made_up_classifier(NAMES), dataset
 
 
 def written(folder: Path) -> Path:

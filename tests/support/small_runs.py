@@ -9,7 +9,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import checkpoint, data, models
+from hsvit_jax import checkpoint, classifier, data, models, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.hsvit import hsvit
@@ -123,6 +123,14 @@ def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
 
     trees = jax.eval_shape(network.init, jax.random.key(0))
     return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
+
+
+def made_up_classifier(names: tuple[str, ...], **settings: Any) -> classifier.Classifier:
+    """A network of `small_config` with made-up weights, on one device."""
+    config, one = small_config(**settings), jax.devices()[:1]
+    run = train.prepare(config, dataset=small_dataset(), devices=one)
+    arrays = made_up_values(run.model)
+    return classifier.Classifier(run.config, names, run.model, *arrays, 3, run.mesh)
 
 
 def untrained_run(folder: Path, *steps: int) -> Path:
