@@ -6,7 +6,6 @@ Networks, and Flax with them, are imported where one is built: that takes as lon
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -342,16 +341,12 @@ def load(
     for name, number in (("group", group), ("data", data)):
         if not (key := keys.KEYS[f"mesh.{name}"]).fits(number):
             raise ValueError(f"{name} must be {key.expected}; got {number!r}")
-    if devices is not None:
-        devices = [*devices] if isinstance(devices, Iterable) else [devices]
-        if not devices or not all(isinstance(device, jax.Device) for device in devices):
-            raise ValueError(f"devices must be some of jax.devices(); got {devices!r:.80}")
     if not (key := keys.KEYS["mesh.aggregate"]).fits(aggregate):
         raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax import checkpoint
     from hsvit_jax.train import init_from
 
-    alone = devices is not None and set(devices) <= set(jax.local_devices())
+    alone = devices is not None and {*mesh_lib.listed(devices)} <= {*jax.local_devices()}
     with checkpoint.alone() if alone else contextlib.nullcontext():
         stored = init_from.of_survivors(init_from.stored_network(path, which))
     limit = stored.model.group_axis_limit

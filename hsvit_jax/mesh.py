@@ -7,7 +7,7 @@ has a leading G axis). One device is the same code with a mesh of 1×1.
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -51,7 +51,7 @@ def make(
             f"mesh.aggregate={aggregate!r} says how attention groups are summed, and this network "
             "has none: leave it out"
         )
-    devices = list(jax.devices() if devices is None else devices)
+    devices = listed(devices)
     group, data = _fill(group, data, len(devices), groups)
     if groups % group if groups else group > 1:
         fitting = [d for d in range(1, groups + 1) if groups % d == 0] or [1]
@@ -85,6 +85,16 @@ def make(
             "set one of them to -1 for the rest"
         )
     return Mesh(grid, (DATA, GROUP), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def listed(devices: Any) -> list[jax.Device]:
+    """Devices that a caller names: some of jax's, or one; all of them for None."""
+    if devices is None:
+        return jax.devices()
+    found = [*devices] if isinstance(devices, Iterable) else [devices]
+    if not found or not all(isinstance(device, jax.Device) for device in found):
+        raise ValueError(f"devices must be some of jax.devices(); got {devices!r:.80}")
+    return found
 
 
 def _fill(group: int, data: int, devices: int, groups: int) -> tuple[int, int]:

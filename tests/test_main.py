@@ -365,6 +365,7 @@ def test_eval_of_what_is_not_there(capfd, run):
     assert (code, out) == (1, "") and "'latest', 'best' or a step" in err
     with pytest.raises(ValueError, match=r"which is 2\.0, expected 'latest', 'best' or a step"):
         hsvit_jax.load(run, which=2.0)
+    assert hsvit_jax.load(run, which="2").step == 2
 
 
 def test_eval_on_other_data(capfd, run, tmp_path):
@@ -435,7 +436,7 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.data.Split(np.arange(5), np.zeros((3, 1))), "3 images need a label"),
         (lambda: hsvit_jax.load("x", group="2"), "group must be .*; got '2'"),
         (lambda: hsvit_jax.load("x", data=2.0), r"data must be .*; got 2\.0"),
-        (lambda: hsvit_jax.load("x", devices=4), r"devices must be some of .*; got \[4\]"),
+        (lambda: hsvit_jax.load("x", devices=4), "devices must be some of .*; got 4"),
         (lambda: hsvit_jax.load("x", devices=[]), r"devices must be some of .*; got \[\]"),
         (lambda: hsvit_jax.fit(None, "x"), "one that get_config returns; got None"),
         (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), ""), "a folder for the run; got ''"),
@@ -449,11 +450,21 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
             lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), "x", callbacks=print),
             "callbacks must be a list of hsvit_jax.Callback",
         ),
+        (
+            lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2:digits"), "x", devices="cpu"),
+            r"devices must be some of jax\.devices\(\); got 'cpu'",
+        ),
         (lambda: hsvit_jax.get_config("c" * 300), "unknown network"),
         (
             lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), "x", stall_timeout=-1),
             "stall_timeout=-1 must be seconds, 0 for never",
         ),
+        (
+            lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), "x", stall_timeout="5"),
+            "stall_timeout='5' must be seconds",
+        ),
+        (lambda: hsvit_jax.from_arrays([1], None), "labels must be an array .*; got None"),
+        (lambda: hsvit_jax.from_arrays(iter([1]), [0]), "images must be an array .* from_examples"),
     ],
 )
 def test_python_calls_that_cannot_be_meant(call, message):

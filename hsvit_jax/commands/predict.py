@@ -57,15 +57,9 @@ def load_classifier(request: Request) -> classifier.Classifier:
     mesh = (request.config or config_lib.get_config("c2a2", *request.settings)).mesh
     return classifier.load(
         values.checkpoint or request.workdir,
-        which_of(request),
+        values.which,
         **{name: mesh[name] for name in ("group", "data", "aggregate")},
     )
-
-
-def which_of(request: Request) -> str | int:
-    """The checkpoint that --which names: 'best', 'latest' or a step."""
-    which = request.flags.which
-    return int(which) if which.isdecimal() else which
 
 
 def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:

@@ -205,6 +205,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
             one network and its classes.
     """
     place, where, tensors = sources.locate(path), str(path), None
+    which = int(which) if str(which).isdecimal() else which
     if files.is_weights(place):
         tensors, meta = files.read(place)
         if not release.is_release(meta):

@@ -338,7 +338,7 @@ def _open_metrics(
 
 
 def _check_arguments(
-    config: object, workdir: object, stall_timeout: float | None, dataset: object, callbacks: object
+    config: object, workdir: object, stall_timeout: object, dataset: object, callbacks: object
 ) -> None:
     if not isinstance(config, ml_collections.ConfigDict):
         raise ValueError(
@@ -346,7 +346,8 @@ def _check_arguments(
         )
     if not isinstance(workdir, str | os.PathLike) or not os.fspath(workdir):
         raise ValueError(f"training needs a folder for the run; got {workdir!r}")
-    if stall_timeout is not None and not stall_timeout >= 0:  # NaN neither
+    seconds = isinstance(stall_timeout, int | float) and stall_timeout >= 0  # NaN neither
+    if not (stall_timeout is None or seconds):
         raise ValueError(
             f"stall_timeout={stall_timeout!r} must be seconds, 0 for never, or None: leave it out"
         )

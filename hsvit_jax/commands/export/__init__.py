@@ -12,7 +12,6 @@ import hsvit_jax
 from hsvit_jax import cli, models, report
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.export import programs
-from hsvit_jax.commands.predict import which_of
 from hsvit_jax.train import init_from, metrics
 from hsvit_jax.weights import release, sources
 
@@ -33,7 +32,7 @@ def run(request: Request) -> None:
             f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "
             f"{' '.join(words) or 'neither'}"
         )
-    stored = init_from.of_survivors(init_from.stored_network(source, which_of(request)))
+    stored = init_from.of_survivors(init_from.stored_network(source, request.flags.which))
     stored = init_from.fused(stored) if values.fused else stored
     about, out = describe(stored, source), Path(words[-1])
     if values.format in programs.FORMATS:

@@ -13,7 +13,6 @@ from hsvit_jax import classifier, cli, data, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
-from hsvit_jax.commands.predict import which_of
 from hsvit_jax.commands.report import findings, measures, page
 from hsvit_jax.runtime import coordination
 from hsvit_jax.train import metrics
@@ -43,7 +42,7 @@ def run(request: Request) -> int:
     path = Path(values.out or own)
     if path.suffix.lower() != ".html" or path.is_dir():
         raise ValueError(f"--out={path}: expected the name of an HTML file, such as report.html")
-    trained = classifier.load(source, which_of(request))
+    trained = classifier.load(source, request.flags.which)
     print(report.printable(str(write(trained, folder, path, split=values.split))))
     return 0
 

@@ -10,7 +10,6 @@ import jax
 
 from hsvit_jax import classifier, cli
 from hsvit_jax.cli import Request
-from hsvit_jax.commands.predict import which_of
 from hsvit_jax.data.images import MAX_PIXELS
 from hsvit_jax.runtime import signals
 
@@ -73,7 +72,7 @@ def run(request: Request) -> int:
     )
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bound(values.host, values.port))
-        trained = classifier.load(request.words[0], which_of(request), devices=jax.devices()[:1])
+        trained = classifier.load(request.words[0], values.which, devices=jax.devices()[:1])
         voters = network = votes.Network(trained)
         sizes = batching.sizes_up_to(values.batch)
         if values.parts:
