@@ -13,42 +13,20 @@ def gelu(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=False)
 
 
-def _identity(x: Array) -> Array:
-    return x
-
-
-def _gelu_tanh(x: Array) -> Array:
-    return jax.nn.gelu(x, approximate=True)
-
-
-def _quick_gelu(x: Array) -> Array:
-    return x * jax.nn.sigmoid(1.702 * x)
-
-
-def _relu_squared(x: Array) -> Array:
-    return jnp.square(jax.nn.relu(x))
-
-
-#: Name → element-wise function. 'gelu' is exact; 'gelu_new', 'gelu_fast' and 'gelu_pytorch_tanh'
-#: are its tanh approximation; '', 'none' and 'linear' are the identity.
+_GELU_TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+#: Name → element-wise function.
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "": _identity,
-    "none": _identity,
-    "linear": _identity,
-    "gelu": gelu,
-    "gelu_python": gelu,
-    "gelu_new": _gelu_tanh,
-    "gelu_fast": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
+    **dict.fromkeys(("", "none", "linear"), lambda x: x),
+    **dict.fromkeys(("gelu", "gelu_python"), gelu),
+    **dict.fromkeys(_GELU_TANH, lambda x: jax.nn.gelu(x, approximate=True)),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "leaky_relu": jax.nn.leaky_relu,
     "mish": jax.nn.mish,
     "relu": jax.nn.relu,
     "relu6": jax.nn.relu6,
-    "relu2": _relu_squared,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "sigmoid": jax.nn.sigmoid,
-    "silu": jax.nn.silu,
-    "swish": jax.nn.silu,
+    **dict.fromkeys(("silu", "swish"), jax.nn.silu),
     "tanh": jnp.tanh,
 }
 
