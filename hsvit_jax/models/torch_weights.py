@@ -28,6 +28,8 @@ from hsvit_jax.ops.activations import activation
 if TYPE_CHECKING:
     from hsvit_jax.models.family import Family
 
+#: The sections `model` (without the variant) and `data` of a configuration.
+Sections = tuple[dict[str, Any], dict[str, Any]]
 Tensors = Mapping[str, np.ndarray]
 Shape = tuple[int, ...]
 
@@ -272,7 +274,7 @@ class TorchWeights:
     Attributes:
       markers: every file has one of these keys, after an optional prefix.
       settings: from the family's record, the tensors and the constructor's arguments to the
-        sections `model` (without the variant) and `data` of a configuration; raises ValueError.
+        sections of a configuration; raises ValueError.
       table: the names of its tensors, or a function to them from the network's config and the
         file's keys.
       ignored: a regular expression of keys that are no weights.
@@ -280,7 +282,7 @@ class TorchWeights:
     """
 
     markers: tuple[str, ...]
-    settings: Callable[["Family", Tensors, dict[str, Any]], tuple[dict, dict]]
+    settings: Callable[["Family", Tensors, dict[str, Any]], Sections]
     table: Table | Callable[[Any, Collection[str]], Table]
     ignored: str = r"\Z"
     known: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
@@ -420,6 +422,12 @@ def only(given: Mapping[str, Any], name: str, *allowed: Any) -> Any:
     return value
 
 
+def input_shape(tensors: Tensors) -> Shape:
+    """(B, C, H, W) of the images that lie in a file as `input`, or ()."""
+    images = tensors["input"].shape if "input" in tensors else ()
+    return images if len(images) == 4 else ()
+
+
 def data_section(
     tensors: Tensors, given: Mapping[str, Any], first: str, last: str
 ) -> dict[str, Any]:
@@ -433,9 +441,8 @@ def data_section(
         raise ValueError(f"missing or misshapen {first}, which tells the image's channels")
     if len(tensors[last].shape if last in tensors else ()) != 2:
         raise ValueError(f"missing or misshapen {last}, which tells the classes")
-    images = tensors["input"].shape if "input" in tensors else ()
     said = given.get("image_size") or given.get("img_size")
-    size = images[2:] if len(images) == 4 else said
+    size = input_shape(tensors)[2:] or said
     if size is None:
         raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
     return {

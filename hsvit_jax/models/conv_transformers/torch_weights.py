@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hsvit_jax.models.torch_weights import (
+    Sections,
     Table,
     Tensors,
     TorchWeights,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from hsvit_jax.models.conv_transformers.smt import SMTConfig
     from hsvit_jax.models.conv_transformers.stages import StagedConfig
     from hsvit_jax.models.family import Family
-
-Sections = tuple[dict[str, Any], dict[str, Any]]
 
 _QKV = ("query", "key", "value")
 #: Names of a convolution and its BatchNorm in transformers and in timm.

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from hsvit_jax.models.conv_layers import rounded
 from hsvit_jax.models.torch_weights import (
+    Sections,
     Table,
     Tensors,
     TorchWeights,
     act,
     field,
+    input_shape,
     ints,
     only,
     pair,
@@ -47,11 +49,8 @@ def image_section(
     labels = next((n for n in (*said, classes) if n is not None), None)
     if labels is None:
         raise ValueError("neither num_labels nor a classifier tells the number of classes")
-    size = given.get("image_size")
-    if "input" in tensors and tensors["input"].ndim == 4:
-        size = tensors["input"].shape[2:]
     return {
-        "image_size": pair(size or native),
+        "image_size": pair(input_shape(tensors)[2:] or given.get("image_size") or native),
         "channels": field(given, "num_channels", 3),
         "num_classes": ints("num_labels", labels)[0],
     }
@@ -99,19 +98,11 @@ _RESNEXT_USUAL = {"output_stride": 32, "global_pool": "avg", "act_layer": "relu"
 _RESNEXT_USUAL |= {"replace_stride_with_dilation": (False, False, False)}
 
 
-def _resnext_settings(
-    family: "Family", tensors: Tensors, given: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sizes follow from shapes; where several base widths give them, the constructor decides.
-
-    Raises ValueError for arguments that change the network and no shape.
-    """
+def _resnext_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sizes follow from shapes; where several base widths give them, the constructor decides."""
     for name, usual in _RESNEXT_USUAL.items():
         only(given, name, usual)
-    shapes, conv = (
-        {key: tensor.shape for key, tensor in tensors.items()},
-        "layer{}.{}.conv{}.weight",
-    )
+    shapes, conv = {k: v.shape for k, v in tensors.items()}, "layer{}.{}.conv{}.weight"
     stages = [s for s in range(1, 10) if conv.format(s, 0, 3) in shapes]
     channels = tuple(shapes[conv.format(s, 0, 3)][0] for s in stages)
     inner, width = shapes[conv.format(stages[-1], 0, 2)][:2]
@@ -229,7 +220,7 @@ def _classifier(name: str, head: str, **known: tuple) -> TorchWeights:
     """How the files of a family's classifier are read; head: the linear layer's key."""
     sizes, table, first = EXTRACTORS[name]
 
-    def settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> tuple[dict, dict]:
+    def settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
         model, weight = sizes(family, given), tensors.get(f"{head}.weight")
         native = family.native_sizes.get(family.variant_of(model, (0, 0)), family.native_size)
         classes = None if weight is None else len(weight)

@@ -14,6 +14,7 @@ import numpy as np
 from hsvit_jax.models.convnets.torch_weights import EXTRACTORS, image_section
 from hsvit_jax.models.torch_weights import (
     Placed,
+    Sections,
     Shape,
     Table,
     Tensors,
@@ -31,51 +32,42 @@ if TYPE_CHECKING:
     from hsvit_jax.models.hsvit.backbone import BackboneHSViTConfig
     from hsvit_jax.models.hsvit.sizes import HSViTConfig
 
-Sections = tuple[dict[str, Any], dict[str, Any]]
-
 _HEAD = "classifier.mlp_head.1.weight"
 
 # --- Attention groups and head -------------------------------------------------------------------
 
 
-def _stacked(names: list[str], shape: Any, ours: Any) -> Placed:
-    return Placed(tuple(names), shape, ours, stacked=True)
-
-
-def _same(tensor: np.ndarray, shape: Shape) -> np.ndarray:
-    return tensor
-
-
 def _attention(c: "HSViTConfig | BackboneHSViTConfig") -> Table:
-    block, linear = "groups/blocks/{i}", "self_attn.out_proj"
+    block = "groups/blocks/{i}"
 
-    def of_groups(name: str) -> list[str]:
+    def flat(shape: Shape) -> Shape:
+        return (math.prod(shape),)
+
+    def reshaped(tensor: np.ndarray, shape: Shape) -> np.ndarray:
+        return tensor.reshape(shape)
+
+    def of_groups(name: str, shape: Any = flat, ours: Any = reshaped) -> Placed:
+        """A tensor of each group; by default it has the array's numbers in a row."""
         key = "model.attn_encoders.{g}.{{i}}.attn_block.{name}"
-        return [key.format(g=g, name=name) for g in range(c.groups)]
+        keys = tuple(key.format(g=g, name=name) for g in range(c.groups))
+        return Placed(keys, shape, ours, stacked=True)
 
-    def one_below(shape: Shape) -> Shape:
+    def qkv_shape(shape: Shape) -> Shape:
         return (math.prod(shape[:-1]), shape[-1])
 
     def qkv(tensor: np.ndarray, shape: Shape) -> np.ndarray:
         return tensor.reshape(shape).swapaxes(1, 2)
 
-    norms = {
-        f"{block}/norm_{ours}": _stacked(of_groups(f"layer_norm.{theirs}"), tuple, _same)
-        for ours, theirs in (("scale", "weight"), ("bias", "bias"))
-    }
     return {
         "trunk/embed": "model.embed_projection.0",
         "groups/cls": "model.cls_token_embeddings [:,1,1,:]",
         "groups/position": "model.position_embeddings [:,1,:,:]",
-        **norms,
-        f"{block}/qkv_kernel": _stacked(of_groups("self_attn.in_proj_weight"), one_below, qkv),
-        f"{block}/qkv_bias": _stacked(
-            of_groups("self_attn.in_proj_bias"),
-            lambda shape: (math.prod(shape),),
-            lambda tensor, shape: tensor.reshape(shape),
-        ),
-        f"{block}/out_kernel": _stacked(of_groups(f"{linear}.weight"), kernel_shape, kernel),
-        f"{block}/out_bias": _stacked(of_groups(f"{linear}.bias"), tuple, _same),
+        f"{block}/norm_scale": of_groups("layer_norm.weight"),
+        f"{block}/norm_bias": of_groups("layer_norm.bias"),
+        f"{block}/qkv_kernel": of_groups("self_attn.in_proj_weight", qkv_shape, qkv),
+        f"{block}/qkv_bias": of_groups("self_attn.in_proj_bias"),
+        f"{block}/out_kernel": of_groups("self_attn.out_proj.weight", kernel_shape, kernel),
+        f"{block}/out_bias": of_groups("self_attn.out_proj.bias"),
         "head/norm_scale": "classifier.mlp_head.0.weight",
         "head/norm_bias": "classifier.mlp_head.0.bias",
         "head/linear": "classifier.mlp_head.1",

@@ -10,6 +10,7 @@ import numpy as np
 
 from hsvit_jax.models.torch_weights import (
     Placed,
+    Sections,
     Shape,
     Table,
     Tensors,
@@ -27,7 +28,6 @@ from hsvit_jax.models.torch_weights import (
 if TYPE_CHECKING:
     from hsvit_jax.models.family import Family
 
-Sections = tuple[dict[str, Any], dict[str, Any]]
 _BLOCK = "encoder/blocks/{i}"
 
 
@@ -118,8 +118,7 @@ def _timm_settings(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The sections `model`, with what HVT, DeiT and DHVT share, and `data`; and all that is known.
 
-    inferred: sizes that the family's own tensors tell. Raises ValueError for what stays unknown and
-    for scores of another scale.
+    inferred: sizes that the family's own tensors tell.
     """
     head, images = shapes.get("head.weight", ()), shapes.get("input", ())
     if len(head) == 2:
@@ -309,10 +308,7 @@ def _swin_names(keys: Collection[str]) -> tuple[str, int]:
 
 
 def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Sizes follow from shapes, but for what rounding and small maps hide.
-
-    Raises ValueError for arguments that change the network and no shape.
-    """
+    """Sizes follow from shapes, but for what rounding and small maps hide."""
     for name, usual in (("global_pool", "avg"), ("always_partition", False), ("qk_scale", None)):
         only(given, name, usual)
     shapes, block = {k: v.shape for k, v in tensors.items()}, "layers.{}.blocks.{}.{}"
@@ -345,7 +341,6 @@ def _windows(size: Any, stages: int) -> tuple[int, ...]:
     """The side of each stage's windows from timm's `window_size`.
 
     One or two integers, rows and columns, are for all stages; a longer list has an entry per stage.
-    Raises ValueError for windows that are not square.
     """
     of_all = isinstance(size, int) or (len(size) == 2 and isinstance(size[0], int))
     sides = [ints("window_size", one) for one in ([size] * stages if of_all else size)]

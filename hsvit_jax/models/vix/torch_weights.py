@@ -13,11 +13,13 @@ import numpy as np
 from hsvit_jax.models import conv_layers
 from hsvit_jax.models.torch_weights import (
     Placed,
+    Sections,
     Shape,
     Table,
     Tensors,
     TorchWeights,
     field,
+    input_shape,
     ints,
     kernel_shape,
     only,
@@ -29,8 +31,6 @@ from hsvit_jax.models.vix.mixer_config import DEFAULTS, PINV_STEPS
 
 if TYPE_CHECKING:
     from hsvit_jax.models.family import Family
-
-Sections = tuple[dict[str, Any], dict[str, Any]]
 
 #: Rotary tables, which are computed.
 _IGNORED = r"(.*\.)?layer_pos_emb\."
@@ -53,11 +53,6 @@ def shape(tensors: Tensors, key: str, rank: int) -> tuple[int, ...]:
     if len(sizes) != rank or min(sizes) < 1:
         raise ValueError(f"cannot read the network's sizes: {key} has the shape {sizes}")
     return sizes
-
-
-def _images(tensors: Tensors) -> Shape:
-    images = tensors["input"].shape if "input" in tensors else ()
-    return images if len(images) == 4 else ()
 
 
 def _image_size(given: Mapping[str, Any], otherwise: Shape = ()) -> Shape:
@@ -167,7 +162,7 @@ def embedding(
 
     key: what the tensors' names begin with; linear_at: number of the linear map of patches.
     """
-    images, weights = _images(tensors), conv_weights(tensors, key)
+    images, weights = input_shape(tensors), conv_weights(tensors, key)
     if weights:
         image_size, strides = stem_sizes(given, images[2:], len(weights), tokens)
         widths = tuple(w[0] for w in weights[:-1])
@@ -255,7 +250,6 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 
 
 def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Raises ValueError also for a constructor that classifies the tokens' mean, not CLS."""
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
         start, key = min(first), ""
@@ -356,11 +350,7 @@ _CCX_BLOCK = "classifier.blocks."
 
 
 def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-    """Strides that nothing tells are those that leave as many tokens as there are positions.
-
-    Raises ValueError also for a constructor that asks for no positions, or for other padding than
-    half a window.
-    """
+    """Strides that nothing tells are those that leave as many tokens as there are positions."""
     convs = count(tensors, "tokenizer.conv_layers.{}.0.") or 1
     weights = [shape(tensors, f"tokenizer.conv_layers.{i}.0.weight", 4) for i in range(convs)]
     kernel, d = weights[0][2], weights[-1][0]
@@ -373,7 +363,7 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
             )
     if given.get("positional_embedding") != "sine":  # whose table the file has too
         only(given, "positional_embedding", "learnable")
-    image_size = _image_size(given, _images(tensors)[2:]) or (_side(None),) * 2
+    image_size = _image_size(given, input_shape(tensors)[2:]) or (_side(None),) * 2
     said = given.get("pool_strides", given.get("stride"))
     usual = (1, (2, *(1,) * (convs - 1))) if said is None else (said,)
     pool = argument(given, "pooling_stride")
@@ -446,7 +436,7 @@ def _cvx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     if fmap and "image_size" not in given:
         given = {**given, "image_size": fmap * stride}
     tokens = token_count(tensors, attention)
-    image_size, strides = stem_sizes(given, _images(tensors)[2:], stages, tokens)
+    image_size, strides = stem_sizes(given, input_shape(tensors)[2:], stages, tokens)
     model = {
         **find(tensors, attention, given),
         "stage_strides": strides,
@@ -543,7 +533,7 @@ _T2T, _T2T_PROJECT = "tokens_to_token.attention{}", "tokens_to_token.project.wei
 
 def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Sizes follow from shapes, but for the heads (of width 64 in all published networks) and what
-    rounding hides of the image's. Raises ValueError for heads that stay unknown."""
+    rounding hides of the image's."""
     performer = f"{_T2T.format(1)}.w" in tensors
     first = "kqv" if performer else "attn.qkv"
     dim = shape(tensors, _T2T_PROJECT, 2)[0]
@@ -565,7 +555,7 @@ def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     }
     side = 16 * math.isqrt(shape(tensors, "pos_embed", 3)[1] - 1)
     data = {
-        "image_size": _images(tensors)[2:] or _image_size(given, (side, side)),
+        "image_size": input_shape(tensors)[2:] or _image_size(given, (side, side)),
         "channels": pixels // 49,
         "num_classes": shape(tensors, "head.weight", 2)[0],
     }
