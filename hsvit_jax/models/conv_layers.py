@@ -1,6 +1,7 @@
 """Convolutions with any padding, and convolution, BatchNorm and activation as one layer."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -134,6 +135,15 @@ class Conv(nnx.Module):
         return y if self.bias is None else add_bias(y, self.bias[...])
 
 
+def convs(
+    widths: Sequence[int], strides: Sequence[int], size: int, key: Array, **others: Any
+) -> nnx.List:
+    """Convolutions from each width to the next, the first the image's; others: of `Conv`."""
+    keys = jax.random.split(key, len(strides))
+    shapes = zip(pairwise(widths), strides, keys, strict=True)
+    return nnx.List(Conv(*ends, size, k, stride=stride, **others) for ends, stride, k in shapes)
+
+
 class ConvNorm(nnx.Module):
     """Convolution, BatchNorm, activation: {'conv', 'norm'}.
 
@@ -208,13 +218,12 @@ def normed_stem(widths: Sequence[int], key: Array, *, linear: bool = False, **ot
         others: of `ConvNorm`.
     """
     activations = ["relu"] * (len(widths) - 2) + ["none" if linear else "relu"]
-    shapes = zip(widths[:-1], widths[1:], activations, strict=True)
     keys = jax.random.split(key, len(activations))
-    convs = [
-        ConvNorm(c_in, c_out, 3, k, stride=2, activation=activation, **others)
-        for (c_in, c_out, activation), k in zip(shapes, keys, strict=True)
+    layers = [
+        ConvNorm(*ends, 3, k, stride=2, activation=activation, **others)
+        for ends, activation, k in zip(pairwise(widths), activations, keys, strict=True)
     ]
-    return Chain(convs=nnx.List(convs))
+    return Chain(convs=nnx.List(layers))
 
 
 def flatten(x_BHWD: Array) -> Array:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import layers
+from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.hsvit.sizes import HSViTConfig
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
 from hsvit_jax.ops import normalise, varying
@@ -133,8 +133,7 @@ class Projection(nnx.Module):
 
     def __call__(self, x_BHWC: Array, context: ForwardContext, first_token: Array | int) -> Array:
         """(B, H, W, C) → (B, C, D); first_token: the first channel's number, keys its dropout."""
-        batch, rows, columns, channels = x_BHWC.shape
-        x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
+        x_BPC, channels = conv_layers.flatten(x_BHWC), x_BHWC.shape[3]
         context.call_hook("maps", lambda: x_BHWC)
         # Narrowed last, as in `layers.Linear`.
         kernel_PD = varying.vary_like(self.embed.kernel[...], x_BPC).astype(x_BPC.dtype)
@@ -178,8 +177,7 @@ class Trunk(Projection):
         for i, block in enumerate(self.blocks):
             x_BHWC = block(x_BHWC, context, kernels, replicated=i == 0)
         if not self.blocks:  # colour planes, repeated R, G, B, R, … up to the number of tokens
-            batch, rows, columns, channels = x_BHWC.shape
-            x_BPC = x_BHWC.reshape(batch, rows * columns, channels)
-            repeats = -(-self.tokens // channels)
-            return jnp.tile(x_BPC.swapaxes(1, 2), (1, repeats, 1))[:, : self.tokens]
+            planes_BCP = conv_layers.flatten(x_BHWC).swapaxes(1, 2)
+            repeats = -(-self.tokens // planes_BCP.shape[1])
+            return jnp.tile(planes_BCP, (1, repeats, 1))[:, : self.tokens]
         return super().__call__(x_BHWC, context, first_token)

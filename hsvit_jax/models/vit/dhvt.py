@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models import layers
+from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family, Sizes, check_heads, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
@@ -197,12 +197,10 @@ class SOPE(nnx.Module):
     def __init__(self, c: DHVTConfig, key: Array) -> None:
         self.before = Affine(c.image_channels) if c.affine else None
         self.after = Affine(c.embed_dim) if c.affine else None
-        self.convs, self.norms, c_in = nnx.List(), nnx.List(), c.image_channels
-        keys = jax.random.split(key, len(c.sope_channels))
-        for conv_key, c_out in zip(keys, c.sope_channels, strict=True):
-            self.convs.append(Conv(c_in, c_out, 3, conv_key, stride=2, bias=False))
-            self.norms.append(MapNorm(c.sope_norm, c_out))
-            c_in = c_out
+        widths = (c.image_channels, *c.sope_channels)
+        strides = (2,) * len(c.sope_channels)
+        self.convs = conv_layers.convs(widths, strides, 3, key, bias=False)
+        self.norms = nnx.List(MapNorm(c.sope_norm, width) for width in c.sope_channels)
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → patches (B, P, D), row by row."""
@@ -214,7 +212,7 @@ class SOPE(nnx.Module):
                 x_BHWC = gelu(x_BHWC)
         if self.after is not None:
             x_BHWC = self.after(x_BHWC)
-        return x_BHWC.reshape(x_BHWC.shape[0], -1, x_BHWC.shape[-1])
+        return conv_layers.flatten(x_BHWC)
 
 
 class Embedding(nnx.Module):
@@ -289,14 +287,10 @@ class DAFF(nnx.Module):
         self.conv = Conv(hidden, hidden, 3, conv_key, groups=hidden) if conv else None
         widths = {"up": hidden, "conv": hidden, "down": d} if ops.norm else {}
         self.norms = nnx.Dict({name: MapNorm(c.daff_norm, n) for name, n in widths.items()})
-        gates = ("squeeze", d, d // 4, squeeze_key), ("excite", d // 4, d, excite_key)
-        self.gate = nnx.Dict(
-            {
-                name: layers.Linear(fan_in, fan_out, gate_key, init="normal")
-                for name, fan_in, fan_out, gate_key in gates
-                if ops.aggregate
-            }
-        )
+        self.gate = nnx.Dict()
+        if ops.aggregate:
+            self.gate["squeeze"] = layers.Linear(d, d // 4, squeeze_key, init="normal")
+            self.gate["excite"] = layers.Linear(d // 4, d, excite_key, init="normal")
 
     def _normed(self, name: str, x: Array, context: ForwardContext) -> Array:
         return self.norms[name](x, context) if name in self.norms else x

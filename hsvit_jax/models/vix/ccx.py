@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Sizes, check_heads, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
@@ -91,18 +90,8 @@ class Tokenizer(nnx.Module):
 
     def __init__(self, c: CCXConfig, key: Array) -> None:
         self.window, self.stride = c.pool_window, c.pool_stride
-        self.convs, c_in = nnx.List(), c.image_channels
-        keys = jax.random.split(key, len(c.conv_widths))
-        for conv_key, c_out, stride in zip(keys, c.conv_widths, c.conv_strides, strict=True):
-            self.convs.append(
-                Conv(
-                    *(c_in, c_out, c.conv_kernel, conv_key),
-                    stride=stride,
-                    bias=False,
-                    init="kaiming",
-                )
-            )
-            c_in = c_out
+        sizes = ((c.image_channels, *c.conv_widths), c.conv_strides, c.conv_kernel)
+        self.convs = conv_layers.convs(*sizes, key, bias=False, init="kaiming")
 
     def __call__(self, images_BHWC: Array) -> Array:
         """(B, H, W, C) → (B, T, D)."""

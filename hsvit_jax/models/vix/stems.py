@@ -13,7 +13,6 @@ import jax
 from flax import nnx
 
 from hsvit_jax.models import conv_layers
-from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Sizes
 from hsvit_jax.models.vix.mixer_config import Mixing
 
@@ -57,11 +56,8 @@ class ConvStem(nnx.Module):
     """3×3 convolutions with bias, without activations (ViX paper, hybrid models)."""
 
     def __init__(self, c: StemSizes, key: Array) -> None:
-        self.convs, c_in = nnx.List(), c.image_channels
-        keys = jax.random.split(key, len(c.stem_widths))
-        for conv_key, c_out, stride in zip(keys, c.stem_widths, c.stem_strides, strict=True):
-            self.convs.append(Conv(c_in, c_out, 3, conv_key, stride=stride))
-            c_in = c_out
+        widths = (c.image_channels, *c.stem_widths)
+        self.convs = conv_layers.convs(widths, c.stem_strides, 3, key)
 
     def __call__(self, images_BHWC: Array) -> Array:
         """(B, H, W, C) → (B, H', W', D), each convolution dividing the sides by its stride."""
