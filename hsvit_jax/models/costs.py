@@ -152,15 +152,10 @@ _Label = tuple[int, str]
 def _count(
     jaxpr: Jaxpr, inputs: list[_Label | None], times: int, macs: collections.Counter[str]
 ) -> list[_Label | None]:
-    """Adds the multiply-adds of `times` runs to those of each module; returns the outputs' labels.
+    """Adds the multiply-adds of `times` runs to `macs`; labels are None for a constant.
 
     A function of a weight and an activation belongs to the weight's module, one of activations to
     the latest one's. A product with a constant, such as an interpolation's, counts nothing.
-
-    Args:
-        inputs: labels of its inputs, None for a constant.
-        times: how often it runs.
-        macs: multiply-adds by module, added to.
     """
     labels = dict(zip(jaxpr.invars, inputs, strict=True))
     for eqn in jaxpr.eqns:

@@ -194,11 +194,7 @@ def _config(
     num_classes: int,
     **settings: Any,
 ) -> BackboneHSViTConfig:
-    """The sizes; `backbone` names a family, with or without a variant, of `backbone_settings`.
-
-    Raises:
-        ValueError: backbone_settings has other keys than that family.
-    """
+    """The sizes; `backbone` names a family, with or without a variant, of `backbone_settings`."""
     family = _family(backbone)
     other = sorted(set(backbone_settings) ^ set(family.defaults))
     if other:

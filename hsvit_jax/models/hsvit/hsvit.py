@@ -371,13 +371,7 @@ def _strides(settings: Mapping[str, Any], image_size: tuple[int, int]) -> tuple[
 def _config(
     *, ablation: str, convolution: str, conv_kernels: tuple[int, ...], groups: int, **settings: Any
 ) -> HSViTConfig:
-    """An HSViT's sizes.
-
-    Args:
-        ablation: 'none', 'conv_only' (no attention) or 'attention_only' (no convolution; images of
-            embed_dim pixels).
-        convolution: see `CONVOLUTIONS`.
-    """
+    """The ablation 'conv_only' leaves out attention, 'attention_only' convolution."""
     if convolution not in CONVOLUTIONS:
         raise ValueError(f"unknown model.convolution {convolution!r}; choose one of {CONVOLUTIONS}")
     if ablation == "attention_only":

@@ -17,7 +17,7 @@ from flax import nnx
 from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
-from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of, scaled
+from hsvit_jax.models.family import Family, Sizes, check_heads, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vix import mixers, torch_weights
 from hsvit_jax.ops import remat
@@ -237,7 +237,6 @@ class T2T(Network):
 
 FAMILY = Family(
     name="t2t",
-    defaults=defaults_of(T2TConfig),
     variants=VARIANTS,
     default_variant="14",
     config=T2TConfig,

@@ -179,10 +179,7 @@ class ViX(Network):
 
 
 def _config(*, positions: str, expansion: float, **settings: Any) -> ViXConfig:
-    """A ViX's sizes. For mlp_mixer, `expansion` makes both hidden widths, and mlp_dim is not used.
-
-    Raises ValueError for unknown positions.
-    """
+    """For mlp_mixer, `expansion` makes both hidden widths, and mlp_dim is not used."""
     if positions not in ("learned", "rope"):
         raise ValueError(f"unknown model.positions {positions!r}; choose learned or rope")
     if settings["mixer"] == "mlp_mixer":
