@@ -11,7 +11,7 @@ stream … stream + 3, and `Block` gives each branch of each block its own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +31,8 @@ EMBEDDING = 1 << 20
 STREAMS_PER_BLOCK = 16
 
 
-class TokenMap(Protocol):
-    """The call of a mixer or a feed-forward."""
-
-    def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
-        """(B, T, D) → (B, T, D); stream … stream + 3 key its masks."""
-        ...
-
+#: A mixer or a feed-forward: from x (B, T, D), the context and the stream to (B, T, D).
+TokenMap = Callable[[Array, ForwardContext, int], Array]
 
 # --- Initialisation and linear layers ------------------------------------------------------------
 
@@ -399,6 +394,27 @@ class Block(nnx.Module):
     def add(self, x_BTD: Array, y_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """The residual sum with stochastic depth; stream: the branch's."""
         return x_BTD + drop_path(y_BTD, self.rate, context, stream + 4)
+
+
+def vit_block(
+    c: Any, dim: int, hidden: int, mix_key: Array, feed_key: Array, drop_path: float = 0.0
+) -> Block:
+    """A ViT's block, by the heads, qkv_bias, dropouts, activation and eps of a network's config."""
+    mixer = MultiHeadAttention(
+        *(dim, c.heads, mix_key),
+        bias=c.qkv_bias,
+        dropout=c.dropout,
+        attention_dropout=c.attention_dropout,
+        init="normal",
+    )
+    feed_forward = FeedForward(
+        *(dim, hidden, feed_key),
+        dropout=c.dropout,
+        inner_dropout=False,
+        activation=c.activation,
+        init="normal",
+    )
+    return Block(dim, mixer, feed_forward, eps=c.eps, drop_path=drop_path)
 
 
 class Encoder(nnx.Module):

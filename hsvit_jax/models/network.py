@@ -351,6 +351,12 @@ class BoundModules:
 
         return run
 
+    def through_stages(self, x: Array, context: ForwardContext) -> Array:
+        """A map or its tokens through the parts 'stage0', 'stage1', … in turn."""
+        for i in range(sum(name.startswith("stage") for name in self._graphs)):
+            x = self[f"stage{i}"](x, context)
+        return x
+
     def params(self, name: str) -> dict:
         """The parameters of one part."""
         return self._params[name]

@@ -14,12 +14,12 @@ from jax import lax
 Array = jax.Array
 
 
-def _windows(x: Array, axis: int, window: int, stride: int) -> list[Array]:
-    """For each offset in the window, the value there of every window, −inf outside."""
-    pad = window // 2
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (pad, pad)
-    padded = jnp.pad(x, widths, constant_values=-jnp.inf)
+def windows(
+    x: Array, axis: int, window: int, stride: int, pad: int, outside: float = 0.0
+) -> list[Array]:
+    """For each offset in a window along one axis, the value there of every window."""
+    widths = [(pad, pad) if a == axis else (0, 0) for a in range(x.ndim)]
+    padded = jnp.pad(x, widths, constant_values=outside)
     count = (x.shape[axis] + 2 * pad - window) // stride + 1
     return [
         lax.slice_in_dim(padded, i, i + (count - 1) * stride + 1, stride, axis)
@@ -30,7 +30,7 @@ def _windows(x: Array, axis: int, window: int, stride: int) -> list[Array]:
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _max_along(x: Array, axis: int, window: int, stride: int) -> Array:
     """Maximum over a window along one axis, as a chain of maxima of strided slices."""
-    return reduce(jnp.maximum, _windows(x, axis, window, stride))
+    return reduce(jnp.maximum, windows(x, axis, window, stride, window // 2, -jnp.inf))
 
 
 def _max_along_fwd(x: Array, axis: int, window: int, stride: int) -> tuple[Array, Array]:
@@ -43,7 +43,8 @@ def _max_along_bwd(axis: int, window: int, stride: int, x: Array, grad: Array) -
     The gradient of the positions of one phase (remainder modulo the stride) is a sum of shifted,
     masked copies of `grad`; the phases are then interleaved.
     """
-    parts = _windows(x, axis, window, stride)
+    length, pad, count = x.shape[axis], window // 2, grad.shape[axis]
+    parts = windows(x, axis, window, stride, pad, -jnp.inf)
     largest = reduce(jnp.maximum, parts)
     assigned = jnp.zeros(largest.shape, bool)
     by_offset = []
@@ -51,7 +52,6 @@ def _max_along_bwd(axis: int, window: int, stride: int, x: Array, grad: Array) -
         first = (part == largest) & ~assigned
         assigned |= first
         by_offset.append(jnp.where(first, grad, 0))
-    length, pad, count = x.shape[axis], window // 2, grad.shape[axis]
     places = -(-length // stride)
     phases = []
     for phase in range(stride):

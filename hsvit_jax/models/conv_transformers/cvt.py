@@ -190,12 +190,12 @@ class Block(layers.Block):
         return x_BTD
 
 
-class Stage(nnx.Module):
+class Stage(layers.Encoder):
     """Overlapping patches, LayerNorm, the CLS token if any, and blocks."""
 
     def __init__(self, c: CvTConfig, number: int, key: Array) -> None:
         conv_key, cls_key, *keys = jax.random.split(key, c.depths[number] + 2)
-        self.number, self.first, self.rate = number, sum(c.depths[:number]), c.dropouts[number]
+        self.number, self.rate = number, c.dropouts[number]
         width, channels = c.widths[number], (c.image_channels, *c.widths)[number]
         self.conv = Conv(
             *(channels, width, c.patches[number], conv_key),
@@ -206,7 +206,8 @@ class Stage(nnx.Module):
         self.norm = LayerNorm(width)
         normal = 0.02 * jax.random.normal(cls_key, (width,))
         self.cls = nnx.Param(normal) if c.has_cls(number) else None
-        self.blocks = nnx.List(Block(c, number, i, k) for i, k in enumerate(keys))
+        blocks = (Block(c, number, i, k) for i, k in enumerate(keys))
+        super().__init__(blocks, first=sum(c.depths[:number]))
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', D), or tokens (B, T, D) with a CLS."""
@@ -214,10 +215,8 @@ class Stage(nnx.Module):
         x_BHWD = layers.dropout(x_BHWD, self.rate, context, layers.EMBEDDING + self.number)
         x_BTD = conv_layers.flatten(x_BHWD)
         if self.cls is not None:
-            x_BTD = layers.prepend(self.cls[...], x_BTD)
-        for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, context, self.first + i)
-        return x_BTD if self.cls is not None else x_BTD.reshape(x_BHWD.shape)
+            return super().__call__(layers.prepend(self.cls[...], x_BTD), context)
+        return super().__call__(x_BTD, context).reshape(x_BHWD.shape)
 
 
 class CvT(Network):
@@ -233,10 +232,8 @@ class CvT(Network):
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x = images_BHWC
-        for i in range(len(self.config.depths)):
-            x = bound[f"stage{i}"](x, context)
-        return bound["head"](bound["norm"](x[:, 0]))
+        x_BTD = bound.through_stages(images_BHWC, context)
+        return bound["head"](bound["norm"](x_BTD[:, 0]))
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
         """As `Network.grid`, from the stages' maps and their keys' maps."""

@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Chain, ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, scaled
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.attention import biased_attention, biased_weights
+from hsvit_jax.ops.max_pool import windows
 
 Array = jax.Array
 
@@ -70,7 +70,7 @@ class EfficientFormerConfig(StagedConfig):
     @property
     def value_dim(self) -> int:
         """Width of a head's values."""
-        return int(round(self.attention_ratio * self.key_dim, 6))
+        return scaled(self.key_dim, self.attention_ratio)
 
 
 def neighbour_mean(x_BHWC: Array, window: int) -> Array:
@@ -78,9 +78,7 @@ def neighbour_mean(x_BHWC: Array, window: int) -> Array:
 
     def total(x: Array) -> Array:
         for axis in (1, 2):
-            widths = [(window // 2, window // 2) if a == axis else (0, 0) for a in range(4)]
-            padded, length = jnp.pad(x, widths), x.shape[axis]
-            x = sum(lax.slice_in_dim(padded, i, i + length, axis=axis) for i in range(window))
+            x = sum(windows(x, axis, window, 1, window // 2))
         return x
 
     count = total(jnp.ones((1, *x_BHWC.shape[1:3], 1), x_BHWC.dtype))
@@ -207,9 +205,7 @@ class EfficientFormer(Network):
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x_BHWC = bound["stem"](images_BHWC, context)
-        for i in range(len(self.config.depths)):
-            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
+        x_BHWC = bound.through_stages(bound["stem"](images_BHWC, context), context)
         x_BTD = bound["norm"](conv_layers.flatten(x_BHWC))
         return bound["head"](x_BTD.mean(1))
 

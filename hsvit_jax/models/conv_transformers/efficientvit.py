@@ -242,13 +242,10 @@ class EfficientViT(Network):
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        c = self.config
-        x_BHWC = bound["stem"](images_BHWC, context)
-        for i in range(len(c.depths)):
-            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
+        x_BHWC = bound.through_stages(bound["stem"](images_BHWC, context), context)
         x_BC = x_BHWC.mean((1, 2))
         x_BC = bound["norm"](x_BC, train=context.train, batch_axes=context.batch_axes)
-        x_BC = layers.dropout(x_BC, c.head_dropout, context, layers.EMBEDDING)
+        x_BC = layers.dropout(x_BC, self.config.head_dropout, context, layers.EMBEDDING)
         return bound["head"](x_BC)
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:

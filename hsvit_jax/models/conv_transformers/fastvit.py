@@ -24,7 +24,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Chain, Conv, ConvNorm, size_out
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StageSizes
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, scaled
 from hsvit_jax.models.layers import BatchNorm
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
 from hsvit_jax.ops.activations import activation as by_name
@@ -112,7 +112,7 @@ class FastViTConfig(StageSizes):
     @property
     def top(self) -> int:
         """Channels before the classifier."""
-        return int(round(self.widths[-1] * self.top_ratio, 6))
+        return scaled(self.widths[-1], self.top_ratio)
 
     def width_before(self, stage: int) -> int:
         """Channels that a stage gets."""
@@ -412,12 +412,9 @@ class FastViT(Network):
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        c = self.config
-        x_BHWC = bound["stem"](images_BHWC, context)
-        for i in range(len(c.depths)):
-            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
+        x_BHWC = bound.through_stages(bound["stem"](images_BHWC, context), context)
         x_BC = bound["top"](x_BHWC, context).mean((1, 2))
-        x_BC = layers.dropout(x_BC, c.head_dropout, context, layers.EMBEDDING)
+        x_BC = layers.dropout(x_BC, self.config.head_dropout, context, layers.EMBEDDING)
         return bound["head"](x_BC)
 
     def fused(self, params: dict, stats: dict) -> tuple["FastViT", dict, dict]:

@@ -108,14 +108,8 @@ class InvertedResidual(nnx.Module):
         keys, inner = jax.random.split(key, 3), rounded(round(c_in * c.expand_ratio), 8)
         self.residual = stride == 1 and c_in == c_out
         self.expand = _conv(c, c_in, inner, 1, keys[0])
-        self.depthwise = ConvNorm(
-            *(inner, inner, 3, keys[1]),
-            stride=stride,
-            dilation=dilation,
-            groups=inner,
-            activation=c.activation,
-            init="normal",
-        )
+        around = {"stride": stride, "dilation": dilation}
+        self.depthwise = _conv(c, inner, inner, 3, keys[1], groups=inner, **around)
         self.reduce = ConvNorm(inner, c_out, 1, keys[2], init="normal")
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
@@ -124,9 +118,11 @@ class InvertedResidual(nnx.Module):
         return x_BHWC + y if self.residual else y
 
 
-def _conv(c: MobileViTConfig, c_in: int, c_out: int, size: int, key: Array) -> ConvNorm:
+def _conv(
+    c: MobileViTConfig, c_in: int, c_out: int, size: int, key: Array, **others: Any
+) -> ConvNorm:
     """A convolution with BatchNorm and the network's activation."""
-    return ConvNorm(c_in, c_out, size, key, activation=c.activation, init="normal")
+    return ConvNorm(c_in, c_out, size, key, activation=c.activation, init="normal", **others)
 
 
 def unfold(x_BHWD: Array, patch: int) -> Array:
@@ -162,7 +158,10 @@ class TransformerLayer(nnx.Module):
         self.down = InvertedResidual(c, c_in, channels, keys[0], *stride)
         self.local = _conv(c, channels, channels, c.kernel, keys[1])
         self.project = Conv(channels, width, 1, keys[2], bias=False, init="normal")
-        self.blocks = nnx.List(_block(c, number, k) for k in keys[5:])
+        self.blocks = nnx.List(
+            layers.vit_block(c, width, c.hidden_widths[number], *jax.random.split(k))
+            for k in keys[5:]
+        )
         self.norm = LayerNorm(width, c.eps)
         self.back = _conv(c, width, channels, 1, keys[3])
         self.fuse = _conv(c, 2 * channels, channels, c.kernel, keys[4])
@@ -185,26 +184,6 @@ class TransformerLayer(nnx.Module):
         return self.fuse(jnp.concatenate([x_BHWC, y_BHWC], axis=-1), context)
 
 
-def _block(c: MobileViTConfig, layer: int, key: Array) -> layers.Block:
-    mix_key, feed_key = jax.random.split(key)
-    width = c.widths[layer]
-    mixer = layers.MultiHeadAttention(
-        *(width, c.heads, mix_key),
-        bias=c.qkv_bias,
-        dropout=c.dropout,
-        attention_dropout=c.attention_dropout,
-        init="normal",
-    )
-    feed_forward = layers.FeedForward(
-        *(width, c.hidden_widths[layer], feed_key),
-        dropout=c.dropout,
-        inner_dropout=False,
-        activation=c.activation,
-        init="normal",
-    )
-    return layers.Block(width, mixer, feed_forward, eps=c.eps)
-
-
 def _residuals(c: MobileViTConfig, number: int, key: Array) -> Chain:
     """The inverted residuals of the first (0) or second (1) layer."""
     count, stride = RESIDUALS[number]
@@ -224,12 +203,7 @@ class MobileViT(Network):
         stages = [_residuals(c, i, keys[i]) for i in range(2)]
         stages += [TransformerLayer(c, i, keys[2 + i]) for i in range(3)]
         return {
-            "stem": ConvNorm(
-                *(c.image_channels, c.channels[0], 3, keys[5]),
-                stride=2,
-                activation=c.activation,
-                init="normal",
-            ),
+            "stem": _conv(c, c.image_channels, c.channels[0], 3, keys[5], stride=2),
             **{f"layer{i}": layer for i, layer in enumerate(stages)},
             "last": _conv(c, *c.channels[5:], 1, keys[6]),
             "head": Linear(c.channels[6], c.num_classes, keys[7], init="normal"),

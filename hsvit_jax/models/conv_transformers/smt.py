@@ -10,6 +10,7 @@ Source: Lin et al. 2023, Scale-Aware Modulation Meet Transformer, section 3, and
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from hsvit_jax.ops.activations import gelu
 Array = jax.Array
 
 EPS = 1e-6  # of the LayerNorms in blocks and behind stages; 1e-5 behind convolutions
+_conv = partial(Conv, init="kaiming_out")
 
 _LARGE = {"mlp_ratios": (8.0, 6.0, 4.0, 2.0), "stem_kernel": 7}
 
@@ -133,12 +135,6 @@ class Modulation(nnx.Module):
         return layers.dropout(y_BHWC, self.rate, context, stream + 1)
 
 
-def _conv(
-    c_in: int, c_out: int, size: int, key: Array, *, stride: int = 1, groups: int = 1
-) -> Conv:
-    return Conv(c_in, c_out, size, key, stride=stride, groups=groups, init="kaiming_out")
-
-
 class LocalAttention(nnx.Module):
     """Self-attention whose values are also convolved depthwise, and added."""
 
@@ -194,8 +190,9 @@ class Block(nnx.Module):
         self.feed_forward = FeedForward(c, stage, feed_key)
         self.scales = layers.LayerScales(width, c.layer_scale)
 
-    def __call__(self, x_BHWC: Array, context: ForwardContext, stream: int) -> Array:
+    def __call__(self, x_BHWC: Array, context: ForwardContext, index: int) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
+        stream = index * layers.STREAMS_PER_BLOCK
         y_BHWC = self.scales(0, self.mixer(self.norm1(x_BHWC), context, stream))
         x_BHWC = x_BHWC + layers.drop_path(y_BHWC, self.rate, context, stream + 4)
         y_BHWC = self.scales(1, self.feed_forward(self.norm2(x_BHWC), context, stream + 5))
@@ -217,7 +214,7 @@ class Stem(nnx.Module):
             activation="relu",
             init="kaiming_out",
         )
-        self.second = Conv(width, width, 2, second_key, stride=2, padding=0, init="kaiming_out")
+        self.second = _conv(width, width, 2, second_key, stride=2, padding=0)
         self.norm = LayerNorm(width)
 
     def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
@@ -236,27 +233,24 @@ class Downsampling(nnx.Module):
         return self.norm(self.conv(x_BHWC))
 
 
-class Stage(nnx.Module):
+class Stage(layers.Encoder):
     """A stem or downsampling, blocks, LayerNorm."""
 
     def __init__(self, c: SMTConfig, number: int, key: Array) -> None:
         embed_key, *keys = jax.random.split(key, c.depths[number] + 1)
-        self.first = sum(c.depths[:number])
+        super().__init__((), first=sum(c.depths[:number]))
         self.embed = (
             Downsampling(*c.widths[number - 1 : number + 1], embed_key)
             if number
             else Stem(c, embed_key)
         )
         rates = layers.drop_path_rates(c.drop_path, sum(c.depths))[self.first :]
-        self.blocks = nnx.List(Block(c, number, i, rates[i], k) for i, k in enumerate(keys))
+        self.blocks.extend(Block(c, number, i, rates[i], k) for i, k in enumerate(keys))
         self.norm = LayerNorm(c.widths[number], EPS)
 
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H', W', C')."""
-        x_BHWC = self.embed(x_BHWC, context)
-        for i, block in enumerate(self.blocks):
-            x_BHWC = block(x_BHWC, context, (self.first + i) * layers.STREAMS_PER_BLOCK)
-        return self.norm(x_BHWC)
+        return self.norm(super().__call__(self.embed(x_BHWC, context), context))
 
 
 class SMT(Network):
@@ -271,9 +265,7 @@ class SMT(Network):
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        for i in range(len(self.config.depths)):
-            images_BHWC = bound[f"stage{i}"](images_BHWC, context)
-        return bound["head"](images_BHWC.mean((1, 2)))
+        return bound["head"](bound.through_stages(images_BHWC, context).mean((1, 2)))
 
     def grid(self, tokens: int) -> tuple[int, int, int] | None:
         """As `Network.grid`: of a stage whose map has as many places."""

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from hsvit_jax.models.conv_layers import Chain, ConvNorm, normed_stem, size_out
-from hsvit_jax.models.family import Sizes
+from hsvit_jax.models.family import Sizes, scaled
 from hsvit_jax.ops.activations import activation as by_name
 
 
@@ -17,7 +17,7 @@ class StageSizes(Sizes):
         """Width inside a feed-forward of each stage."""
         ratios = getattr(self, "mlp_ratios", None) or (self.mlp_ratio,) * len(self.widths)
         pairs = zip(self.widths, ratios, strict=True)
-        return tuple(int(round(width * ratio, 6)) for width, ratio in pairs)
+        return tuple(scaled(width, ratio) for width, ratio in pairs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models import layers
+from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Chain, ConvNorm
 from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
@@ -135,8 +135,7 @@ class AttentionBlock(nnx.Module):
     def __call__(self, x_BHWC: Array, context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, H, W, C)."""
         x, stream = self.local(x_BHWC, context), self.stream
-        batch, rows, columns, width = x.shape
-        y = self.attention(x.reshape(batch, rows * columns, width)).reshape(x.shape)
+        y = self.attention(conv_layers.flatten(x)).reshape(x.shape)
         x = x + layers.drop_path(self.scales(0, y), self.rate, context, stream + 4)
         y = self.norm(x, train=context.train, batch_axes=context.batch_axes)
         y = self.scales(1, self.feed_forward(y, context, stream + 6))
@@ -172,9 +171,7 @@ class SwiftFormer(Network):
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x_BHWC = bound["stem"](images_BHWC, context)
-        for i in range(len(self.config.depths)):
-            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
+        x_BHWC = bound.through_stages(bound["stem"](images_BHWC, context), context)
         x_BHWC = bound["norm"](x_BHWC, train=context.train, batch_axes=context.batch_axes)
         return bound["head"](x_BHWC.mean((1, 2)))
 

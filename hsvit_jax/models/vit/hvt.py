@@ -24,7 +24,7 @@ from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family, Sizes, defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
 from hsvit_jax.models.vit import token_pruning, torch_weights
-from hsvit_jax.ops.max_pool import max_pool
+from hsvit_jax.ops.max_pool import max_pool, windows
 
 Array = jax.Array
 
@@ -207,16 +207,7 @@ class Pool(nnx.Module):
             return layers.add_bias(y, self.conv["bias"][...])
         combine = jnp.maximum if self.kind == "max" else jnp.add
         for axis in range(1, x.ndim - 1):
-            widths = [(pad, pad) if a == axis else (0, 0) for a in range(x.ndim)]
-            padded = jnp.pad(x, widths)
-            count = (padded.shape[axis] - self.window) // 2 + 1
-            x = reduce(
-                combine,
-                (
-                    lax.slice_in_dim(padded, i, i + 2 * (count - 1) + 1, 2, axis)
-                    for i in range(self.window)
-                ),
-            )
+            x = reduce(combine, windows(x, axis, self.window, 2, pad))
         return x if self.kind == "max" else x / self.window ** (x.ndim - 2)
 
 
@@ -229,23 +220,8 @@ class Encoder(nnx.Module):
         rates, lengths = layers.drop_path_rates(c.drop_path, c.depth), c.lengths()
         for i, block_key in enumerate(jax.random.split(key, c.depth)):
             mix_key, feed_key, pool_key = jax.random.split(block_key, 3)
-            mixer = layers.MultiHeadAttention(
-                *(c.dim, c.heads, mix_key),
-                bias=c.qkv_bias,
-                dropout=c.dropout,
-                attention_dropout=c.attention_dropout,
-                init="normal",
-            )
-            feed_forward = layers.FeedForward(
-                *(c.dim, c.hidden, feed_key),
-                dropout=c.dropout,
-                inner_dropout=False,
-                activation=c.activation,
-                init="normal",
-            )
-            self.blocks.append(
-                layers.Block(c.dim, mixer, feed_forward, eps=c.eps, drop_path=rates[i])
-            )
+            block = layers.vit_block(c, c.dim, c.hidden, mix_key, feed_key, rates[i])
+            self.blocks.append(block)
             if c.pools_after(i):
                 self.pools[f"after{i}"] = Pool(c, lengths[i], lengths[i + 1], pool_key)
 

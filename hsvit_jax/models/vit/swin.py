@@ -218,10 +218,7 @@ class Swin(Network):
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x_BTD = bound["embedding"](images_BHWC)
-        for i in range(len(self.config.depths)):
-            x_BTD = bound[f"stage{i}"](x_BTD, context)
-        return bound["head"](x_BTD)
+        return bound["head"](bound.through_stages(bound["embedding"](images_BHWC), context))
 
 
 FAMILY = Family(

@@ -150,10 +150,7 @@ class CvX(Network):
         return {**stages, "head": Linear(c.embed_dim, c.num_classes, head_key)}
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
-        x_BHWC = images_BHWC
-        for i in range(len(self.config.depths)):
-            x_BHWC = bound[f"stage{i}"](x_BHWC, context)
-        return bound["head"](x_BHWC.mean((1, 2)))
+        return bound["head"](bound.through_stages(images_BHWC, context).mean((1, 2)))
 
 
 FAMILY = mixer_config.family(
