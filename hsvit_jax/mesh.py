@@ -92,7 +92,7 @@ def listed(devices: Any) -> list[jax.Device]:
     if devices is None:
         return jax.devices()
     found = [*devices] if isinstance(devices, Iterable) else [devices]
-    if not found or not all(isinstance(device, jax.Device) for device in found):
+    if not found or not all(hasattr(device, "process_index") for device in found):
         raise ValueError(f"devices must be some of jax.devices(); got {devices!r:.80}")
     return found
 
