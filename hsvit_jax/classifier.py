@@ -99,9 +99,12 @@ class Classifier:
         one = path_or_picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
         if not (one or hasattr(images, "__iter__")):
             raise data.BadImage(f"expected an image or several, got {images!r:.80}")
-        every = [images] if one else images
-        fit = self.config.data.fit
-        fitted = [data.fit_image(image, size, channels, fit) for image in every]
+        fitted, fit = [], self.config.data.fit
+        for number, image in enumerate([images] if one else images):
+            try:
+                fitted.append(data.fit_image(image, size, channels, fit))
+            except data.BadImage as error:
+                raise error if one else data.BadImage(f"image {number}: {error}") from error
         return np.stack(fitted) if fitted else np.zeros((0, *size, channels), np.uint8), one
 
     @cached_property
