@@ -37,6 +37,8 @@ def for_few_images(
     The recipe `small` is for fewer than `recipes.FEW` training images of a data set without a name
     of its own, where no other recipe is named. What was set by hand stays: all values but those of
     the recipe, and those in `by_hand`. No recipe's own batch is larger than the training split.
+    With trained weights (`init.from`), and with an optimizer by hand that is not Muon, `small` and
+    `strong` have AdamW's settings (`recipes.without_muon`).
     """
     plain = dict(keys.leaves(defaults.plain(config.data.name, config.recipe, config.model)))
     changed = (key for key, value in keys.leaves(config) if plain.get(key, value) != value)
@@ -52,8 +54,6 @@ def for_few_images(
             batch = config.train.batch if "train.batch" in by_hand else values["train.batch"]
             epochs = config.train.steps / max(examples // batch, 1)
             values = recipes.small(examples, classes, config.model, epochs)
-        if config.init["from"]:  # what is trained already is tuned by the strong recipe's optimizer
-            values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
         if config.init.cache:
             by_hand.add("eval.tta")
         if config.train.patience:  # which counts evaluations
@@ -61,6 +61,10 @@ def for_few_images(
     config = config.copy_and_resolve_references()
     if values:
         config.recipe = "small"
+    other = config.init["from"] or config.optim.name != plain["optim.name"] == "muon"
+    if other and config.recipe in ("small", "strong"):
+        values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
+        values = recipes.without_muon(config.model) | values
     defaults.update(config, {key: v for key, v in values.items() if key not in by_hand})
     if not config.augment.flip and "eval.tta" not in by_hand:  # they are other images
         config.eval.tta = "none"

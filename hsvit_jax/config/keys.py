@@ -34,7 +34,7 @@ class Key:
       besides: special values outside the range.
       choices: all values of an enumeration; () for other keys.
       several: whether the value is a tuple of such values.
-      default: the strong recipe's value, where it is not the one that `initial` falls back on.
+      default: what the recipes start from, where it is not the one that `initial` falls back on.
     """
 
     meaning: str
@@ -50,7 +50,7 @@ class Key:
 
     @property
     def initial(self) -> Any:
-        """The value by the strong recipe: the default, or else the lowest, first or empty one."""
+        """What the recipes start from: the default, or else the lowest, first or empty one."""
         if self.default is not None or self.several:
             return () if self.default is None else self.default
         if self.choices:
@@ -141,7 +141,7 @@ def _each(key: Key, default: Any = None) -> Key:
     return dataclasses.replace(key, several=True, default=default)
 
 
-#: Keys outside `model`, with the strong recipe.
+#: Keys outside `model`, with what the recipes start from: most of the strong one.
 KEYS: Mapping[str, Key] = {
     "seed": _whole("seed of every random number of the run", 0, 2**32 - 1),
     "recipe": _choice(

@@ -1,6 +1,6 @@
 """Recipes: the papers' by family, and the strong one's changes by data set.
 
-`keys` holds the strong recipe, which is the same for all families; `defaults` applies these to it.
+`keys` holds what the recipes start from, the same for all families; `defaults` applies these to it.
 
 Sources: HSViT paper, table 2, and its scripts for the batches of ViT; ViX paper, section 4, the
 authors' scripts where it is silent; HVT paper, section 5, and Touvron et al. (DeiT, ICML 2021),
@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hsvit_jax.config import keys
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import Family
 
@@ -188,6 +189,13 @@ _PAPER_ON: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("hsvit_vit", "tiny_imagenet"): {**_HSVIT_VIT, "train.batch": 128},
     ("hsvit_vit", "food101"): {**_HSVIT_VIT, "train.batch": 16},
 }
+#: From random weights, with dropout 0; docs/results.md compares it with AdamW in 30 to 100 epochs.
+_MUON: Mapping[str, Any] = {
+    "train.ema_decay": 0.0,
+    "optim.name": "muon",
+    "optim.learning_rate": 5e-3,
+    "optim.schedule": "linear",
+}
 # Digits, with 1,439 training images: a short, light recipe of a minute or two on a laptop.
 _STRONG_ON: Mapping[str, Mapping[str, Any]] = {
     "digits": {
@@ -210,11 +218,8 @@ _STRONG_ON: Mapping[str, Mapping[str, Any]] = {
 #: docs/results.md has the gain of each, and what gained nothing.
 _FAST: dict[str, Any] = {
     "train.epochs": 12.0,
-    "train.ema_decay": 0.0,
     "eval.tta": "flip",
-    "optim.name": "muon",
-    "optim.learning_rate": 5e-3,
-    "optim.schedule": "linear",
+    **_MUON,
     "augment.rand_augment_ops": 0,
     "augment.erasing": 0.0,
     "augment.mixup": 0.0,
@@ -241,10 +246,24 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     found = {"optim.warmup_epochs": 5.0, **_STRONG_ON.get(data, {})}
     if data == "fashion_mnist" and record.native_size:  # a stride of 32 does not fit 28
         found["data.image_size"] = (32, 32)
-    if recipe == "fast":
-        found |= _FAST | _FAST_ON.get(data, {}) | {"init.whiten": record.name == "hsvit"}
+    if recipe == "fast" or data != "digits":
+        found |= _MUON | {"init.whiten": record.name == "hsvit"}
         found |= {"model.dropout": 0.0} if "dropout" in model else {}
+    if recipe == "fast":
+        found |= _FAST | _FAST_ON.get(data, {})
     return found
+
+
+def without_muon(model: Mapping[str, Any]) -> dict[str, Any]:
+    """AdamW and what goes with it, in place of Muon in the strong recipe, by 'section.key'."""
+    return {key: keys.KEYS[key].initial for key in (*_MUON, "init.whiten")} | _own_dropout(model)
+
+
+def _own_dropout(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The dropout of a network as its paper has it, where it has one."""
+    record = FAMILIES[model["family"]]
+    variant = model["variant"] if model["variant"] in record.variants else ""
+    return {"model.dropout": record.settings(variant)["dropout"]} if "dropout" in model else {}
 
 
 def _published(recipe: str, record: Family, variant: str, data: str) -> dict[str, Any]:
@@ -290,6 +309,7 @@ def small(
     mixed = {"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.label_smoothing": 0.1}
     return {
         **_FAST,
+        **_own_dropout(model),
         **(mixed if few_of_each else {}),
         "train.batch": batch,
         "train.epochs": float(epochs),

@@ -50,9 +50,13 @@ def test_the_text(uncompiled):
     assert len({len(line) for line in lines[2 : 4 + len(table)]}) == 1
     printed = [int(line.split()[-2].replace(",", "")) for line in table]
     assert sum(printed) == costs.parameters(model)
-    assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
-    memory = r"^memory 128\.2 MiB training step of 128 images .*, 128 KiB evaluation of 128 \("
+    assert "70.94 KiB parameters + 76.79 KiB Muon moments, float32" in text
+    memory = r"^memory 128\.1 MiB training step of 128 images .*, 128 KiB evaluation of 128 \("
     assert re.search(memory, text, re.M)
+    with config.unlocked():
+        config.optim.name, config.train.ema_decay = "adamw", 0.9
+    text = summary.summarise(config, model)
+    assert "70.94 KiB parameters + 141.9 KiB AdamW moments + 70.94 KiB moving average" in text
 
 
 def test_the_optimizer_may_be_named(uncompiled, capsys):

@@ -87,8 +87,8 @@ def test_recipes():
     assert config_lib.with_warmup(strong, 1000, 10).optim.warmup_epochs == 5
     assert not strong.optim.decay_all
     assert strong.augment.crop_padding and strong.augment.flip and strong.augment.erasing
-    assert strong.augment.label_smoothing and strong.train.ema_decay
-    assert paper.model == strong.model
+    assert strong.augment.label_smoothing and not strong.train.ema_decay
+    assert {**paper.model, "dropout": 0.0} == dict(strong.model)
     assert paper.train.select_on == strong.train.select_on == "val"
 
 
@@ -236,7 +236,7 @@ def test_json_is_the_whole_configuration(argument):
         assert back.to_dict() == config.to_dict()  # types too: tuples are tuples again
 
 
-@pytest.mark.parametrize("spec", ["c3a4:digits", "backbone:resnet50", "cvt:13"])
+@pytest.mark.parametrize("spec", ["c3a4:digits", "backbone:resnet50,paper", "cvt:13"])
 def test_a_stored_configuration_gets_the_keys_that_are_newer(spec):
     config = config_lib.get_config(spec)
     for path, _ in keys.leaves(config.model):
@@ -377,3 +377,31 @@ def test_a_small_set_has_a_recipe_by_the_number_of_images():
     assert (tuned.optim.name, tuned.init.whiten, tuned.train.batch) == ("adamw", False, 64)
     tiny = fitted(24, spec="c2a2:folder=x,tiny").train
     assert (tiny.steps, tiny.batch) == (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("spec", "examples", "muons", "average", "own"),
+    [
+        ("c2a2:folder=x", 720, 0.2, 0.0, 0.2),  # small
+        ("c2a2:folder=x", 45_000, 0.0, 0.999, 0.2),  # strong
+        ("vix:vit,folder=x,strong", 720, 0.0, 0.999, 0.25),
+    ],
+)
+def test_muon_is_for_random_weights_and_its_settings_for_muon(spec, examples, muons, average, own):
+    """`muons`: dropout with Muon; `average`, `own`: moving average and dropout without it."""
+
+    def fitted(*settings):
+        config = config_lib.get_config(spec, *settings)
+        once = config_lib.for_few_images(config, examples, 3)
+        assert config_lib.for_few_images(once, examples, 3) == once  # as a run stores it
+        optim, whiten = once.optim, once.init.whiten
+        rest = (optim.schedule, once.train.ema_decay, once.model.dropout, whiten)
+        return optim.name, optim.learning_rate, rest
+
+    without = ("cosine", average, own, False)
+    assert fitted() == ("muon", 5e-3, ("linear", 0.0, muons, "c2a2" in spec))
+    assert fitted("init.from=run") == ("adamw", 1e-3, without)
+    assert fitted("init.from=run", "optim.name=muon") == ("muon", 1e-3, without)
+    assert fitted("init.from=run", "optim.learning_rate=2e-4") == ("adamw", 2e-4, without)
+    assert fitted("optim.name=sgd") == ("sgd", 1e-3, without)
+    assert fitted("optim.name=sgd", "optim.learning_rate=0.05") == ("sgd", 0.05, without)

@@ -13,6 +13,7 @@ import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import models, train
+from hsvit_jax.planner import hlo
 from hsvit_jax.train import optim
 
 
@@ -301,20 +302,34 @@ def test_muon_steps_along_each_group_s_orthogonalised_gradient():
         assert np.diag(rotated).min() > 0.6 and np.diag(rotated).max() < 1.3
 
 
+def spread_update(network, name, group, data):
+    """Updates and moments of a step over devices, and its program."""
+    (params, _), (grads, _) = (made_up_values(network, seed) for seed in (1, 2))
+    chosen = settings(name=name, warmup_epochs=0.0)
+    tx = optim.build(chosen, optim.schedule(chosen, 10, 5), None)
+    mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=16)
+    trees = [
+        jax.device_put(tree, mesh_lib.state_shardings(mesh, tree, network))
+        for tree in (grads, tx.init(params), params)
+    ]
+    compiled = jax.jit(tx.update).lower(*trees).compile()
+    return jax.device_get(compiled(*trees)), compiled.as_text()
+
+
 def test_a_muon_step_does_not_depend_on_the_mesh():
     """Groups and the trunk's kernels spread over four devices: the same updates and moments."""
     network = small_network(model__trunk="sharded")
-    (params, _), (grads, _) = (made_up_values(network, seed) for seed in (1, 2))
-    chosen = settings(name="muon", warmup_epochs=0.0)
-    tx = optim.build(chosen, optim.schedule(chosen, 10, 5), None)
-
-    def step(group, data):
-        mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=16)
-        trees = [
-            jax.device_put(tree, mesh_lib.state_shardings(mesh, tree, network))
-            for tree in (grads, tx.init(params), params)
-        ]
-        return jax.device_get(jax.jit(tx.update)(*trees))
-
-    for a, b in zip(*(jax.tree.leaves(step(*shape)) for shape in ((4, 2), (1, 1))), strict=True):
+    results = (spread_update(network, "muon", *shape)[0] for shape in ((4, 2), (1, 1)))
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(b).max(), 1e-6))
+
+
+@pytest.mark.parametrize("towers", [1, 4])
+def test_muon_sends_nothing_of_its_own(towers):
+    """Each device has its groups or towers whole: the clip's norms are summed, as for AdamW."""
+    network = small_network(model__towers=towers)
+    adamw, muon = (
+        hlo.count(spread_update(network, name, 4, 2)[1], 4)[1] for name in ("adamw", "muon")
+    )
+    assert muon == adamw
+    assert set(muon) == {("group", "all-reduce")}
