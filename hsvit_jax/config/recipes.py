@@ -247,7 +247,9 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
     if data == "fashion_mnist" and record.native_size:  # a stride of 32 does not fit 28
         found["data.image_size"] = (32, 32)
     if recipe == "fast" or data != "digits":
-        found |= _MUON | {"init.whiten": record.name == "hsvit"}
+        found |= _MUON
+    if recipe == "fast" or (data != "digits" and model["variant"] in record.variants):
+        found |= {"init.whiten": record.name == "hsvit"}  # which few networks of other sizes can
         found |= {"model.dropout": 0.0} if "dropout" in model else {}
     if recipe == "fast":
         found |= _FAST | _FAST_ON.get(data, {})

@@ -215,10 +215,13 @@ def test_what_each_way_spreads():
     assert last["forward_flops"] - head == (first["forward_flops"] - head) / 16
     first, *_, last = rows_of(result, "replicated")
     assert last["forward_flops"] > 0.9 * first["forward_flops"]
-    # Exact parameters of C2A2; AdamW's two moments and an average beside them.
+    # Exact parameters of C2A2; two moments beside them, and an average where there is one.
     first, last = rows_of(result, "data")[0], rows_of(result, "data")[-1]
     assert first["parameter_bytes"] == last["parameter_bytes"] == 4 * 812_298
-    assert first["optimizer_bytes"] == 3 * 4 * 812_298
+    assert first["optimizer_bytes"] == 2 * 4 * 812_298
+    averaged = resolved().unlock()
+    averaged.train.ema_decay = 0.9
+    assert rows_of(planned(averaged), "data")[0]["optimizer_bytes"] == 3 * 4 * 812_298
     assert last["step_flops"] == first["step_flops"] / 16
 
 
