@@ -64,7 +64,8 @@ def for_few_images(
     other = config.init["from"] or config.optim.name != plain["optim.name"] == "muon"
     if other and config.recipe in ("small", "strong"):
         values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
-        values = recipes.without_muon(config.model) | values
+        if plain["optim.name"] == "muon":
+            values = recipes.without_muon(config.model) | values
     defaults.update(config, {key: v for key, v in values.items() if key not in by_hand})
     if not config.augment.flip and "eval.tta" not in by_hand:  # they are other images
         config.eval.tta = "none"

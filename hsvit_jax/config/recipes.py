@@ -262,10 +262,10 @@ def without_muon(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_dropout(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The dropout of a network as its paper has it, where it has one."""
-    record = FAMILIES[model["family"]]
-    variant = model["variant"] if model["variant"] in record.variants else ""
-    return {"model.dropout": record.settings(variant)["dropout"]} if "dropout" in model else {}
+    """The dropout of a network that has a name, as its paper has it."""
+    record, variant = FAMILIES[model["family"]], model["variant"]
+    named = "dropout" in model and variant in record.variants
+    return {"model.dropout": record.settings(variant)["dropout"]} if named else {}
 
 
 def _published(recipe: str, record: Family, variant: str, data: str) -> dict[str, Any]:

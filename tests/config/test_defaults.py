@@ -10,7 +10,8 @@ import pytest
 import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax import data
-from hsvit_jax.config import keys
+from hsvit_jax.config import defaults, keys
+from hsvit_jax.models import FAMILIES
 from hsvit_jax.train import optim
 from hsvit_jax.weights import adapt
 
@@ -405,3 +406,21 @@ def test_muon_is_for_random_weights_and_its_settings_for_muon(spec, examples, mu
     assert fitted("init.from=run", "optim.learning_rate=2e-4") == ("adamw", 2e-4, without)
     assert fitted("optim.name=sgd") == ("sgd", 1e-3, without)
     assert fitted("optim.name=sgd", "optim.learning_rate=0.05") == ("sgd", 0.05, without)
+
+
+def test_what_the_strong_recipe_leaves_alone():
+    """Digits' average with trained weights; dropout by hand, and of a network of own sizes."""
+    digits = config_lib.get_config("c2a2:digits", "init.from=run")
+    assert config_lib.for_few_images(digits, 1439, 10) == digits
+    model = {**FAMILIES["hsvit"].settings("c2a2"), "variant": "custom", "dropout": 0.1}
+    own = defaults.base("folder=x", model)
+    by_hand = config_lib.get_config("c2a2:folder=x").unlock()
+    by_hand.model.dropout = 0.1
+    for config in (own, by_hand):
+        for examples in (720, 45_000):
+            for start in ("", "run"):
+                with config.unlocked():
+                    config.init["from"] = start
+                fitted = config_lib.for_few_images(config, examples, 3)
+                assert fitted.model.dropout == 0.1
+    assert own.optim.name == "muon" and not own.init.whiten
