@@ -50,7 +50,7 @@ class Key:
 
     @property
     def initial(self) -> Any:
-        """The value that recipes start from: the default, or else the lowest, first or empty one."""
+        """The value that recipes start from: the default, or the lowest, first or empty one."""
         if self.default is not None or self.several:
             return () if self.default is None else self.default
         if self.choices:
