@@ -362,6 +362,7 @@ MODEL_KEYS: Mapping[str, Key] = {
     "patches": _each(_whole("patch size of each stage", 1, 2**13)),
     "strides": _each(_stride("stride of each stage")),
     "paddings": _each(_kernel("padding of each stage", low=0)),
+    "head_pool": _choice("what is classified: the CLS token or the tokens' mean", "cls", "mean"),
     "cls": _flag("classify a CLS token rather than the tokens' mean"),
     "positions": _choice("positional encoding", "learned", "rope"),
     "dhvt.positions": _flag("learned positions"),

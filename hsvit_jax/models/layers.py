@@ -283,6 +283,7 @@ class MultiHeadAttention(nnx.Module):
     Args:
         dim_head: E; dim/heads when left out.
         bias: of queries, keys and values.
+        project: whether the output is projected; without, it has no dropout either.
         init: see `init_kernel`.
     """
 
@@ -294,6 +295,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         dim_head: int | None = None,
         bias: bool = True,
+        project: bool = True,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         init: str = "torch",
@@ -302,7 +304,7 @@ class MultiHeadAttention(nnx.Module):
         inner = heads * (dim_head or dim // heads)
         qkv_key, out_key = jax.random.split(key)
         self.qkv = Linear(dim, 3 * inner, qkv_key, bias=bias, init=init)
-        self.out = Linear(inner, dim, out_key, init=init)
+        self.out = Linear(inner, dim, out_key, init=init) if project else None
 
     def project(self, x_BTD: Array) -> tuple[Array, Array, Array]:
         """Queries, keys and values, each (B, N, T, E)."""
@@ -313,7 +315,10 @@ class MultiHeadAttention(nnx.Module):
 
     def output(self, o_BNTE: Array, context: ForwardContext, stream: int) -> Array:
         """The output projection of the concatenated heads: (B, T, D)."""
-        return dropout(self.out(merge_heads(o_BNTE)), self.rate, context, stream + 1)
+        o_BTD = merge_heads(o_BNTE)
+        if self.out is None:
+            return o_BTD
+        return dropout(self.out(o_BTD), self.rate, context, stream + 1)
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""

@@ -181,7 +181,8 @@ def _config(
     if not head_dim:
         check_heads(embed_dim, heads)
         head_dim = embed_dim // heads
-    fixed = {"heads": heads, "head_dim": head_dim, "init": "normal", "dropout": 0.0}
+    fixed = {"heads": heads, "head_dim": head_dim, "dropout": 0.0}
+    fixed |= {"init": "normal", "project_one": True}
     fixed["attention_dropout"] = attention_dropout
     config = partial(CCXConfig, embed_dim=embed_dim, dropout=dropout)
     return mixer_config.mixed(config, fixed, **settings)

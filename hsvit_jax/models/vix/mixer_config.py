@@ -26,6 +26,8 @@ class Mixing(Checked):
         batch_coupling: performer and nystrom take their maxima for stability over the batch, as the
             authors' code does, so that an example's output depends on the others; else over each
             example.
+        project_one: softmax projects the output of a single head as wide as a token too, which the
+            authors' ViT does not.
 
     Raises:
         ValueError: the settings do not fit each other.
@@ -45,6 +47,7 @@ class Mixing(Checked):
     expansion: float = 1.0
     batch_coupling: bool = False
     init: str = "torch"
+    project_one: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -96,7 +99,7 @@ class Mixing(Checked):
             )
 
 
-_BY_FAMILY = ("attention_dropout", "rope", "expansion", "init")
+_BY_FAMILY = ("attention_dropout", "rope", "expansion", "init", "project_one")
 #: What a `Mixing` reads, with the papers' values.
 DEFAULTS = {"mixer": "softmax", **defaults_of(Mixing, without=_BY_FAMILY)}
 

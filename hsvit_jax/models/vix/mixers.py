@@ -87,6 +87,7 @@ class Softmax(layers.MultiHeadAttention):
             key,
             dim_head=m.head_dim,
             bias=False,
+            project=m.project_one or m.heads > 1 or m.head_dim != dim,
             dropout=m.dropout,
             attention_dropout=m.attention_dropout,
             init=m.init,

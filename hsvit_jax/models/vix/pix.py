@@ -62,7 +62,10 @@ class PiXConfig(vix.ViXConfig):
 
 
 #: Settings of a `model` section, with the paper's values; 0 and () follow from the image size.
-DEFAULTS = {**mixer_config.DEFAULTS, **defaults_of(PiXConfig, without=("depth",)), "patch": 0}
+DEFAULTS = {
+    **{**mixer_config.DEFAULTS, "patch": 0},
+    **defaults_of(PiXConfig, without=("depth", "patch", "head_pool")),
+}
 
 
 @dataclasses.dataclass(frozen=True)

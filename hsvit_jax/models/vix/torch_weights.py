@@ -257,9 +257,8 @@ def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         head = f"{start + depth + 2}.weight"
         hidden, tokens, _ = shape(tensors, f"{start}.0.fn.0.weight", 3)
         model = find(tensors, "", given) | {"mixer": "mlp_mixer", "expansion": hidden / tokens}
-        model |= {"mlp_dim": 256, "positions": "learned"}
+        model |= {"mlp_dim": 256, "positions": "learned", "head_pool": "cls"}
     else:
-        only(given, "pool", "cls")
         mixer = "transformer.layers.0.0.fn."
         key, head = "to_patch_embedding.", "mlp_head.1.weight"
         depth = count(tensors, "transformer.layers.{}.")
@@ -271,6 +270,7 @@ def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         model["mlp_dim"] = shape(tensors, "transformer.layers.0.1.fn.net.0.weight", 2)[0]
         rope = any(re.match(_IGNORED, k) for k in tensors) or "pos_embedding" not in tensors
         model["positions"] = "rope" if rope else "learned"
+        model["head_pool"] = only(given, "pool", "cls", "mean")
     classes, dim = shape(tensors, head, 2)
     sizes, data = embedding(tensors, given, key, tokens, linear_at=1)
     model |= {**sizes, "embed_dim": dim, "depth": depth}

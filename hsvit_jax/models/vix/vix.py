@@ -1,8 +1,9 @@
 """ViX: a vision transformer on pixels, with any mixer (ViT, ViP, ViL, ViN, FNet, MLP-Mixer).
 
 Patch embedding by a linear map, or a convolutional stem ('hybrid'); a CLS token and positions,
-learned or rotary; blocks x + mix(LN(x)), x + FF(LN(x)); LN and a linear classifier on CLS.
-MLP-Mixer has neither CLS token nor positions: LN, mean over tokens, classifier.
+learned or rotary; blocks x + mix(LN(x)), x + FF(LN(x)); LN and a linear classifier on CLS, or on
+the mean of all tokens. MLP-Mixer has neither CLS token nor positions: LN, mean over tokens,
+classifier.
 
 Source: the ViX paper, tables 1, 2 and 6, and the authors' code, which the published numbers are of.
 """
@@ -59,13 +60,17 @@ class ViXConfig(stems.StemSizes):
     Attributes:
         patch: side of a patch, 1 after a stem.
         stem_channels: of the stem's convolutions but the last; () for patches.
+        head_pool: what is classified, the 'cls' token or the 'mean' of all tokens; mlp_mixer
+            classifies a mean in any case, of the normalised tokens.
     """
 
     patch: int = 1
     embed_dropout: float = 0.0
+    head_pool: str = "cls"
 
     def __post_init__(self) -> None:
         self.check_rates("embed_dropout")
+        self.check_choices(head_pool=("cls", "mean") if self.cls else ("cls",))
         if self.stem_channels:
             stems.check_stem(self.stem_widths, self.stem_strides)
             if self.patch != 1:
@@ -175,6 +180,8 @@ class ViX(Network):
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:
         x_BTD = bound["encoder"](bound["patches"](images_BHWC), context)
+        if self.config.head_pool == "mean":
+            x_BTD = x_BTD.mean(1, keepdims=True)
         return bound["head"](x_BTD)
 
 

@@ -38,7 +38,7 @@ def test_shapes_tell_the_variant(family):
     ("family", "given", "message"),
     [
         ("vix", {"heads": 5}, "heads=5.*do not divide the attention's 12"),
-        ("vix", {"heads": 3, "pool": "mean"}, "pool='mean' is not supported; expected 'cls'"),
+        ("vix", {"heads": 3, "pool": "max"}, "pool='max' is not supported; expected 'cls' or 'm"),
         ("levix", {}, "say --image_size"),
         ("levix", {"image_size": 4}, "say --heads"),
         ("cvx", {"heads": 3}, "say --image_size"),
@@ -126,6 +126,14 @@ def test_a_tensor_that_sizes_are_read_from_is_named(index, message):
         tensors["mlp_head.1.weight"] = weight[0]
     with pytest.raises(ValueError, match=f"the network's sizes: mlp_head.1.weight {message}"):
         torch_files.settings("vix", tensors, {"heads": 3})
+
+
+def test_the_constructor_tells_what_is_classified():
+    for pool in ("cls", "mean"):
+        assert (
+            torch_files.settings("vix", state("vix"), {"heads": 3, "pool": pool})[0]["head_pool"]
+            == pool
+        )
 
 
 def test_another_number_of_steps_to_the_pseudo_inverse_is_refused():
