@@ -37,8 +37,8 @@ def for_few_images(
     The recipe `small` is for fewer than `recipes.FEW` training images of a data set without a name
     of its own, where no other recipe is named. What was set by hand stays: all values but those of
     the recipe, and those in `by_hand`. No recipe's own batch is larger than the training split.
-    With trained weights (`init.from`), and with an optimizer by hand that is not Muon, `small` and
-    `strong` have AdamW's settings (`recipes.without_muon`).
+    With trained weights (`init.from`), and with an optimizer by hand that is not Muon, a recipe of
+    Muon has AdamW's settings (`recipes.without_muon`).
     """
     plain = dict(keys.leaves(defaults.plain(config.data.name, config.recipe, config.model)))
     changed = (key for key, value in keys.leaves(config) if plain.get(key, value) != value)
@@ -61,8 +61,7 @@ def for_few_images(
     config = config.copy_and_resolve_references()
     if values:
         config.recipe = "small"
-    other = config.init["from"] or config.optim.name != plain["optim.name"] == "muon"
-    if other and config.recipe in ("small", "strong"):
+    if config.init["from"] or config.optim.name != plain["optim.name"] == "muon":
         values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
         if plain["optim.name"] == "muon":
             values = recipes.without_muon(config.model) | values

@@ -386,6 +386,7 @@ def test_a_small_set_has_a_recipe_by_the_number_of_images():
         ("c2a2:folder=x", 720, 0.2, 0.0, 0.2),  # small
         ("c2a2:folder=x", 45_000, 0.0, 0.999, 0.2),  # strong
         ("vix:vit,folder=x,strong", 720, 0.0, 0.999, 0.25),
+        ("c2a2:digits,fast", 1439, 0.0, 0.999, 0.2),
     ],
 )
 def test_muon_is_for_random_weights_and_its_settings_for_muon(spec, examples, muons, average, own):
