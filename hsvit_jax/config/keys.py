@@ -401,11 +401,13 @@ MODEL_KEYS: Mapping[str, Key] = {
     "conv_strides": _each(_stride("stride of each convolution; empty: by the image size")),
     "stage_strides": _each(_stride("stride of each stage; empty: by the image size")),
     "conv_kernel": _kernel("kernel size of the tokenizer's convolutions"),
+    "conv_padding": _kernel("padding of the tokenizer's convolutions; -1: half the kernel", low=-1),
     # HVT, DeiT, DHVT
     "pool": _choice("kind of token pooling", "max", "average", "conv"),
     "pool_dims": _choice("pooling of tokens as a sequence (1) or a map (2)", 1, 2),
     "pool_window": _kernel("window of a pool"),
     "pool_stride": _stride("stride of a pool"),
+    "pool_padding": _kernel("padding of a pool; -1: half the window", low=-1),
     "stage_depth": _depth("blocks between pools; 0: no pools", low=0),
     "retained": _each(_whole("tokens kept by each block; empty: all", 1, 2**26)),
     "flops_share": _positive("fraction of the FLOPs that a token-pruning schedule keeps", high=1.0),

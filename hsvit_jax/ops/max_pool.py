@@ -27,23 +27,25 @@ def windows(
     ]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _max_along(x: Array, axis: int, window: int, stride: int) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _max_along(x: Array, axis: int, window: int, stride: int, pad: int) -> Array:
     """Maximum over a window along one axis, as a chain of maxima of strided slices."""
-    return reduce(jnp.maximum, windows(x, axis, window, stride, window // 2, -jnp.inf))
+    return reduce(jnp.maximum, windows(x, axis, window, stride, pad, -jnp.inf))
 
 
-def _max_along_fwd(x: Array, axis: int, window: int, stride: int) -> tuple[Array, Array]:
-    return _max_along(x, axis, window, stride), x
+def _max_along_fwd(x: Array, *window: int) -> tuple[Array, Array]:
+    return _max_along(x, *window), x
 
 
-def _max_along_bwd(axis: int, window: int, stride: int, x: Array, grad: Array) -> tuple[Array]:
+def _max_along_bwd(
+    axis: int, window: int, stride: int, pad: int, x: Array, grad: Array
+) -> tuple[Array]:
     """Gives each window's gradient to its first maximum, as PyTorch does.
 
     The gradient of the positions of one phase (remainder modulo the stride) is a sum of shifted,
     masked copies of `grad`; the phases are then interleaved.
     """
-    length, pad, count = x.shape[axis], window // 2, grad.shape[axis]
+    length, count = x.shape[axis], grad.shape[axis]
     parts = windows(x, axis, window, stride, pad, -jnp.inf)
     largest = reduce(jnp.maximum, parts)
     assigned = jnp.zeros(largest.shape, bool)
@@ -77,9 +79,10 @@ def _max_along_bwd(axis: int, window: int, stride: int, x: Array, grad: Array) -
 _max_along.defvjp(_max_along_fwd, _max_along_bwd)
 
 
-def max_pool(x_BHWC: Array, window: int, stride: int) -> Array:
-    """Max pooling with padding window//2 (−inf outside), rows then columns.
+def max_pool(x_BHWC: Array, window: int, stride: int, pad: int | None = None) -> Array:
+    """Max pooling, rows then columns; padding (−inf outside) is window//2 when left out.
 
-    (B, H, W, C) → (B, H', W', C) with H' = (H + 2·(window//2) − window)//stride + 1.
+    (B, H, W, C) → (B, H', W', C) with H' = (H + 2·pad − window)//stride + 1.
     """
-    return _max_along(_max_along(x_BHWC, 1, window, stride), 2, window, stride)
+    pad = window // 2 if pad is None else pad
+    return _max_along(_max_along(x_BHWC, 1, window, stride, pad), 2, window, stride, pad)

@@ -12,10 +12,14 @@ from hsvit_jax.ops.max_pool import max_pool
 
 
 @pytest.mark.parametrize(
-    ("window", "stride"), [*itertools.product((3, 5), (1, 2, 3, 4)), (1, 2), (7, 2)]
+    ("window", "stride", "padding"),
+    [
+        *itertools.product((3, 5), (1, 2, 3, 4), (None,)),
+        *((1, 2, None), (7, 2, None), (2, 2, 0), (2, 1, 1), (3, 2, 0), (4, 3, None), (5, 2, 1)),
+    ],
 )
-def test_it_is_xlas_and_so_is_its_gradient(window, stride):
-    pad = window // 2
+def test_it_is_xlas_and_so_is_its_gradient(window, stride, padding):
+    pad = window // 2 if padding is None else padding
 
     def plain(x):
         return lax.reduce_window(
@@ -37,7 +41,7 @@ def test_it_is_xlas_and_so_is_its_gradient(window, stride):
 
         (ours, grads), (theirs, expected) = (
             jax.jit(value_and_gradient, static_argnums=0)(pool)
-            for pool in (lambda x: max_pool(x, window, stride), plain)
+            for pool in (lambda x: max_pool(x, window, stride, padding), plain)
         )
         np.testing.assert_array_equal(ours, theirs)
         np.testing.assert_allclose(grads, expected, rtol=0, atol=1e-14)

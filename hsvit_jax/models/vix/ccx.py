@@ -39,14 +39,16 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class CCXConfig(Sizes):
-    """Sizes of a CCX."""
+    """Sizes of a CCX; a padding of -1 is half the kernel or window."""
 
     mixing: Mixing
     conv_channels: tuple[int, ...] = (64, 64)
     conv_strides: tuple[int, ...] = ()
     conv_kernel: int = 3
+    conv_padding: int = -1
     pool_window: int = 3
     pool_stride: int = 1
+    pool_padding: int = -1
     embed_dim: int = 128
     depth: int = 4
     mlp_dim: int = 512
@@ -55,8 +57,12 @@ class CCXConfig(Sizes):
 
     def __post_init__(self) -> None:
         self.check_sizes(self.embed_dim, self.depth, self.mlp_dim, self.pool_stride)
-        self.check_odd("conv_kernel", "pool_window")
         self.check_rates("dropout", "drop_path")
+        if self.pool_padding > self.pool_window // 2:
+            raise ValueError(
+                f"pool_padding={self.pool_padding} is more than half of pool_window="
+                f"{self.pool_window}: lower model.pool_padding"
+            )
         stems.check_stem(self.conv_widths, self.conv_strides, "conv_strides")
         self.mixing.check_tokens(self.tokens)
 
@@ -68,8 +74,18 @@ class CCXConfig(Sizes):
     @property
     def map_size(self) -> tuple[int, int]:
         """Rows and columns of the tokens."""
-        strides = [s for stride in self.conv_strides for s in (stride, self.pool_stride)]
-        return conv_layers.map_size(self.image_size, strides)
+        size, (convolution, pool) = self.image_size, self.paddings
+        for stride in self.conv_strides:
+            size = conv_layers.size_out(size, self.conv_kernel, stride, convolution)
+            size = conv_layers.size_out(size, self.pool_window, self.pool_stride, pool)
+        return size
+
+    @property
+    def paddings(self) -> tuple[int, int]:
+        """Of a convolution and of a pool."""
+        given = (self.conv_padding, self.pool_padding)
+        halves = (self.conv_kernel // 2, self.pool_window // 2)
+        return tuple(h if p < 0 else p for p, h in zip(given, halves, strict=True))
 
     @property
     def tokens(self) -> int:
@@ -89,15 +105,17 @@ class Tokenizer(nnx.Module):
     """Convolutions without bias, each followed by ReLU and a max pool."""
 
     def __init__(self, c: CCXConfig, key: Array) -> None:
-        self.window, self.stride = c.pool_window, c.pool_stride
+        padding, pool_padding = c.paddings
+        self.pool = (c.pool_window, c.pool_stride, pool_padding)
         sizes = ((c.image_channels, *c.conv_widths), c.conv_strides, c.conv_kernel)
-        self.convs = conv_layers.convs(*sizes, key, bias=False, init="kaiming")
+        others = {"bias": False, "init": "kaiming", "padding": padding}
+        self.convs = conv_layers.convs(*sizes, key, **others)
 
     def __call__(self, images_BHWC: Array) -> Array:
         """(B, H, W, C) → (B, T, D)."""
         for conv in self.convs:
             x_BHWC = jax.nn.relu(conv(images_BHWC))
-            images_BHWC = max_pool(x_BHWC, self.window, self.stride)
+            images_BHWC = max_pool(x_BHWC, *self.pool)
         return conv_layers.flatten(images_BHWC)
 
 

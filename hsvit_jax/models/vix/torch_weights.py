@@ -355,12 +355,10 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     weights = [shape(tensors, f"tokenizer.conv_layers.{i}.0.weight", 4) for i in range(convs)]
     kernel, d = weights[0][2], weights[-1][0]
     window = argument(given, "pooling_kernel_size") or 3
-    for name, size in (("padding", kernel), ("pooling_padding", window)):
-        if argument(given, name) not in (None, size // 2):
-            raise ValueError(
-                f"{name}={given[name]} is not supported: expected half the window of {size}, "
-                f"{size // 2}"
-            )
+    paddings = [
+        size // 2 if (padding := argument(given, name)) is None else padding
+        for name, size in (("padding", kernel), ("pooling_padding", window))
+    ]
     if given.get("positional_embedding") != "sine":  # whose table the file has too
         only(given, "positional_embedding", "learnable")
     image_size = _image_size(given, input_shape(tensors)[2:]) or (_side(None),) * 2
@@ -374,8 +372,11 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     ]
 
     def tokens(way: tuple[Shape, int]) -> int:
-        every = [stride for convolution in way[0] for stride in (convolution, way[1])]
-        return math.prod(conv_layers.map_size(image_size, every))
+        size = image_size
+        for stride in way[0]:
+            size = conv_layers.size_out(size, kernel, stride, paddings[0])
+            size = conv_layers.size_out(size, window, way[1], paddings[1])
+        return math.prod(size)
 
     positions = shape(tensors, "classifier.positional_emb", 3)[1]
     strides, pool_stride = next((way for way in ways if tokens(way) == positions), ways[0])
@@ -388,8 +389,10 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         "conv_channels": tuple(w[0] for w in weights[:-1]),
         "conv_strides": strides,
         "conv_kernel": kernel,
+        "conv_padding": -1 if paddings[0] == kernel // 2 else paddings[0],
         "pool_window": window,
         "pool_stride": pool_stride,
+        "pool_padding": -1 if paddings[1] == window // 2 else paddings[1],
         "embed_dim": d,
         "depth": count(tensors, f"{_CCX_BLOCK}{{}}."),
         "mlp_dim": shape(tensors, f"{_CCX_BLOCK}0.linear1.weight", 2)[0],
