@@ -103,6 +103,7 @@ class DHVTConfig(Sizes):
         head_tokens: HI-MHSA, else plain attention.
         sope: overlapping patches, else plain ones.
         positions: learned, added to the CLS token and the patches.
+        representation: width of a linear map and a tanh in front of the classifier; 0 for none.
     """
 
     patch: int = 4
@@ -119,6 +120,7 @@ class DHVTConfig(Sizes):
     feed_forward: str = "daff"
     daff_norm: str = "batch"
     positions: bool = False
+    representation: int = 0
 
     def __post_init__(self) -> None:
         self.check_sizes(self.embed_dim, self.depth, self.hidden)
@@ -337,6 +339,24 @@ def _block(c: DHVTConfig, drop_path: float, key: Array) -> layers.Block:
     return layers.Block(c.embed_dim, mixer, DAFF(c, feed_key), eps=1e-6, drop_path=drop_path)
 
 
+class Head(nnx.Module):
+    """LayerNorm, the CLS token, its representation where there is one, a linear classifier."""
+
+    def __init__(self, c: DHVTConfig, key: Array) -> None:
+        d, width = c.embed_dim, c.representation
+        self.norm, represent_key = layers.LayerNorm(d, 1e-6), jax.random.fold_in(key, 0)
+        represent = layers.Linear(d, width, represent_key, init="normal") if width else None
+        self.represent = represent
+        self.linear = layers.Linear(width or d, c.num_classes, key, init="normal")
+
+    def __call__(self, x_BTD: Array) -> Array:
+        """(B, T, D) → logits (B, K)."""
+        x_BD = self.norm(x_BTD[:, 0])
+        if self.represent is not None:
+            x_BD = jnp.tanh(self.represent(x_BD))
+        return self.linear(x_BD)
+
+
 class DHVT(Network):
     """Parameters: {'embedding', 'encoder', 'head'}."""
 
@@ -348,7 +368,7 @@ class DHVT(Network):
             "encoder": layers.Encoder(
                 map(partial(_block, c), rates, jax.random.split(encoder_key, c.depth))
             ),
-            "head": layers.TokenHead(c.embed_dim, c.num_classes, head_key, eps=1e-6, init="normal"),
+            "head": Head(c, head_key),
         }
 
     def logits(self, bound: BoundModules, images_BHWC: Array, context: ForwardContext) -> Array:

@@ -122,7 +122,7 @@ def _timm_settings(
     """
     head, images = shapes.get("head.weight", ()), shapes.get("input", ())
     if len(head) == 2:
-        inferred |= {"num_classes": head[0], "embed_dim": head[1]}
+        inferred |= {"num_classes": head[0], "embed_dim": shapes.get("norm.weight", head[1:])[0]}
     if blocks := [int(k.split(".")[1]) for k in shapes if re.match(r"blocks\.\d+\.", k)]:
         inferred["depth"] = 1 + max(blocks)
     aliases = {_ALIASES[k]: k for k, v in given.items() if k in _ALIASES and v is not None}
@@ -249,6 +249,7 @@ def _dhvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) ->
         "affine": "patch_embed.pre_affine.alpha" in tensors,
         "head_tokens": "blocks.0.attn.ht_proj.weight" in tensors,
         "positions": "pos_embed" in tensors,
+        "representation": shapes.get("pre_logits.fc.weight", (0,))[0],
     }
     return {**family.defaults, **model}, data
 
@@ -281,6 +282,7 @@ def _dhvt(c: Any, keys: Collection[str]) -> Table:
         f"{feed}/norms/down/norm": "blocks.{i}.mlp.bn3",
         f"{feed}/gate/squeeze": "blocks.{i}.mlp.compress",
         f"{feed}/gate/excite": "blocks.{i}.mlp.excitation",
+        "head/represent": "pre_logits.fc",
     }
     for i in range(len(c.sope_channels)):
         table[f"embedding/sope/convs/{i}"] = f"patch_embed.proj.{2 * i}.0"

@@ -39,7 +39,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class CCXConfig(Sizes):
-    """Sizes of a CCX; a padding of -1 is half the kernel or window."""
+    """Sizes of a CCX.
+
+    Attributes:
+        conv_padding, pool_padding: -1 is half the kernel or window.
+        positions: learned, added to the tokens.
+    """
 
     mixing: Mixing
     conv_channels: tuple[int, ...] = (64, 64)
@@ -49,6 +54,7 @@ class CCXConfig(Sizes):
     pool_window: int = 3
     pool_stride: int = 1
     pool_padding: int = -1
+    positions: bool = True
     embed_dim: int = 128
     depth: int = 4
     mlp_dim: int = 512
@@ -143,12 +149,15 @@ class Encoder(layers.Encoder):
 
     def __init__(self, c: CCXConfig, key: Array) -> None:
         position_key, *keys = jax.random.split(key, c.depth + 1)
-        self.position = nnx.Param(0.2 * jax.random.normal(position_key, (c.tokens, c.embed_dim)))
+        start = 0.2 * jax.random.normal(position_key, (c.tokens, c.embed_dim))
+        self.position = nnx.Param(start) if c.positions else None
         super().__init__(map(partial(Block, c), layers.drop_path_rates(c.drop_path, c.depth), keys))
 
     def __call__(self, x_BTD: Array, context: ForwardContext) -> Array:
         """(B, T, D) → (B, T, D)."""
-        return super().__call__(layers.add_bias(x_BTD, self.position[...]), context)
+        if self.position is not None:
+            x_BTD = layers.add_bias(x_BTD, self.position[...])
+        return super().__call__(x_BTD, context)
 
 
 class Head(nnx.Module):

@@ -359,8 +359,6 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         size // 2 if (padding := argument(given, name)) is None else padding
         for name, size in (("padding", kernel), ("pooling_padding", window))
     ]
-    if given.get("positional_embedding") != "sine":  # whose table the file has too
-        only(given, "positional_embedding", "learnable")
     image_size = _image_size(given, input_shape(tensors)[2:]) or (_side(None),) * 2
     said = given.get("pool_strides", given.get("stride"))
     usual = (1, (2, *(1,) * (convs - 1))) if said is None else (said,)
@@ -378,7 +376,8 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
             size = conv_layers.size_out(size, window, way[1], paddings[1])
         return math.prod(size)
 
-    positions = shape(tensors, "classifier.positional_emb", 3)[1]
+    table = "classifier.positional_emb"  # learned, or of sines
+    positions = shape(tensors, table, 3)[1] if table in tensors else 0
     strides, pool_stride = next((way for way in ways if tokens(way) == positions), ways[0])
     mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
     if mixer["heads"] * mixer["head_dim"] == d:
@@ -393,6 +392,7 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         "pool_window": window,
         "pool_stride": pool_stride,
         "pool_padding": -1 if paddings[1] == window // 2 else paddings[1],
+        "positions": table in tensors,
         "embed_dim": d,
         "depth": count(tensors, f"{_CCX_BLOCK}{{}}."),
         "mlp_dim": shape(tensors, f"{_CCX_BLOCK}0.linear1.weight", 2)[0],

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import hf_files
+from support import hf_files, state_dicts, torch_files
 
+from hsvit_jax import models
 from hsvit_jax.models import costs, network
 from hsvit_jax.models.vit import dhvt
 
@@ -141,3 +142,23 @@ def test_norms_are_what_they_are_called():
 def test_sizes_that_do_not_fit_say_so(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **changes)
+
+
+def test_a_representation_is_the_classifier_s_input():
+    """The reference's `representation_size`: a linear map and a tanh between CLS and logits."""
+    settings = {"embed_dim": 8, "heads": 2, "depth": 2, "representation": 6, "dtype": "float32"}
+    settings = {**dhvt.FAMILY.defaults, **settings, "family": "dhvt"}
+    model = models.build(settings, image_size=(8, 8), channels=3, num_classes=5)
+    tensors = state_dicts.drawn({e.key: e.shape for e in torch_files.listing("dhvt", model)})
+    assert tensors["pre_logits.fc.weight"].shape == (6, 8)
+    told, data = torch_files.settings("dhvt", tensors, {"img_size": 8})
+    assert (told["representation"], told["embed_dim"], data["num_classes"]) == (6, 8, 5)
+    params, stats = dhvt.FAMILY.torch_weights.load(tensors, model)
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    cls_BD = np.asarray(model.views(params, stats, images)["tokens"][-1], np.float64)[:, 0]
+    cls_BD = (cls_BD - cls_BD.mean(1, keepdims=True)) / np.sqrt(cls_BD.var(1, keepdims=True) + 1e-6)
+    y = cls_BD * tensors["norm.weight"] + tensors["norm.bias"]
+    y = np.tanh(y @ tensors["pre_logits.fc.weight"].T + tensors["pre_logits.fc.bias"])
+    logits, _ = model.apply(params, stats, images)
+    expected = y @ tensors["head.weight"].T + tensors["head.bias"]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)

@@ -46,7 +46,6 @@ def test_shapes_tell_the_variant(family):
         ("ccx", {}, "say --image_size"),
         ("ccx", {"img_size": 8}, "say --heads"),
         ("ccx", {"img_size": 8, "num_heads": 3}, "heads=3.*do not divide the attention's 8"),
-        ("ccx", {"img_size": 8, "positional_embedding": "none"}, "positional_embedding='none'"),
         ("ccx", {"img_size": 8, "num_heads": 2, "dropout": "0.1"}, "must be of type float"),
     ],
 )
@@ -68,6 +67,10 @@ def test_the_image_of_a_cvx_is_its_first_map_by_its_stride():
         ({"conv_strides": (1, 2)}, {"stride": [1, 2, 1], "positional_embedding": "sine"}),
         ({"conv_padding": 0, "pool_padding": 0, "pool_window": 2, "conv_kernel": 2}, {}),
         ({"conv_padding": 3, "conv_strides": (2, 1)}, {}),
+        (
+            {"positions": False, "conv_strides": (2, 1), "pool_stride": 2},
+            {"stride": [2, 1], "pooling_stride": 2},
+        ),
         ({"mixer": "nystrom", "head_dim": 7}, {}),  # heads wider than a token
         ({"mixer": "linformer", "projections": 70}, {}),  # and more positions than tokens
     ],
@@ -83,7 +86,7 @@ def test_strides_and_heads_of_a_ccx(changes, given):
     arguments |= {"img_size": 16, "num_heads": 2, **given}
     told, _ = torch_files.settings("ccx", tensors, arguments)
     names = ("conv_strides", "pool_stride", "head_dim", "heads", "mixer")
-    names += ("conv_kernel", "conv_padding", "pool_window", "pool_padding")
+    names += ("conv_kernel", "conv_padding", "pool_window", "pool_padding", "positions")
     assert {k: told[k] for k in names} == {k: settings[k] for k in names}
 
 
