@@ -126,8 +126,8 @@ def test_every_family_from_the_command_line(family, tmp_path, monkeypatch, capfd
         out, err = capfd.readouterr()
         return code, out, err
 
-    start = (config, "--config.train.epochs=2", "--config.train.batch=64", "--config.mesh.data=1")
-    start += ("--config.data.fraction=0.25", "--noreport")
+    start = (config, "--config.train.epochs=2", "--config.train.batch=16", "--config.mesh.data=1")
+    start += ("--config.data.fraction=0.0625", "--noreport")
     log_eval = loop.Loop.log_eval
 
     def interrupted(self, *rest):
