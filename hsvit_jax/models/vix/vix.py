@@ -70,7 +70,12 @@ class ViXConfig(stems.StemSizes):
 
     def __post_init__(self) -> None:
         self.check_rates("embed_dropout")
-        self.check_choices(head_pool=("cls", "mean") if self.cls else ("cls",))
+        self.check_choices(head_pool=("cls", "mean"))
+        if self.head_pool == "mean" and not self.cls:
+            raise ValueError(
+                f"mixer={self.mixing.name!r} classifies the mean of its normalised tokens in any "
+                "case: leave out model.head_pool"
+            )
         if self.stem_channels:
             stems.check_stem(self.stem_widths, self.stem_strides)
             if self.patch != 1:

@@ -64,6 +64,7 @@ def test_stages_of_pix_halve_the_map_and_double_the_width():
         ("vix", {"mixer": "fnet", "positions": "rope"}, "mixer='fnet' has none"),
         ("vix", {"head_dim": 3, "positions": "rope"}, "odd head_dim=3"),
         ("vix", {"mixer": "linformer", "positions": "rope"}, "set model.one_kv_head=False"),
+        ("vix", {"mixer": "mlp_mixer", "head_pool": "mean"}, "in any case: leave out model.head_po"),
         ("levix", {"stem_strides": (1,)}, r"widths \(5, 10\).*stem_strides=\(1,\)"),
         ("levix", {"stem_channels": (0,)}, r"one positive width and stride.*widths \(0, 10\)"),
         ("levix", {"mixer": "nystrom", "landmarks": 55}, "landmarks=55.*there are 54"),
