@@ -70,6 +70,11 @@ class CCXConfig(Sizes):
                 f"{self.pool_window}: lower model.pool_padding"
             )
         stems.check_stem(self.conv_widths, self.conv_strides, "conv_strides")
+        if min(self.map_size) < 1:
+            raise ValueError(
+                f"an image of {self.image_size[0]}×{self.image_size[1]} is too small for the "
+                "tokenizer's windows: use a larger data.image_size, or more padding"
+            )
         self.mixing.check_tokens(self.tokens)
 
     @property
@@ -80,18 +85,19 @@ class CCXConfig(Sizes):
     @property
     def map_size(self) -> tuple[int, int]:
         """Rows and columns of the tokens."""
-        size, (convolution, pool) = self.image_size, self.paddings
-        for stride in self.conv_strides:
-            size = conv_layers.size_out(size, self.conv_kernel, stride, convolution)
-            size = conv_layers.size_out(size, self.pool_window, self.pool_stride, pool)
-        return size
+        return stems.tokenizer_map(self.image_size, self.conv_strides, self.convolution, self.pool)
 
     @property
-    def paddings(self) -> tuple[int, int]:
-        """Of a convolution and of a pool."""
-        given = (self.conv_padding, self.pool_padding)
-        halves = (self.conv_kernel // 2, self.pool_window // 2)
-        return tuple(h if p < 0 else p for p, h in zip(given, halves, strict=True))
+    def convolution(self) -> tuple[int, int]:
+        """Kernel and padding of the tokenizer's convolutions."""
+        half = self.conv_kernel // 2
+        return self.conv_kernel, half if self.conv_padding < 0 else self.conv_padding
+
+    @property
+    def pool(self) -> tuple[int, int, int]:
+        """Window, stride and padding of the tokenizer's pools."""
+        padding = self.pool_window // 2 if self.pool_padding < 0 else self.pool_padding
+        return self.pool_window, self.pool_stride, padding
 
     @property
     def tokens(self) -> int:
@@ -111,9 +117,8 @@ class Tokenizer(nnx.Module):
     """Convolutions without bias, each followed by ReLU and a max pool."""
 
     def __init__(self, c: CCXConfig, key: Array) -> None:
-        padding, pool_padding = c.paddings
-        self.pool = (c.pool_window, c.pool_stride, pool_padding)
-        sizes = ((c.image_channels, *c.conv_widths), c.conv_strides, c.conv_kernel)
+        self.pool, (kernel, padding) = c.pool, c.convolution
+        sizes = ((c.image_channels, *c.conv_widths), c.conv_strides, kernel)
         others = {"bias": False, "init": "kaiming", "padding": padding}
         self.convs = conv_layers.convs(*sizes, key, **others)
 

@@ -75,6 +75,24 @@ def check_stem(widths: Sequence[int], strides: Sequence[int], key: str = "stem_s
         )
 
 
+def tokenizer_map(
+    image_size: tuple[int, int],
+    strides: Sequence[int],
+    convolution: tuple[int, int],
+    pool: tuple[int, int, int],
+) -> tuple[int, int]:
+    """Rows and columns after convolutions of these strides, each followed by a pool.
+
+    convolution: kernel and padding; pool: window, stride and padding.
+    """
+    kernel, padding = convolution
+    rows, columns = image_size
+    for stride in strides:
+        for size, step, pad in ((kernel, stride, padding), pool):
+            rows, columns = ((n + 2 * pad - size) // step + 1 for n in (rows, columns))
+    return rows, columns
+
+
 def default_patch(image_size: tuple[int, int]) -> int:
     """The smallest patch that divides both sides and leaves no more than 32×32 tokens.
 

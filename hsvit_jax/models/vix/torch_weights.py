@@ -370,14 +370,11 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     ]
 
     def tokens(way: tuple[Shape, int]) -> int:
-        size = image_size
-        for stride in way[0]:
-            size = conv_layers.size_out(size, kernel, stride, paddings[0])
-            size = conv_layers.size_out(size, window, way[1], paddings[1])
-        return math.prod(size)
+        convolution, pool = (kernel, paddings[0]), (window, way[1], paddings[1])
+        return math.prod(stems.tokenizer_map(image_size, way[0], convolution, pool))
 
-    table = "classifier.positional_emb"  # learned, or of sines
-    positions = shape(tensors, table, 3)[1] if table in tensors else 0
+    has_positions = given.get("positional_embedding") != "none"  # learned, or of sines
+    positions = shape(tensors, "classifier.positional_emb", 3)[1] if has_positions else 0
     strides, pool_stride = next((way for way in ways if tokens(way) == positions), ways[0])
     mixer = find(tensors, f"{_CCX_BLOCK}0.self_attn.", given)
     if mixer["heads"] * mixer["head_dim"] == d:
@@ -392,7 +389,7 @@ def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
         "pool_window": window,
         "pool_stride": pool_stride,
         "pool_padding": -1 if paddings[1] == window // 2 else paddings[1],
-        "positions": table in tensors,
+        "positions": has_positions,
         "embed_dim": d,
         "depth": count(tensors, f"{_CCX_BLOCK}{{}}."),
         "mlp_dim": shape(tensors, f"{_CCX_BLOCK}0.linear1.weight", 2)[0],

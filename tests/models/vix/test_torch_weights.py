@@ -20,6 +20,10 @@ SMALL = {
 }
 
 
+#: Of a CCX's constructor.
+NO_POSITIONS = {"stride": [2, 1], "pooling_stride": 2, "positional_embedding": "none"}
+
+
 def state(family, **changes):
     settings = vix_files.small(family, **SMALL[family], **changes)
     network = models.build(settings, image_size=(4, 4), channels=3, num_classes=7)
@@ -67,10 +71,7 @@ def test_the_image_of_a_cvx_is_its_first_map_by_its_stride():
         ({"conv_strides": (1, 2)}, {"stride": [1, 2, 1], "positional_embedding": "sine"}),
         ({"conv_padding": 0, "pool_padding": 0, "pool_window": 2, "conv_kernel": 2}, {}),
         ({"conv_padding": 3, "conv_strides": (2, 1)}, {}),
-        (
-            {"positions": False, "conv_strides": (2, 1), "pool_stride": 2},
-            {"stride": [2, 1], "pooling_stride": 2},
-        ),
+        ({"positions": False, "conv_strides": (2, 1), "pool_stride": 2}, NO_POSITIONS),
         ({"mixer": "nystrom", "head_dim": 7}, {}),  # heads wider than a token
         ({"mixer": "linformer", "projections": 70}, {}),  # and more positions than tokens
     ],
