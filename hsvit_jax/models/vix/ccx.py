@@ -63,6 +63,7 @@ class CCXConfig(Sizes):
 
     def __post_init__(self) -> None:
         self.check_sizes(self.embed_dim, self.depth, self.mlp_dim, self.pool_stride)
+        self.check_sizes(self.conv_kernel, self.pool_window)
         self.check_rates("dropout", "drop_path")
         if self.pool_padding > self.pool_window // 2:
             raise ValueError(

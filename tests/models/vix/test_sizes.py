@@ -70,6 +70,7 @@ def test_stages_of_pix_halve_the_map_and_double_the_width():
         ("levix", {"mixer": "nystrom", "landmarks": 55}, "landmarks=55.*there are 54"),
         ("levix", {"mlp_dim": 0}, "sizes must be positive"),
         ("ccx", {"heads": 3, "head_dim": 0}, "embed_dim=10 is not divisible by heads=3"),
+        ("ccx", {"conv_kernel": 0}, "sizes must be positive"),
         ("ccx", {"pool_padding": 2}, "pool_padding=2 is more than half of pool_window=3"),
         ("ccx", {"conv_padding": 0}, "an image of 4×5 is too small for the tokenizer's windows"),
         ("ccx", {"conv_strides": (1, 1, 1)}, r"widths \(7, 10\).*conv_strides=\(1, 1, 1\)"),
