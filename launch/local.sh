@@ -14,8 +14,9 @@
 # process other than 0 that is killed ends none, and the exit code is that of the others.
 #
 # Every line of output begins with the number of its process. SIGTERM is passed on to one process,
-# which tells the others; Ctrl-C to all. A second one ends everything at once. The exit code is that
-# of the process which first ended with another than 0.
+# which tells the others; Ctrl-C to all. A second one, two seconds later or more, ends everything at
+# once: a closing terminal sends two. The exit code is that of the process which first ended with
+# another than 0.
 set -euo pipefail
 
 usage() {
@@ -115,13 +116,16 @@ run() { # process, flags
   exec "$PYTHON" -m hsvit_jax.main "$@" --distributed="127.0.0.1:$port,$n,$i"
 }
 
-code=0 asked=0 deadline='' running=()
+code=0 asked='' deadline='' running=()
 
 # shellcheck disable=SC2317  # called by the traps
 pass_on() { # signal, exit code of a second one
   local i
-  if ((asked)); then exit "$2"; fi
-  asked=1
+  if [[ $asked ]]; then
+    if ((SECONDS > asked + 1)); then exit "$2"; fi
+    return 0 # alone, it gives the status of before the trap
+  fi
+  asked=$SECONDS
   for i in ${running[@]+"${running[@]}"}; do
     kill "-$1" "${pids[i]}" 2>/dev/null || true
     if [[ $1 == TERM ]]; then break; fi

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
@@ -17,6 +18,9 @@ from typing import Any, Self
 #: How Ctrl-C ends a program that has nothing to keep.
 NOTHING_SAVED = "stopped by Ctrl-C; there was nothing to save"
 
+# Seconds in which signals are one request: a closing terminal sends SIGHUP twice (kernel, shell),
+# systemd may send SIGHUP right after SIGTERM, and `timeout` signals a process and then its group.
+_ONE_REQUEST = 0.5
 _NOTICE = b"\nstopping as soon as the state is saved; a second signal stops at once, unsaved\n"
 
 
@@ -41,9 +45,10 @@ class Diverged(Exception):
 class StopRequests:
     """Context in which SIGTERM, SIGHUP and Ctrl-C set `signum` instead of ending the process.
 
-    SIGHUP stays ignored where it is, as under nohup. A second signal ends the process at once, but
-    in a notebook it is a KeyboardInterrupt, and nothing ends the session with all its variables. A
-    thread reads the signals, since Python's handlers wait for a main thread that may hang.
+    SIGHUP stays ignored where it is, as under nohup. A second signal, half a second later or more,
+    ends the process at once, but in a notebook it is a KeyboardInterrupt, and nothing ends the
+    session with all its variables. A thread reads the signals, since Python's handlers wait for a
+    main thread that may hang.
 
     Args:
       on_request: called in that thread at the first signal.
@@ -78,14 +83,14 @@ class StopRequests:
         while byte := os.read(pipe, 1):
             if byte[0] not in self._previous:
                 continue
-            second = notice.ident is not None
-            if second and not self._in_notebook:
-                os._exit(128 + byte[0])
-            if not second:
+            if notice.ident is None:
                 if not self._in_notebook:
                     self.signum = byte[0]  # the main thread may be late
                     self._on_request()
                 notice.start()
+                first = time.monotonic()
+            elif not self._in_notebook and time.monotonic() - first > _ONE_REQUEST:
+                os._exit(128 + byte[0])
         os.close(pipe)
         if notice.ident is not None:
             notice.join(1)

@@ -233,6 +233,9 @@ def test_local_ends_at_once_on_a_second_sigterm(local):
     process = start({**env, "DO": "hang hang"})
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: signals_of(out)[0])
+    process.send_signal(signal.SIGHUP)  # a closing terminal sends two: one request
+    time.sleep(2)
+    assert all(is_running(out, i) for i in range(2))
     process.send_signal(signal.SIGTERM)
     assert finish(process) == 143
     wait_until(lambda: not any(is_running(out, i) for i in range(2)))
