@@ -42,10 +42,11 @@ def default_workdir(
     Returns:
       a path, such as 'runs/c2a2-digits-strong-seed0'.
     """
-    place, _, argument = spec.partition(":")
-    stem = place.rsplit("/", 1)[-1].removesuffix(".py")
+    file, _, argument = spec.partition(":")
+    stem = file.rsplit("/", 1)[-1].removesuffix(".py")
     kind, _, path = config.data.name.partition("=")
-    data = f"{kind}-{path.rstrip('/').rsplit('/', 1)[-1]}" if path else kind
+    place, slash, last = os.path.normpath(path).rpartition("/")
+    data = "-".join([kind, *[last] * bool(path), *[_digest(place)] * bool(slash)])
     given = [word.strip() for word in argument.split(",")]
     variant = [config.model.variant] if config.model.family != "hsvit" else []
     switches = [word for word in defaults.SWITCHES if word in given]

@@ -196,7 +196,13 @@ def test_a_run_has_a_readable_folder():
     assert folder("configs/c2a2.py:digits") == "runs/c2a2-digits-strong-seed0"
     assert folder("c2a2:digits") == "runs/c2a2-digits-strong-seed0"
     assert folder("c4a8:cifar100,paper", "seed=3") == "runs/c4a8-cifar100-paper-seed3"
-    assert folder("c2a2:folder=a/my cats/") == "runs/c2a2-folder-my_cats-seed0"
+    assert folder("c2a2:folder=./my cats/") == "runs/c2a2-folder-my_cats-seed0"
+    assert folder("c2a2:folder=a/cats/") == "runs/c2a2-folder-cats-ca9781-seed0"
+    assert (
+        folder("c2a2:folder=b/cats")
+        != folder("c2a2:folder=a//cats")
+        == folder("c2a2:folder=a/cats")
+    )
     assert folder("c2a2:tiny,digits,bf16") == "runs/c2a2-digits-strong-tiny-bf16-seed0"
     assert folder("vix:rope,vin,digits") == "runs/vix-vin_rope-digits-strong-seed0"
     assert folder("configs/vix.py:digits,vin_rope") == folder("vix:rope,vin,digits")
