@@ -103,6 +103,8 @@ def load(
       DataUnavailable: the files are missing and cannot be downloaded; says where to put them.
       ValueError: an argument or the data has to be put right; says how.
     """
+    if on_bad_image not in ("error", "skip"):
+        raise ValueError(f"on_bad_image={on_bad_image!r}: expected 'error' or 'skip'")
     progress = progress or (lambda *_: None)
     folder = _data_dir(data_dir)
     remove_abandoned(folder / "cache")
@@ -133,6 +135,8 @@ def _open(
     test_only: bool = False,
 ) -> tuple[DataInfo, Callable[[Request], Source]]:
     """Finds a set by its name: its description, and what reads it."""
+    if not isinstance(name, str):
+        raise ValueError(f"a data set has a name, such as 'digits' or 'folder=PATH'; got {name!r}")
     kind, equals, argument = name.partition("=")
     if not (equals and argument):
         kind = ""

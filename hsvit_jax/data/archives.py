@@ -17,7 +17,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from hsvit_jax.data.images import few, is_image_name, printable
@@ -180,7 +180,9 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
             if member.name in files:
                 (folder / files[member.name]).unlink()
             files[member.name] = number
-    return {"files": list(files.items()), "dirs": dirs}
+        else:  # a folder without images has an entry of its own in some archives only
+            dirs += [str(outer) for outer in PurePosixPath(member.name).parents][:-1]
+    return {"files": list(files.items()), "dirs": sorted(set(dirs))}
 
 
 def _tar_members(archive: _Archive) -> Iterator[Member]:

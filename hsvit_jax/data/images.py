@@ -163,6 +163,8 @@ def fit_image(
 
     if isinstance(image, str | bytes | os.PathLike):
         return read_image(image, image_size, channels, fit=fit)
+    if hasattr(image, "read"):
+        raise BadImage("an open file; give its path, or its bytes: file.read()")
     check_shape(image_size, channels, fit)
     if isinstance(image, Image.Image):
         return fit_pillow(upright(image), image_size, channels, fit)

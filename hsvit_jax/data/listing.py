@@ -148,6 +148,17 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
             raise ValueError(f"{tree.where} holds {few(sorted(splits))} but no train. {LAYOUT}")
         _refuse_splits_as_classes(tree, prefix, tops)
         groups = {UNSPLIT: prefix}
+    held = {
+        name: _held(tree, f"{outer}{name}")
+        for outer in groups.values()
+        for name in _children(tree, outer)
+    }
+    if deep := sorted(name for name, inner in held.items() if len(inner) > 1):
+        warnings.warn(
+            f"{tree.where}: folders within a class are no classes: {deep[0]} holds "
+            f"{few(sorted(held[deep[0]]))}",
+            stacklevel=2,
+        )
     by_part = {part: _classes(tree, at) for part, at in groups.items()}
     if test_only and len(by_part) == 1:
         by_part = {part: {k: v for k, v in of.items() if v} for part, of in by_part.items()}

@@ -84,10 +84,9 @@ def test_a_class_may_be_called_train_and_unused_folders_are_named(tmp_path, load
             assert sizes(load(root)) == (36, 4, 10)
     classes = ("train_station/hall", "train_station/track", "pub")
     put(tmp_path / "sun/__MACOSX/pub/1.png", 1)
-    assert load(make(tmp_path / "sun", {"": 20}, classes)).info.class_names == (
-        "pub",
-        "train_station",
-    )
+    with pytest.warns(UserWarning, match="are no classes: train_station holds hall, track"):
+        found = load(make(tmp_path / "sun", {"": 20}, classes))
+    assert found.info.class_names == ("pub", "train_station")
     with pytest.warns(UserWarning, match="no train folder: test is taken for a class"):
         assert load(make(tmp_path / "trial", {"": 20}, ("control", "test"))).info.num_classes == 2
 
@@ -162,6 +161,17 @@ def test_archives_equal_their_folder(tmp_path, load):
         with pytest.warns(match="damaged"):
             info = data.describe(f"folder={path}", str(tmp_path / "data"))
         assert info.class_names == ("cat", "dog")
+
+
+def test_a_class_of_an_archive_needs_images_as_a_folder_s_does(tmp_path, load):
+    """Where folders have no entries of their own either."""
+    root = make(tmp_path / "set", {"": 5})
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for file in (file for file in root.rglob("*") if file.is_file()):
+            archive.write(file, file.relative_to(root).as_posix())
+        archive.writestr("emu/heic/readme.txt", "later")
+    with pytest.raises(ValueError, match=r"without images in .*: emu;"):
+        load(tmp_path / "set.zip")
 
 
 def test_an_archive_may_have_a_folder_around_its_only_split(tmp_path, load):
@@ -432,6 +442,10 @@ def test_bad_options_are_explained(tmp_path, load):
     make(tmp_path / "few", {"": 1})
     with pytest.raises(ValueError, match="leave 2 for training and 0 for test"):
         load(tmp_path / "few")
+    with pytest.raises(ValueError, match="on_bad_image='ignore': expected 'error' or 'skip'"):
+        load(root, on_bad_image="ignore")
+    with pytest.raises(ValueError, match=r"a name, such as .*; got PosixPath"):
+        data.load(root)
 
 
 def test_too_large_for_memory_is_streamed_with_equal_pixels(tmp_path, load):

@@ -48,6 +48,8 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
                 )
             if again := [name for name in head if name and columns.count(name) > 1]:
                 raise ValueError(f"csv={path} has several columns {few(again)}: keep one of each")
+            if unread := [n for n in head.values() if n and n not in found.values()]:
+                warnings.warn(f"csv={path}: columns not read: {few(unread)}", stacklevel=2)
             lines = []
             for cells in reader:
                 if any(cells.get(None, ())):  # beyond the head
@@ -56,6 +58,10 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
                         'columns: put a label with a comma in it in quotation marks, "cat, small"'
                     )
                 line = {r: (cells[name] or "").strip() for r, name in found.items() if name}
+                if not (line["image"] and line["label"]):
+                    raise ValueError(
+                        f"csv={path}: line {reader.line_num} lacks its image or its label"
+                    )
                 lines.append(line)
                 line["split"] = line.get("split", "").lower() or "train"
                 line["label"] = unicodedata.normalize("NFC", line["label"])  # as a folder's name
@@ -67,11 +73,12 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     names = sorted({line["label"] for line in lines})
     unknown = {line["split"] for line in lines} - set(SPLIT_NAMES)
     least = 1 if test_only else 2
-    if len(names) < least or "" in names or unknown or not all(line["image"] for line in lines):
-        splits = f", its splits {few(sorted(unknown))}, of which {few(list(SPLIT_NAMES))} are known"
+    if len(names) < least:
+        raise ValueError(f"csv={path} needs {least} or more labels; it has {few(names) or 'none'}")
+    if unknown:
         raise ValueError(
-            f"csv={path} needs an image and a label in every line, and {least} or more labels; its "
-            f"labels are {few(names)}{splits if unknown else ''}"
+            f"csv={path} has the splits {few(sorted(unknown))}, of which {few(list(SPLIT_NAMES))} "
+            "are known"
         )
     if strange := [name for name in names if not is_printable(name)]:
         raise ValueError(
