@@ -33,7 +33,7 @@ def run(request: Request) -> int:
                 f"--out={out} could write a picture over {path}, one of the images: give another"
             )
     network = load_classifier(request)
-    check_apart(network.config, out, "--out")
+    check_apart(network.config.data.name, out, "--out")
     written, errors = write_views(network, files, out)
     if coordination.is_lead():
         for path in written:

@@ -170,6 +170,11 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
         raise ValueError(
             f"{config.data.name} has no test images: the run could not be evaluated; add some"
         )
+    tested, names = set(dataset.test.labels.tolist()), dataset.info.class_names
+    if untested := [name for label, name in enumerate(names) if label not in tested]:
+        warnings.warn(
+            f"{config.data.name} has no test image of {config_lib.few(untested)}", stacklevel=2
+        )
     if config.train.select_on in ("val", "macro_f1") and not len(dataset.val):
         raise ValueError(
             f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "
@@ -261,7 +266,8 @@ def train(
         stall_timeout = 600.0 if several else 3600.0
 
     def open_run() -> tuple[Run, checkpoint.Checkpoints]:
-        workdir_lib.check_apart(config, workdir)
+        name = dataset.info.name if dataset else config.data.name
+        workdir_lib.check_apart(name, workdir)
         if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
             init_from.refuse_random(config)
         progress = _data_progress if verbose else None

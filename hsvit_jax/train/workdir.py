@@ -66,14 +66,14 @@ def opened(workdir: Path, config: ml_collections.ConfigDict) -> Iterator[checkpo
         yield checkpoints
 
 
-def check_apart(config: ml_collections.ConfigDict, folder: Path, flag: str = "--workdir") -> None:
+def check_apart(data_name: str, folder: Path, flag: str = "--workdir") -> None:
     """Refuses a folder to write among class folders: it would be a class of the next run.
 
     Args:
-        config: of the run.
+        data_name: of the run's data set.
         flag: names the folder in the message.
     """
-    kind, _, path = config.data.name.partition("=")
+    kind, _, path = data_name.partition("=")
     images = Path(path).expanduser()
     if kind != "folder" or not images.is_dir():
         return

@@ -211,6 +211,9 @@ def test_a_run_stores_how_the_data_given_to_it_are_found_again(arrays, tmp_path)
     run = train.prepare(hsvit_jax.get_config("c2a2:tiny"), dataset=given)
     with pytest.warns(UserWarning, match="1 of 60"):
         assert train.load_data(run.config).fingerprint == given.fingerprint
+    with pytest.raises(ValueError, match="run lies in the folder of the images"):
+        hsvit_jax.fit(hsvit_jax.get_config("c2a2:tiny"), tmp_path / "photos/run", dataset=given)
+    assert not (tmp_path / "photos/run").exists()
 
 
 def test_settings_of_loading_are_refused_for_data_that_are_given(arrays, tmp_path):
@@ -271,6 +274,8 @@ def test_a_table(arrays, tmp_path):
         ("file,label\nx/a.png,b\nx/b.png,c", r"none of its images is there, x/a\.png first; paths"),
         ("file,label\nx\\a.png,b\nx\\b.png,c", r"the table's folder, with / in place of \\"),
         ("file,label\n0.png,cat\n1.png,dog, small\n", "line 3 has more cells than the head has"),
+        ("file,label\n0.png,cat\n1.png,\n", "line 3 lacks its image or its label"),
+        ("file,label\n0.png,cat\n", "needs 2 or more labels; it has cat"),
     ):
         table.write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -281,6 +286,9 @@ def test_a_table(arrays, tmp_path):
     table.write_text('file,label,split\n0.png, "cat, small",Train\n1.png, dog,TRAIN,,\n')
     found = hsvit_jax.from_csv(table, data_dir=str(tmp_path), test_only=True)
     assert found.info.class_names == ("cat, small", "dog")
+    table.write_text("file,label,set,\n0.png,b,train,\nb.png,c,test,")
+    with pytest.warns(UserWarning, match="columns not read: set$"):
+        assert data.describe(f"csv={table}", str(tmp_path)).num_classes == 2
     table.write_text("file,label\n1.png,b\n2.png,b")
     for name in ("1.png", "2.png"):
         os.utime(tmp_path / name, (0, 0))  # as reproducible archives and images of systems have it
