@@ -6,6 +6,7 @@ Networks, and Flax with them, are imported where one is built: that takes as lon
 import contextlib
 import dataclasses
 import os
+import warnings
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,14 @@ class Classifier:
         if shape[1:] == (*size, channels) and images.dtype == np.uint8:
             return np.asarray(images), False
         picture = hasattr(images, "mode") and not shape  # a column of a pandas table has both
-        path_or_picture = isinstance(images, str | bytes | os.PathLike) or picture
-        one = path_or_picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
+        file = isinstance(images, str | bytes | os.PathLike) or hasattr(images, "read")
+        one = file or picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
         if not (one or hasattr(images, "__iter__")):
             raise data.BadImage(f"expected an image or several, got {images!r:.80}")
+        if not one and len(shape) == 3 and shape[0] == channels == 3:
+            warnings.warn(
+                f"an array {shape} is three grey images; a colour image is (h, w, 3)", stacklevel=4
+            )
         fitted, fit = [], self.config.data.fit
         for number, image in enumerate([images] if one else images):
             try:
@@ -228,7 +233,7 @@ class Classifier:
 
         Args:
           dataset: or the name of a data set, such as 'cifar10' or 'folder=photos'. Of a folder or a
-            table that is not the run's own all images are evaluated.
+            table that are not the run's own, by whatever path, all images are evaluated.
 
         Returns:
           `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
@@ -264,8 +269,10 @@ class Classifier:
         own, config.data.name = name == config.data.name, name
         if not own:  # the share was of the run's own
             config.data.fraction = 1.0
-        whole = not own and name.startswith(("folder=", "csv="))
-        return train.load_data(config, test_only=whole)
+        if own or not name.startswith(("folder=", "csv=")):
+            return train.load_data(config)
+        whole = train.load_data(config, test_only=True)
+        return train.load_data(config) if whole.fingerprint == self.fingerprint else whole
 
     def _check_split(self, split: data.Split) -> None:
         """Refuses what would be counted wrongly: other classes, and pixels of another scale."""

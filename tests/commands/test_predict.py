@@ -100,12 +100,21 @@ def test_images_of_any_kind_are_one_image(classifier, images, tmp_path):
         (np.zeros((2, 32, 32, 2), np.uint8), r"shape \(32, 32, 2\)"),
         (np.zeros((32, 32), np.int64), "array of int64"),
         ("no.png", "^no.png: cannot be read"),
+        (io.BytesIO(b"x"), "^an open file; give its path, or its bytes"),
         ([np.zeros((8, 8)), np.ones((8, 8, 5))], r"^image 1: .*shape \(8, 8, 5\)"),
     ],
 )
 def test_what_is_no_image_is_refused(classifier, wrong, message):
     with pytest.raises(data.BadImage, match=message):
         classifier.predict(wrong)
+
+
+def test_channels_that_come_first_are_told(classifier):
+    config = classifier.config.copy_and_resolve_references()
+    config.data.channels = 3
+    colour = dataclasses.replace(classifier, config=config)
+    with pytest.warns(UserWarning, match=r"array \(3, 32, 32\) is three grey images; .*h, w, 3"):
+        assert len(colour._fitted(np.zeros((3, 32, 32), np.uint8))[0]) == 3
 
 
 def test_a_network_whose_logits_are_not_finite_has_no_answer(classifier):
@@ -135,6 +144,10 @@ def test_evaluate_finds_images_by_the_name_of_their_data_set(classifier, images,
         for number, image in enumerate(images[..., 0]):
             Image.fromarray(np.rot90(image, turn)).save(tmp_path / name / f"{number}.png")
     assert classifier.evaluate(f"folder={tmp_path}").examples == 9  # all are unseen
+    seen = dataclasses.replace(
+        classifier, fingerprint=data.load(f"folder={tmp_path}", image_size=(32, 32)).fingerprint
+    )
+    assert seen.evaluate(f"folder={tmp_path}/").examples == 3  # the others were trained on
     digits = data.describe("digits").class_names
     own = dataclasses.replace(classifier, class_names=digits).evaluate("digits")
     assert own.examples == 179  # its test split
