@@ -35,7 +35,7 @@ _HELP = ("help", "h", "helpshort", "helpfull")
 
 # Errors of the machine or a path rather than of the program: one line says it all.
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-_REFUSED += (errno.ENAMETOOLONG, errno.ELOOP)
+_REFUSED += (errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG)
 
 #: For `Command.config`: every key of the configuration is read.
 EVERYTHING = "*"
@@ -406,7 +406,7 @@ def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
         if category.__module__.startswith("hsvit_jax") or "hsvit_jax" in Path(filename).parts:
             if is_lead():
                 note(f"warning: {message}")
-        else:
+        elif not compile_cache.forget(str(message)):
             before(message, category, filename, *rest, **more)
 
     before = warnings.showwarning

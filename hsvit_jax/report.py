@@ -120,7 +120,9 @@ def write_file(path: Path, content: str | bytes) -> None:
         part.replace(path)
     except FileNotFoundError:  # as below /proc
         raise ValueError(f"no file can be made in {path.parent}: name another place") from None
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)
         part.unlink(missing_ok=True)
         raise
 

@@ -16,8 +16,11 @@ import types
 import warnings
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from PIL import Image
 from support import small_runs
 from support.data_files import class_folders
@@ -594,6 +597,35 @@ def test_the_compilation_cache_is_trusted(tmp_path, monkeypatch, capsys):
     for bad in ("loop", "file"):
         assert chosen(tmp_path / bad / "below") is None
         assert "not kept" in capsys.readouterr().err
+
+
+def test_a_compiled_program_that_was_cut_off_is_made_anew(tmp_path, monkeypatch, capsys):
+    """As by a full disk: JAX writes over none that is there, and would warn at every start."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    settings = {"jax_compilation_cache_dir": str(tmp_path)}
+    settings["jax_persistent_cache_min_compile_time_secs"] = 0.0
+    before = {name: getattr(jax.config, name) for name in settings}
+
+    def entry() -> Path:
+        jax.clear_caches()
+        jax.jit(lambda x: jnp.cos(x) @ x.T)(jnp.ones((3, 5)))
+        (path,) = tmp_path.glob("jit__lambda*-cache")
+        return path
+
+    try:
+        compilation_cache.reset_cache()
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        whole = entry().read_bytes()
+        entry().write_bytes(whole[:50])
+        with cli._plain_warnings(lambda: True):
+            warnings.simplefilter("default")
+            assert len(entry().read_bytes()) > len(whole) / 2
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root gives files away")

@@ -1,6 +1,7 @@
 """What the program writes: whole or not at all, through no link, and readable on a terminal."""
 
 import ast
+import errno
 import os
 import stat
 from pathlib import Path
@@ -21,11 +22,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~os.umask(os.umask(0o22))
 
     def full(descriptor):
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.EFBIG, "File too large")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="too large") as caught:
         report.write_file(file, b"b")
+    assert caught.value.filename == str(file)  # not of the part that is gone
     assert file.read_bytes() == "ä".encode()
     assert os.listdir(tmp_path) == ["a.txt"]
 

@@ -378,7 +378,8 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
         problem = problem if path.exists() else "does not exist"
         raise CheckpointError(
             f"{path} {problem}; expected a work directory with checkpoints/, a directory of "
-            "numbered steps such as checkpoints/ itself, an exported .safetensors file or zoo:NAME"
+            "numbered steps such as checkpoints/ itself (of which `which`, --which, names one), an "
+            "exported .safetensors file or zoo:NAME"
         )
     step, record, leaves = first
     return step, nest(leaves, record.empty), record.meta

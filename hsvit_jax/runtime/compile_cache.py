@@ -34,6 +34,19 @@ def remember_compilations() -> None:
             print(f"note: compiled programs are not kept: {error}", file=sys.stderr, flush=True)
 
 
+def forget(warning: str) -> bool:
+    """Removes the entries of a program that JAX warns of, as a full disk has cut one off.
+
+    JAX writes a new one then, but never over one that is there. False for another warning.
+    """
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not folder or not warning.startswith("Error reading persistent compilation cache entry"):
+        return False
+    for entry in Path(folder).glob(f"{warning.split(chr(39))[1]}-*"):
+        entry.unlink(missing_ok=True)
+    return True
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()

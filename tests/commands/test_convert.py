@@ -412,9 +412,10 @@ def test_what_is_in_the_way_is_kept(tmp_path):
         convert.convert_file(source, other)
 
 
-def test_a_disk_that_is_full_is_told(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+def test_a_disk_that_is_full_is_told(number, tmp_path, monkeypatch, capsys):
     def full(path, content):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, "No space left on device")
 
     monkeypatch.setattr(convert, "write_file", full)
     source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"), SMALL)
