@@ -135,6 +135,10 @@ def _check_keys(config: Any, path: Path) -> None:
                 raise ValueError(_unknown(key, expected))
         if missing := [key for key in expected if key not in given]:
             raise ValueError(f"missing {keys.few(missing)}")
+        if config.recipe != "strong" and "recipe" not in config.by_hand:
+            raise ValueError(
+                f"recipe={config.recipe!r} alone changes no setting: give base(...) the word"
+            )
     except ValueError as error:
         raise ValueError(f"the configuration of {path}: {error}") from None
 

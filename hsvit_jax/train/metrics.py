@@ -24,7 +24,7 @@ class MetricLog:
     Args:
         start_step: the step a run resumes from. Lines of later steps, which a killed run wrote
             after its last checkpoint, are dropped; a line that is there is not written again, but
-            for an evaluation with other figures (of a finished run, by another eval.tta).
+            for an evaluation with other figures.
         enabled: False writes nothing, for all processes but the first.
         names: of `train.loggers`.
         config: of the run, for the loggers.

@@ -19,6 +19,7 @@ from hsvit_jax.weights import grow, whiten
 # Errors of reading metadata of another kind.
 _FOREIGN = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _START = "the training started with it, and goes on from its checkpoint"
+_LENGTH = ("train.epochs", "train.steps", "optim.warmup_epochs")
 # Settings that a run keeps, with the reason.
 _OF_THE_STATE = {
     "optim.name": "the optimizer's moments are part of the training state",
@@ -37,13 +38,14 @@ def latest(
 
     Args:
         verbose: print changed settings.
-        as_begun: refuse those that change results.
+        as_begun: refuse those that change results, though the run has not ended.
 
     Returns:
         the training state, on the run's mesh; None where nothing was saved.
 
     Raises:
-        ValueError: the folder is of another network or other data; the message has the differences.
+        ValueError: the folder is of another network or other data, or its run has ended with other
+            settings; the message has the differences.
     """
     meta = checkpoints.meta()
     if meta is not None:
@@ -63,9 +65,14 @@ def latest(
             text = f"groups or towers {meta['lost_groups']} were lost before this checkpoint: more "
             print(report.printable(text + "steps train them anew"))
         lines = [x for x in changed if config_lib.names_run(re.split(r"[:\[]", x)[0])]
-        if as_begun and lines:
+        ended = max(checkpoints.steps(), default=0) >= run.total_steps
+        if not as_begun:  # a run may go on with others, but one that has ended would not
+            kept = (*_LENGTH, *_OF_THE_STATE)  # the state's were compared by what they mean
+            lines = [x for x in lines if ended and re.split(r"[:\[]", x)[0] not in kept]
+        if lines:
+            how = "was begun" if as_begun else "has ended"
             raise ValueError(
-                f"the run in {checkpoints.directory.parent} was begun with other settings, and its "
+                f"the run in {checkpoints.directory.parent} {how} with other settings, and its "
                 f"result would be another's: {'; '.join(lines)}; remove it, or name another folder"
             )
         if changed and verbose:

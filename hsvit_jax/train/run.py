@@ -346,7 +346,8 @@ def _open_metrics(
 def _check_arguments(
     config: object, workdir: object, stall_timeout: object, dataset: object, callbacks: object
 ) -> None:
-    if not isinstance(config, ml_collections.ConfigDict):
+    frozen = isinstance(config, ml_collections.FrozenConfigDict)
+    if frozen or not isinstance(config, ml_collections.ConfigDict):
         raise ValueError(
             f"the configuration to train must be one that get_config returns; got {config!r:.80}"
         )

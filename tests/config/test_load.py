@@ -128,6 +128,11 @@ def test_a_file_and_a_name(tmp_path, monkeypatch):
         ("x = 1", r"defines no get_config\(argument\)"),
         ("\nraise RuntimeError('boo')", "failed in line 3: RuntimeError: boo"),
         ("import no_such_module", "ModuleNotFoundError"),
+        (
+            "def get_config(argument):\n    c = config.base(argument, config.named_model('c2a2'))\n"
+            "    c.recipe = 'paper'\n    return c",
+            r"recipe='paper' alone changes no setting: give base\(\.\.\.\) the word",
+        ),
         ("def get_config(argument):\n    return {}", "returned dict; expected a ConfigDict"),
         ("def get_config(argument):\n    return int('x')", "failed in line 3: ValueError"),
         (

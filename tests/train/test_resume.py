@@ -98,9 +98,13 @@ def test_an_end_at_a_step_that_was_not_evaluated_is_said(tmp_path, capsys, stopp
 
 
 def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
+    """Of a run that goes on; one that has ended would be taken for a run with it."""
     shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
-    config = small_config(optim__learning_rate=0.5)
-    assert train.train(config, tmp_path, dataset=small_dataset()).step == 6
+    with pytest.raises(ValueError, match=r"has ended with other .*: optim\.learning_rate: "):
+        train.train(small_config(optim__learning_rate=0.5), tmp_path, dataset=small_dataset())
+    assert json.loads((tmp_path / "config.json").read_text())["optim"]["learning_rate"] == 0.001
+    config = small_config(optim__learning_rate=0.5, train__steps=7)
+    assert train.train(config, tmp_path, dataset=small_dataset()).step == 7
     said = capsys.readouterr().out
     assert "resuming with changed settings" in said
     assert "optim.learning_rate" in said and "0.001" in said and "0.5" in said
