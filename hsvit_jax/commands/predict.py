@@ -36,7 +36,7 @@ def run(request: Request) -> int:
         elif found and shows:  # kept, whatever ends a long run early
             print(render(found, form, head=head), flush=True)
             head = False
-    if shows and (rows or form == "json"):
+    if shows and (rows or form == "json" or (form == "csv" and head)):
         print(render(rows, form))
     for error in errors:
         coordination.print_once(error)

@@ -39,6 +39,7 @@ def images():
 def test_load_chooses_the_step(run):
     best = classifier_lib.load(run)
     assert best.step == 1  # its metric is higher
+    assert len(repr(best)) < 10_000  # no weights
     assert best.image_size == (32, 32) and best.channels == 1 and best.class_names == NAMES
     assert best.config.model.variant == "c2a2" and best.fingerprint == "f" * 64
     assert classifier_lib.load(run, "latest").step == 2
@@ -253,6 +254,8 @@ def test_a_csv_is_printed_as_it_grows(classifier, pictures, monkeypatch, capsys)
     whole = predict.run(request), capsys.readouterr().out
     names = [row["file"] for row in csv.DictReader(io.StringIO(whole[1]))]
     assert whole[0] == 1 and names == [words[0]] * 2 + [words[2]] * 2
+    assert predict.run(dataclasses.replace(request, words=words[1:2])) == 1  # of no image at all
+    assert capsys.readouterr().out == "file,rank,label,probability\n"
 
     find = predict.predict_files
 

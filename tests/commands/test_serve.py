@@ -1,6 +1,7 @@
 """Serving: answers are predict's, mistakes get a sentence, and nothing is compiled under load."""
 
 import asyncio
+import dataclasses
 import json
 import re
 import signal
@@ -24,6 +25,7 @@ from support.data_files import encoded
 
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import main, views
+from hsvit_jax.commands import serve
 from hsvit_jax.commands.serve import app, batching, votes
 from hsvit_jax.train import evaluate
 
@@ -153,6 +155,10 @@ def form(charset, name, image=b""):
         "too large": (413, {"files": {"files": b"x" * (5 << 20)}}),
         "no boundary": (400, {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
         "a charset": (400, form("punycode", b"\xff")),
+        "no end": (
+            400,
+            {**form("utf-8", b"a.png"), "content": form("utf-8", b"a.png")["content"][:-6]},
+        ),
         "no field": (400, {"files": FILES[:1], "data": {"lots": "1"}}),
         "no file in files": (400, {"files": [FILES[0]], "data": {"files": "1"}}),
         "no text in lost": (400, {"files": [FILES[0], ("lost", FILES[1][1])]}),
@@ -267,13 +273,16 @@ def test_a_late_answer_and_a_dead_network_are_503(network, monkeypatch):
         async def failing(self, images):
             raise RuntimeError("out of memory")
 
-        for vote, status in ((failing, 500), (empty, 503), (late, 503)):
+        async def endless(self, images):
+            return dataclasses.replace(ballot, cls_VPBD=ballot.cls_VPBD * np.nan)
+
+        for vote, status in ((failing, 500), (endless, 500), (empty, 503), (late, 503)):
             with monkeypatch.context() as patch:
                 patch.setattr(votes.Network, "vote", vote)
                 assert client.post("/predict", files=FILES[:1]).status_code == status
                 health = client.get("/healthz")
             assert (health.status_code, health.json()["status"]) == (
-                (503, "failing") if vote is failing else (200, "ok")
+                (503, "failing") if status == 500 else (200, "ok")
             )
 
 
@@ -283,7 +292,12 @@ def test_who_may_ask(network):
         for path in ("/predict", "/explain"):
             assert client.post(path, files=FILES[:1]).status_code == 401
         assert client.get("/metrics", headers={"Authorization": "Bearer no"}).status_code == 401
-        bearer = {"Authorization": "Bearer söcret".encode()}
+        assert (
+            client.get("/metrics", headers={"Authorization": "Basic söcret".encode()}).status_code
+            == 401
+        )
+        assert client.get("/predict/").status_code == 404  # and leads nowhere
+        bearer = {"Authorization": "bearer söcret".encode()}
         assert client.post("/predict", files=FILES[:1], headers=bearer).status_code == 200
     # A page elsewhere whose name was made to lead here is not this server's.
     with client_of(network, batch=1, hosts=["localhost"]) as client:
@@ -317,6 +331,10 @@ def test_what_cannot_be_served(capsys, monkeypatch):
         ):
             assert main.main(["hsvit", "serve", "zoo:c2a2-digits", flag]) == code
             assert names in capsys.readouterr().err
+    with serve.bound("127.0.0.1", 0) as first:  # as two servers that start at one time
+        second = serve.bound("127.0.0.1", first.getsockname()[1])
+        with pytest.raises(ValueError, match="in use; choose another --port"):
+            second.__enter__()
 
 
 COLD = """

@@ -89,6 +89,8 @@ def run(request: Request) -> int:
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         settings = uvicorn.Config(
             served.app,
+            http="h11",  # whatever else is installed: it bounds headers, and lets HTTP/2 be offered
+            ws="none",
             lifespan="on",
             log_level="warning",
             access_log=False,
@@ -121,7 +123,7 @@ def run(request: Request) -> int:
 
 @contextlib.contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket bound to an address, so that a port in use is found before a network is loaded.
+    """A socket that listens, so that a port in use is found before a network is loaded.
 
     Raises:
       ValueError: the address is not to be had.
@@ -131,6 +133,7 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            listener.listen(2048)  # now: two sockets may bind to a port as long as neither listens
         except (OSError, TypeError, UnicodeError) as error:  # of a name that cannot be encoded
             of_host = isinstance(error, socket.gaierror | TypeError | UnicodeError)
             of_host = of_host or error.errno == errno.EADDRNOTAVAIL

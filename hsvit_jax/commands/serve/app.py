@@ -70,6 +70,20 @@ class _InMemory(MultiPartParser):
     """A form whose files stay in memory: `Limits.request_bytes` bounds them all."""
 
     spool_max_size = 1 << 40
+    _ended = False
+
+    def __init__(self, headers: Headers, stream: AsyncIterator[bytes], **more: int) -> None:
+        super().__init__(headers, self._whole(stream), **more)
+
+    def on_end(self) -> None:
+        """The last boundary has come."""
+        self._ended = True
+
+    async def _whole(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for chunk in stream:
+            yield chunk
+        if not self._ended:
+            raise MultiPartException("it ends without its last boundary")
 
 
 class _OwnNames:
@@ -133,6 +147,7 @@ class Server:
             lifespan=self._lifespan,
             exception_handlers={HTTPException: _refusal, Exception: _fault},
         )
+        self.app.router.redirect_slashes = False  # to a path that a proxy may not have
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -188,8 +203,9 @@ class Server:
 
     def _authorise(self, request: Request) -> None:
         """Raises 401 for a request that does not bear the token."""
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        same = hmac.compare_digest(given.encode("latin-1"), self._token)
+        if self._token and not (same and scheme.lower() == "bearer"):
             raise HTTPException(
                 401, "Send the header Authorization: Bearer TOKEN.", {"WWW-Authenticate": "Bearer"}
             )

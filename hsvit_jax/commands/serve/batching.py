@@ -115,6 +115,8 @@ class Batcher:
             images_BHWC = np.stack([batch[row].image_HWC for row in rows])
             ballot = await self.voters.vote(images_BHWC)
             probabilities_BK, voted_B = self._elect(ballot, [batch[row].lost for row in rows])
+            if not np.isfinite(probabilities_BK).all():
+                raise ValueError("the network's logits are not finite: serve another checkpoint")
             self.failed = False
         except Exception as error:  # the requests fail, the server does not
             self.failed = True
