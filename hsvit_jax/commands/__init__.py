@@ -173,7 +173,7 @@ COMMANDS: Mapping[str, Command] = {
         "the steps of the others. The same command again goes on where it stopped.",
         (
             (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
-            (define_path, "out", "runs/comparison", "Folder of the runs and the table."),
+            (define_path, "out", "runs/comparison", "Folder of the runs and one table."),
             (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
             (flags.DEFINE_list, "fractions", None, "Shares of the training images, as 0.01,0.1,1."),
         ),

@@ -75,7 +75,7 @@ def compare(
         parameters = costs.parameters(model)
         rows.append(
             Row(
-                name=one.system.name,
+                name=one.name,
                 spec=" ".join([one.system.spec, *one.system.settings]),
                 epochs=one.steps / one.run.steps_per_epoch,
                 parameters=parameters,

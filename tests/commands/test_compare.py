@@ -59,6 +59,12 @@ def test_a_run_that_patience_ended_counts_as_long_as_it_was(tmp_path, monkeypatc
     rows = compare.compare([SYSTEM], tmp_path, settings=settings)
     assert rows[0].epochs == 2
     (one,) = train_all([SYSTEM], tmp_path, settings=settings)  # found again
+    assert point(one, "x", "line").line == "line"
+    chosen = one.run.config.copy_and_resolve_references().unlock()
+    chosen.train.select_on = "test"
+    other = dataclasses.replace(one, run=dataclasses.replace(one.run, config=chosen))
+    assert other.name == "c2a2 tiny conv_only (best on test)"
+    assert point(other, "x", "line").line == "line (best on test)"
     steps = point(one, "x", "line").steps
     assert steps == 2 * one.run.steps_per_epoch < one.run.total_steps
     longer = dataclasses.replace(rows[0], epochs=3.0)

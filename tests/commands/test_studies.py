@@ -100,6 +100,37 @@ def test_a_run_for_each_fold(tmp_path, capsys):
     assert capsys.readouterr().out == first
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    ["title=None", "data=5", "cells=[Cell(1, 2, 'c2a2', None)]", "cells=[Cell(1, 2, 'c2a2', [3])]"],
+)
+def test_a_study_s_file_with_wrong_types_is_refused(wrong, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from hsvit_jax.commands.studies.study import Cell, Study\n"
+        "values = dict(title='t', x='x', line='l', data='digits', cells=[Cell(1, 2, 'c2a2')])\n"
+        f"def get_study():\n    return Study(**values | dict({wrong}))\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"mine\.py: title, .* must be a text, and settings a list"
+    ):
+        study.load(str(file))
+
+
+def test_axes_without_order_are_drawn_in_order_and_infinities_as_names(tmp_path):
+    def drawn(*xs):
+        sizes = {"parameters": 1, "flops": 1, "training_images": 9, "steps": 1, "batch": 1}
+        points = [grid.Point(x=x, line="a", examples=9, accuracies=(0.1, 1.0), **sizes) for x in xs]
+        figure = grid._figure(points, grid.Labels(title="t", x="x", line="l"))
+        line, _, (bars,) = figure.axes[0].containers[0]
+        ends = [y for segment in bars.get_segments() for _, y in segment]
+        assert min(ends) > -1e-6 and max(ends) < 100 + 1e-6
+        return list(line.get_xdata())
+
+    assert drawn("10", "1", "5") == [1, 5, 10]
+    assert drawn("0.1", "inf", "nan") == [0, 1, 2]
+
+
 @pytest.mark.parametrize("name", study.names())
 @pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_network_of_a_study_can_be_built(name, stride):

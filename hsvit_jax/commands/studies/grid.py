@@ -1,6 +1,7 @@
 """Accuracies over one or two axes, as a table, a CSV file and a plot."""
 
 import dataclasses
+import math
 import statistics
 import textwrap
 from collections.abc import Sequence
@@ -124,6 +125,8 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
     columns = list(dict.fromkeys(p.x for p in points))
     try:
         place = {x: float(x) for x in columns}
+        if not all(map(math.isfinite, place.values())):
+            raise ValueError("a name, such as inf")
         spread = max(place.values()) >= 8 * min(place.values()) > 0
         panel.set_xscale("log" if spread else "linear")
         panel.set_xticks(list(place.values()), columns, minor=False)
@@ -136,7 +139,7 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
     for marker, line in zip(
         "os^DvP*Xh<>d" * 9, dict.fromkeys(p.line for p in points), strict=False
     ):
-        own = [p for p in points if p.line == line]
+        own = sorted((p for p in points if p.line == line), key=lambda p: place[p.x])
         drawn[line] = panel.errorbar(
             [place[p.x] for p in own],
             [100 * p.accuracy for p in own],
@@ -153,11 +156,12 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
 
 def _sides(point: Point) -> tuple[float, float]:
     """How far the interval of 95 % reaches below and above the accuracy: Student's of the mean over
-    seeds or, where it reaches further, Wilson's of the test images."""
+    seeds or, where it reaches further, Wilson's of the test images; within 0 and 1."""
     from scipy import special
 
     low, high = report.wilson(point.accuracy * point.examples, point.examples)
     seeds, spread = len(point.accuracies), 0.0
     if seeds > 1:
         spread = float(special.stdtrit(seeds - 1, 0.975)) * point.deviation / seeds**0.5
-    return max(spread, point.accuracy - low), max(spread, high - point.accuracy)
+    below, above = max(spread, point.accuracy - low), max(spread, high - point.accuracy)
+    return min(below, point.accuracy), min(above, 1 - point.accuracy)

@@ -55,6 +55,12 @@ class Trained:
     images_per_second: float
 
     @property
+    def name(self) -> str:
+        """The system's name in a table, which says so where the test split chose a checkpoint."""
+        chosen = self.run.config.train.select_on == "test"
+        return self.system.name + " (best on test)" * chosen
+
+    @property
     def accuracies(self) -> tuple[float, ...]:
         """Top-1 accuracies on the test split, one for each seed."""
         return tuple(result.test.accuracy for result in self.results)
@@ -186,7 +192,10 @@ def _check(
     """Raises ValueError unless all systems differ and are trained on the same data."""
     if len(configs) < len(systems):
         names = [system.name for system in systems]
-        raise ValueError(f"a system is named twice in {config_lib.few(names)}")
+        raise ValueError(
+            f"a system is named twice in {config_lib.few(names)}: leave one out, or give their "
+            "files other names"
+        )
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds needs different whole numbers; got {','.join(map(str, seeds))}")
     if any("seed" in config.by_hand for config in configs.values()):
@@ -249,7 +258,7 @@ def point(one: Trained, x: str, line: str) -> grid.Point:
     run, test = one.run, one.results[0].test
     return grid.Point(
         x=x,
-        line=line,
+        line=line + one.name.removeprefix(one.system.name),
         parameters=costs.parameters(run.model),
         flops=costs.flops(run.model),
         training_images=len(run.dataset.train),
