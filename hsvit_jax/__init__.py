@@ -17,7 +17,18 @@ gives (logits, stats). Each name is imported when it is first used.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hsvit_jax.classifier import Classifier as Classifier
+    from hsvit_jax.classifier import build_model as build_model
+    from hsvit_jax.classifier import load as load
+    from hsvit_jax.commands.train import fit as fit
+    from hsvit_jax.config import get_config as get_config
+    from hsvit_jax.data import from_arrays as from_arrays
+    from hsvit_jax.data import from_csv as from_csv
+    from hsvit_jax.data import from_examples as from_examples
+    from hsvit_jax.train import Callback as Callback
 
 __version__ = "0.1.0"
 
@@ -33,17 +44,19 @@ _LAZY = {
     "get_config": ("config", "get_config"),
     "load": ("classifier", "load"),
 }
+__all__ = sorted(_LAZY)
 
+if not TYPE_CHECKING:  # which would take any name for one of the package
 
-def __getattr__(name: str) -> Any:
-    """Imports a name at its first use (PEP 562)."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'hsvit_jax' has no attribute {name!r}")
-    module, attribute = _LAZY[name]
-    value = getattr(importlib.import_module(f"hsvit_jax.{module}"), attribute)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        """Imports a name at its first use (PEP 562)."""
+        if name not in _LAZY:
+            raise AttributeError(f"module 'hsvit_jax' has no attribute {name!r}")
+        module, attribute = _LAZY[name]
+        value = getattr(importlib.import_module(f"hsvit_jax.{module}"), attribute)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "importlib"})

@@ -38,8 +38,8 @@ class Classifier:
     config: Any
     class_names: tuple[str, ...]
     model: Any
-    params: dict
-    stats: dict
+    params: dict = dataclasses.field(repr=False)
+    stats: dict = dataclasses.field(repr=False)
     step: int
     mesh: Mesh
     fingerprint: str | None = None
@@ -385,8 +385,8 @@ def build_model(
       num_classes: logits.
 
     Returns:
-      a network: `init(key)` gives (params, stats), `apply(params, stats, images)` gives (logits,
-      stats).
+      a network, with its paper's dropout: `init(key)` gives (params, stats), `apply(params, stats,
+      images)` gives (logits, stats).
 
     Raises:
       ValueError: an unknown name or a size that does not fit.
@@ -394,6 +394,12 @@ def build_model(
     from hsvit_jax import models
 
     config = config_lib.get_config(variant)
+    words = [word for word in map(str.strip, variant.partition(":")[2].split(",")) if word]
+    if other := [w for w in words if config_lib.is_word(w) and w not in config_lib.SWITCHES]:
+        raise ValueError(
+            f"build_model({variant!r}): {config_lib.few(other)} names no network; a data set's "
+            "sizes are image_size=, channels= and num_classes="
+        )
     sides = np.ravel(image_size).tolist()  # NumPy's numbers too
     size = tuple(sides if np.ndim(image_size) else sides * 2)
     if len(size) != 2 or not all(isinstance(side, int) and side >= 1 for side in size):
@@ -403,8 +409,9 @@ def build_model(
     for name, count in (("channels", channels), ("num_classes", num_classes)):
         if not (isinstance(count, int | np.integer) and count >= 1):
             raise ValueError(f"{name} must be a whole number of at least 1; got {count!r}")
+    own = config_lib.own_dropout(config.model)  # of the default recipe it is another
     return models.build(
-        config.model.to_dict(),
+        config.model.to_dict() | {key.removeprefix("model."): value for key, value in own.items()},
         image_size=size,
         channels=int(channels),
         num_classes=int(num_classes),

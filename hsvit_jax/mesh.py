@@ -92,8 +92,9 @@ def listed(devices: Any) -> list[jax.Device]:
     if devices is None:
         return jax.devices()
     found = [*devices] if isinstance(devices, Iterable) else [devices]
-    if not found or not all(hasattr(device, "process_index") for device in found):
-        raise ValueError(f"devices must be some of jax.devices(); got {devices!r:.80}")
+    known = found and all(hasattr(device, "process_index") for device in found)
+    if not known or len({*found}) < len(found):
+        raise ValueError(f"devices must be some of jax.devices(), each once; got {devices!r:.80}")
     return found
 
 

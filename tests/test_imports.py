@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "main": "cli commands runtime",
     **dict.fromkeys(("__main__", "convert", "compare"), "main"),
     "benchmark": f"{_ENGINE} cli classifier main",
-    "__init__": f"{_ENGINE} classifier",
+    "__init__": f"{_ENGINE} classifier commands",
 }
 #: Folders of models' families → the other ones each may import.
 FAMILIES = {"hsvit": "convnets", "vix": "", "vit": "", "convnets": "", "conv_transformers": ""}

@@ -4,8 +4,10 @@ import csv
 import dataclasses
 import errno
 import importlib.util
+import inspect
 import json
 import os
+import pydoc
 import shutil
 import signal
 import stat
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
@@ -434,6 +437,12 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.build_model("c2a2", image_size=0), "image_size must .* 32, .*; got 0"),
         (lambda: hsvit_jax.build_model("c2a2", image_size=(32,)), "image_size must .*got .32,."),
         (lambda: hsvit_jax.build_model("c2a2", image_size=None), "image_size must .*got None"),
+        (
+            lambda: hsvit_jax.build_model("c2a2:digits,tiny"),
+            "digits names no network; a data set's",
+        ),
+        (lambda: hsvit_jax.data.load("digits").subset("1"), "above 0 and at most 1, got '1'"),
+        (lambda: hsvit_jax.fit(ml_collections.FrozenConfigDict(), "x"), "one that get_config"),
         (lambda: hsvit_jax.build_model("c2a2", num_classes=0), "num_classes must be .*; got 0"),
         (lambda: hsvit_jax.load("x", aggregate="mean"), "aggregate must be one of .*; got 'mean'"),
         (lambda: hsvit_jax.data.Split(np.arange(5), np.zeros((3, 1))), "3 images need a label"),
@@ -441,6 +450,7 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         (lambda: hsvit_jax.load("x", data=2.0), r"data must be .*; got 2\.0"),
         (lambda: hsvit_jax.load("x", devices=4), "devices must be some of .*; got 4"),
         (lambda: hsvit_jax.load("x", devices=[]), r"devices must be some of .*; got \[\]"),
+        (lambda: hsvit_jax.load("x", devices=2 * jax.devices()[:1]), "devices .*, each once; got"),
         (lambda: hsvit_jax.fit(None, "x"), "one that get_config returns; got None"),
         (lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2"), ""), "a folder for the run; got ''"),
         (lambda: hsvit_jax.fit(None, "x", dataset=object()), "get_config returns; got None"),
@@ -455,7 +465,7 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         ),
         (
             lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2:digits"), "x", devices="cpu"),
-            r"devices must be some of jax\.devices\(\); got 'cpu'",
+            r"devices must be some of jax\.devices\(\), each once; got 'cpu'",
         ),
         (lambda: hsvit_jax.get_config("c" * 300), "unknown network"),
         (
@@ -531,10 +541,25 @@ def test_summary(capfd, monkeypatch):
 # --- from Python, and the process itself ----------------------------------------------------------
 
 
+def test_a_network_that_is_built_has_its_paper_s_dropout():
+    assert hsvit_jax.build_model("c4a8").config.dropout == 0.2
+    assert hsvit_jax.build_model("mobilevit:xxs").config.dropout == 0.1
+    network = hsvit_jax.build_model("c2a2:tiny")
+    with pytest.raises(ValueError, match="an image at least; got a batch of 0"):
+        network.apply(*network.init(jax.random.key(0)), jnp.zeros((0, 32, 32, 3)))
+
+
 def test_lazy_names():
+    shown = pydoc.plain(pydoc.render_doc(hsvit_jax))
     for name in ("fit", "load", "get_config", "build_model", "Classifier"):
         assert callable(getattr(hsvit_jax, name)) and name in dir(hsvit_jax)
         assert not (Path(hsvit_jax.__file__).parent / f"{name}.py").exists()  # no clash
+        assert f"    {name}(" in shown or f"class {name}(" in shown
+    assert "importlib" not in dir(hsvit_jax)
+    declared = {
+        line.split()[-1] for line in inspect.getsource(hsvit_jax).splitlines() if " as " in line
+    }
+    assert declared >= {*hsvit_jax.__all__}  # to type checkers, which see no others
     with pytest.raises(AttributeError, match="no attribute 'fti'"):
         hsvit_jax.fti  # noqa: B018
 

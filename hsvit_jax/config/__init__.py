@@ -18,6 +18,7 @@ _NAMES = {
     "unmirror validate with_warmup",
     "keys": "describe few leaves nearest",
     "load": "for_network get_config named_model override",
+    "recipes": "own_dropout",
     "stored": "completed default_workdir from_json names_run to_json",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

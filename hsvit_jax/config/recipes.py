@@ -258,10 +258,10 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
 
 def without_muon(model: Mapping[str, Any]) -> dict[str, Any]:
     """AdamW and what goes with it, in place of Muon in the strong recipe, by 'section.key'."""
-    return {key: keys.KEYS[key].initial for key in (*_MUON, "init.whiten")} | _own_dropout(model)
+    return {key: keys.KEYS[key].initial for key in (*_MUON, "init.whiten")} | own_dropout(model)
 
 
-def _own_dropout(model: Mapping[str, Any]) -> dict[str, Any]:
+def own_dropout(model: Mapping[str, Any]) -> dict[str, Any]:
     """The dropout of a network that has a name, as its paper has it."""
     record, variant = FAMILIES[model["family"]], model["variant"]
     named = "dropout" in model and variant in record.variants
@@ -311,7 +311,7 @@ def small(
     mixed = {"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.label_smoothing": 0.1}
     return {
         **_FAST,
-        **_own_dropout(model),
+        **own_dropout(model),
         **(mixed if few_of_each else {}),
         "train.batch": batch,
         "train.epochs": float(epochs),

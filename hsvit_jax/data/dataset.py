@@ -56,7 +56,7 @@ class DataInfo:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """The examples of a split, in memory or read as needed.
 
@@ -101,7 +101,7 @@ class Split:
         return Split(self.labels[index_N], None, lambda i: self.read(int(index_N[i])))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Three disjoint splits; `val` is held out of the training examples.
 
@@ -138,8 +138,8 @@ class Dataset:
         Raises:
           ValueError: another fraction.
         """
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")
+        if not (isinstance(fraction, int | float) and 0 < fraction <= 1):
+            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
         if fraction == 1:
             return self
         kept = {name: _first(getattr(self, name), fraction) for name in ("train", "val")}

@@ -230,6 +230,8 @@ class Network(abc.ABC):
     ) -> tuple[Array, dict]:
         """The forward pass.
 
+        Under `jax.jit` on a mesh of the caller's own, its axes must be of type Auto.
+
         Args:
             train: use the batch's statistics and update them.
             dropout_key: a jax key for this step; None for no dropout.
@@ -241,8 +243,11 @@ class Network(abc.ABC):
             Logits (B, K), at least float32, and the statistics after this batch.
 
         Raises:
-            ValueError: the images have another shape than the network's, or hold integers.
+            ValueError: the images have another shape than the network's, or hold integers; or there
+                are none.
         """
+        if not images_BHWC.shape[0]:
+            raise ValueError("a network needs an image at least; got a batch of 0")
         expected = (*self.config.image_size, self.config.image_channels)
         if images_BHWC.shape[1:] != expected:
             raise ValueError(

@@ -183,6 +183,7 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
         checkpoints.save(0, {"params": params, "stats": stats}, run.meta, wait=True)
     classifier = hsvit_jax.load(tmp_path / "run")
     assert classifier.fingerprint == given.fingerprint
+    assert given == given and given != dataclasses.replace(given)  # by identity, as arrays are
     assert classifier.evaluate(given).examples == len(given.test) == 12
     with pytest.raises(ValueError, match=r"image_size=\(8, 8\), channels=1, fit='pad': give these"):
         classifier.evaluate(hsvit_jax.from_arrays(images, labels, names, fit="crop"))
