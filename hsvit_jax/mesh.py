@@ -93,7 +93,7 @@ def listed(devices: Any) -> list[jax.Device]:
         return jax.devices()
     found = [*devices] if isinstance(devices, Iterable) else [devices]
     known = found and all(hasattr(device, "process_index") for device in found)
-    if not known or len({*found}) < len(found):
+    if not known or len({*map(id, found)}) < len(found):
         raise ValueError(f"devices must be some of jax.devices(), each once; got {devices!r:.80}")
     return found
 

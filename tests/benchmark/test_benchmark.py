@@ -204,7 +204,7 @@ def test_a_part_computes_that_part_alone(parts_alone):
 
 
 def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
-    streamed = data.Split(np.zeros(64, np.int32), None, None)
+    streamed = data.Split(np.arange(64, dtype=np.int32) % 10, None, None)
     dataset = data.Dataset(data.describe("digits"), streamed, streamed, streamed, "x")
     monkeypatch.setattr(train, "load_data", lambda config: dataset)
     with pytest.raises(ValueError, match="leave out --data"):
