@@ -42,7 +42,8 @@ def forget(warning: str) -> bool:
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder or not warning.startswith("Error reading persistent compilation cache entry"):
         return False
-    for entry in Path(folder).glob(f"{warning.split(chr(39))[1]}-*"):
+    program = warning.partition("'")[2].partition("'")[0]
+    for entry in Path(folder).glob(f"{program}-*"):
         entry.unlink(missing_ok=True)
     return True
 

@@ -311,13 +311,8 @@ def _read_network(
     kept = same_family and config.init.classifier == "keep"
     names = stored.class_names if kept else ()
     origin += _trained_on(config, stored.config.data, names, class_names)
-    read_alike = (
-        "name",
-        "image_size",
-        "channels",
-        "fit",
-        "fraction",
-    )  # else the fingerprints differ anyway
+    # Read otherwise, the same images have another fingerprint anyway.
+    read_alike = ("name", "image_size", "channels", "fit", "fraction")
     alike = all(stored.config.data[key] == config.data[key] for key in read_alike)
     known = None not in (fingerprint, stored.fingerprint)
     if alike and known and fingerprint != stored.fingerprint:
