@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import numbers
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ class Dataset:
         Raises:
           ValueError: another fraction.
         """
-        if not (isinstance(fraction, int | float) and 0 < fraction <= 1):
+        if not (isinstance(fraction, numbers.Real) and 0 < fraction <= 1):
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
         if fraction == 1:
             return self

@@ -6,6 +6,7 @@ import re
 import stat
 import unicodedata
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -148,17 +149,7 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
             raise ValueError(f"{tree.where} holds {few(sorted(splits))} but no train. {LAYOUT}")
         _refuse_splits_as_classes(tree, prefix, tops)
         groups = {UNSPLIT: prefix}
-    held = {
-        name: _held(tree, f"{outer}{name}")
-        for outer in groups.values()
-        for name in _children(tree, outer)
-    }
-    if deep := sorted(name for name, inner in held.items() if len(inner) > 1):
-        warnings.warn(
-            f"{tree.where}: folders within a class are no classes: {deep[0]} holds "
-            f"{few(sorted(held[deep[0]]))}",
-            stacklevel=2,
-        )
+    _tell_folders_within(tree, groups.values())
     by_part = {part: _classes(tree, at) for part, at in groups.items()}
     if test_only and len(by_part) == 1:
         by_part = {part: {k: v for k, v in of.items() if v} for part, of in by_part.items()}
@@ -172,6 +163,22 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
         for file in by_part[part][name]
     )
     return Listing(tree.where, class_names, tuple(rows))
+
+
+def _tell_folders_within(tree: Tree, prefixes: Collection[str]) -> None:
+    """Warns of classes with several folders of images, of which somebody may think as classes."""
+    held: dict[tuple[str, str], set[str]] = {}
+    for file in tree.files:
+        for prefix in filter(file.name.startswith, prefixes):
+            top, *inner = file.name[len(prefix) :].split("/", 2)
+            if len(inner) == 2:
+                held.setdefault((prefix, top), set()).add(inner[0])
+    if deep := sorted(place for place, inner in held.items() if len(inner) > 1):
+        warnings.warn(
+            f"{tree.where}: folders within a class are no classes: {deep[0][1]} holds "
+            f"{few(sorted(held[deep[0]]))}",
+            stacklevel=3,
+        )
 
 
 def _splits(tree: Tree, prefix: str, tops: set[str]) -> dict[str, int]:
