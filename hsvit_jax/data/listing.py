@@ -168,10 +168,10 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
 def _tell_folders_within(tree: Tree, prefixes: Collection[str]) -> None:
     """Warns of classes with several folders of images, of which somebody may think as classes."""
     held: dict[tuple[str, str], set[str]] = {}
-    for file in tree.files:
-        for prefix in filter(file.name.startswith, prefixes):
-            top, *inner = file.name[len(prefix) :].split("/", 2)
-            if len(inner) == 2:
+    for folder in {file.name.rpartition("/")[0] for file in tree.files}:
+        for prefix in filter(folder.startswith, prefixes):
+            top, *inner = folder[len(prefix) :].split("/", 2)
+            if inner:
                 held.setdefault((prefix, top), set()).add(inner[0])
     if deep := sorted(place for place, inner in held.items() if len(inner) > 1):
         warnings.warn(
