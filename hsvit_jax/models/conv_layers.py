@@ -81,7 +81,9 @@ def convolve(
     size, _, per_group, c_out = kernel_HWIO.shape
     groups = x_BHWC.shape[3] // per_group
     usual = around == ((size // 2, size // 2),) * 2 and size % 2 and stride == 1
-    if size == 1 and not any(map(any, around)) and (groups == 1 or per_group > 1):
+    # A strided slice before a matrix product makes XLA's compiler for GPUs abort the process.
+    sliced = stride == 1 or conv.use_cpu_formulas()
+    if size == 1 and sliced and not any(map(any, around)) and (groups == 1 or per_group > 1):
         x_BHWC = x_BHWC[:, ::stride, ::stride]
         if groups == 1:
             return x_BHWC @ kernel_HWIO[0, 0]
