@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from hsvit_jax.models import conv_layers, layers, network
+from hsvit_jax.ops import conv
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,19 @@ def test_convolution_and_its_gradient_are_xla_s(c_in, c_out, size, groups, optio
     assert expected.shape[1:3] == conv_layers.size_out(
         (7, 8), size, stride, options.get("padding"), dilation
     )
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_on_a_gpu_no_strided_slice_comes_before_a_product(groups):
+    # There XLA's compiler (jax 0.11.2) ends the process over one in ResNet's evaluation.
+    module = conv_layers.Conv(6, 10, 1, jax.random.key(0), groups=groups, stride=2)
+    x_BHWC = jax.random.normal(jax.random.key(1), (2, 7, 8, 6))
+    expected = module(x_BHWC)
+    with conv.traced_for("cuda"):
+        traced = str(jax.make_jaxpr(module)(x_BHWC))
+        np.testing.assert_allclose(module(x_BHWC), expected, atol=1e-5)
+    assert "window_strides=(2, 2)" in traced
+    assert "slice" not in traced and "dot_general" not in traced
 
 
 def test_a_map_that_is_too_small_says_so():
