@@ -108,7 +108,7 @@ def base(argument: str | None, model: Mapping[str, Any]) -> ml_collections.Confi
     if recipe in map(str.strip, (argument or "").split(",")):
         config.by_hand = ("recipe",)
     for switch in switches:
-        _apply_switch(config, switch)
+        apply_switch(config, switch)
     return config.lock()
 
 
@@ -138,7 +138,11 @@ def update(config: ml_collections.ConfigDict, values: Mapping[str, Any]) -> None
 TINY_BATCH = 32
 
 
-def _apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
+def apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
+    """Makes a configuration of `plain` that of one of `SWITCHES`.
+
+    Raises ValueError for an ablation that the network's family does not have.
+    """
     family = config.model.family
     if switch in _ABLATIONS and family != "hsvit":
         raise ValueError(

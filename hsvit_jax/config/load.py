@@ -107,7 +107,20 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
             f"the config file {path} failed{_line_of(error, path)}: {type(error).__name__}: {error}"
         ) from error
     _check_keys(config, path)
-    return config.copy_and_resolve_references().lock()
+    config = config.copy_and_resolve_references()
+    config.by_hand = (*config.by_hand, *_set_in_file(config, argument))
+    return config.lock()
+
+
+def _set_in_file(config: ml_collections.ConfigDict, argument: str | None) -> list[str]:
+    """The keys that a file sets by itself, but those of the network, which is the file's own."""
+    plain = defaults.plain(config.data.name, config.recipe, config.model.to_dict())
+    for word in map(str.strip, (argument or "").split(",")):
+        if word in defaults.SWITCHES:
+            defaults.apply_switch(plain, word)
+    usual = dict(keys.leaves(plain))
+    own = (key for key, value in keys.leaves(config) if value != usual[key])
+    return [key for key in own if key != "by_hand" and not key.startswith("model.")]
 
 
 def _line_of(error: BaseException, path: Path) -> str:

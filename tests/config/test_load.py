@@ -117,6 +117,9 @@ def test_a_file_and_a_name(tmp_path, monkeypatch):
     config = config_lib.get_config(f"{file}:digits,paper")
     assert (config.model.variant, config.train.batch, config.recipe) == ("c3a4", 7, "paper")
     assert config.is_locked
+    assert config.by_hand == ("recipe", "train.batch")
+    tiny = config_lib.get_config(f"{file}:digits,tiny,bf16", "seed=3")
+    assert tiny.by_hand == ("train.batch", "seed")
     monkeypatch.setenv("HOME", str(tmp_path))  # of --config=~/mine.py a shell hands on the ~
     assert config_lib.get_config("~/mine.py:digits,paper").train.batch == 7
 
