@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-web test-ray test-onnx test-gpu test-tpu lint docs clean
+.PHONY: quickstart test test-slow test-web test-ray test-onnx test-gpu test-cuda test-tpu lint docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m hsvit_jax.main --config=configs/c2a2.py:digits,fast --workdir=runs/quickstart
@@ -11,7 +11,7 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web and not ray and not tpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not web and not ray and not cuda and not tpu"
 
 # Gradients as a real run compiles them, where XLA's optimisations have lost one; they take twice as
 # long to compile so.
@@ -34,6 +34,10 @@ test-gpu: $(VENV)-gpu/.installed
 	  XLA_PYTHON_CLIENT_PREALLOCATE=false \
 	  $(VENV)-gpu/bin/python -m pytest -n 4 --dist worksteal -m "not slow and not cpu" \
 	  tests/models tests/ops
+
+# A compiler that gives up ends the process: each worker's next takes its place.
+test-cuda: $(VENV)-gpu/.installed
+	$(VENV)-gpu/bin/python -m pytest -n 2 -m cuda
 
 test-tpu: $(VENV)-tpu/.installed
 	$(VENV)-tpu/bin/python -m pytest -m tpu
