@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import get_config
+from hsvit_jax import cli, get_config
 from hsvit_jax.commands import COMMANDS
 from hsvit_jax.config import keys
 from hsvit_jax.models import FAMILIES
@@ -35,6 +35,20 @@ def _commands() -> list[str]:
     """The table of the commands."""
     lines = ["| command | work |", "|---|---|"]
     return lines + [f"| `hsvit {name}` | {row.purpose} |" for name, row in COMMANDS.items()]
+
+
+def _flags() -> list[str]:
+    """The table of the commands' flags."""
+    lines = ["| command | flag | default | meaning |", "|---|---|---|---|"]
+    for name, command in COMMANDS.items():
+        flags = cli.make_flags(command.flags)
+        for flag in (flags[flag] for flag in flags):
+            default = "" if flag.default is None else flag.default_as_str.strip("'(),")
+            default = f"`{default}`" if default else "none"
+            choices = ", ".join(f"`{x}`" for x in getattr(flag.parser, "enum_values", ()))
+            meaning = flag.help.rpartition(">: ")[2] + (choices and f" One of {choices}.")
+            lines.append(f"| `{name}` | `--{flag.name}` | {default} | {meaning} |")
+    return lines
 
 
 def _imports() -> list[str]:
@@ -111,6 +125,7 @@ def _shown(value: Any) -> str:
 #: Name of a table → its lines.
 TABLES: Mapping[str, Callable[[], list[str]]] = {
     "commands": _commands,
+    "flags": _flags,
     "imports": _imports,
     "families": _families,
     "keys": _keys,

@@ -35,7 +35,7 @@ class Classifier:
       fingerprint: identifies the training data, where it is known.
     """
 
-    config: Any
+    config: Any = dataclasses.field(repr=False)
     class_names: tuple[str, ...]
     model: Any
     params: dict = dataclasses.field(repr=False)

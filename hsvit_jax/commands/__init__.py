@@ -254,7 +254,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE, Numbers(float), "std", "0.5", "Of pixels in [0, 1]."),
             (flags.DEFINE_string, "data", "cifar10", "Data set of the configuration."),
             (flags.DEFINE_list, "class_names", None, "Of the logits, in their order, as cat,dog."),
-            (flags.DEFINE_float, "tolerance", None, _TOLERANCE),
+            (flags.DEFINE_float, "tolerance", None, _TOLERANCE, 0.0, 0.1),
         ),
         words="FILE [OUT]",
     ),

@@ -69,7 +69,8 @@ def convert_file(
 
     Returns:
       `parameters`, `checkpoint` and, where compared, `max_abs_error`, `max_abs_logit` and
-      `tolerance`; of Performer and Nyström `batch_coupling`.
+      `tolerance`; the pool `strides`, where they were guessed; of Performer and Nyström
+      `batch_coupling`.
 
     Raises:
       ValueError: the file cannot be read, its tensors or sizes do not fit, or `out` holds something
@@ -134,9 +135,11 @@ def convert_file(
             tolerance = exact if "logits_f64" in tensors else 1e-5
         report |= _compare(path, model, params, stats, tensors, tolerance)
     out = path.with_name(f"{path.stem}-jax") if out is None else Path(out)
-    meta = {"config": config.to_dict(), "class_names": names}
+    meta = {"config": config.to_dict(), "class_names": names, "converted": True}
     _write(out, config, {"params": params, "stats": stats}, meta)
     settings = config.model.to_dict()
+    if "pool_strides" in settings and not (isinstance(own, dict) or "pool_strides" in given):
+        report["strides"] = list(settings["pool_strides"])
     if settings.get("mixer") in ("performer", "nystrom"):
         report["batch_coupling"] = settings["batch_coupling"]
     return report | {"checkpoint": str(out)}
@@ -234,6 +237,11 @@ def run(request: cli.Request) -> None:
     except OSError as error:
         raise ValueError(f"{error.filename or 'writing'}: {error.strerror}") from error
     print(json.dumps(report))
+    if "strides" in report:
+        cli.note(
+            f"note: no tensor holds the pool strides: {report['strides']} follow from the image's "
+            "size, as others of the same product would; --strides sets them"
+        )
     if report.get("tolerance", 0) >= 1e-6:
         cli.note(
             f"note: an error below {report['tolerance']:g} of the largest logit goes unseen; with "

@@ -129,7 +129,7 @@ def _votes(lost: list[str] | None, network: Classifier) -> np.ndarray | None:
         others = "" if len(voters) == groups else f", of which {len(voters)} vote"
         raise ValueError(
             f"--drop_groups={','.join(lost)}: this network has {groups} attention groups, numbered "
-            f"from 0{others}; name some of them, not all"
+            f"from 0 to {groups - 1}{others}; name some of them, not all"
         )
     return np.array([float(g not in numbers) for g in range(groups)], np.float32)
 

@@ -61,6 +61,7 @@ def write_views(
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out={out} is a file; hsvit visualize writes a folder of PNGs")
+    network = f" by {classifier.config.model.variant}, step {classifier.step:,}"
     views_too = classifier.config.eval.tta != "none"
     alone = ", without its other views" if views_too else ""  # which predict averages
     written, errors, names = [], [], classifier.class_names
@@ -77,7 +78,7 @@ def write_views(
         if not coordination.is_lead():
             continue
         for kind, figure in visualize_figures.figures(
-            views, image_HWC, names, report.printable(f"{Path(*path.parts[-2:])}{alone}")
+            views, image_HWC, names, report.printable(f"{Path(*path.parts[-2:])}{network}{alone}")
         ):
             written.append(out / f"{stem}-{kind}.png")
             report.save_figure(figure, written[-1])

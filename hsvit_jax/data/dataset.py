@@ -6,7 +6,7 @@ import json
 import numbers
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -67,9 +67,9 @@ class Split:
       read: reads image ``i`` of a streamed split, uint8 (H, W, C); safe to call from threads.
     """
 
-    labels: np.ndarray
-    images: np.ndarray | None
-    read: Callable[[int], np.ndarray] | None = None
+    labels: np.ndarray = field(repr=False)
+    images: np.ndarray | None = field(repr=False)
+    read: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.images is not None and len(self.images) != len(self.labels):
@@ -267,8 +267,8 @@ def assign_splits(
     Raises:
       ValueError: another `val_fraction`, no training or no test examples.
     """
-    if not 0 <= val_fraction <= 0.8:
-        raise ValueError(f"val_fraction must be from 0 to 0.8, got {val_fraction}")
+    if not isinstance(val_fraction, int | float) or not 0 <= val_fraction <= 0.8:
+        raise ValueError(f"val_fraction must be from 0 to 0.8, got {val_fraction!r}")
     train = np.flatnonzero((parts == TRAIN) | (parts == UNSPLIT))
     val, test = np.flatnonzero(parts == VAL), np.flatnonzero(parts == TEST)
     whole = bool(np.any(parts == UNSPLIT))

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx, traverse_util
 
 Array = jax.Array
@@ -84,6 +85,7 @@ class Network(abc.ABC):
         dtype: of the computation; parameters stay float32.
         group_axis_limit: the size that the mesh's group axis must divide: attention groups, towers,
             or their common divisor with the kernels; 0 when nothing can be spread.
+        shapes: of the leaves of 'params' and of 'stats', by path.
         lost: numbers of the groups or towers that this network does without, see `without`.
         frozen: names of parts that run as in evaluation and get no gradient, see `with_frozen`.
         part_hook: receives (name, output) of each part; its result replaces the output.
@@ -98,6 +100,10 @@ class Network(abc.ABC):
         self.lost: frozenset[int] = frozenset()
         parts = nnx.eval_shape(lambda: self.parts(jax.random.key(0)))
         self._graphs = {name: nnx.graphdef(module) for name, module in parts.items()}
+        self.shapes = {
+            kind: _shapes({name: plain(module, of) for name, module in parts.items()})
+            for kind, of in (("params", nnx.Param), ("stats", nnx.BatchStat))
+        }
 
     @abc.abstractmethod
     def parts(self, key: Array) -> dict[str, nnx.Module]:
@@ -228,7 +234,7 @@ class Network(abc.ABC):
         votes_G: Array | None = None,
         hook: Callable[[str, Array], None] | None = None,
     ) -> tuple[Array, dict]:
-        """The forward pass.
+        """The forward pass, to be differentiated in reverse mode (`jax.grad`, `jax.vjp`) alone.
 
         Under `jax.jit` on a mesh of the caller's own, its axes must be of type Auto.
 
@@ -244,8 +250,9 @@ class Network(abc.ABC):
 
         Raises:
             ValueError: the images have another shape than the network's, or hold integers; or there
-                are none.
+                are none. params and stats are another network's, or votes_G fits no groups.
         """
+        images_BHWC = jnp.asarray(images_BHWC)
         if not images_BHWC.shape[0]:
             raise ValueError("a network needs an image at least; got a batch of 0")
         expected = (*self.config.image_size, self.config.image_channels)
@@ -259,6 +266,8 @@ class Network(abc.ABC):
                 f"images of {images_BHWC.dtype} given to a network, which takes normalised ones: "
                 "scale them to floating point as in training (see augment.normalise)"
             )
+        if shard is UNSHARDED and not self.lost:  # else these are a part of it
+            self._check(params, stats, votes_G)
         key_words = None
         if dropout_key is not None:
             bits = jax.random.bits(dropout_key, (2,), jnp.uint32)
@@ -277,6 +286,26 @@ class Network(abc.ABC):
         context = ForwardContext(train, key_words, example_ids_B, batch_axes, shard, votes_G, hook)
         logits_BK, stats = self.forward(params, stats, images_BHWC.astype(dtype), context)
         return logits_BK.astype(jnp.promote_types(logits_BK.dtype, jnp.float32)), stats
+
+    def _check(self, params: dict, stats: dict, votes_G: Array | None) -> None:
+        for kind, tree in (("params", params), ("stats", stats)):
+            given, wanted = _shapes(tree), self.shapes[kind]
+            for path in sorted({*given, *wanted}):
+                found, expected = given.get(path, "missing"), wanted.get(path, "none")
+                if found != expected:
+                    raise ValueError(
+                        f"{kind} of another network: {'.'.join(path)} is {found}, where this one "
+                        f"has {expected}"
+                    )
+        groups = self.group_axis_limit and getattr(self.config, "groups", 0)
+        if votes_G is None:
+            return
+        known = not isinstance(votes_G, jax.core.Tracer)
+        if np.shape(votes_G) != (groups,) or (known and not np.sum(votes_G) > 0):
+            raise ValueError(
+                f"votes_G needs a weight for each of {groups} attention groups, not all 0; got "
+                f"{votes_G if known else np.shape(votes_G)}"
+            )
 
     def views(self, params: dict, stats: dict, images_BHWC: Array) -> dict[str, list[Array]]:
         """Intermediate activations of an evaluation pass, float32.
@@ -386,6 +415,10 @@ def _evaluation(arg: Any) -> Any:
     if isinstance(arg, ForwardContext):
         return dataclasses.replace(arg, train=False, key_words=None)
     return arg
+
+
+def _shapes(tree: dict) -> dict[tuple[str, ...], tuple[int, ...]]:
+    return {path: np.shape(leaf) for path, leaf in traverse_util.flatten_dict(tree).items()}
 
 
 def without_empty(tree: dict) -> dict:

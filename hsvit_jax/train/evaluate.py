@@ -16,7 +16,7 @@ from hsvit_jax import mesh as mesh_lib
 Array = jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
     """Results on one split; loss in nats, accuracy and top5 as fractions of `examples`."""
 
@@ -24,7 +24,8 @@ class Evaluation:
     accuracy: float
     top5: float
     examples: int
-    confusion_KK: np.ndarray  # int64; rows: the true class, columns: the predicted one
+    # int64; rows: the true class, columns: the predicted one
+    confusion_KK: np.ndarray = dataclasses.field(repr=False)
 
     @property
     def macro_f1(self) -> float:

@@ -1,6 +1,7 @@
 """Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
 import contextlib
+import hashlib
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -137,15 +138,20 @@ def load(
                 tensors = _red_first(tensors)
             family = config.model.family
             loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
+            own = None
             with contextlib.suppress(*_FOREIGN):  # unless export wrote it under the authors' names
                 was = config_lib.completed(description["config"])
                 config_lib.validate(was)
                 names = map(str, description["class_names"] if how["classifier"] == "keep" else ())
                 said = _trained_on(config, was.data, [*names], class_names)
                 loaded = (*loaded[:4], loaded[4] + said)
+                own = run_spec.build_model(was)
+            if own and loaded[3]:  # settings that show in no tensor's shape, as its heads
+                grow.check(_at_sizes_of(own, model).config, model.config)
         else:
             loaded = _read_network(path, config, model, fingerprint, class_names)
         params, stats, old, same_family, origin = loaded
+        digest = _digest(params, stats)
         refit = _refit if same_family else _refit_backbone
         refitted = refit(params, stats, old, model, how, key)
         _check_frozen(refitted.fresh, model)
@@ -161,7 +167,15 @@ def load(
         notes.append(f"pixels are {'' if as_said else 'not '}normalised as {found.file} says")
         if found.blue_first:
             notes.append("the first convolution's channels are reversed: published for blue first")
-    return refitted._replace(notes=(*notes, *refitted.notes))
+    return refitted._replace(notes=(*notes, *refitted.notes), origin=digest)
+
+
+def _digest(*trees: dict) -> str:
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
 def _red_first(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -343,10 +357,9 @@ def _refit(
     params: dict, stats: dict, old: Any, new: Any, how: dict[str, str], key: jax.Array
 ) -> adapt.Refitted:
     """Refits weights to new classes, channels and image size, then grows them."""
-    sizes = ("num_classes", "image_channels", "image_size")
     if old.config == new.config and how["classifier"] == "keep":
         return adapt.Refitted(params, stats, (), ())
-    between = old.resized(**{name: getattr(new.config, name) for name in sizes})
+    between = _at_sizes_of(old, new)
     grow.check(between.config, new.config)
     refitted = adapt.refit(params, stats, old, between, how, key)
     if between.config == new.config:
@@ -362,6 +375,12 @@ def _refit(
     notes = [f"grown: {len(grown)} tensors are new or larger than there, with fresh parts"]
     notes = (*refitted.notes, *(notes if grown else ()))
     return refitted._replace(params=params, stats=stats, notes=notes)
+
+
+def _at_sizes_of(old: Any, new: Any) -> Any:
+    """The network `old` with the classes, image channels and image size of `new`."""
+    sizes = ("num_classes", "image_channels", "image_size")
+    return old.resized(**{name: getattr(new.config, name) for name in sizes})
 
 
 def _refit_backbone(

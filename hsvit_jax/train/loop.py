@@ -33,7 +33,7 @@ class Callback:
         """After each evaluation of a split."""
 
     def on_end(self, result: Any) -> None:
-        """After the run, with its `Result`."""
+        """After the run, with its `Result`, before `fit` writes the report."""
 
 
 class Loop:

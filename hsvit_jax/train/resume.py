@@ -1,5 +1,6 @@
 """Restores the state that a run resumes from or is evaluated with, and refuses another run's."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -75,6 +76,13 @@ def latest(
                 f"the run in {checkpoints.directory.parent} {how} with other settings, and its "
                 f"result would be another's: {'; '.join(lines)}; remove it, or name another folder"
             )
+        was = meta.get("origin")
+        if was and (as_begun or ended) and origin(run) not in ("", was):
+            raise ValueError(
+                f"init.from={run.config.init['from']} holds another network than when the run in "
+                f"{checkpoints.directory.parent} was begun, and its result would be another's: "
+                "remove that run, or name another folder"
+            )
         if changed and verbose:
             text = "resuming with changed settings:\n  " + "\n  ".join(changed)
             print(report.printable(text), flush=True)
@@ -114,6 +122,14 @@ def start(run: Run, verbose: bool) -> tuple[dict, dict] | None:
     if verbose:
         print(report.printable("; ".join(weights.notes)), flush=True)
     return weights.params, weights.stats
+
+
+def origin(run: Run) -> str:
+    """A digest of the weights that init.from names; '' for none, and where they are gone."""
+    with contextlib.suppress(ValueError):
+        weights = init_from.load(run.config, run.model)
+        return weights.origin if weights else ""
+    return ""
 
 
 def whitened(run: Run) -> tuple[dict, dict]:

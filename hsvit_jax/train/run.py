@@ -25,7 +25,7 @@ from hsvit_jax.train.loop import Callback, Loop
 from hsvit_jax.train.run_spec import Run, build_model
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Result:
     """A finished run: its folder, its last step, and evaluations of its best checkpoint."""
 
@@ -287,8 +287,11 @@ def train(
 
         state = resume.latest(run, checkpoints, verbose, as_begun)
         if state is None:
-            start = mesh_lib.from_lead(resume.start(run, verbose))
-            state = step_lib.first_state(run, start)
+            start, origin = resume.start(run, verbose), resume.origin(run)
+            state = step_lib.first_state(run, mesh_lib.from_lead(start))
+        else:
+            origin = (checkpoints.meta() or {}).get("origin", "")
+        run = dataclasses.replace(run, origin=origin)
         first = int(state["step"])
         log, bar = _open_metrics(run, workdir, first, verbose, stack)
         if run.config.init.cache:
@@ -332,8 +335,14 @@ def _open_metrics(
             f"{run.total_steps:,}: the result is that of the best step before; to evaluate the "
             "last one, end the run a step later (train.steps)"
         )
-    if lead:
+    if first > run.total_steps:
+        bar.say(
+            f"the run has ended at step {first:,}, beyond the {run.total_steps:,} asked for: its "
+            "result is that of the longer run"
+        )
+    elif lead:
         report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")
+    if lead:
         about = workdir / "environment.json"
         ended = first >= run.total_steps or metrics.best_before_patience_ended(
             found, config.train.patience

@@ -16,7 +16,7 @@ class Run:
     """A resolved configuration with its data, network, mesh and optimizer.
 
     schedule: the learning rate by optimizer step, which `tx` holds too. state_shape: shapes and
-    dtypes of the training state.
+    dtypes of the training state. origin: a digest of the weights of init.from that it started with.
     """
 
     config: ml_collections.ConfigDict
@@ -28,6 +28,7 @@ class Run:
     schedule: optax.Schedule
     tx: optax.GradientTransformation
     state_shape: dict
+    origin: str = ""
 
     @property
     def meta(self) -> dict:
@@ -39,6 +40,7 @@ class Run:
             "class_names": list(self.dataset.info.class_names),
             "fingerprint": self.dataset.fingerprint,
             "shapes": {".".join(str(k.key) for k in path): list(x.shape) for path, x in leaves},
+            "origin": self.origin,
         }
 
 

@@ -25,12 +25,14 @@ Leaves = dict[Path, Any]
 
 
 class Refitted(NamedTuple):
-    """Trees of NumPy arrays for the new sizes, the names of their fresh leaves, and log lines."""
+    """Trees of NumPy arrays for the new sizes, the names of their fresh leaves, log lines, and a
+    digest of the weights before."""
 
     params: dict
     stats: dict
     fresh: tuple[str, ...]
     notes: tuple[str, ...]
+    origin: str = ""
 
 
 #: Size → the setting for it, and for messages: a label, the mode that adapts to it and its effect.

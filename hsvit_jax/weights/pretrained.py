@@ -85,6 +85,11 @@ class _Reading:
         wanted = self.expected(network)
         match = layouts.match(family, network.config, wanted, tensors)
         if 2 * match.count < len(wanted):
+            if all(name.startswith(("params.", "stats.")) for name in tensors):
+                raise ValueError(
+                    "it has the names of a file that hsvit export wrote, but not its header, which "
+                    "says what network it is: export it again, and copy the file as a whole"
+                )
             other = layouts.looks_like(tensors)
             raise ValueError(
                 f"these are the weights of another architecture{other and f' ({other})'}: of the "
@@ -169,7 +174,7 @@ class _Reading:
             ]
             missing = {key for kind, key, _ in misfits.problems if kind == "missing"}
             hint = ""
-            if missing and missing <= classifier:
+            if missing and missing == classifier:
                 hint = ". It has no classifier: init.classifier=new starts with a fresh one"
             raise ValueError(
                 f"{len(problems)} tensors, named as in {self.layout.library}, do not fit the "

@@ -17,7 +17,8 @@ from support import state_dicts, torch_files
 from hsvit_jax import classifier, main, models
 from hsvit_jax import config as configs
 from hsvit_jax.checkpoint import load_tree
-from hsvit_jax.commands import convert
+from hsvit_jax.commands import convert, export
+from hsvit_jax.train import init_from
 from hsvit_jax.weights import files
 
 SMALL = state_dicts.CASES["hsvit"]["constructor"]
@@ -158,6 +159,8 @@ def test_unknown_sizes_name_their_options(tmp_path):
     source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"))
     with pytest.raises(ValueError, match=r"--image_size.*--strides.*--heads"):
         convert.convert_file(source)
+    guessed = convert.convert_file(source, image_size=(4, 6), heads=3)
+    assert np.prod(guessed["strides"]) == 2
     attention = state_dicts.tensors("hsvit bare: attention")
     with pytest.raises(ValueError, match=r"--image_size.*--channels.*--heads"):
         convert.convert_file(npz(tmp_path / "b.npz", attention))
@@ -374,6 +377,9 @@ def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
     assert asked == {"map_location": "cpu", "weights_only": True}
     model, _, meta = rebuild(tmp_path / "last-jax")
     assert model.config.image_size == (4, 6) and model.config.heads == 3
+    card = export.card(export.describe(init_from.stored_network(tmp_path / "last-jax"), ""), 1)
+    assert "# custom\n" in card and "Converted from PyTorch weights; " in card
+    assert "Training data (not recorded)" in card and "was selected" not in card
     assert meta["config"]["data"]["std"] == [0.2, 0.3, 0.4]
 
     tensors["logits_f64"] = torch_files.FakeTensor(np.array([[1 / 3]]))

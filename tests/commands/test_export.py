@@ -89,6 +89,7 @@ def test_the_card(exported):
     lines = dict(line.split(": ", 1) for line in head.splitlines())
     assert json.loads(lines["model-index"])[0]["results"][0]["metrics"][0]["value"] == 0.9
     assert "| test | 10 | 90.00% | 0.3000 |" in card
+    assert "selected on `val`, which flatters it" in card
     about = json.loads((exported / "hub/config.json").read_text())
     assert about["model_type"] == "hsvit_jax" and len(about["id2label"]) == small_runs.CLASSES
 

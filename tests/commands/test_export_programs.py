@@ -70,6 +70,13 @@ def test_parts_are_programs_of_their_own(stored_weights, images, predicted, tmp_
     *parts, head = (export.deserialize((tmp_path / "two" / n).read_bytes()) for n in rows)
     totals, weights = zip(*(part.call(images) for part in parts), strict=True)
     np.testing.assert_allclose(head.call(sum(totals), sum(weights))[1], predicted, atol=1e-5)
+    words = ["main", "--mode=export", str(stored_weights), str(tmp_path / "two"), "--parts=2"]
+    assert main.main([*words, "--format=stablehlo"]) == 0  # the same again
+    sheet = tmp_path / "two" / "parts.json"
+    sheet.write_text(sheet.read_text().replace('"step": ', '"step": 1'))
+    capsys.readouterr()
+    assert main.main([*words, "--format=stablehlo"]) == 1
+    assert "holds another network's parts" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -154,7 +154,9 @@ def test_groups_that_were_lost_in_training_are_lost_already(trained):
     points = votes.curve(lost, split, SETTINGS, most=4)
     assert [(p.lost_groups, p.subsets) for p in points] == [(2, 1), (4, 3), (6, 3)]
     assert evaluate._votes(["0", "1", "4"], lost).tolist() == [0, 0, 1, 1, 0, 1, 1, 1]
-    with pytest.raises(ValueError, match="8 attention groups, numbered from 0, of which 6 vote; "):
+    with pytest.raises(
+        ValueError, match="8 attention groups, numbered from 0 to 7, of which 6 vote; "
+    ):
         evaluate._votes([*"014567"], lost)
     with pytest.raises(ValueError, match="--drop_groups=: this network has 8 attention groups"):
         evaluate._votes([], lost)

@@ -263,6 +263,7 @@ def test_a_run_in_this_folder_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "draw", lambda runs, path: drawn.update(runs))
     assert main.main(["hsvit", "curves", ".", f"--out={tmp_path}/c.png"]) == 0
     assert [*drawn] == ["run"]
+    assert main.main(["hsvit", "curves", ".", "--out=curves.png"]) == 2
     (tmp_path / "a" / "run").mkdir(parents=True)
     shutil.copy("metrics.jsonl", tmp_path / "a" / "run")
     monkeypatch.chdir(tmp_path)

@@ -122,7 +122,7 @@ def whole_evaluation(way):
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*NETWORKS, *(pytest.param(n, marks=SLOW) for n in OTHERS)])
 def test_spread_equals_whole(way, shape):
     """Loss, logits, statistics and every gradient, with dropout on, BatchNorm over all examples;
     and logits of an evaluation."""

@@ -21,7 +21,9 @@ SLOW += ["timm-fastvit-train", "smt-train"]
 COMPUTED = re.compile(r"num_batches_tracked$|attention_bias_idxs$")
 
 
-@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in GOLDENS]
+)
 def test_a_file_becomes_the_network_and_comes_back(name, golden_dir, tmp_path):
     """Logits to 1e-9, or to 1e-6 with rotary positions, whose table is float32; and every tensor
     under the authors' names again, but those of the library's version 5, which are renamed."""

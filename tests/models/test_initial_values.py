@@ -12,6 +12,7 @@ SMALL = {"depth": 1, "heads": 2, "head_dim": 32}
 VIX = {"embed_dim": 50, "mlp_dim": 40, "depth": 1}
 STAGES = {"in_channels": (32, 24), "out_channels": (24, 16), "repeats": (1, 1)}
 STAGES |= {"strides": (1, 1), "kernels": (3, 5), "expand": (1, 6)}
+SLOW = ("mobilevit", "mobilenet_v2")
 #: Family → side of an image, settings, and by path: the deviation of a normal distribution that is
 #: not cut off, a pair (-b, b) of uniform bounds, or a constant, of a fraction in a list.
 STARTS = {
@@ -140,7 +141,9 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("family", STARTS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f in SLOW)) for f in STARTS]
+)
 def test_initial_values_are_the_reference_s(family):
     side, settings, starts = STARTS[family]
     network = hf_files.network(family, size=(side, side), classes=40, **settings)

@@ -4,8 +4,10 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 from support.small_runs import HSVIT
 
+import hsvit_jax
 from hsvit_jax.models import network
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.models.layers import BatchNorm
@@ -46,3 +48,22 @@ def test_initial_values_are_single_precision_always():
         found = model.init(jax.random.key(0))
     assert {x.dtype.name for x in jax.tree.leaves(found)} == {"float32"}
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_what_is_another_networks_is_refused():
+    model = hsvit_jax.build_model("c2a2:tiny")
+    params, stats = model.init(jax.random.key(0))
+    images = np.zeros((2, 32, 32, 3))  # of double precision, as NumPy makes them
+    assert np.isfinite(model.apply(params, stats, images, votes_G=[1, 0, 1, 1])[0]).all()
+    other, _ = hsvit_jax.build_model("c2a2:tiny", num_classes=5).init(jax.random.key(0))
+    message = r"params of another network: head\.linear\.bias is \(5,\), where this one has \(10,\)"
+    with pytest.raises(ValueError, match=message):
+        model.apply(other, stats, images)
+    with pytest.raises(ValueError, match=r"stats of another network: .* is missing, where"):
+        model.apply(params, {}, images)
+    for votes_G in (np.ones(1), np.zeros(4)):
+        with pytest.raises(ValueError, match=r"each of 4 attention groups, not all 0; got \["):
+            model.apply(params, stats, images, votes_G=votes_G)
+    vit = hsvit_jax.build_model("vit:tiny")
+    with pytest.raises(ValueError, match="each of 0 attention groups"):
+        vit.apply(*vit.init(jax.random.key(0)), images, votes_G=np.ones(4))

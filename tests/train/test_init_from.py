@@ -153,6 +153,9 @@ def test_a_file_under_the_authors_names_tells_as_much(source, tmp_path):
     (note,) = init_from.load(run.config, run.model, class_names=names[::-1]).notes
     assert "whose classifier is for row 0, row 1" in note
     assert note.endswith("saw pixels normalised by data.mean=(0.3,) and data.std=(0.2,)")
+    _, run = from_source(file, model__heads=4)  # which show in no tensor's shape
+    with pytest.raises(ValueError, match="heads: checkpoint 2, config 4"):
+        init_from.load(run.config, run.model)
 
 
 def test_settings_of_another_start_are_refused():
@@ -192,6 +195,10 @@ def test_a_run_s_own_checkpoint_wins(source, tmp_path):
     config, run = from_source(folder)
     train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
     before = small_runs.digest(tmp_path / "run")
+    shutil.rmtree(folder)
+    save(folder, run, (source[1][0], jax.tree.map(lambda x: x + 1, source[1][1])))
+    with pytest.raises(ValueError, match="holds another network than when the run in "):
+        train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
     shutil.rmtree(folder)
     train.train(config, tmp_path / "run", dataset=run.dataset, verbose=False)
     assert small_runs.digest(tmp_path / "run") == before

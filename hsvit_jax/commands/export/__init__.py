@@ -81,6 +81,7 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
         "step": stored.step,
         "fingerprint": stored.fingerprint,
         "measured": measured or stored.meta.get("measured", {}),
+        "converted": bool(stored.meta.get("converted")),
         "made_by": f"hsvit_jax {hsvit_jax.__version__}",
     }
     return json.loads(json.dumps(about))
@@ -166,6 +167,7 @@ def card(about: dict[str, Any], parameters: int) -> str:
     config = about["config"]
     model, data, recipe = config["model"], config["data"], config["recipe"]
     name, tests = f"{model['variant']} on {data['name']}", about["measured"].get("test")
+    name = model["variant"] if about["converted"] else name
     height, width = data["image_size"]
     head: dict[str, Any] = {
         "library_name": "hsvit_jax",
@@ -184,6 +186,13 @@ def card(about: dict[str, Any], parameters: int) -> str:
         rows.append((split, f"{m['examples']:,}", f"{m['accuracy']:.2%}", loss))
     figures = report.markdown(rows) if len(rows) > 1 else "None were recorded."
     licence = _LICENCES.get(data["name"], "see its publisher's terms")
+    licence = f"{data['name']}): {licence}"
+    training = f"Recipe `{recipe}`, seed {config['seed']}, step {about['step']:,}"
+    if about["converted"]:  # the configuration's data and recipe are the command's defaults
+        training, licence = "Converted from PyTorch weights", "not recorded)"
+    chosen = config["train"]["select_on"]
+    if len(rows) > 1 and chosen != "last":
+        figures += f"\n\nThe checkpoint was selected on `{chosen}`, which flatters it."
     names = ", ".join(f"`{name}`" for name in about["class_names"][:20])
     more = len(about["class_names"]) - 20
     yaml = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())
@@ -205,17 +214,15 @@ Classes ({len(about["class_names"])}): {names}{f" and {more} more" if more > 0 e
 
 ## Training
 
-Recipe `{recipe}`, seed {config["seed"]}, step {about["step"]:,}; exported by `{about["made_by"]}`.
+{training}; exported by `{about["made_by"]}`.
 The file's header holds the whole configuration.
 
 ## Figures measured
 
 {figures}
 
-The checkpoint was selected on `{config["train"]["select_on"]}`, which flatters it.
-
 ## Licence
 
-Code: Apache-2.0. Training data ({data["name"]}): {licence}. That of the weights is for their
+Code: Apache-2.0. Training data ({licence}. That of the weights is for their
 publisher to state, as `license:` in the head of this card.
 """

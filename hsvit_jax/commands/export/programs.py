@@ -211,6 +211,8 @@ def write(
         names = {sheet, *(f"{program.name}.{form}" for program in programs)}
         if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - names):
             raise ValueError(f"{out} already holds something else: remove it or name another OUT")
+        if (out / sheet).exists() and not _same_network(out / sheet, {**about, "format": form}):
+            raise ValueError(f"{out} holds another network's parts: remove it or name another OUT")
     contents = [FORMATS[form](program) for program in programs]
     rows = [
         {
@@ -242,3 +244,11 @@ def _normalise(stored: Stored) -> Callable[[jax.Array], jax.Array]:
 def _images(stored: Stored) -> dict[str, tuple[tuple[int, ...], Any]]:
     config = stored.model.config
     return {"images": ((*config.image_size, config.image_channels), np.uint8)}
+
+
+def _same_network(sheet: Path, about: dict[str, Any]) -> bool:
+    """Whether a folder's parts.json is of the network that `about` describes."""
+    try:
+        return {**json.loads(sheet.read_bytes()), "programs": None} == {**about, "programs": None}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False

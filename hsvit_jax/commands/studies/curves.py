@@ -48,7 +48,8 @@ def run(request: cli.Request) -> None:
     if not request.words:
         raise cli.Misuse("no run is named")
     out = cli.ending(request.flags.out)
-    if out.resolve() in [(Path(word) / "curves.png").resolve() for word in request.words]:
+    of_run = out.parent.resolve() in [Path(word).resolve() for word in request.words]
+    if out.name == "curves.png" and (of_run or (out.parent / "metrics.jsonl").exists()):
         raise cli.Misuse(f"--out={out} is a run's own plot: choose another name")
     runs = {}
     for word in request.words:

@@ -105,6 +105,8 @@ def run(request: cli.Request) -> None:
     """Searches, writes the network, and prints what it keeps and the command of the third step."""
     values, path = request.flags, cli.ending(request.flags.out, ".safetensors")
     report.prepare_for(path)  # before the work, as it may fail
+    if path.exists():
+        raise ValueError(f"--out={path} is there already: move it away, or name another file")
     config = config_lib.override(request.config, [f"train.epochs={values.epochs}"])
     retained, share, file = search(config, values.penalty, values.rate)
     report.write_file(path, file)

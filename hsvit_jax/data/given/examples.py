@@ -123,6 +123,8 @@ def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
         )
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
         return (examples[i] for i in range(len(examples)))
+    if not isinstance(examples, Iterable):
+        raise ValueError(f"examples must be pairs (image, label); got {examples!r:.80}")
     return iter(examples)
 
 
@@ -165,9 +167,12 @@ def _numbered(
         numbers = np.array([number[value] for value in values.tolist()], np.int32)
     else:
         low, high = int(values.min()), int(values.max())
-        names = tuple(
-            map(str, range(min(high + 1, _MOST_CLASSES))) if class_names is None else class_names
-        )
+        if class_names is None and high >= _MOST_CLASSES:
+            raise ValueError(
+                f"labels run from {low} to {high}, and there can be {_MOST_CLASSES:,} classes, "
+                "counted from 0"
+            )
+        names = tuple(map(str, range(high + 1)) if class_names is None else class_names)
         if low < 0 or high >= len(names):
             raise ValueError(
                 f"labels run from {low} to {high}, but there are {len(names)} classes: they count "

@@ -118,7 +118,7 @@ def _group_weights(c: HSViTConfig, context: ForwardContext, cls_GBD: Array) -> A
     """
     weights_GB = jnp.ones((c.groups, cls_GBD.shape[1]), cls_GBD.dtype)
     if context.votes_G is not None:
-        weights_GB *= context.votes_G.astype(cls_GBD.dtype)[:, None]
+        weights_GB *= jnp.asarray(context.votes_G, cls_GBD.dtype)[:, None]
     if context.key_words is not None and c.group_dropout:
         groups, examples = jnp.arange(c.groups)[:, None], context.example_ids_B[None]
         counters = (*context.key_words, _VOTES, groups, examples)
@@ -289,6 +289,12 @@ class TowerHSViT(HSViT):
     def __init__(self, config: HSViTConfig, dtype: jnp.dtype = jnp.float32) -> None:
         super().__init__(config, dtype)
         self.tower, self.group_axis_limit = HSViT(config.tower, dtype), config.towers
+        for kind, shapes in self.tower.shapes.items():
+            self.shapes[kind] |= {
+                ("towers", *path): (config.towers, *shape)
+                for path, shape in shapes.items()
+                if path[0] != "head"
+            }
 
     def parts(self, key: Array) -> dict[str, nnx.Module]:
         return {"head": Head(self.config, key)}
