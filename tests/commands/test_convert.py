@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from support import state_dicts, torch_files
+from support import small_runs, state_dicts, torch_files
 
 from hsvit_jax import classifier, main, models
 from hsvit_jax import config as configs
@@ -69,6 +69,18 @@ def test_golden_through_the_command_line(golden_dir, tmp_path, capsys):
     np.testing.assert_allclose(ours, logits, rtol=0, atol=2e-5 * np.abs(logits).max())
     assert meta["class_names"] == [str(i) for i in range(10)]
     assert meta["config"]["data"]["mean"] == [0.5] * 3
+
+
+def test_strides_that_are_guessed_are_told(tmp_path, capsys):
+    settings = {**configs.named_model("c2a2"), "dtype": "float32"}
+    model = models.build(settings, image_size=(32, 32), channels=3, num_classes=2)
+    tensors = models.FAMILIES["hsvit"].torch_weights.dump(*small_runs.made_up_values(model), model)
+    np.savez(tmp_path / "a.npz", **tensors)
+    words = ["hsvit", "convert", str(tmp_path / "a.npz"), "--image_size=32", "--heads=8"]
+    assert main.main(words) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["strides"] == [2, 2]
+    assert "note: no tensor holds the pool strides" in err
 
 
 @pytest.mark.parametrize(("name", "step"), [("hsvit-convonly", 5), ("vix-viprope", 9)])
@@ -159,8 +171,6 @@ def test_unknown_sizes_name_their_options(tmp_path):
     source = npz(tmp_path / "a.npz", state_dicts.tensors("hsvit"))
     with pytest.raises(ValueError, match=r"--image_size.*--strides.*--heads"):
         convert.convert_file(source)
-    guessed = convert.convert_file(source, image_size=(4, 6), heads=3)
-    assert np.prod(guessed["strides"]) == 2
     attention = state_dicts.tensors("hsvit bare: attention")
     with pytest.raises(ValueError, match=r"--image_size.*--channels.*--heads"):
         convert.convert_file(npz(tmp_path / "b.npz", attention))
