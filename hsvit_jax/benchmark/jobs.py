@@ -35,7 +35,7 @@ def prepare(config: ml_collections.ConfigDict, real_data: bool, devices: list | 
     dataset = train.load_data(config) if real_data else _random_dataset(config)
     if not real_data:  # whose number says nothing of the data set's, and so nothing of the recipe
         config = config.copy_and_resolve_references()
-        kept = (key for key in config.by_hand if not key.startswith("data."))  # random ones obey
+        kept = (key for key in config.by_hand if not key.startswith("data."))  # as they are
         config.by_hand = (*kept, "recipe")
     run = train.prepare(config, dataset=dataset, devices=devices)
     if not run.dataset.resident:

@@ -377,7 +377,7 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
         problem = "holds no checkpoint" if path.is_dir() else "is not a directory"
         problem = problem if path.exists() else "does not exist"
         if path.name.isdecimal() and path.parent.name == "checkpoints":
-            problem += " but is one, whose number --which takes with the folder around it"
+            problem = f"is one step, which={path.name} (--which) of {path.parent.parent}"
         raise CheckpointError(
             f"{path} {problem}; expected a work directory with checkpoints/, a directory of "
             "numbered steps such as checkpoints/ itself (of which `which`, --which, names one), an "

@@ -267,7 +267,7 @@ def assign_splits(
     Raises:
       ValueError: another `val_fraction`, no training or no test examples.
     """
-    if not isinstance(val_fraction, int | float) or not 0 <= val_fraction <= 0.8:
+    if not (isinstance(val_fraction, numbers.Real) and 0 <= val_fraction <= 0.8):
         raise ValueError(f"val_fraction must be from 0 to 0.8, got {val_fraction!r}")
     train = np.flatnonzero((parts == TRAIN) | (parts == UNSPLIT))
     val, test = np.flatnonzero(parts == VAL), np.flatnonzero(parts == TEST)

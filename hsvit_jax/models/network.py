@@ -297,11 +297,11 @@ class Network(abc.ABC):
                         f"{kind} of another network: {'.'.join(path)} is {found}, where this one "
                         f"has {expected}"
                     )
-        groups = self.group_axis_limit and getattr(self.config, "groups", 0)
         if votes_G is None:
             return
+        groups = self.group_axis_limit and getattr(self.config, "groups", 0)
         known = not isinstance(votes_G, jax.core.Tracer)
-        if np.shape(votes_G) != (groups,) or (known and not np.sum(votes_G) > 0):
+        if np.shape(votes_G) != (groups,) or (known and not np.asarray(votes_G).sum() > 0):
             raise ValueError(
                 f"votes_G needs a weight for each of {groups} attention groups, not all 0; got "
                 f"{votes_G if known else np.shape(votes_G)}"

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from support.small_runs import HSVIT
+from support.small_runs import HSVIT, made_up_values
 
 import hsvit_jax
 from hsvit_jax.models import network
@@ -51,19 +51,22 @@ def test_initial_values_are_single_precision_always():
 
 
 def test_what_is_another_networks_is_refused():
-    model = hsvit_jax.build_model("c2a2:tiny")
-    params, stats = model.init(jax.random.key(0))
-    images = np.zeros((2, 32, 32, 3))  # of double precision, as NumPy makes them
-    assert np.isfinite(model.apply(params, stats, images, votes_G=[1, 0, 1, 1])[0]).all()
-    other, _ = hsvit_jax.build_model("c2a2:tiny", num_classes=5).init(jax.random.key(0))
-    message = r"params of another network: head\.linear\.bias is \(5,\), where this one has \(10,\)"
+    model = hsvit.HSViT(HSVIT)
+    params, stats = made_up_values(model)
+    images = np.zeros((2, *HSVIT.image_size, HSVIT.image_channels))  # of NumPy's double precision
+    votes_G = np.eye(HSVIT.groups)[0]
+    assert np.isfinite(jax.jit(model.apply)(params, stats, images, votes_G=votes_G)[0]).all()
+    other = model.resized(num_classes=HSVIT.num_classes + 1)
+    other, _ = jax.eval_shape(other.init, jax.random.key(0))
+    message = r"params of another network: head\.linear\.bias is \(\d+,\), where this one has \("
     with pytest.raises(ValueError, match=message):
         model.apply(other, stats, images)
     with pytest.raises(ValueError, match=r"stats of another network: .* is missing, where"):
         model.apply(params, {}, images)
-    for votes_G in (np.ones(1), np.zeros(4)):
-        with pytest.raises(ValueError, match=r"each of 4 attention groups, not all 0; got \["):
-            model.apply(params, stats, images, votes_G=votes_G)
+    for wrong in (np.ones(1), 0 * votes_G):
+        with pytest.raises(ValueError, match=r"attention groups, not all 0; got \["):
+            model.apply(params, stats, images, votes_G=wrong)
     vit = hsvit_jax.build_model("vit:tiny")
+    trees = jax.eval_shape(vit.init, jax.random.key(0))
     with pytest.raises(ValueError, match="each of 0 attention groups"):
-        vit.apply(*vit.init(jax.random.key(0)), images, votes_G=np.ones(4))
+        vit.apply(*trees, np.zeros((1, 32, 32, 3)), votes_G=votes_G)
