@@ -337,8 +337,8 @@ def _open_metrics(
         )
     if first > run.total_steps:
         bar.say(
-            f"the run has ended at step {first:,}, beyond the {run.total_steps:,} asked for: its "
-            "result is that of the longer run"
+            f"the run is at step {first:,} already, beyond the {run.total_steps:,} asked for: "
+            "nothing is trained, and its config.json stays as it is"
         )
     elif lead:
         report.write_file(workdir / "config.json", config_lib.to_json(config) + "\n")

@@ -91,10 +91,13 @@ def test_every_place_in_an_epoch_resumes_to_the_same_bits(tmp_path, whole, cut, 
 def test_an_end_at_a_step_that_was_not_evaluated_is_said(tmp_path, capsys, stopped, best):
     """Where a step before it was, and is the result; epochs of 4 steps."""
     interrupt_after(tmp_path, stopped)
-    config = small_config(train__steps=1)
+    config, before = small_config(train__steps=1), (tmp_path / "config.json").read_text()
     assert train.train(config, tmp_path, dataset=small_dataset()).best_step == best
     said = f"step {stopped} was saved without an evaluation, and the run ends at step 1: "
-    assert (said in capsys.readouterr().err) == (best != stopped)
+    errors = capsys.readouterr().err
+    assert (said in errors) == (best != stopped)
+    assert f"the run is at step {stopped} already, beyond the 1 asked for: nothing" in errors
+    assert (tmp_path / "config.json").read_text() == before
 
 
 def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
