@@ -136,7 +136,7 @@ class RecoverableLoop(Loop):
 
         fetched = mesh_lib.fetch(self.run.mesh, plain)
         try:
-            start = resume.start(run, verbose=False)
+            start, _ = resume.start(run, verbose=False)
         except ValueError:  # the weights of init.from are gone, and the state must be saved
             start = None
         return jax.tree_util.tree_map_with_path(fill, init(start), fetched)

@@ -113,15 +113,16 @@ def as_started(config: ml_collections.ConfigDict, workdir: Path) -> ml_collectio
     return config.lock()
 
 
-def start(run: Run, verbose: bool) -> tuple[dict, dict] | None:
-    """Loads or makes the (params, stats) that the `init` section asks for; None for random ones."""
+def start(run: Run, verbose: bool) -> tuple[tuple[dict, dict] | None, str]:
+    """Loads or makes the (params, stats) that the `init` section asks for, None for random ones;
+    with the digest of what init.from names."""
     of_data = run.dataset.fingerprint, run.dataset.info.class_names
     weights = init_from.load(run.config, run.model, *of_data)
     if weights is None:
-        return whitened(run) if run.config.init.whiten else None
+        return (whitened(run) if run.config.init.whiten else None), ""
     if verbose:
         print(report.printable("; ".join(weights.notes)), flush=True)
-    return weights.params, weights.stats
+    return (weights.params, weights.stats), weights.origin
 
 
 def origin(run: Run) -> str:

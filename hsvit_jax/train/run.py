@@ -287,7 +287,7 @@ def train(
 
         state = resume.latest(run, checkpoints, verbose, as_begun)
         if state is None:
-            start, origin = resume.start(run, verbose), resume.origin(run)
+            start, origin = resume.start(run, verbose)
             state = step_lib.first_state(run, mesh_lib.from_lead(start))
         else:
             origin = (checkpoints.meta() or {}).get("origin", "")

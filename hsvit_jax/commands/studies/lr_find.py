@@ -73,7 +73,7 @@ def search(config: ml_collections.ConfigDict, steps: int) -> Search:
     tx = optim.build(run.config.optim, rate, run.model)
     shape = jax.eval_shape(lambda: step.init_state(run.model, tx, run.config))
     run = dataclasses.replace(run, schedule=rate, tx=tx, state_shape=shape, total_steps=steps)
-    state, train_step = step.first_state(run, resume.start(run, False)), step.jit_step(run)
+    state, train_step = step.first_state(run, resume.start(run, False)[0]), step.jit_step(run)
     average, losses = 0.0, []
     for number, batch in enumerate(itertools.islice(batches.source(run, 0), steps), 1):
         state, values = train_step(state, batch)

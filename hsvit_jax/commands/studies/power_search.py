@@ -46,7 +46,7 @@ def search(
             f"({model.family}) is another network: say --config=deit:ti or deit:s"
         )
     run = train.prepare(config_lib.override(config, ["train.ema_decay=0"]))
-    start = resume.start(run, False)
+    start, _ = resume.start(run, False)
     if start is None:
         raise ValueError(
             "power-search starts from a trained network: name it with --config.init.from=RUN"
