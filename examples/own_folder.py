@@ -1,25 +1,27 @@
-"""Trains on a folder of images, one sub-folder a class, and names the classes of its images.
+"""Trains on a folder or archive of images, one sub-folder a class, and names the classes of a few
+test images.
 
 python examples/own_folder.py my_images [KEY=VALUE ...]
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 
 import hsvit_jax
-from hsvit_jax.data.images import is_image_name
+from hsvit_jax import train
 
 if len(sys.argv) < 2:
     sys.exit(__doc__)
 folder, *settings = sys.argv[1:]
 config = hsvit_jax.get_config(f"c2a2:folder={folder}", *settings)
-result = hsvit_jax.fit(config, "runs/own-folder")
+dataset = train.load_data(config)
+result = hsvit_jax.fit(config, "runs/own-folder", dataset=dataset)
 print(f"test {result.test}, curves in {result.curves}")
 
-classifier = hsvit_jax.load("runs/own-folder")
-files = sorted(path for path in Path(folder).rglob("*") if is_image_name(path.name))[:8]
-probabilities = classifier.predict(np.stack([classifier.read(path) for path in files]))
-for path, p in zip(files, probabilities, strict=True):
-    print(f"{path}: {classifier.class_names[p.argmax()]} {p.max():.1%}")
+classifier = hsvit_jax.load("runs/own-folder")  # whose predict also takes paths of image files
+some = np.unique(np.linspace(0, len(dataset.test) - 1, 8).astype(int))
+probabilities = classifier.predict(dataset.test.gather(some))
+for label, p in zip(dataset.test.labels[some], probabilities, strict=True):
+    truth, found = (classifier.class_names[k] for k in (label, p.argmax()))
+    print(f"{truth}: read as {found}, {p.max():.1%}")

@@ -39,6 +39,7 @@ while (($#)); do
       shift 2
       ;;
     --cpu) cpu=1 && shift ;;
+    -h | --help) usage 'see above' ;;
     --) shift && break ;;
     *) break ;;
   esac
@@ -53,6 +54,7 @@ for word; do # as hsvit reads them: one dash or two, true, True, t or 1
   esac
 done
 
+[[ ${HSVIT_GRACE:=15} =~ ^[0-9]+$ ]] || usage "HSVIT_GRACE must be whole seconds, got '$HSVIT_GRACE'"
 PYTHON=${PYTHON:-$(command -v python || echo python3)}
 
 # Which devices there are, and each process's share of them.
@@ -179,8 +181,8 @@ while ((${#running[@]})); do
     code=$first
     # After a save all end together, give or take the last files; after a failure none can go on.
     case $code in
-      42 | 130) deadline=$((SECONDS + 8 * ${HSVIT_GRACE:-15})) ;;
-      *) deadline=$((SECONDS + ${HSVIT_GRACE:-15})) ;;
+      42 | 130) deadline=$((SECONDS + 8 * HSVIT_GRACE)) ;;
+      *) deadline=$((SECONDS + HSVIT_GRACE)) ;;
     esac
   fi
   running=(${left[@]+"${left[@]}"})

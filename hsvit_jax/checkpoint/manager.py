@@ -298,10 +298,11 @@ class Checkpoints:
     ) -> tuple[int, Record, dict] | None:
         """Reads the first undamaged step in the order of `which`.
 
-        Warns of those passed over; moves them away after a good one was read, if `set_aside`.
+        Warns of those passed over; moves them away after a good one was read, if `set_aside`. A
+        reader of a run that saves meanwhile, and removes older steps, looks anew.
         """
         self.wait()
-        numbered = self._numbered()
+        numbered = arrays.from_lead(self._numbered())
         order = arrays.from_lead(self._order(which, numbered))
         strangers = [repr(p.name) for p in disk.entries(self.directory) if not disk.is_ours(p)]
         if strangers and numbered:
@@ -315,7 +316,9 @@ class Checkpoints:
                 record = arrays.agree(functools.partial(read_record, self.directory, step))
                 result = read(self.directory / str(step), record)
             except Damage as damage:
-                failures[step] = str(damage)
+                if self._read_only and arrays.from_lead(self._numbered()) != numbered:
+                    return self._first(which, read, set_aside)
+                failures[step] = str(damage).rstrip(".")
                 _warn(f"step {step} in {self.directory} is damaged, passed over: {damage}")
                 continue
             if set_aside and not self._read_only:
@@ -326,7 +329,7 @@ class Checkpoints:
         raise CheckpointError(
             f"no good checkpoint in {self.directory}, "
             + few([f"step {step}: {why}" for step, why in failures.items()])
-            + ". Move these steps away to start afresh."
+            + ("" if self._read_only else ". Move these steps away to start afresh.")
         )
 
     def _order(self, which: Which, numbered: list[int]) -> list[int]:
@@ -376,6 +379,8 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     if first is None:
         problem = "holds no checkpoint" if path.is_dir() else "is not a directory"
         problem = problem if path.exists() else "does not exist"
+        if inner.is_dir():
+            raise CheckpointError(f"{path}: the run has not saved a checkpoint yet; train on first")
         if path.name.isdecimal() and path.parent.name == "checkpoints":
             problem = f"is one step, which={path.name} (--which) of {path.parent.parent}"
         raise CheckpointError(

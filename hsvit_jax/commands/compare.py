@@ -15,7 +15,7 @@ import jax
 from hsvit_jax import cli, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands.studies import grid
-from hsvit_jax.commands.studies.systems import System, point, seeds_of, train_all
+from hsvit_jax.commands.studies.systems import System, point, refuse_left_out, seeds_of, train_all
 from hsvit_jax.models import costs
 from hsvit_jax.train import init_from
 
@@ -64,7 +64,7 @@ def compare(
       batch: images of the programs whose memory is stated.
 
     Returns:
-      a row for each system, best accuracy first.
+      a row for each system whose training did not diverge, best accuracy first.
 
     Raises:
       ValueError: as `train_all`.
@@ -181,7 +181,8 @@ def learning_curves(
       settings, seeds: as of `train_all`.
 
     Returns:
-      a point for each system and share: its x are the training images of a class.
+      a point for each system and share whose training did not diverge: its x are the training
+      images of a class.
 
     Raises:
       ValueError: a setting of data.fraction, or as `train_all`.
@@ -229,6 +230,7 @@ def run(request: cli.Request) -> None:
     if values.fractions is None:
         rows = compare(systems, out, settings=settings, seeds=seeds, batch=values.batch)
         print(table(rows), *write(rows, out, request.line), sep="\n")
+        refuse_left_out(len(systems), len(rows))
         return
     fractions = _fractions(values.fractions)
     points = learning_curves(systems, out, fractions, settings=settings, seeds=seeds)
@@ -238,6 +240,7 @@ def run(request: cli.Request) -> None:
         line="system",
     )
     print(*grid.write(points, labels, out, "fractions", request.line), sep="\n")
+    refuse_left_out(len(systems) * len(fractions), len(points))
 
 
 def _fractions(words: Sequence[str]) -> list[float]:

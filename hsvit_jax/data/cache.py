@@ -67,9 +67,9 @@ def read_or_build(
             (scratch / "notes.json").write_text(json.dumps(sealed), encoding="utf-8")
             try:
                 os.replace(scratch, folder)
-            except OSError:
+            except OSError as error:
                 if not folder.is_dir():  # one that another process put there first stays
-                    raise
+                    raise ValueError(f"{folder} cannot be written ({error}): {advice}") from error
         cached = _read(folder)
     if cached is None:
         raise ValueError(f"the files just written to {folder} cannot be read back: bad disk?")

@@ -38,7 +38,7 @@ def find_listing(
     if not os.path.isfile(root) or not root.name.lower().endswith(archives.SUFFIXES):
         raise ValueError(f"folder={path} is neither a folder nor an archive. {LAYOUT}")
     info = root.stat()
-    key = {"archive": os.path.realpath(root), "size": info.st_size, "time": info.st_mtime_ns}
+    key = {"archive": os.path.realpath(root), "size": info.st_size, "time": info.st_ctime_ns}
     tree = unpack_once(lambda: root, os.fspath(root), root.name, key, data_dir, progress)
     return arrange(tree, test_only)
 

@@ -23,6 +23,7 @@ from hsvit_jax.checkpoint import (
     checksum,
     diff,
     load_tree,
+    manager,
 )
 
 META = {"config": {"depth": 2, "lr": 1e-3}, "classes": ["cat", "dog"]}
@@ -425,6 +426,22 @@ def test_a_damaged_best_falls_back_to_the_next_best(tmp_path):
     shutil.rmtree(tmp_path / "1" / "state" / "d")
     with damage_warning(1):
         assert load_tree(tmp_path, "best")[0] == 2
+
+
+def test_a_reader_of_a_run_that_saves_meanwhile_looks_anew(tmp_path, monkeypatch):
+    """Steps that the run removes are not damaged, and the best is the best of those that are."""
+    options = {"keep_latest": 1, "keep_best": 1}
+    save_steps(tmp_path, 1, 2, **options)
+    states = []
+
+    def read(*words, read=manager.arrays.read):
+        if not states:
+            states.append(save_steps(tmp_path, 3, 4, **options))
+        return read(*words)
+
+    monkeypatch.setattr(manager.arrays, "read", read)
+    assert load_tree(tmp_path)[0] == 4
+    assert os.listdir(tmp_path) == ["4"]
 
 
 def test_only_damaged_steps_is_an_error_each_time(tmp_path):

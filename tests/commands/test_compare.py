@@ -72,6 +72,21 @@ def test_a_run_that_patience_ended_counts_as_long_as_it_was(tmp_path, monkeypatc
     assert "2 to 3 epochs, 1 seed." in text
 
 
+def test_a_training_that_diverges_costs_the_others_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(costs, "training_bytes", lambda model, batch: batch << 20)
+    monkeypatch.setattr(costs, "forward_bytes", lambda model, batch: batch << 10)
+    bad = f"{SYSTEM.spec} optim.name=sgd optim.learning_rate=1000 optim.clip_norm=0"
+    words = [f"--config.{text}" for text in (*SETTINGS, "train.bad_steps_limit=1")]
+    words = [word.replace("steps=1", "steps=40", 1) for word in words] + [f"--out={tmp_path}"]
+    assert main.main(["hsvit", "compare", bad, SYSTEM.spec, *words]) == 3
+    printed = capsys.readouterr()
+    assert (tmp_path / "comparison.md").is_file() and printed.out.count("c2a2 tiny") == 1
+    assert "sgd learning_rate=1000 clip_norm=0, seed 0 is left out: loss or" in printed.err
+    assert "1 of 2 are left out, as their training diverged" in printed.err
+    with pytest.raises(train.Diverged, match="not finite"):
+        train_all([System.parse(bad)], tmp_path, settings=[word[9:] for word in words[:-1]])
+
+
 def test_what_is_written(tmp_path):
     table = compare.table(ROWS)
     lines = table.splitlines()

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -98,6 +99,25 @@ def test_a_run_for_each_fold(tmp_path, capsys):
     assert f"{images:,} images, each tested once" in first and "over folds" in first
     assert main.main(["hsvit", *words]) == 0  # nothing is trained again
     assert capsys.readouterr().out == first
+
+
+def test_folds_that_chose_their_checkpoint_say_so(tmp_path, monkeypatch, capsys):
+    """And lie beside the run's folder, whatever it is called."""
+    test = types.SimpleNamespace(examples=10, accuracy=0.9, macro_f1=0.9, loss=0.1)
+    folders = []
+    monkeypatch.setattr(
+        crossval.train,
+        "train",
+        lambda config, folder, **_: folders.append(folder) or types.SimpleNamespace(test=test),
+    )
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["crossval", *TINY, "--workdir=.", "--folds=2", "--config.train.select_on=test"]
+    assert main.main(["hsvit", *words]) == 0
+    assert "all (best on test): 90.00%" in capsys.readouterr().out
+    assert folders == [tmp_path / "here-folds2" / name for name in ("fold1", "fold2")]
+    head = (tmp_path / "here-folds2" / "crossval.csv").read_text().partition("\n")[0]
+    assert head == "fold,images,accuracy (best on test),macro_f1,loss"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +252,13 @@ def test_curves_of_runs(tmp_path, capsys):
     assert main.main(["hsvit", "curves", *map(str, runs), f"--out={tmp_path}/c.png"]) == 0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     assert not capsys.readouterr().err
+    new = tmp_path / "new"  # has written nothing yet
+    new.mkdir()
+    (new / "metrics.jsonl").touch()
+    assert main.main(["hsvit", "curves", str(new), *map(str, runs), f"--out={tmp_path}/c.png"]) == 0
+    assert f"{new} is left out" in capsys.readouterr().err
+    assert main.main(["hsvit", "curves", str(new), f"--out={tmp_path}/c.png"]) == 1
+    assert "nothing to draw" in capsys.readouterr().err
     (runs[0] / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
     assert main.main(["hsvit", "curves", *map(str, runs), f"--out={tmp_path}/c.png"]) == 0
     assert "run was never evaluated on the validation split" in capsys.readouterr().err
@@ -277,6 +304,11 @@ def test_mistakes_in_a_study(tmp_path, capsys):
     (tmp_path / "own.py").write_text("x = 1\n")
     (tmp_path / "bad.py").write_text("x = 1 / 0\n")
     empty = "from hsvit_jax.commands.studies.study import Study\n"
+    cell = "Cell(1, 2, 'c2a2', ['model.depht=1'])"
+    (tmp_path / "typo.py").write_text(
+        f"{empty}from hsvit_jax.commands.studies.study import Cell\n"
+        f"get_study = lambda: Study('t', 'x', 'l', [{cell}])\n"
+    )
     (tmp_path / "empty.py").write_text(f"{empty}get_study = lambda: Study('t', 'x', 'l', [])\n")
     for words, code, message in (
         (["study", "fig55"], 2, "no study 'fig55'. Did you mean fig5? Known: "),
@@ -284,6 +316,7 @@ def test_mistakes_in_a_study(tmp_path, capsys):
         (["study", f"{tmp_path}/own.py"], 1, "no function get_study()"),
         (["study", f"{tmp_path}/bad.py"], 1, "bad.py failed: ZeroDivisionError: division by zero"),
         (["study", f"{tmp_path}/empty.py"], 1, "needs cells, each a Cell"),
+        (["study", f"{tmp_path}/typo.py"], 2, "2, 1: unknown configuration key 'model.depht'"),
         (["curves", str(tmp_path), "--out=curves"], 2, "--out must end in .png; got curves"),
         (["curves", str(tmp_path)], 1, "holds no metrics.jsonl"),
         (["curves", str(tmp_path), f"--out={tmp_path}/curves.png"], 2, "is a run's own plot"),

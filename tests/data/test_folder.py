@@ -487,6 +487,18 @@ def test_the_second_time_only_changed_files_are_decoded(tmp_path, load, monkeypa
     assert load(root).test.images[[3, 7], 0, 0, 0].tolist() == [60, 50]
 
 
+def test_an_archive_of_one_size_and_time_is_unpacked_again(tmp_path, load):
+    archive = tmp_path / "set.zip"
+    for value in (10, 60):
+        aside = tmp_path / "aside.zip"
+        with zipfile.ZipFile(aside, "w") as file:
+            for i, name in enumerate(("cat", "dog") * 10):
+                file.write(put(tmp_path / "one.bmp", value + i), f"{name}/{i}.bmp")
+        os.utime(aside, (1e9, 1e9))
+        os.replace(aside, archive)
+        assert load(archive).train.images[..., 0].min() in range(value, value + 20)
+
+
 def test_a_path_that_leads_elsewhere_is_decoded_again(tmp_path, load, monkeypatch):
     """Of files of the same names, sizes and times, as bitmaps and `rsync -t` have them."""
     for value, place in ((10, "A"), (20, "B")):

@@ -38,7 +38,7 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("own_folder", ("my_images", *SHORT), r"cat/0\.png: (cat|dog) \d"),
+        ("own_folder", ("my_images", *SHORT), r"cat: read as (cat|dog), \d"),
         ("arrays", SHORT, r"truly   square disc diamond"),
         (
             "pretrained_backbone",

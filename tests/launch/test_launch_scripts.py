@@ -248,11 +248,15 @@ def test_local_ends_at_once_on_a_second_sigterm(local):
         (["-n", "0", "x"], "'0'"),
         (["--devices"], "--devices needs a value"),
         (["--config=x", "--distributed=off"], "leave --distributed out"),
+        (["--help"], "see above"),
+        (["HSVIT_GRACE=1m", "--config=x"], "whole seconds, got '1m'"),
     ],
 )
 def test_local_refuses_what_it_cannot_do(local, words, told):
     env, out = local
-    done = run([LAUNCH / "local.sh", *words], env=env)
+    settings = dict(word.split("=") for word in words if word.startswith("HSVIT_"))
+    words = [word for word in words if not word.startswith("HSVIT_")]
+    done = run([LAUNCH / "local.sh", *words], env=env | settings)
     assert done.returncode == 2
     assert told in done.stderr
     assert "launch/local.sh [-n N]" in done.stderr

@@ -71,7 +71,9 @@ def _joined(dataset: data.Dataset) -> data.Split:
 def run(request: cli.Request) -> None:
     """Trains a run for each fold that is not trained yet; prints and writes the table."""
     config, count = request.config, request.flags.folds
-    out = Path(f"{Path(request.workdir)}-folds{count}")  # a path may end in a slash
+    place = Path(request.workdir)  # which may end in a slash
+    place = place if place.name not in ("", "..") else place.resolve()
+    out = place.with_name(f"{place.name}-folds{count}")
     config = init_from.at_native_size(config)
     dataset = train.load_data(config)
     rows, correct, examples = [], 0, 0
@@ -80,14 +82,13 @@ def run(request: cli.Request) -> None:
         test = result.test
         rows.append([fold, test.examples, test.accuracy, test.macro_f1, test.loss])
         correct, examples = correct + round(test.accuracy * test.examples), examples + test.examples
-    report.save_csv(
-        out / "crossval.csv", [["fold", "images", "accuracy", "macro_f1", "loss"], *rows]
-    )
+    chosen = " (best on test)" * (config.train.select_on == "test")
+    head = ["fold", "images", f"accuracy{chosen}", "macro_f1", "loss"]
+    report.save_csv(out / "crossval.csv", [head, *rows])
     accuracies = [row[2] for row in rows]
     spread = f" ± {100 * statistics.stdev(accuracies):.2f} over folds"
     for fold, images, accuracy, macro_f1, _ in rows:
         print(f"fold {fold}: {report.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}")
-    print(
-        f"all: {report.accuracy_text(correct / examples, examples, spread)}, {examples:,} images, "
-        f"each tested once\n  table  {out / 'crossval.csv'}"
-    )
+    mean = report.accuracy_text(correct / examples, examples, spread)
+    print(f"all{chosen}: {mean}, {examples:,} images, each tested once")
+    print(f"  table  {out / 'crossval.csv'}")

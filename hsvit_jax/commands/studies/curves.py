@@ -55,6 +55,9 @@ def run(request: cli.Request) -> None:
     for word in request.words:
         folder = Path(word)
         lines = metrics.read_metrics(folder / "metrics.jsonl")
+        if not lines and (folder / "metrics.jsonl").exists():
+            cli.note(f"{folder} is left out: the run has written no metrics yet")
+            continue
         if not lines:
             raise ValueError(f"{folder} holds no metrics.jsonl of a run: name a run's folder")
         name = folder.resolve().name  # of '.', too
@@ -62,5 +65,7 @@ def run(request: cli.Request) -> None:
     for name, lines in runs.items():
         if not any(line.get("split") == "val" for line in lines):  # as with train.select_on=test
             cli.note(f"{name} was never evaluated on the validation split: its loss alone is drawn")
+    if not runs:
+        raise ValueError("none of the runs has written metrics yet: there is nothing to draw")
     draw(runs, out)
     print(out)

@@ -45,6 +45,8 @@ def search(
             f"power-search learns the tokens of a DeiT that keeps all of them; {model.variant} "
             f"({model.family}) is another network: say --config=deit:ti or deit:s"
         )
+    if config.init.cache:
+        raise ValueError("power-search trains on images, not on features: leave init.cache out")
     run = train.prepare(config_lib.override(config, ["train.ema_decay=0"]))
     start, _ = resume.start(run, False)
     if start is None:
@@ -104,6 +106,8 @@ def _projected_adam(penalty: float, rate: float) -> optax.GradientTransformation
 def run(request: cli.Request) -> None:
     """Searches, writes the network, and prints what it keeps and the command of the third step."""
     values, path = request.flags, cli.ending(request.flags.out, ".safetensors")
+    if any(setting.startswith(("train.epochs=", "train.steps=")) for setting in request.settings):
+        raise cli.Misuse("power-search trains for --epochs: leave --config.train.* out")
     report.prepare_for(path)  # before the work, as it may fail
     if path.exists():
         raise ValueError(f"--out={path} is there already: move it away, or name another file")

@@ -67,6 +67,7 @@ def run(request: cli.Request) -> None:
         systems.point(one, str(cells[one.system].x), str(cells[one.system].line)) for one in trained
     ]
     print(*grid.write(points, study, out, name, request.line), sep="\n")
+    systems.refuse_left_out(len(cells), len(points))
 
 
 def system(cell: Cell, data: str) -> systems.System:

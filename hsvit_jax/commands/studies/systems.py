@@ -98,9 +98,10 @@ def train_all(
         than equal data.
 
     Returns:
-      the systems in their order.
+      the systems in their order, without those whose training diverged: see `refuse_left_out`.
 
     Raises:
+      Diverged: of every system.
       ValueError: configurations are wrong, equal or of different data; also as
         `hsvit_jax.train.train`.
     """
@@ -129,24 +130,44 @@ def train_all(
             runs[system] = _prepare(system, configs[system], loaded)
     trained = []
     for system, config in configs.items():
-        results, rates = [], []
+        results, rates, diverged = [], [], None
         for seed in seeds:
             seeded = config_lib.override(config, [f"seed={seed}"])
             name = config_lib.default_workdir(seeded, system.spec, chosen[system])
             folder = out / Path(name).name
             cli.note(f"{system.name}, seed {seed}: {folder}")
             dataset = images(seeded, loaded)
-            results.append(train.train(seeded, folder, dataset=dataset, as_begun=True))
+            try:
+                results.append(train.train(seeded, folder, dataset=dataset, as_begun=True))
+            except train.Diverged as error:
+                diverged = error
+                cli.note(f"{system.name}, seed {seed} is left out: {error}")
+                break
             lines = metrics.read_metrics(folder / "metrics.jsonl")
             rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
-        rate = statistics.median(rates) if rates else 0.0
-        trained.append(Trained(system, runs[system], tuple(results), rate))
+        if not diverged:
+            rate = statistics.median(rates) if rates else 0.0
+            trained.append(Trained(system, runs[system], tuple(results), rate))
+    if not trained and diverged:
+        raise diverged
     return trained
+
+
+def refuse_left_out(wanted: int, got: int) -> None:
+    """Raises Diverged, once everything is written, unless every training came to its end."""
+    if got < wanted:
+        raise train.Diverged(
+            f"{wanted - got} of {wanted} are left out, as their training diverged: see above. The "
+            "others need not be trained again"
+        )
 
 
 def _config(system: System, settings: Sequence[str]) -> ml_collections.ConfigDict:
     """A system's configuration. Of the settings of all, one of the network may be for others."""
-    config = config_lib.get_config(system.spec, *settings)
+    try:
+        config = config_lib.get_config(system.spec, *settings)
+    except ValueError as error:
+        raise ValueError(f"{system.name}: {error}") from error
     own = {setting.partition("=")[0] for setting in system.settings}
     read = (key for key in config.by_hand if key in own or not key.startswith("model."))
     config.by_hand = tuple(read)
@@ -193,8 +214,8 @@ def _check(
     if len(configs) < len(systems):
         names = [system.name for system in systems]
         raise ValueError(
-            f"a system is named twice in {config_lib.few(names)}: leave one out, or give their "
-            "files other names"
+            f"a system is named twice in {config_lib.few(names)}: leave one out, or give "
+            "another name to its file (in a study: to its x or line)"
         )
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds needs different whole numbers; got {','.join(map(str, seeds))}")
