@@ -342,7 +342,8 @@ def load(
       aggregate: 'psum', or 'ordered' for the same bits on any number of devices, or 'bf16'.
 
     Raises:
-      ValueError: there is no good checkpoint or file, or the devices do not fit the network.
+      ValueError: there is no good checkpoint or file, another process has another one, or the
+        devices do not fit the network.
     """
     if not isinstance(path, str | os.PathLike):
         raise ValueError(
@@ -354,11 +355,14 @@ def load(
     if not (key := keys.KEYS["mesh.aggregate"]).fits(aggregate):
         raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax import checkpoint
+    from hsvit_jax.runtime import coordination
     from hsvit_jax.train import init_from
 
     alone = devices is not None and {*mesh_lib.listed(devices)} <= {*jax.local_devices()}
     with checkpoint.alone() if alone else contextlib.nullcontext():
         stored = init_from.of_survivors(init_from.stored_network(path, which))
+    if not alone:
+        coordination.check_same("network", init_from.digest(stored.params, stored.stats))
     limit = stored.model.group_axis_limit
     mesh = mesh_lib.make(group, data, groups=limit, devices=devices, aggregate=aggregate)
     network = {"params": stored.params, "stats": stored.stats}

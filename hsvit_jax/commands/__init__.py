@@ -242,7 +242,7 @@ COMMANDS: Mapping[str, Command] = {
         "commands.convert",
         "$ weights.safetensors\n"
         "$ last.ckpt runs/converted --image_size=32x48 --std=0.2,0.3,0.4\n"
-        "FILE is a state dict (.npz, .safetensors; .ckpt, .pt or .pth where torch is installed).\n"
+        "FILE is a state dict (.npz, .safetensors; with torch installed .ckpt, .pt, .pth, .bin).\n"
         "OUT is the folder to write: <stem>-jax beside FILE by default. Prints one line of JSON.",
         (
             (flags.DEFINE_string, "family", None, "Default: what FILE says, or hsvit."),

@@ -88,16 +88,11 @@ def convert_file(
         record = models.family_of({"family": family} if family else description)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    given = description.get("constructor", description if "model_type" in description else {})
-    if not isinstance(given, dict):
-        raise ValueError(f"{path}: `constructor` in its `config` is not a JSON object")
     options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}
     options["pool_strides"] = strides
-    patched = description.get("patched_or_fixed")  # what the reference's source hard-codes
-    given = (patched if isinstance(patched, dict) else {}) | given
-    given = {"variant": description.get("variant", "")} | given
-    given |= {k: v for k, v in options.items() if v is not None}
     try:
+        given = models.constructor(description)
+        given |= {k: v for k, v in options.items() if v is not None}
         tensors, own = record.torch_weights.unwrapped(tensors), description.get("config")
         if isinstance(own, dict):  # what export wrote under the authors' names
             pixels = (tuple(mean), tuple(std), data) != ((0.5,), (0.5,), "cifar10")

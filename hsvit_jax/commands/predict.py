@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,9 @@ def load_classifier(request: Request) -> classifier.Classifier:
     job = cluster.find(values.distributed)
     if job is not None:
         cluster.start(job)
+        given = "\n".join([request.name, *request.argv])
+        own = r"^--?distributed[=\n].*$"  # of each process
+        coordination.check_same("command line", re.sub(own, "", given, flags=re.MULTILINE))
     mesh = (request.config or config_lib.get_config("c2a2", *request.settings)).mesh
     return classifier.load(
         values.checkpoint or request.workdir,

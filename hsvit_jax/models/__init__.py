@@ -93,6 +93,20 @@ def family_of(description: Mapping[str, Any]) -> Family:
     return NAMES[name]
 
 
+def constructor(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a network's constructor that a weight file's description holds.
+
+    Raises:
+        ValueError: they are no JSON object.
+    """
+    given = description.get("constructor", description if "model_type" in description else {})
+    if not isinstance(given, dict):
+        raise ValueError("`constructor` in its `config` is not a JSON object")
+    patched = description.get("patched_or_fixed")  # what the reference's source hard-codes
+    patched = patched if isinstance(patched, dict) else {}
+    return {"variant": description.get("variant", "")} | patched | given
+
+
 def torch_settings(
     family: Family, tensors: Tensors, given: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:

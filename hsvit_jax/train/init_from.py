@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 from flax import traverse_util
 
-from hsvit_jax import checkpoint
+from hsvit_jax import checkpoint, models
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.train import run_spec, step
@@ -144,20 +144,24 @@ def load(
                 config_lib.validate(was)
                 names = map(str, description["class_names"] if how["classifier"] == "keep" else ())
                 said = _trained_on(config, was.data, [*names], class_names)
-                loaded = (*loaded[:4], loaded[4] + said)
+                loaded = loaded._replace(source=loaded.source + said)
                 own = run_spec.build_model(was)
-            if own and loaded[3]:  # settings that show in no tensor's shape, as its heads
+            # Settings that show in no tensor's shape, as its heads.
+            if own and loaded.complete:
                 grow.check(_at_sizes_of(own, model).config, model.config)
+            elif own is None:
+                said = {**description, **sources.description(path)}
+                loaded = loaded._replace(source=loaded.source + _agreed(said, tensors, loaded))
         else:
             loaded = _read_network(path, config, model, fingerprint, class_names)
         params, stats, old, same_family, origin = loaded
-        digest = _digest(params, stats)
+        origin_digest = digest(params, stats)
         refit = _refit if same_family else _refit_backbone
         refitted = refit(params, stats, old, model, how, key)
         _check_frozen(refitted.fresh, model)
     except ValueError as error:
         unread = Path(source).is_file() and not files.is_weights(Path(source))
-        hint = "; weights are read from .npz, .safetensors, .ckpt, .pt and .pth" * unread
+        hint = "; weights are read from .npz, .safetensors, .ckpt, .pt, .pth and .bin" * unread
         raise ValueError(f"init.from={source}: {error}{hint}") from error
     total = len(jax.tree.leaves((refitted.params, refitted.stats)))
     notes = [f"{total - len(refitted.fresh)} of {total} tensors are from {origin}"]
@@ -167,15 +171,47 @@ def load(
         notes.append(f"pixels are {'' if as_said else 'not '}normalised as {found.file} says")
         if found.blue_first:
             notes.append("the first convolution's channels are reversed: published for blue first")
-    return refitted._replace(notes=(*notes, *refitted.notes), origin=digest)
+    return refitted._replace(notes=(*notes, *refitted.notes), origin=origin_digest)
 
 
-def _digest(*trees: dict) -> str:
-    digest = hashlib.sha256()
+def _agreed(description: dict, tensors: dict[str, Any], loaded: pretrained.Pretrained) -> str:
+    """Raises ValueError where a file is said to hold another network than it was read as; returns
+    the name that timm publishes it by, as a note."""
+    named = description.get("architecture")
+    note = f", published as {named}" if isinstance(named, str) else ""
+    try:
+        record, given = models.family_of(description), models.constructor(description)
+    except (ValueError, TypeError):  # of a family without a reader for it
+        return note
+    if given == {"variant": ""}:
+        return note
+    ours = loaded.network.config
+    given = {"image_size": list(ours.image_size), "num_channels": ours.image_channels, **given}
+    if hasattr(ours, "pool_strides"):
+        given = {"pool_strides": ours.pool_strides, **given}
+    tensors = record.torch_weights.unwrapped(tensors)
+    try:
+        settings, data = models.torch_settings(record, tensors, given)
+        names = ("image_size", "channels", "num_classes")
+        settings = config_lib.base("cifar10", settings).model.to_dict()
+        theirs = models.build(settings, **{name: data[name] for name in names})
+    except _FOREIGN as error:
+        raise ValueError(
+            f"it is said to be of a network that cannot be built here ({error}); a copy of the "
+            "tensors alone is taken as the configuration has it"
+        ) from error
+    if type(theirs.config) is type(ours):
+        grow.check(_at_sizes_of(theirs, loaded.network).config, ours)
+    return note
+
+
+def digest(*trees: dict) -> str:
+    """The SHA-256 of trees of arrays, their names included."""
+    found = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
-        digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()
+        found.update(jax.tree_util.keystr(path).encode())
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()
 
 
 def _red_first(tensors: dict[str, Any]) -> dict[str, Any]:

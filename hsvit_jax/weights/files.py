@@ -1,7 +1,7 @@
 """Weight files of other libraries, read without running code in them.
 
-`.npz`, `.safetensors`, and `.ckpt`/`.pt`/`.pth` where PyTorch is installed, by its restricted
-reader (`weights_only=True`).
+`.npz`, `.safetensors`, and `.ckpt`, `.pt`, `.pth` or `.bin` where PyTorch is installed, by its
+restricted reader (`weights_only=True`).
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-_SUFFIXES = (".npz", ".safetensors", ".ckpt", ".pt", ".pth")
+_SUFFIXES = (".npz", ".safetensors", ".ckpt", ".pt", ".pth", ".bin")
 #: The safetensors types that are read; floats of 8 bits mean nothing without a scale.
 _NUMBERS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
 _NUMBERS |= {"F16", "BF16", "F32", "F64"}

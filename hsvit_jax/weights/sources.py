@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _FILE = "model.safetensors"
+#: Other files of such a folder, and what to do with them.
+_UNREAD = {
+    f"{_FILE}.index.json": "weights in several files are not read; save them as one "
+    "(transformers: save_pretrained(..., max_shard_size='100GB'))",
+    "pytorch_model.bin": "name this file itself, which is read where PyTorch is installed",
+}
 #: What the hub has beside it that says how pixels are normalised: transformers' file, timm's.
 _DESCRIPTIONS = ("preprocessor_config.json", "config.json")
 
@@ -23,7 +29,8 @@ def locate(source: str | os.PathLike) -> Path:
         network.
 
     Raises:
-      ValueError: there is no network of that name, or the hub cannot be read.
+      ValueError: there is no network of that name, the hub cannot be read, or a folder holds the
+        weights in another form.
     """
     kind, colon, name = str(source).partition(":")
     if colon and kind == "zoo":
@@ -31,6 +38,9 @@ def locate(source: str | os.PathLike) -> Path:
     if colon and kind == "hub":
         return _of_hub(name)
     path = Path(os.path.expanduser(source))
+    for name, fix in _UNREAD.items():
+        if os.path.isfile(path / name) and not os.path.exists(path / _FILE):
+            raise ValueError(f"{path} holds {name}: {fix}")
     published = os.path.isfile(path / _FILE) and not (path / "checkpoints").is_dir()
     return path / _FILE if published else path
 
@@ -40,6 +50,18 @@ def pinned(source: str) -> str:
     if not source.startswith("hub:") or re.search("@[0-9a-f]{40}$", source):
         return source
     return f"{source.partition('@')[0]}@{locate(source).parent.name}"
+
+
+def description(file: Path) -> dict[str, Any]:
+    """What the `config.json` beside a published `model.safetensors` says; {} without one."""
+    path = file.parent / "config.json"
+    if file.name != _FILE or not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
 
 
 class Pixels(NamedTuple):

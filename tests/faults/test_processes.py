@@ -18,6 +18,8 @@ from support.small_runs import digest, losses, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax import config as config_lib
+from hsvit_jax.train import init_from
+from hsvit_jax.weights import release
 
 SPEC = "configs/c2a2.py:digits,tiny"
 # Four groups on four devices, added in their order: the same bits in any number of processes.
@@ -213,6 +215,39 @@ def test_a_refused_port_is_told_to_all(tmp_path, job):
     assert f"process 0 cannot listen on port {port} (Address already in use)" in ends[0][1]
     assert f"process 0 cannot listen at 127.0.0.1:{port}, as it says itself\n" in ends[1][1]
     assert not any("Traceback" in errors for _, errors in ends)
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_of_one_network_with_one_command(tmp_path):
+    stored = init_from.stored_network("zoo:c2a2-digits")
+    for folder, factor in (("0", 1.0), ("1", 1.5)):
+        params = jax.tree.map(lambda x, factor=factor: np.float32(factor) * x, stored.params)
+        (tmp_path / folder).mkdir()
+        packed = release.pack({"params": params, "stats": stored.stats}, stored.meta)
+        (tmp_path / folder / "net.safetensors").write_bytes(packed)
+    words = [sys.executable, "-m", "hsvit_jax.main", "eval", "--checkpoint=net.safetensors"]
+    words += ["--config.mesh.group=2", "--distributed"]
+
+    def ends(folders, lost):
+        port = free_port()
+        started = [
+            subprocess.Popen(
+                [*words, f"127.0.0.1:{port},2,{index}", f"--drop_groups={groups}"],
+                cwd=tmp_path / folder,
+                env=environment(JAX_NUM_CPU_DEVICES="1"),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index, (folder, groups) in enumerate(zip(folders, lost, strict=True))
+        ]
+        return [finish(process) for process in started]
+
+    assert [code for code, _ in ends("00", "22")] == [0, 0]
+    for folders, lost, what in (("01", "22", "network"), ("00", "23", "command line")):
+        found = ends(folders, lost)
+        assert [code for code, _ in found] == [1, 1]
+        assert f"process 1 has another {what} than process 0" in found[0][1] + found[1][1]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Weights of other files: found, refitted and refused as a whole, and nothing in them is run."""
 
 import functools
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -12,10 +13,11 @@ import safetensors.numpy
 from support import convnet_files, small_runs, state_dicts
 
 from hsvit_jax import checkpoint, models, train
+from hsvit_jax import config as config_lib
 from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
 from hsvit_jax.models.torch_weights import Misfits
-from hsvit_jax.train import init_from
+from hsvit_jax.train import init_from, run_spec
 from hsvit_jax.weights import files, layouts, pretrained
 
 MODEL = {
@@ -146,6 +148,35 @@ def test_every_misfit_is_listed_in_the_file_s_words(tmp_path):
     assert "missing module.norm.bias (6,)" in text and "extra module.more (3,)" in text
     assert "misshapen module.blocks.0.mlp.fc1.bias: (5,), expected (12,)" in text
     assert str(place) in text and "nothing was loaded" in text
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_a_file_is_said_to_be_counts(golden_dir, tmp_path, beside):
+    """In its own description, or in the library's beside it: heads show in no tensor's shape."""
+    path = golden_dir / "hf-vit-p4.npz"
+    tensors, description = files.read(path)
+    record = models.family_of(description)
+    settings, data = models.torch_settings(record, tensors, description["constructor"])
+    if beside:
+        state = {name: tensor for name, tensor in tensors.items() if "." in name}
+        path = write(tmp_path / "model.safetensors", state).parent
+        (path / "config.json").write_text(json.dumps(description["constructor"]))
+    config = small_runs.small_config().unlock()
+    config.model = config_lib.base("cifar10", settings).model
+    config.data.update(data)
+    config.init["from"] = str(path)
+    assert init_from.load(config, run_spec.build_model(config)).notes[0].startswith("32 of 32")
+    config.model.update(heads=2, head_dim=10, activation="relu")
+    with pytest.raises(ValueError, match="heads: checkpoint 4, config 2") as caught:
+        init_from.load(config, run_spec.build_model(config))
+    assert "activation: checkpoint gelu, config relu" in str(caught.value)
+    if beside:
+        (path / "config.json").write_text('{"model_type": "vit", "num_attention_heads": "x"}')
+        with pytest.raises(ValueError, match=r"cannot be built here.*must be of type int"):
+            init_from.load(config, run_spec.build_model(config))
+        (path / "config.json").write_text('{"architecture": "vit_tiny"}')  # timm's
+        note = init_from.load(config, run_spec.build_model(config)).notes[0]
+        assert note.endswith("published as vit_tiny")
 
 
 def test_another_architecture_is_named(tmp_path):

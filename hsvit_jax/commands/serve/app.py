@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import hmac
+import logging
 import re
 import threading
 import time
@@ -27,6 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hsvit_jax import data
 from hsvit_jax.commands.serve.batching import Answer, Batcher, NoVotes, part_of
+
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what any client can send
 
 _TOP = 5
 # An image that is decoded sooner than handed to a thread.
