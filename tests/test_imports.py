@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "planner": "config mesh models ops report",
     "cli": "config report runtime",
     "views": "augment mesh",
-    "classifier": "augment checkpoint config data mesh models train views",
+    "classifier": "augment checkpoint config data mesh models runtime train views",
     "commands": f"{_ENGINE} cli classifier views",
     "main": "cli commands runtime",
     **dict.fromkeys(("__main__", "convert", "compare"), "main"),
