@@ -27,9 +27,10 @@ OTHERS = (
     ("vix:vip,digits,tiny", ("model.batch_coupling=True",)),
     ("vix:vin,digits,tiny", ("model.batch_coupling=True",)),
 )
-#: Dear to compile, and deeper than another or put together of what others have.
+#: Dear to compile, and deeper than another, put together of what others have, or with a training
+#: step among the reference vectors.
 SLOW = re.compile(
-    r"c3a4|c4a8|resnet:(34|101|152)|resnext:101|t2t:t-14|efficientnet:b[345]|mobilenet_v2|swiftformer|cvt:13-|mobilevit:xxs"
+    r"c3a4|c4a8|resnet:|resnext:|swin:t$|t2t:|efficientnet:|mobilenet_v2|swiftformer|cvt:13|mobilevit:xxs"
     r"|hsvit_backbone:(?!resnet18)|dhvt:(t-patch(2|16)|t-(ln|bn)-|t-no-|vit-t-split$)|hvt:ti-[23]"
     r"|efficientvit|fastvit|smt|vix:hybrid_(?!vit$)|vix:vi[lnp]_rope|ccx:cc[ln]|cvx:cvl"
     r"|levix:levi[nt]|(cvx|pix):(hybrid_)?(cv|pi)[pn]|mobilevit:s"
