@@ -19,7 +19,7 @@ UNREADABLE = r"\\|[\ud800-\udfff]"
 def local(directory: str | os.PathLike) -> Path:
     """Expands `~`; raises CheckpointError for a URL, which `Path` would make a local folder of."""
     slashes = "/" if isinstance(directory, Path) else "//"  # a Path has one where a URL has two
-    if re.match(rf"[\w.+-]{{2,}}:{slashes}", str(directory)):
+    if re.search(rf"[\w.+-]{{2,}}:{slashes}", str(directory)):
         raise CheckpointError(f"{directory} is a URL; expected a local or mounted directory")
     return Path(os.path.expanduser(directory))
 
@@ -40,9 +40,12 @@ def probe(directory: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-") as file:
             file.write(b"0")
     except OSError as error:
+        fix = "or make this one writable"
+        if isinstance(error, FileExistsError):
+            fix = "or move the file of this name away"
         raise CheckpointError(
             f"cannot write to the work folder {directory}: {error.strerror or error}; choose "
-            "another, or make this one writable"
+            f"another, {fix}"
         ) from error
 
 

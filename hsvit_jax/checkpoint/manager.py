@@ -241,6 +241,8 @@ class Checkpoints:
             yield
         except Exception as error:
             self._manager = None  # it keeps what else failed in that save for the next one
+            if jax.process_count() > 1 and "Gloo" in str(error):  # another process was lost
+                raise jax.errors.JaxRuntimeError(f"{failure}: {brief(error)}") from error
             disk.clear_cut_short(self.directory)
             kept = "Earlier steps are untouched" if self.steps() else "No step was saved before"
             raise CheckpointError(

@@ -217,7 +217,7 @@ COMMANDS: Mapping[str, Command] = {
         "commands.studies.lr_find",
         "$ --config=c2a2:folder=my_images",
         (
-            (flags.DEFINE_integer, "steps", 100, "Steps, each at a larger rate.", 30),
+            (flags.DEFINE_integer, "steps", 100, "Steps, each at a larger rate; at least 30.", 30),
             (define_path, "out", "lr-find.png", "A PNG to draw."),
         ),
         config=EVERYTHING,

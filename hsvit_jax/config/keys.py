@@ -118,7 +118,7 @@ class Key:
 
 
 #: Keys that follow from --config and are not set alone.
-LABELS = ("recipe", "model.family", "model.variant", "model.backbone")
+LABELS = ("recipe", "by_hand", "model.family", "model.variant", "model.backbone")
 
 _whole = partial(Key, kind=int)
 _number = partial(Key, kind=float)
@@ -158,7 +158,7 @@ KEYS: Mapping[str, Key] = {
         *("crop", "pad", "stretch"),
     ),
     "data.image_size": _each(
-        _whole("image height and width in pixels; empty: the data set's", 1, 2**13)
+        _whole("image height and width in pixels, such as 32,48; empty: the data set's", 1, 2**13)
     ),
     "data.channels": _whole("image channels; 0: the data set's", 0, 1024),
     "data.num_classes": _whole("number of classes; 0: the data set's", 0, 2**16),
@@ -178,7 +178,7 @@ KEYS: Mapping[str, Key] = {
         default=1.0,
     ),
     "data.balance": _choice(
-        "for uneven classes: weights in the loss, or equally many draws of each class",
+        "for uneven (imbalanced) classes: weights in the loss, or equally many draws of each",
         *("none", "weights", "sample"),
     ),
     "data.repeats": _whole(
@@ -233,7 +233,7 @@ KEYS: Mapping[str, Key] = {
         *("val", "test", "macro_f1", "last"),
     ),
     "train.patience": _whole(
-        "evaluations without a better one that end the run; 0: none", 0, MOST_STEPS
+        "evaluations without a better one that end the run (early stopping); 0: none", 0, MOST_STEPS
     ),
     "eval.batch": _whole("batch size of evaluation; 0: train.batch / train.accumulate", 0, 2**20),
     "eval.tta": _choice(
@@ -255,7 +255,10 @@ KEYS: Mapping[str, Key] = {
         besides=(-1.0,),
         default=-1.0,
     ),
-    "optim.schedule": _choice("decay of the rate to zero after warm-up", "cosine", "linear"),
+    "optim.schedule": _choice(
+        "decay of the rate to zero after warm-up (a constant rate: optim.cosine_per=never)",
+        *("cosine", "linear"),
+    ),
     "optim.cosine_per": _choice(
         "granularity of the schedule; never: a constant rate",
         *("epoch", "step", "never"),

@@ -190,9 +190,9 @@ def override(
         except (ValueError, OverflowError):
             value = math.nan
         if not entry.fits(value):
+            before = keys.shown(known[key]) or "empty"
             raise ValueError(
-                f"{key} must be {entry.expected}; got {reprlib.repr(text)} "
-                f"(it was {keys.shown(known[key])})"
+                f"{key} must be {entry.expected}; got {reprlib.repr(text)} (it was {before})"
             )
         (config[section] if section else config)[name] = value
         given.add(key)

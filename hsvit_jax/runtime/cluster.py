@@ -145,8 +145,8 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
       recoverable: let the other processes live on when one dies.
 
     Raises:
-      ValueError: the port of process 0 is taken, it was told of another number of processes, or
-        this machine's name has no address.
+      ValueError: the port of process 0 is taken, it was told of another number of processes or
+        otherwise whether one may be lost, or this machine's name has no address.
     """
     # With jax's service only jax notices a SIGTERM; `coordination.StopTogether` asks for it.
     jax.config.update("jax_enable_preemption_service", False)
@@ -190,7 +190,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
         joined.set()
     signals.divert_output()
     coordination.install_excepthook()
-    coordination.check_count(job.count)
+    coordination.check_count(job.count, recoverable)
     try:
         jax.devices()
     except RuntimeError as error:

@@ -93,14 +93,17 @@ def check_same(what: str, text: str) -> None:
             )
 
 
-def check_count(count: int) -> None:
-    """Raises ValueError where process 0 was told of another number of processes."""
+def check_count(count: int, recoverable: bool = False) -> None:
+    """Raises ValueError where process 0 was told of another number of processes, or otherwise
+    whether their loss is survived: before they wait for each other, which is done otherwise."""
+    told = f"{count} processes, {'' if recoverable else 'not '}recoverable"
     if is_lead():
-        _client().key_value_set("hsvit/count", str(count))
-    elif (other := _get("hsvit/count", _LONGEST)) != str(count):
+        _client().key_value_set("hsvit/count", told)
+    elif (other := _get("hsvit/count", _LONGEST)) != told:
         raise ValueError(
-            f"process {distributed.global_state.process_id} was told of {count} processes, and "
-            f"process 0 of {other}: give all the same n in --distributed=host:port,n,i"
+            f"process {distributed.global_state.process_id} was told of {told}, and process 0 of "
+            f"{other}: give all the same n in --distributed=host:port,n,i, and --recoverable to "
+            "all or none"
         )
 
 
@@ -195,18 +198,18 @@ def print_once(text: str) -> None:
 def leave(code: int, alone: bool = False) -> int:
     """Ends this process with `code`, without a long wait for processes that do not get here.
 
-    With one process, or for code 0 (every process is done, and jax waits for the last), the code is
-    returned instead.
+    With one process the code is returned instead.
 
     Args:
       alone: the others do not come to this end by themselves, whatever the code.
     """
     client = _client()
-    if client is None or (code == 0 and _survivors is None):
+    if client is None:
         return code
     sys.stdout.flush()
     sys.stderr.flush()
-    if alone or not _part("leave", _TOGETHER.get(code, 5.0)):
+    # Not by Python's way out, where jax aborts a process whose work is done if another was lost.
+    if (alone or not _part("leave", _TOGETHER.get(code, 5.0))) and code:
         _pull_down(code, f"exit code {code}")
     os._exit(code)
 

@@ -248,6 +248,8 @@ class Loop:
         if not self.run.model.lost:  # else the best checkpoint is of another network
             best_step, state, lost = resume.best(self.run, self.checkpoints, state)
             if lost:
+                names = ", ".join(map(str, lost))
+                self.bar.say(f"step {best_step} is evaluated without the lost groups {names}")
                 self.evaluator, self.remarks = self.make_evaluator(lost), {"lost_groups": lost}
         give_up = functools.partial(self.stop.check, int(self.state["step"]))
         has_val = len(self.run.dataset.val)

@@ -20,7 +20,7 @@ from hsvit_jax.weights import grow, whiten
 # Errors of reading metadata of another kind.
 _FOREIGN = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _START = "the training started with it, and goes on from its checkpoint"
-_LENGTH = ("train.epochs", "train.steps", "optim.warmup_epochs")
+_LENGTH = ("train.epochs", "train.steps")
 # Settings that a run keeps, with the reason.
 _OF_THE_STATE = {
     "optim.name": "the optimizer's moments are part of the training state",
@@ -68,7 +68,9 @@ def latest(
         lines = [x for x in changed if config_lib.names_run(re.split(r"[:\[]", x)[0])]
         ended = max(checkpoints.steps(), default=0) >= run.total_steps
         if not as_begun:  # a run may go on with others, but one that has ended would not
-            kept = (*_LENGTH, *_OF_THE_STATE)  # the state's were compared by what they mean
+            named = {re.split(r"[:\[]", x)[0] for x in lines}
+            # The state's were compared by what they mean; a warm-up may follow from the length.
+            kept = {*_LENGTH, *_OF_THE_STATE, *["optim.warmup_epochs"] * bool(named & {*_LENGTH})}
             lines = [x for x in lines if ended and re.split(r"[:\[]", x)[0] not in kept]
         if lines:
             how = "was begun" if as_begun else "has ended"

@@ -278,8 +278,13 @@ def train(
         return run, stack.enter_context(workdir_lib.opened(workdir, run.config))
 
     with contextlib.ExitStack() as stack:
+        # The same numbers wherever the run goes on, and on every process.
+        stack.enter_context(jax.threefry_partitionable(True))
         run, checkpoints = coordination.agree(open_run)
-        coordination.check_same("configuration", config_lib.to_json(run.config))
+        settings = [(k, v) for k, v in config_lib.leaves(run.config) if k != "by_hand"]
+        settings = "\n".join(f"{key}={value}" for key, value in settings)
+        coordination.check_same("configuration", settings)
+        coordination.check_same("version or jax setting", workdir_lib.programs())
         coordination.check_same("data set", run.dataset.fingerprint)
         coordination.agree(lambda: workdir_lib.check_shared(workdir))
         dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import datetime
+import hashlib
 import os
 import platform
 import shlex
@@ -39,6 +40,24 @@ def environment() -> dict[str, str]:
         "hsvit_jax": hsvit_jax.__version__,
         **{name: metadata.version(name) for name in packages},
     }
+
+
+def programs() -> str:
+    """What the programs of a step follow from besides the configuration, by line: code, versions,
+    settings of jax. Processes that differ in one compile other programs, and no step says so."""
+    code = hashlib.sha256()
+    for file in sorted(Path(hsvit_jax.__file__).parent.rglob("*.py")):
+        code.update(file.read_bytes())
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    settings = ("enable_x64", "threefry_partitionable", "default_prng_impl")
+    settings += ("default_matmul_precision", "numpy_dtype_promotion")
+    found = {
+        "hsvit_jax": f"{hsvit_jax.__version__}, {code.hexdigest()[:12]}",
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+        **{f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in settings},
+    }
+    return "\n".join(f"{name}={value}" for name, value in found.items())
 
 
 @contextlib.contextmanager

@@ -230,6 +230,8 @@ def test_states_that_cannot_be_saved(tmp_path):
 
 def test_arguments_out_of_range(tmp_path):
     for reader in (Checkpoints, load_tree):
+        with pytest.raises(CheckpointError, match="runs/gs://bucket is a URL"):
+            Checkpoints("runs/gs://bucket")
         with pytest.raises(CheckpointError, match="gs://bucket/run is a URL"):
             reader("gs://bucket/run")
     with Checkpoints(tmp_path) as checkpoints:

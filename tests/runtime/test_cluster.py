@@ -178,7 +178,7 @@ def test_a_machine_whose_name_has_no_address(untouched, monkeypatch):
     monkeypatch.setattr(cluster.jax.distributed, "initialize", lambda *_, **__: None)
     monkeypatch.setattr(cluster.jax, "devices", devices)
     monkeypatch.setattr(coordination, "install_excepthook", lambda: None)
-    monkeypatch.setattr(coordination, "check_count", lambda _: None)
+    monkeypatch.setattr(coordination, "check_count", lambda *_: None)
     monkeypatch.setattr(socket, "gethostname", lambda: "nameless")
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ValueError, match=r"add a line to /etc/hosts, '127\.0\.0\.1 nameless'"):

@@ -111,7 +111,10 @@ def test_another_number_of_processes_is_refused(processes):
     same, other = (lambda n=n: coordination.check_count(n) for n in (2, 3))
     assert processes(same, same) == [None, None]
     done, error = processes(same, other)
-    assert done is None and "process 1 was told of 3 processes, and process 0 of 2" in str(error)
+    told = "process 1 was told of 3 processes, not recoverable, and process 0 of 2 processes, not"
+    assert done is None and told in str(error)
+    done, error = processes(same, lambda: coordination.check_count(2, recoverable=True))
+    assert done is None and "--recoverable to all or none" in str(error)
 
 
 def test_a_run_that_follows_one_that_was_stopped_goes_on(processes):
@@ -176,11 +179,15 @@ def test_nobody_stops_unasked(processes):
 def test_a_saved_run_ends_together(processes, monkeypatch):
     """Process 0, which closes its loggers, is waited for where it is known to come."""
     waits = {}
-    for code in (1, 42):
+    for code in (0, 1, 42):
         monkeypatch.setattr(coordination, "barrier", lambda _, s, c=code: waits.setdefault(c, s))
         monkeypatch.setattr(coordination.os, "_exit", lambda code: None)
         processes(lambda code=code: coordination.leave(code))
-    assert waits[1] == 5 and waits[42] >= 40  # two loggers, 20 s each
+    assert waits[1] == 5 and waits[0] >= waits[42] >= 40  # two loggers, 20 s each
+    monkeypatch.setattr(coordination, "barrier", lambda *_: False)
+    monkeypatch.setattr(coordination, "_pull_down", pytest.fail)  # the work is done all the same
+    processes(lambda: coordination.leave(0))
+    monkeypatch.setattr(coordination, "_pull_down", lambda *_: None)
     monkeypatch.setattr(coordination, "barrier", None)  # where it does not come, nobody waits
     monkeypatch.setattr(coordination, "_PAUSE", 0)
     processes(lambda: coordination.leave(42, alone=True))

@@ -105,6 +105,8 @@ def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
     shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
     with pytest.raises(ValueError, match=r"has ended with other .*: optim\.learning_rate: "):
         train.train(small_config(optim__learning_rate=0.5), tmp_path, dataset=small_dataset())
+    with pytest.raises(ValueError, match=r"has ended with other .*: optim\.warmup_epochs: "):
+        train.train(small_config(optim__warmup_epochs=1.0), tmp_path, dataset=small_dataset())
     assert json.loads((tmp_path / "config.json").read_text())["optim"]["learning_rate"] == 0.001
     config = small_config(optim__learning_rate=0.5, train__steps=7)
     assert train.train(config, tmp_path, dataset=small_dataset()).step == 7

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.small_runs import metric_lines, small_config, small_dataset, spy_on_batches
+from support.small_runs import losses, metric_lines, small_config, small_dataset, spy_on_batches
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax.runtime import coordination, signals
@@ -279,6 +279,24 @@ def test_a_workdir_in_use_or_unwritable_is_refused_and_free_again_afterwards(tmp
             run(tmp_path, train__steps=1)
         assert not (tmp_path / "checkpoints").exists()
     run(tmp_path, train__steps=0)
+
+
+def test_the_other_layout_of_random_bits_elsewhere_changes_no_number(tmp_path, whole):
+    with jax.threefry_partitionable(False):
+        run(tmp_path, train__steps=1)
+    assert losses(tmp_path)[1] == losses(whole.folder)[1]
+
+
+def test_processes_of_other_code_or_settings_differ(tmp_path, monkeypatch):
+    told = [workdir_lib.programs()]
+    with jax.enable_x64(True):
+        told.append(workdir_lib.programs())
+    (tmp_path / "step.py").write_text("scale = 3\n")
+    monkeypatch.setattr(workdir_lib.hsvit_jax, "__file__", str(tmp_path / "__init__.py"))
+    told.append(workdir_lib.programs())
+    changed = [set(text.splitlines()) ^ set(told[0].splitlines()) for text in told[1:]]
+    assert changed[0] == {"jax_enable_x64=False", "jax_enable_x64=True"}
+    assert {line.partition("=")[0] for line in changed[1]} == {"hsvit_jax"}
 
 
 def test_a_program_that_embeds_python_has_no_command(monkeypatch):
