@@ -269,7 +269,10 @@ def test_mistakes_are_told_once(tmp_path, job):
 
     ends = job(tmp_path / "run", GROUPS, count=2, devices=2, told=[2, 3])
     assert [code for code, _ in ends] == [1, 1], ends
-    assert "process 1 was told of 3 processes, and process 0 of 2: give all" in ends[1][1]
+    assert (
+        "process 1 was told of 3 processes, not recoverable, and process 0 of 2 processes"
+        in ends[1][1]
+    )
 
 
 @pytest.mark.slow
