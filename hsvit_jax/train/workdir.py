@@ -53,7 +53,6 @@ def programs() -> str:
     settings += ("default_matmul_precision", "numpy_dtype_promotion")
     found = {
         "hsvit_jax": f"{hsvit_jax.__version__}, {code.hexdigest()[:12]}",
-        "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
         **{f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in settings},
     }
