@@ -281,9 +281,8 @@ def train(
         # The same numbers wherever the run goes on, and on every process.
         stack.enter_context(jax.threefry_partitionable(True))
         run, checkpoints = coordination.agree(open_run)
-        settings = [(k, v) for k, v in config_lib.leaves(run.config) if k != "by_hand"]
-        settings = "\n".join(f"{key}={value}" for key, value in settings)
-        coordination.check_same("configuration", settings)
+        settings = (f"{k}={v}" for k, v in config_lib.leaves(run.config) if k != "by_hand")
+        coordination.check_same("configuration", "\n".join(settings))
         coordination.check_same("version or jax setting", workdir_lib.programs())
         coordination.check_same("data set", run.dataset.fingerprint)
         coordination.agree(lambda: workdir_lib.check_shared(workdir))

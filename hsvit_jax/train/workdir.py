@@ -43,8 +43,10 @@ def environment() -> dict[str, str]:
 
 
 def programs() -> str:
-    """What the programs of a step follow from besides the configuration, by line: code, versions,
-    settings of jax. Processes that differ in one compile other programs, and no step says so."""
+    """Lists, by line, the code, versions and settings of jax that a step's programs follow from.
+
+    Processes that differ in one compile other programs, and no step says so.
+    """
     code = hashlib.sha256()
     for file in sorted(Path(hsvit_jax.__file__).parent.rglob("*.py")):
         code.update(file.read_bytes())

@@ -53,7 +53,7 @@ def pinned(source: str) -> str:
 
 
 def description(file: Path) -> dict[str, Any]:
-    """What the `config.json` beside a published `model.safetensors` says; {} without one."""
+    """Reads the `config.json` beside a published `model.safetensors`; {} without one."""
     path = file.parent / "config.json"
     if file.name != _FILE or not path.is_file():
         return {}
