@@ -73,8 +73,6 @@ def _images(
         split = "all" if run_is_named and other_data else "test"
     dataset = train.load_data(config, test_only=split == "all")
     coordination.check_same("data set", dataset.fingerprint)
-    if request.config is not None and not dataset.info.flip:
-        config_lib.unmirror(config, request.config.by_hand)
     same_name = name == classifier.config.data.name
     if same_name and classifier.fingerprint not in (None, dataset.fingerprint):
         coordination.print_once(CHANGED.format(name))
@@ -123,7 +121,8 @@ def _votes(lost: list[str] | None, network: Classifier) -> np.ndarray | None:
             f"--drop_groups={','.join(lost)}: this network has no attention groups that could be "
             "lost; leave it out"
         )
-    numbers = {int(word) if word.strip().isdecimal() else -1 for word in lost}
+    places = {str(g): g for g in range(groups)}
+    numbers = {places.get(word.strip(), -1) for word in lost}
     voters = set(np.flatnonzero(network.voters_G).tolist())
     if not numbers or not numbers <= set(range(groups)) or not voters - numbers:
         others = "" if len(voters) == groups else f", of which {len(voters)} vote"

@@ -15,7 +15,7 @@ from typing import Any
 _NAMES = {
     "defaults": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
     "derived": "eval_batch for_few_images per_channel refuse_unread resolve selection total_steps "
-    "unmirror validate with_warmup",
+    "validate with_warmup",
     "keys": "describe few leaves nearest",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Collection
 from typing import Any
 
 import ml_collections
@@ -154,16 +153,16 @@ def resolve(config: ml_collections.ConfigDict, info: Any) -> ml_collections.Conf
     data.mean = per_channel("data.mean", data.mean or info.mean, data.channels)
     data.std = per_channel("data.std", data.std or info.std, data.channels)
     if not info.flip:
-        unmirror(config, config.by_hand)
+        _unmirror(config)
     validate(config)
     return config.lock()
 
 
-def unmirror(config: ml_collections.ConfigDict, by_hand: Collection[str]) -> None:
+def _unmirror(config: ml_collections.ConfigDict) -> None:
     """Switches off what mirrors images, as a mirrored digit is another digit; warns of what is set
     by hand."""
     for section, key, off in (("augment", "flip", False), ("eval", "tta", "none")):
-        if config[section][key] != off and f"{section}.{key}" in by_hand:
+        if config[section][key] != off and f"{section}.{key}" in config.by_hand:
             warnings.warn(
                 f"{section}.{key}={config[section][key]} is not used: it mirrors images, and "
                 f"those of {config.data.name} mean something else then",

@@ -164,9 +164,10 @@ def part_of(parts: tuple[Part, ...], text: str) -> frozenset[int]:
     Raises:
       ValueError: they are no such numbers, or all parts.
     """
-    words = [word for word in text.split(",") if word.strip()]
-    numbers = {int(word) if word.strip().isdecimal() else -1 for word in words}
-    if not numbers < set(range(len(parts))):
+    places = {str(k): k for k in range(len(parts))}
+    words = (word.strip() for word in text.split(","))
+    numbers = {places.get(word, -1) for word in words if word}
+    if not numbers < {*places.values()}:
         raise ValueError(
             f"lost={text[:40]!r} is not a list of some of the parts 0 to {len(parts) - 1}, "
             "such as 0,3, but not all of them"
