@@ -149,6 +149,9 @@ def load(
             # Settings that show in no tensor's shape, as its heads.
             if own and loaded.complete:
                 grow.check(_at_sizes_of(own, model).config, model.config)
+                # Tensors tell how many positions there are, not on which grid.
+                sized = loaded.network.resized(image_size=own.config.image_size)
+                loaded = loaded._replace(network=sized)
             elif own is None:
                 said = {**description, **sources.description(path)}
                 loaded = loaded._replace(source=loaded.source + _agreed(said, tensors, loaded))

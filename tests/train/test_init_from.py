@@ -156,6 +156,10 @@ def test_a_file_under_the_authors_names_tells_as_much(source, tmp_path):
     _, run = from_source(file, model__heads=4)  # which show in no tensor's shape
     with pytest.raises(ValueError, match="heads: checkpoint 2, config 4"):
         init_from.load(run.config, run.model)
+    _, run = from_source(file)  # nor does the grid on which the positions lie
+    rows, columns = run.model.config.image_size
+    with pytest.raises(ValueError, match=r"image size: .* would mean other places"):
+        init_from.load(run.config, run.model.resized(image_size=(rows // 2, 2 * columns)))
 
 
 def test_settings_of_another_start_are_refused():
