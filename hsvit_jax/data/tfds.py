@@ -138,7 +138,7 @@ def _keys(name: str, builder: Any) -> tuple[str, str]:
 def _stamp(folder: Path) -> str:
     """Digest of the prepared files' names, sizes and times: preparing again changes it."""
     files = [
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        (path.name, path.stat().st_size, path.stat().st_ctime_ns)
         for path in sorted(folder.glob("*"))
         if path.is_file()
     ]

@@ -63,7 +63,7 @@ class Found:
     def identity(self) -> list:
         """Place, sizes and times of the files: other ones when a file changes."""
         stats = [(self.folder / name).stat() for name in self.checksums]
-        return [[str(self.folder.resolve())], *([s.st_size, s.st_mtime_ns] for s in stats)]
+        return [[str(self.folder.resolve())], *([s.st_size, s.st_ctime_ns] for s in stats)]
 
     def tree(self) -> Tree:
         """All image and text files, named as in the archive."""

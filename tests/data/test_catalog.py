@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import ClassVar
@@ -177,6 +178,12 @@ def test_fashion_mnist(tmp_path, publish):
         dataset = data.load("fashion_mnist", **where, val_fraction=0)
         np.testing.assert_array_equal(dataset.train.images, train[..., None])
         np.testing.assert_array_equal(dataset.test.labels, labels[:10])
+    again = tmp_path / "plain/FashionMNIST/raw/t10k-labels-idx1-ubyte"
+    times = again.stat().st_atime_ns, again.stat().st_mtime_ns
+    again.write_bytes(idx(labels[:10][::-1]))  # other labels, as old and as large
+    os.utime(again, ns=times)
+    dataset = data.load("fashion_mnist", **where, val_fraction=0)
+    np.testing.assert_array_equal(dataset.test.labels, labels[:10][::-1])
     colour = data.load("fashion_mnist", **where, channels=3, image_size=(32, 32))
     assert colour.train.images.shape == (20, 32, 32, 3)
     assert (colour.info.mean, colour.info.channels) == ((0.2860,) * 3, 3)

@@ -1,6 +1,7 @@
 """TFDS sets: prepared here without TensorFlow, in the forms that can be read without it."""
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -75,6 +76,12 @@ def test_prepared_sets_are_read_without_tensorflow(file_format, tmp_path):
             values = split.gather(np.arange(len(split)))[:, 3, 3, 0].astype(int) - offset
             np.testing.assert_array_equal(values % 2, split.labels)
         assert set(values.tolist()) == set(range(6))
+    (folder,) = tmp_path.glob("two_tone/*")
+    stamp, shard = data.tfds._stamp(folder), next(folder.glob("*train*"))
+    times = shard.stat().st_atime_ns, shard.stat().st_mtime_ns
+    shard.write_bytes(shard.read_bytes()[::-1])  # other images, as old and as large
+    os.utime(shard, ns=times)
+    assert data.tfds._stamp(folder) != stamp
 
 
 def test_which_splits_are_used(tmp_path):
