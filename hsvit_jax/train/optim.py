@@ -36,7 +36,7 @@ def schedule(
         steps_per_epoch: for warmup_epochs and cosine_per.
     """
     peak = optim.learning_rate
-    warmup = min(warmup_steps(optim, steps_per_epoch), total_steps)
+    warmup = warmup_steps(optim, steps_per_epoch)
 
     def rate(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.int32)
@@ -133,8 +133,8 @@ def layer_scales(model: Any, decay: float) -> Callable[[tuple[Any, ...]], float]
 
     Returns:
         `scale(path of a leaf of params)`: 1 for what comes after the last block, `decay` for the
-        last block, its square for the block before it with what lies between, and so on down to
-        the stem.
+        last block and what lies between it and the block before, its square for that block, and so
+        on down to the stem.
     """
     layers, blocks = {}, 0
     whole = copy.copy(model)

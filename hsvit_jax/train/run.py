@@ -408,10 +408,10 @@ def _opening(run: Run, first: int) -> str:
     warmup = optim.warmup_steps(config.optim, run.steps_per_epoch)
     if not warmup:
         warmup_text = "no warm-up"
-    elif warmup >= run.total_steps and config.optim.cosine_per != "never":
+    elif warmup >= run.total_steps:
         warmup_text = (
-            "all of them warm-up: the learning rate never decays "
-            f"(optim.warmup_epochs={config.optim.warmup_epochs:g})"
+            f"all of them warm-up: the learning rate ends at {run.total_steps / warmup:.0%} of "
+            f"optim.learning_rate (optim.warmup_epochs={config.optim.warmup_epochs:g})"
         )
     else:
         warmup_text = f"{warmup:,} of them warm-up"

@@ -51,7 +51,7 @@ def settings(**values):
             },
         ),
         # a run shorter than its warm-up
-        ({"warmup_epochs": 5.0}, 4, {0: 0.05, 1: 0.1, 2: 0.15, 3: 0.2}),
+        ({"warmup_epochs": 5.0}, 4, {0: 0.008, 1: 0.016, 2: 0.024, 3: 0.032}),
     ],
 )
 def test_the_schedule_at_points_by_hand(chosen, steps, expected):
