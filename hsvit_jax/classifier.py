@@ -5,6 +5,7 @@ Networks, and Flax with them, are imported where one is built: that takes as lon
 
 import contextlib
 import dataclasses
+import io
 import os
 import warnings
 from functools import cached_property, partial
@@ -96,7 +97,7 @@ class Classifier:
         if shape[1:] == (*size, channels) and images.dtype == np.uint8:
             return np.asarray(images), False
         picture = hasattr(images, "mode") and not shape  # a column of a pandas table has both
-        file = isinstance(images, str | bytes | os.PathLike) or hasattr(images, "read")
+        file = isinstance(images, str | bytes | os.PathLike | io.IOBase)
         one = file or picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
         if not (one or hasattr(images, "__iter__")):
             raise data.BadImage(f"expected an image or several, got {images!r:.80}")

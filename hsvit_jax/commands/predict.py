@@ -136,7 +136,9 @@ def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
         return report.printable(out.getvalue().rstrip("\n"))
     by_file: dict[str, list[str]] = {}
     for row in rows:
-        by_file.setdefault(row["file"], []).append(f"{row['label']} {row['probability']:.1%}")
+        by_file.setdefault(data.printable(row["file"]), []).append(
+            f"{row['label']} {row['probability']:.1%}"
+        )
     width = max((len(name) for name in by_file), default=0)
     lines = (f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())
     return report.printable("\n".join(lines))

@@ -24,7 +24,15 @@ from hsvit_jax.data.folder import describe_files, find_listing, load_listing
 from hsvit_jax.data.given.csv_table import list_csv
 from hsvit_jax.data.given.examples import from_arrays, from_examples
 from hsvit_jax.data.given.hugging_face import open_hf
-from hsvit_jax.data.images import BadImage, check_shape, few, fit_image, read_file, read_image
+from hsvit_jax.data.images import (
+    BadImage,
+    check_shape,
+    few,
+    fit_image,
+    printable,
+    read_file,
+    read_image,
+)
 from hsvit_jax.data.tfds import describe_tfds, load_tfds, open_builder
 
 __all__ = [
@@ -39,6 +47,7 @@ __all__ = [
     "from_csv",
     "from_examples",
     "load",
+    "printable",
     "read_image",
 ]
 

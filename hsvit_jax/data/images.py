@@ -163,7 +163,7 @@ def fit_image(
 
     if isinstance(image, str | bytes | os.PathLike):
         return read_image(image, image_size, channels, fit=fit)
-    if hasattr(image, "read"):
+    if isinstance(image, io.IOBase):
         raise BadImage("an open file; give its path, or its bytes: file.read()")
     check_shape(image_size, channels, fit)
     if isinstance(image, Image.Image):
@@ -172,7 +172,7 @@ def fit_image(
     grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
     if not grey_or_colour or not pixels.size:
         raise BadImage(f"an array of shape {pixels.shape}; expected (h, w) or (h, w, 1, 3 or 4)")
-    if pixels.dtype.kind == "f":
+    if pixels.dtype.kind == "f" or pixels.dtype.name == "bfloat16":
         if not (pixels.min() >= 0 and pixels.max() <= 1):  # written so that NaN fails
             raise BadImage(f"{pixels.dtype} from {pixels.min()} to {pixels.max()}; expected 0 to 1")
         pixels = np.rint(pixels * 255).astype(np.uint8)

@@ -78,6 +78,9 @@ def test_images_of_any_kind_are_one_image(classifier, images, tmp_path):
     assert expected.shape == (3, 10)
     colour = np.repeat(images[0], 3, 2)
     alone = [tmp_path / "a.png", str(tmp_path / "a.png"), Image.fromarray(image), image]
+    half = jax.numpy.asarray(np.where(image > 127, 1, 0), jax.numpy.bfloat16)
+    clear = classifier.predict(np.where(image > 127, 255, 0).astype(np.uint8))
+    np.testing.assert_array_equal(classifier.predict(half), clear)
     for one in (*alone, images[0], image / np.float32(255), colour):
         found = classifier.predict(one)
         assert found.shape == (10,)
@@ -102,6 +105,7 @@ def test_images_of_any_kind_are_one_image(classifier, images, tmp_path):
         (np.zeros((32, 32), np.int64), "array of int64"),
         ("no.png", "^no.png: cannot be read"),
         (io.BytesIO(b"x"), "^an open file; give its path, or its bytes"),
+        (data.Split(np.zeros(1, np.int32), np.zeros((1, 8, 8, 1), np.uint8)), "^expected an image"),
         ([np.zeros((8, 8)), np.ones((8, 8, 5))], r"^image 1: .*shape \(8, 8, 5\)"),
     ],
 )
@@ -282,6 +286,8 @@ def test_rows_as_text():
         'a,b.png  käse 75.0%  a "cat" 25.0%',
         "c.png    dog 100.0%",
     ]
+    forged = [{**ROWS[2], "file": "a.png  cat 99.9%\nb.png"}]
+    assert predict.render(forged, "table") == r"a.png  cat 99.9%\nb.png  dog 100.0%"
     assert json.loads(predict.render(ROWS, "json")) == ROWS
     assert predict.render(ROWS, "json").isascii()  # valid JSON wherever it is written
     back = list(csv.DictReader(io.StringIO(predict.render(ROWS, "csv"))))
