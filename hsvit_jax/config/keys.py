@@ -206,7 +206,7 @@ KEYS: Mapping[str, Key] = {
     "augment.mix_until": _positive(
         "share of the run after which no batch is mixed", high=1.0, default=1.0
     ),
-    "augment.label_smoothing": _number("label smoothing", 0.0, 1.0, default=0.1),
+    "augment.label_smoothing": _rate("label smoothing", default=0.1),
     "train.batch": _whole("global batch size of training", 1, 2**20, default=128),
     "train.epochs": _number(
         "length of the run in epochs, where train.steps is 0", 0.0, 1e6, default=100.0

@@ -163,7 +163,7 @@ class BatchNorm(nnx.Module):
             unbiased = var * (count / (count - 1))
             for running, batch in ((self.mean, mean), (self.var, unbiased)):
                 update = (1 - self.momentum) * batch.astype(running.dtype)
-                running[...] = self.momentum * running[...] + update
+                running.set_value(self.momentum * running[...] + update)
         else:
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
         factor = self.scale[...].astype(dtype) * lax.rsqrt(var + self.eps)

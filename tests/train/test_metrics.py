@@ -200,6 +200,8 @@ def test_services_get_every_figure(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ValueError, match=r"pip install 'hsvit_jax\[mlflow\]'"):
         loggers.check(("tensorboard", "mlflow"))
+    with pytest.raises(ValueError, match="names one twice"):
+        loggers.check(("tensorboard", "tensorboard"))
 
 
 def test_lines_wait_for_space_on_a_full_disk(tmp_path, monkeypatch):

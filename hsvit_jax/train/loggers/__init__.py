@@ -22,7 +22,9 @@ _KNOWN = {
 
 
 def check(names: Collection[str]) -> None:
-    """Raises ValueError for a logger whose library is not installed."""
+    """Raises ValueError for a logger named twice, or whose library is not installed."""
+    if len({*names}) < len(names):
+        raise ValueError(f"train.loggers={','.join(names)} names one twice: leave it out")
     for name in names:
         if importlib.util.find_spec(_KNOWN[name][2]) is None:
             raise ValueError(f"train.loggers={name} needs {name}: pip install 'hsvit_jax[{name}]'")
