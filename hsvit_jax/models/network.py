@@ -278,8 +278,6 @@ class Network(abc.ABC):
             name: jax.lax.stop_gradient(part) if name in self.frozen else part
             for name, part in params.items()
         }
-        # BatchNorm would write into a NumPy array: the caller's, or a constant of what jit traces.
-        stats = jax.tree.map(jnp.asarray, stats)
         # Images of double precision make a float32 network compute in it.
         wide = jnp.promote_types(images_BHWC.dtype, jnp.float32)
         dtype = self.dtype if self.dtype != jnp.float32 else wide
