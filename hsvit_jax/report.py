@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 # A link fails to open, a fifo without a partner does not wait.
-_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if os.name == "posix" else 0
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 # What moves a terminal's cursor, turns the direction of writing or is half a character.
 _CONTROL = re.compile(

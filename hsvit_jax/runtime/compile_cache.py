@@ -79,7 +79,7 @@ def trusted_folder(folder: str | Path) -> str:
         open_to_others = status.st_mode & 0o022 and (
             place == real or not status.st_mode & stat.S_ISVTX
         )
-        if os.name == "posix" and (status.st_uid not in (0, os.getuid()) or open_to_others):
+        if status.st_uid not in (0, os.getuid()) or open_to_others:
             raise ValueError(
                 f"{place} is another user's or writable by others: take that right away (chmod "
                 "go-w), or name another folder in JAX_COMPILATION_CACHE_DIR"

@@ -58,7 +58,7 @@ def use_huge_pages() -> None:
     GLIBC_TUNABLES with a glibc.malloc.hugetlb of its own.
     """
     tunables, hugetlb = os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb"
-    arguments = getattr(sys, "orig_argv", [])[1:]
+    arguments = sys.orig_argv[1:]
     try:
         on_request = "[madvise]" in Path(_HUGE_PAGES).read_text("ascii")
     except OSError:  # not Linux, or a kernel without them

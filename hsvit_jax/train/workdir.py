@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import datetime
+import fcntl
 import hashlib
 import os
 import platform
@@ -139,11 +140,9 @@ def _holds(mark: Path, token: str) -> bool:
 @contextlib.contextmanager
 def _only_run_in(workdir: Path, lead: bool) -> Iterator[None]:
     """Locks the folder while this process lives: two runs would overwrite each other."""
-    if not lead or os.name != "posix":
+    if not lead:
         yield
         return
-    import fcntl
-
     with report.append_to(workdir / ".lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

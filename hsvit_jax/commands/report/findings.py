@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 import ml_collections
 import numpy as np
+from scipy import special
 
 from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
@@ -79,7 +80,7 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
         held_out = _thinned(dataset.val)
         fitted_on = _logits(classifier, held_out, batch), held_out.labels
     temperature = measures.fit_temperature(*fitted_on)
-    p_NK = np.exp(measures.log_softmax(logits_NK))
+    p_NK = special.softmax(logits_NK, axis=1)
     chosen = measures.hardest(p_NK, labels_N, _MOST_SHOWN)
     shown = np.concatenate(chosen)
     images = part.gather(shown) if len(shown) else part.gather([0])[:0]
@@ -136,7 +137,7 @@ def _occlusion(
         for one, place in zip(covered, places, strict=True):
             one[place] = colour
         logits = classifier.logits(covered, batch).astype(np.float64)
-        p_PK = np.exp(measures.log_softmax(logits))
+        p_PK = special.softmax(logits, axis=1)
         falls.append(p_K.max() - p_PK[:, p_K.argmax()])
     return np.reshape(falls, (-1, _ROWS, _ROWS))
 

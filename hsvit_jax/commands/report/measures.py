@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import optimize, special
 
 from hsvit_jax import report
 
@@ -85,7 +86,7 @@ def calibration(
     logits_NK: np.ndarray, labels_N: np.ndarray, temperature: float = 1.0
 ) -> Calibration:
     """Measures calibration in bins of equal width. Source: Guo et al., arXiv 1706.04599."""
-    log_p_NK = log_softmax(logits_NK / temperature)
+    log_p_NK = special.log_softmax(logits_NK / temperature, axis=1)
     confidence_N = np.exp(log_p_NK.max(1))
     right_N = log_p_NK.argmax(1) == labels_N
     place_N = np.minimum((confidence_N * _BINS).astype(int), _BINS - 1)
@@ -101,20 +102,15 @@ def calibration(
 
 
 def fit_temperature(logits_NK: np.ndarray, labels_N: np.ndarray) -> float:
-    """Fits the temperature, from 1/20 to 20, with the lowest cross-entropy.
+    """Fits the temperature, from 1/20 to 20, with the lowest cross-entropy."""
 
-    The cross-entropy is convex in 1/T, so its slope there is bisected.
-    """
-    true_N = np.take_along_axis(logits_NK, labels_N[:, None], 1)[:, 0]
-    low, high = 1 / 20, 20.0
-    for _ in range(40):
-        inverse = (low * high) ** 0.5
-        p_NK = np.exp(log_softmax(logits_NK * inverse))
-        if ((p_NK * logits_NK).sum(1) - true_N).mean() > 0:
-            high = inverse
-        else:
-            low = inverse
-    return 1 / inverse
+    def loss(log_inverse: float) -> float:
+        log_p_NK = special.log_softmax(logits_NK * np.exp(log_inverse), axis=1)
+        return -np.take_along_axis(log_p_NK, labels_N[:, None], 1).mean()
+
+    most = np.log(20.0)
+    found = optimize.minimize_scalar(loss, bounds=(-most, most), method="bounded")
+    return float(np.exp(-found.x))
 
 
 def frequent_confusions(confusion_KK: np.ndarray, most: int) -> list[tuple[int, int, int]]:
@@ -140,9 +136,3 @@ def hardest(probabilities_NK: np.ndarray, labels_N: np.ndarray, most: int) -> Se
     lead_N = top_N2[:, 0] - top_N2[:, 1:].sum(1)
     order = np.argsort(lead_N, kind="stable")
     return wrong, order[(lead_N[order] < 0.5) & ~np.isin(order, wrong)][:most]
-
-
-def log_softmax(logits_NK: np.ndarray) -> np.ndarray:
-    """Logarithms of the probabilities."""
-    shifted_NK = logits_NK - logits_NK.max(1, keepdims=True)
-    return shifted_NK - np.log(np.exp(shifted_NK).sum(1, keepdims=True))
