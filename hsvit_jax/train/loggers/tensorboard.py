@@ -11,7 +11,7 @@ from typing import Any
 class TensorBoard:
     """A new file of events.
 
-    tensorboardX's own writer blocks its caller for ever once its thread has died of a full disk.
+    tensorboardX's SummaryWriter blocks its caller for ever once its thread has died of a full disk.
     """
 
     def __init__(self, workdir: Path, start_step: int, config: Mapping[str, Any]) -> None:
