@@ -25,6 +25,7 @@ class Trainer:
     """A prepared run with its jitted step, a fresh state and its first batches."""
 
     def __init__(self, **settings):
+        settings = {"augment__mixup": 0.8, "augment__cutmix": 1.0, **settings}
         run = train.prepare(small_config(**settings), dataset=DATASET)
         # Not Adam, which divides by a gradient's size, which may be rounding alone.
         tx = optax.chain(optax.trace(0.9), optax.scale_by_schedule(lambda count: -0.05))
