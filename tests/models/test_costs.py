@@ -1,8 +1,8 @@
 """Parameters and FLOPs of towers and separable trunks: formulas worked out apart from the model."""
 
 import pytest
+from support import hf_files
 
-import hsvit_jax
 from hsvit_jax import models
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import hsvit
@@ -81,9 +81,19 @@ def test_training_takes_three_passes_less_the_gradient_of_the_images(towers):
     assert costs.training_flops(network) == 3 * computed - 2 * first + 2 * weights
 
 
-@pytest.mark.parametrize("spec", ["resnet:18", "mobilenet_v2"])
-def test_zeros_in_the_gradient_of_a_strided_convolution_are_no_work(spec):
-    network = hsvit_jax.build_model(spec, image_size=64, channels=3, num_classes=10)
+STAGES = {"in_channels": (32, 24), "out_channels": (24, 16), "repeats": (1, 1)}
+STAGES |= {"strides": (2, 2), "kernels": (3, 5), "expand": (1, 6)}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("resnet", {"block": "basic", "channels": (24, 40), "depths": (1, 1)}),
+        ("efficientnet", STAGES),
+    ],
+)
+def test_zeros_in_the_gradient_of_a_strided_convolution_are_no_work(family, sizes):
+    network = hf_files.network(family, **sizes)
     stem = dict((path, macs) for path, _, macs in costs.modules(network))["backbone.stem"]
     assert costs.training_flops(network) == 3 * costs.flops(network) - 2 * stem
 
