@@ -47,7 +47,8 @@ def test_the_python_examples_run(tmp_path, monkeypatch):
     indented = [line[4:] for line in hsvit_jax.__doc__.splitlines() if line.startswith("    ")]
     for example in (readme, "\n".join(indented)):
         assert 'digits,tiny")' in example
-        small = 'digits,tiny", "train.steps=2", "model.depth=1", "mesh.data=1")'
+        small = 'digits,tiny", "train.steps=2", "model.depth=1", "mesh.data=1", '
+        small += '"model.embed_dim=8", "data.image_size=8,8")'
         names: dict = {}
         exec(example.replace('digits,tiny")', small), names)
         assert names["probabilities"].shape == (4, 10) and names["classifier"].step == 2
