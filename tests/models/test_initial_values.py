@@ -66,8 +66,13 @@ STARTS = {
         {f"{BLOCK}/mixer/out_norm/scale": 0, f"{BLOCK}/mixer/key_norm/scale": 1},
     ),
     "cvt": (
-        32,
-        {"widths": (16, 24, 30), "heads": (1, 1, 2), "depths": (1, 1, 1), "drop_paths": (0.0,) * 3},
+        16,
+        {
+            **{"widths": (16,), "heads": (1,), "depths": (1,), "mlp_ratios": (4.0,)},
+            **{"patches": (7,), "strides": (4,), "paddings": (2,), "qkv_bias": (True,)},
+            **{"kernels": (3,), "query_paddings": (1,), "key_paddings": (1,), "key_strides": (2,)},
+            **{"dropouts": (0.0,), "attention_dropouts": (0.0,), "drop_paths": (0.0,)},
+        },
         {
             "stage0/blocks/0/mixer/qkv/kernel": 0.02,
             "stage0/blocks/0/mixer/local/key/conv/kernel": 0.02,
@@ -85,14 +90,14 @@ STARTS = {
         },
     ),
     "swiftformer": (
-        *(32, {"depths": (1, 1), "widths": (24, 40), "downsamples": (True,)}),
+        *(32, {"depths": (1,), "widths": (40,), "downsamples": ()}),
         {
-            "stage1/blocks/0/scales/scales/0": [1e-5],
-            "stage1/blocks/0/local/scale": 1,
-            "stage1/blocks/0/local/depthwise/conv/kernel": 0.02,
-            "stage1/blocks/0/attention/score": 1.0,
-            "stage1/blocks/0/attention/mix/kernel": 0.02,
-            "stage1/blocks/0/feed_forward/up/kernel": 0.02,
+            "stage0/blocks/0/scales/scales/0": [1e-5],
+            "stage0/blocks/0/local/scale": 1,
+            "stage0/blocks/0/local/depthwise/conv/kernel": 0.02,
+            "stage0/blocks/0/attention/score": 1.0,
+            "stage0/blocks/0/attention/mix/kernel": 0.02,
+            "stage0/blocks/0/feed_forward/up/kernel": 0.02,
         },
     ),
     "efficientformer": (
