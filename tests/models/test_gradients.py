@@ -22,18 +22,17 @@ OTHERS = (
     ("c2a2:digits,tiny,attention_only", ()),
     ("c2a2:digits,tiny", ("model.conv_channels=(32, 32)",)),  # enough for Winograd's products
     ("c2a2:digits,tiny", ("model.convolution=separable",)),
-    ("c2a2:digits,tiny", ("model.towers=2", "model.tiles=(1, 2)")),
-    ("c2a2:digits,tiny", ("model.votes=learned",)),
+    ("c2a2:digits,tiny", ("model.towers=2", "model.tiles=(1, 2)", "model.votes=learned")),
     ("vix:vip,digits,tiny", ("model.batch_coupling=True",)),
     ("vix:vin,digits,tiny", ("model.batch_coupling=True",)),
 )
 #: Dear to compile, and deeper than another, put together of what others have, or with a training
 #: step among the reference vectors.
 SLOW = re.compile(
-    r"c3a4|c4a8|resnet:|resnext:|swin:t$|t2t:|efficientnet:|mobilenet_v2|swiftformer|cvt:13|mobilevit:xxs"
-    r"|hsvit_backbone:(?!resnet18)|dhvt:(t-patch(2|16)|t-(ln|bn)-|t-no-|vit-t-split$)|hvt:ti-[23]"
-    r"|efficientvit|fastvit|smt|vix:hybrid_(?!vit$)|vix:vi[lnp]_rope|ccx:cc[ln]|cvx:cvl"
-    r"|levix:levi[nt]|(cvx|pix):(hybrid_)?(cv|pi)[pn]|mobilevit:s"
+    r"c2a2($|:,)|c3a4|c4a8|resnet:|resnext:|swin:t$|t2t:|efficientnet:|mobilenet_v2|swiftformer|cvt:13|mobilevit:xxs"
+    r"|hsvit_backbone:(?!resnet18)|dhvt:(t-patch(2|16)|t-(ln|bn)-|t-no-|vit-t-split$)|hvt:ti-[234]"
+    r"|efficientvit|fastvit|smt|vix:hybrid_(?!vit$)|vix:vi[lnp]_rope|ccx:cc[lnp]|cvx:cvl"
+    r"|levix:levi[nt]|(cvx|pix):((hybrid_)?(cv|pi)[pn]|hybrid)|mobilevit:s|deit:s"
 )
 
 
@@ -52,8 +51,9 @@ def _cases():
             continue
         seen.append(sizes)
         name = specification.replace("digits,tiny", "").rstrip(":,")
+        name = ",".join((name, *changes))
         slow = [pytest.mark.slow] if SLOW.match(name) else []
-        cases.append(pytest.param(settings, size, marks=slow, id=",".join((name, *changes))))
+        cases.append(pytest.param(settings, size, marks=slow, id=name))
     return cases
 
 
