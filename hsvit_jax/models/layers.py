@@ -477,7 +477,9 @@ class LayerScales(nnx.Module):
 
     def __init__(self, width: int, initial: float, branches: int = 2) -> None:
         count = branches if initial else 0
-        self.scales = nnx.List(nnx.Param(jnp.full(width, initial)) for _ in range(count))
+        self.scales = nnx.List(
+            nnx.Param(jnp.full(width, initial, jnp.float32)) for _ in range(count)
+        )
 
     def __call__(self, branch: int, y: Array) -> Array:
         """(…, C) → (…, C); branch: its number from 0."""

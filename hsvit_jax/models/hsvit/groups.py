@@ -90,7 +90,7 @@ class Groups(nnx.Module):
         )
         self.blocks = nnx.List(Block(c, k) for k in block_keys)
         if c.votes == "learned":
-            self.vote = nnx.Param(jnp.full(c.groups, 1 / c.groups))
+            self.vote = nnx.Param(jnp.full(c.groups, 1 / c.groups, jnp.float32))
 
     def __call__(self, z_BGTD: Array, context: ForwardContext, group_ids_G: Array) -> Array:
         """The encoders' output at the CLS tokens, (G, B, D).
