@@ -53,7 +53,7 @@ def by_module(function: Any, trees: tuple[dict, ...], *inputs: Any) -> collectio
 
 def parameters(model: Any) -> int:
     """Exact number of trained values, by `eval_shape`."""
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params, _ = model.init_shapes()
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -198,6 +198,6 @@ def _multiply_adds(eqn: Any) -> int:
 
 
 def _shapes(model: Any, batch: int) -> tuple[dict, dict, jax.ShapeDtypeStruct]:
-    params, stats = jax.eval_shape(model.init, jax.random.key(0))
+    params, stats = model.init_shapes()
     size = (batch, *model.config.image_size, model.config.image_channels)
     return params, stats, jax.ShapeDtypeStruct(size, jnp.float32)

@@ -35,7 +35,7 @@ def boundary(network: Network) -> str:
 
     seen = _hooked(network, hook)
     images = jax.ShapeDtypeStruct((_IMAGES, *_image(network)), jnp.float32)
-    trees = jax.eval_shape(network.init, jax.random.key(0))
+    trees = network.init_shapes()
     jax.eval_shape(seen.apply, *trees, images)
     first = next((i for i, name in enumerate(order) if name not in network.frozen), len(order))
     frozen, used = ", ".join(sorted(network.frozen)), ", ".join(dict.fromkeys(order))

@@ -210,6 +210,15 @@ class Network(abc.ABC):
         """Axis along which the leaf at `path` is split over devices; None: it is replicated."""
         return None
 
+    def init_shapes(self) -> tuple[dict, dict]:
+        """`jax.eval_shape` of `init`, but nothing is traced."""
+        trees = (
+            {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
+            for shapes in (self.shapes["params"], self.shapes["stats"])
+        )
+        params, stats = map(traverse_util.unflatten_dict, trees)
+        return params, stats
+
     def init(self, key: Array) -> tuple[dict, dict]:
         """Freshly initialised (params, stats) of float32 arrays, distributed as the reference's."""
         params, stats = {}, {}

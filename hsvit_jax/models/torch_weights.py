@@ -111,7 +111,7 @@ def tensor_table(network: Network, table: Table) -> list[Entry]:
         if "{" in path
     ]
     entries: list[Entry] = []
-    trees = zip(("params", "stats"), jax.eval_shape(network.init, jax.random.key(0)), strict=True)
+    trees = zip(("params", "stats"), network.init_shapes(), strict=True)
     for tree_name, tree in trees:
         for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
             path = (tree_name, *(str(key.key) for key in keys))

@@ -265,7 +265,7 @@ class _Share:
         #: Parameters that all of the group axis share, of these `embed`, which project maps to
         #: tokens, and those split over the axis.
         self.shared = self.embed = self.split = 0
-        params, _ = jax.eval_shape(network.init, jax.random.key(0))
+        params, _ = network.init_shapes()
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             names = tuple(str(k.key) for k in path)
             if network.spread_axis(names) is None:

@@ -85,7 +85,7 @@ def compile_network(
     devices = cpu_devices(data * group)
     mesh = mesh_lib.make(group, data, groups=network.group_axis_limit, batch=batch, devices=devices)
     apply = mesh_lib.spread(network, mesh, aggregate, gradients)
-    params, stats = jax.eval_shape(network.init, jax.random.key(0))
+    params, stats = network.init_shapes()
     where = [mesh_lib.state_shardings(mesh, tree, network) for tree in (params, stats)]
     split = mesh_lib.batch_sharding(mesh)
     c = network.config

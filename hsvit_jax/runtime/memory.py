@@ -35,7 +35,7 @@ def check_network(config: ml_collections.ConfigDict, model: Any) -> None:
     Estimated from shapes, before data is read. A device may hold only a shard of the arrays, so
     the memory of all devices is added up.
     """
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params, _ = model.init_shapes()
     sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(p)) for name, p in params.items()}
     trained = sum(size for name, size in sizes.items() if name not in model.frozen)
     copies = sum(sizes.values()) * (2 if config.train.ema_decay else 1) + 3 * trained
@@ -60,7 +60,7 @@ def _images(config: ml_collections.ConfigDict) -> tuple[int, ...]:
 
 def _saved_bytes(config: ml_collections.ConfigDict, model: Any) -> int:
     """Bytes that a training step keeps from the forward for the backward pass, by their shapes."""
-    params, stats = jax.eval_shape(model.init, jax.random.key(0))
+    params, stats = model.init_shapes()
 
     def saved(params: dict, stats: dict, images: jax.Array, key: jax.Array) -> Any:
         def logits(params: dict) -> jax.Array:

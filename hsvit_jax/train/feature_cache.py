@@ -52,7 +52,7 @@ def check(config: ml_collections.ConfigDict, model: Any, mesh: Any) -> None:
         )
     if jax.process_count() > 1:
         raise ValueError(f"{where} works with one process; this job has {jax.process_count()}")
-    params = jax.eval_shape(model.init, jax.random.key(0))[0]
+    params = model.init_shapes()[0]
     paths = jax.tree_util.tree_flatten_with_path(_frozen(params, model))[0]
     if mesh.shape[mesh_lib.GROUP] > 1 and any(mesh_lib.is_spread(p, model) for p, _ in paths):
         raise ValueError(

@@ -282,7 +282,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         lost = [operator.index(number) for number in meta.get("lost_groups", ())]
         if lost:
             model.without(lost)  # says itself what cannot be lost
-        wanted = jax.eval_shape(model.init, jax.random.key(0))
+        wanted = model.init_shapes()
         wanted = dict(zip(("params", "stats"), wanted, strict=True))
         if tensors is not None:
             tree = release.unpack(tensors, meta, wanted)

@@ -186,6 +186,6 @@ def build(
 
 def moment_bytes(settings: ml_collections.ConfigDict, model: Any) -> int:
     """Bytes of the optimizer's moments of all parameters: Muon has one for a kernel, AdamW two."""
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params, _ = model.init_shapes()
     state = jax.eval_shape(build(settings, lambda step: 0.0, model).init, params)
     return sum(4 * x.size for x in jax.tree.leaves(state) if x.ndim)

@@ -128,7 +128,9 @@ def prepare(
         total_steps=total_steps,
         schedule=schedule,
         tx=tx,
-        state_shape=jax.eval_shape(lambda: step_lib.init_state(model, tx, config)),
+        state_shape=jax.eval_shape(
+            lambda start: step_lib.init_state(model, tx, config, start), model.init_shapes()
+        ),
     )
 
 

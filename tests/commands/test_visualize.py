@@ -60,7 +60,7 @@ def make(name):
         config.data.update(image_size=SIZE, channels=3, num_classes=len(NAMES))
         config.data.update(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     model = models.build(config.model, image_size=SIZE, channels=3, num_classes=len(NAMES))
-    leaves, tree = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
+    leaves, tree = jax.tree.flatten(model.init_shapes())
     rng = np.random.default_rng(5)
     params, stats = tree.unflatten(rng.normal(0, 0.5, x.shape).astype(x.dtype) for x in leaves)
     stats = jax.tree.map(np.abs, stats)  # variances are positive

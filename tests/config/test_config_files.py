@@ -24,7 +24,7 @@ SIBLINGS = tuple(variants.SIBLINGS)
 def count(config, **shape):
     size = {"image_size": (32, 32), "channels": 3, "num_classes": 10} | shape
     model = models.build(config.model.to_dict(), **size)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params, _ = model.init_shapes()
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -110,7 +110,7 @@ def test_a_small_network_classifies(name):
     """Shapes alone: logits of the right size, in float32 though computed in bfloat16."""
     config = config_lib.get_config(f"{name}:digits,tiny,bf16")
     model = train.build_model(config_lib.resolve(config, data.describe("digits")))
-    params, stats = jax.eval_shape(model.init, jax.random.key(0))
+    params, stats = model.init_shapes()
     images = jax.ShapeDtypeStruct((2, 32, 32, 1), jax.numpy.float32)
     logits, _ = jax.eval_shape(model.apply, params, stats, images)
     assert (logits.shape, logits.dtype) == ((2, 10), jax.numpy.float32)

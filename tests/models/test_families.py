@@ -236,7 +236,7 @@ def test_masks_follow_key_and_example(name):
 def test_bfloat16_computes_narrow(name):
     """Every product is of bfloat16 numbers, but those of a Performer's features."""
     network = small(name)
-    trees = jax.eval_shape(network.init, jax.random.key(0))
+    trees = network.init_shapes()
     images = jax.ShapeDtypeStruct((2, *network.config.image_size, 3), jnp.float32)
     narrow = type(network)(network.config, jnp.bfloat16)
     program = jax.jit(lambda *args: narrow.apply(*args)[0]).lower(*trees, images)

@@ -35,6 +35,7 @@ def test_every_tensor_has_its_place(name):
     assert len(tensors) == len(entries)
     trees = torch_files.load(name, tensors, network)
     wanted = jax.eval_shape(network.init, jax.random.key(0))
+    assert network.init_shapes() == wanted
     assert jax.tree.map(np.shape, trees) == jax.tree.map(np.shape, wanted)
     ours = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(trees)])
     theirs = np.concatenate([tensor.ravel() for tensor in tensors.values()])

@@ -57,7 +57,7 @@ def test_what_is_another_networks_is_refused():
     votes_G = np.eye(HSVIT.groups)[0]
     assert np.isfinite(jax.jit(model.apply)(params, stats, images, votes_G=votes_G)[0]).all()
     other = model.resized(num_classes=HSVIT.num_classes + 1)
-    other, _ = jax.eval_shape(other.init, jax.random.key(0))
+    other, _ = other.init_shapes()
     message = r"params of another network: head\.linear\.bias is \(\d+,\), where this one has \("
     with pytest.raises(ValueError, match=message):
         model.apply(other, stats, images)
@@ -67,6 +67,6 @@ def test_what_is_another_networks_is_refused():
         with pytest.raises(ValueError, match=r"attention groups, not all 0; got \["):
             model.apply(params, stats, images, votes_G=wrong)
     vit = hsvit_jax.build_model("vit:tiny")
-    trees = jax.eval_shape(vit.init, jax.random.key(0))
+    trees = vit.init_shapes()
     with pytest.raises(ValueError, match="each of 0 attention groups"):
         vit.apply(*trees, np.zeros((1, 32, 32, 3)), votes_G=votes_G)

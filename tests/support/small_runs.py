@@ -120,7 +120,7 @@ def made_up_values(network: Any, seed: int = 0) -> tuple[dict, dict]:
         inner = leaf.shape[-4:-1] if "kernels" in {k.key for k in path} else leaf.shape[-2:-1]
         return drawn / np.float32(np.sqrt(np.prod(inner)))
 
-    trees = jax.eval_shape(network.init, jax.random.key(0))
+    trees = network.init_shapes()
     return tuple(jax.tree_util.tree_map_with_path(value, tree) for tree in trees)
 
 

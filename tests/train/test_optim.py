@@ -72,7 +72,7 @@ def test_cosine_per_epoch_is_pytorchs():
 
 def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
     model = hsvit_jax.build_model("c2a2")
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params, _ = model.init_shapes()
     flat = jax.tree_util.tree_flatten_with_path(params)[0]
     decays = jax.tree.leaves(optim.decay_mask(params))
     # The matrices, told by their size: convolutions, the projection (an 8×8 map to 64), packed
@@ -88,7 +88,7 @@ def test_decay_names_every_kernel_of_c2a2_and_nothing_else():
 def test_depthwise_kernels_of_separable_convolutions_decay_and_are_no_matrices_of_muon():
     settings = config_lib.get_config("c2a2", "model.convolution=separable").model.to_dict()
     model = models.build(settings, image_size=(32, 32), channels=3, num_classes=10)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params, _ = model.init_shapes()
 
     def of_depthwise(mask):
         return jax.tree.leaves([block["depthwise"] for block in mask["trunk"]["blocks"].values()])
@@ -104,7 +104,7 @@ def test_neither_biases_nor_norms_of_a_family_are_taken_for_kernels(family):
     chosen = {"dtype": "float32", "family": family, **record.settings()}
     chosen |= record.tiny(chosen)
     model = models.build(chosen, image_size=(32, 32), channels=3, num_classes=10)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params, _ = model.init_shapes()
     assert jax.tree.leaves(optim.matrices(params))
     for path, decays in jax.tree_util.tree_leaves_with_path(optim.decay_mask(params)):
         name = [key.key for key in path if not key.key.isdigit()][-1]
@@ -152,7 +152,7 @@ def test_clip_by_global_norm_comes_before_adam(clip, norm, factor):
 
 def muon_shapes(network):
     """(matrices, inputs, outputs) by the name of each parameter that Muon steps."""
-    params, _ = jax.eval_shape(network.init, jax.random.key(0))
+    params, _ = network.init_shapes()
     found = {}
 
     def add(path, leaf, axes):
@@ -205,7 +205,7 @@ def test_a_state_is_no_wider_with_x64(name):
 
     def dtypes():
         tx = optim.build(config_lib.get_config("c2a2", f"optim.name={name}").optim, 1e-3, model)
-        params, _ = jax.eval_shape(model.init, jax.random.key(0))
+        params, _ = model.init_shapes()
         return jax.tree.map(lambda x: x.dtype, jax.eval_shape(tx.init, params))
 
     narrow = dtypes()
@@ -239,7 +239,7 @@ def test_layers_are_counted_alike_with_frozen_parts():
     config = config_lib.get_config("hvt:tiny,digits", "model.stage_depth=1", "model.depth=2")
     hvt = train.build_model(config_lib.resolve(config, hsvit_jax.data.describe("digits")))
     scale = optim.layer_scales(hvt, 0.5)
-    params, _ = jax.eval_shape(hvt.init, jax.random.key(0))
+    params, _ = hvt.init_shapes()
     found = {
         key[2].key: scale(key)
         for key, _ in jax.tree_util.tree_leaves_with_path(params)

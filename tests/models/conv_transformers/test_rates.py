@@ -42,7 +42,7 @@ def test_masks_of_each_rate(family, monkeypatch):
 
     monkeypatch.setattr(layers, "dropout_scale", scale)
     monkeypatch.setattr(layers, "attention", attended)
-    params, stats = jax.eval_shape(network.init, jax.random.key(0))
+    params, stats = network.init_shapes()
     images = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
     jax.eval_shape(
         lambda p, s, x: network.apply(p, s, x, train=True, dropout_key=jax.random.key(1)),

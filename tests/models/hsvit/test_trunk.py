@@ -24,7 +24,7 @@ NETWORKS = {
 
 def test_parameters_by_hand():
     """The image's convolution is dense; each later one is k·k per channel in, and in × out."""
-    params, _ = jax.eval_shape(NETWORKS["replicated"].init, jax.random.key(0))
+    params, _ = NETWORKS["replicated"].init_shapes()
     blocks = params["trunk"]["blocks"]
     shapes = jax.tree.map(lambda x: x.shape, blocks)
     assert shapes["0"]["kernels"] == {"0": (3, 3, 3, 4), "1": (1, 1, 4, 4)}

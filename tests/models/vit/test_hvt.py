@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from support import hf_files
@@ -35,7 +34,7 @@ def test_lengths_of_the_sequence(changes, lengths):
     config = dataclasses.replace(SMALL, **changes)
     assert config.lengths() == lengths
     model = hvt.HVT(config)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params, _ = model.init_shapes()
     pools = params["encoder"].get("pools", {})
     positions = {name: pool["position"].shape[0] for name, pool in pools.items()}
     expected = {f"after{i}": np.prod(lengths[i + 1]) for i in range(3) if config.pools_after(i)}

@@ -20,7 +20,7 @@ def test_channels_that_do_not_differ_have_a_gradient_in_cvx_too():
 def test_tokens_after_each_block_are_shown(family):
     settings = vix_files.small(family, **({"heads": 2} if family == "ccx" else {}))
     model = models.build(settings, image_size=(4, 4), channels=3, num_classes=10)
-    trees = jax.eval_shape(model.init, jax.random.key(0))
+    trees = model.init_shapes()
     images = jax.ShapeDtypeStruct((2, 4, 4, 3), jnp.float32)
     tokens = jax.eval_shape(model.views, *trees, images)["tokens"]
     blocks = sum(settings["depths"]) if family == "cvx" else settings["depth"]

@@ -51,7 +51,7 @@ def test_softmax_between_soft_splits():
 def test_every_size_has_its_tokens(side):
     """The first split, unlike the others, is not padded to all of its stride."""
     network = hf_files.network("t2t", "t-14", size=(side, side), **SMALL)
-    params, stats = jax.eval_shape(network.init, jax.random.key(0))
+    params, stats = network.init_shapes()
     images = jax.ShapeDtypeStruct((2, side, side, 3), np.float32)
     assert jax.eval_shape(network.apply, params, stats, images)[0].shape[0] == 2
     first = (side - 3) // 4 + 1
@@ -69,7 +69,7 @@ def test_a_width_survives_its_ratio():
     sizes = {**SMALL, "embed_dim": 44, "mlp_ratio": 15 / 44}
     assert hf_files.network("t2t", **sizes).config.hidden == 15
     swin = hf_files.network("swin", widths=(44,) * 4, heads=(1,) * 4, mlp_ratio=15 / 44)
-    params, _ = jax.eval_shape(swin.init, jax.random.key(0))
+    params, _ = swin.init_shapes()
     assert params["stage0"]["blocks"]["0"]["feed_forward"]["up"]["bias"].shape == (15,)
     mixer = {"mixer": "mlp_mixer", "patch": 8, "embed_dim": 44, "expansion": 15 / 44}
     assert hf_files.network("vix", **mixer).config.mlp_dim == 15
