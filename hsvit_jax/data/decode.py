@@ -143,10 +143,11 @@ def decode_items(
         )
     good = np.flatnonzero(arrays["good"])
     labels = np.asarray(arrays["labels"][good], dtype=np.int32)
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
+    wrong = np.flatnonzero((labels < 0) | (labels >= len(class_names)))
+    if len(wrong):
         raise ValueError(
-            f"labels run from {labels.min()} to {labels.max()}, but there are {len(class_names)} "
-            "classes; examples without a label cannot be used"
+            f"{len(wrong):,} of {len(labels):,} examples have none of the {len(class_names)} "
+            f"classes for a label, {printable(items.names[good[wrong[0]]])} first: remove them"
         )
     parts = items.parts[good]
     shown = parts != TEST if (items.parts != TEST).any() else slice(None)  # or all are the test

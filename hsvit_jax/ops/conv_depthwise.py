@@ -17,8 +17,8 @@ from hsvit_jax.ops.varying import vary_like
 
 Array = jax.Array
 
-#: From this size of a kernel on its gradient is summed row by row in a loop: a step of FastViT or SMT
-#: compiles in 0.8 of the time, and runs in 1.05 of it.
+#: From this size of a kernel on, its gradient is summed row by row in a loop: a step of FastViT or
+#: SMT compiles in 0.8 of the time, and runs in 1.05 of it.
 _LOOPED = 7
 
 

@@ -337,6 +337,10 @@ class Rows:
     def __init__(self, count: int, missing: int = -1):
         self.count, self.missing, self._fingerprint = count, missing, f"{count} {missing}"
 
+    def with_format(self, form):
+        assert form is None
+        return self
+
     def cast_column(self, name, feature):
         assert name == "photo" and not feature.decode
         return self
@@ -371,6 +375,9 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
         patch.setitem(Rows.features, "style", Rows.features.pop("label"))
         with pytest.warns(UserWarning, match="of domain, style the classes are domain"):
             assert data.describe("hf=me/pots").class_names == ("sketch",)
+    Rows.features["label"] = type("ClassLabel", (label,), {"names": ["even\n", "odd"]})()
+    with pytest.raises(ValueError, match="classes of several lines"):
+        data.describe("hf=me/pots")
     Rows.features["label"] = label()
     with monkeypatch.context() as patch:
         patch.setitem(found, "test", Rows(6, missing=0))
@@ -411,3 +418,11 @@ def test_a_hugging_face_set(arrays, tmp_path, monkeypatch):
     np.testing.assert_array_equal(found.test.labels, labels[40:])
     again = hsvit_jax.from_examples(((r["image"], r["label"]) for r in whole), ("a", "b", "c"))
     assert len(again.train) == 36
+    for form in ({"type": "pandas"}, {"columns": ["label"]}):  # stored with the set
+        shown = datasets.DatasetDict(parts).with_format(**form)
+        shown.save_to_disk(tmp_path / "shown")
+        same = data.load(f"hf={tmp_path / 'shown'}", data_dir=str(tmp_path), image_size=(8, 6))
+        np.testing.assert_array_equal(same.test.images, found.test.images)
+    whole.save_to_disk(tmp_path / "set")
+    with pytest.raises(ValueError, match="a Dataset and a DatasetDict, one saved over the other"):
+        data.describe(f"hf={tmp_path / 'set'}")

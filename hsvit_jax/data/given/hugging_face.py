@@ -11,7 +11,7 @@ from typing import Any
 from hsvit_jax.data.dataset import DataInfo, Source, keeps_label_mirrored
 from hsvit_jax.data.decode import Request, decode_items, items_of_splits
 from hsvit_jax.data.folder import describe_files
-from hsvit_jax.data.images import few, read_file
+from hsvit_jax.data.images import few, is_printable, read_file
 
 # What the parts are called, by the names that `items_of_splits` knows.
 _SPLITS = {
@@ -40,9 +40,14 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
     except ImportError:
         raise ValueError(f"hf={name} needs datasets: pip install 'hsvit_jax[hf]'") from None
     folder = Path(os.path.expanduser(name))
-    saved = any((folder / f).is_file() for f in ("dataset_dict.json", "dataset_info.json"))
+    saved = [(folder / f).is_file() for f in ("dataset_dict.json", "dataset_info.json")]
+    if all(saved):  # of which datasets would read the set alone, though the dict may be newer
+        raise ValueError(
+            f"hf={name} holds a Dataset and a DatasetDict, one saved over the other: remove the "
+            "folder and save again"
+        )
     try:
-        found = datasets.load_from_disk(folder) if saved else datasets.load_dataset(name)
+        found = datasets.load_from_disk(folder) if any(saved) else datasets.load_dataset(name)
     except Exception as error:  # of the network, of the disk, of any reader that it has
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise ValueError(f"hf={name} cannot be read: {type(error).__name__}: {reason}") from None
@@ -63,11 +68,20 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
             warnings.warn(f"hf={name}: of {few(label)} the classes are {label[0]}", stacklevel=2)
     raw = datasets.Image(decode=False)
     parts = {
-        part: found[next(name for name in names if name in found)].cast_column(image[0], raw)
+        part: found[next(name for name in names if name in found)]
         for part, names in _SPLITS.items()
         if not found.keys().isdisjoint(names)
     }
+    # A format is stored with a set: as columns of pandas, say, or without some of them.
+    parts = {
+        part: rows.with_format(None).cast_column(image[0], raw) for part, rows in parts.items()
+    }
     train, names = parts["train"], tuple(features[label[0]].names)
+    if strange := [name for name in names if not is_printable(name)]:
+        raise ValueError(
+            f"hf={name} has classes of several lines or with control characters: {few(strange)}; "
+            "rename them"
+        )
     for part, rows in parts.items():  # encoded one by one, each counts the classes that it has
         own = rows.features.get(label[0], features[label[0]])
         if tuple(getattr(own, "names", None) or ()) != names:
