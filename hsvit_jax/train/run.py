@@ -412,7 +412,7 @@ def _opening(run: Run, first: int) -> str:
         warmup_text = "no warm-up"
     elif warmup >= run.total_steps:
         warmup_text = (
-            f"all of them warm-up: the learning rate ends at {run.total_steps / warmup:.0%} of "
+            f"all of them warm-up: the learning rate ends at {run.total_steps / warmup:.2%} of "
             f"optim.learning_rate (optim.warmup_epochs={config.optim.warmup_epochs:g})"
         )
     else:

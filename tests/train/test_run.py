@@ -171,7 +171,7 @@ def test_the_last_checkpoint_may_be_taken(tmp_path, monkeypatch, spy):
         ({"optim__warmup_epochs": 0.0}, "40 steps of 16 from scratch, no warm-up"),
         (
             {"optim__warmup_epochs": 20.0},
-            "all of them warm-up: the learning rate ends at 50% of optim.learning_rate "
+            "all of them warm-up: the learning rate ends at 50.00% of optim.learning_rate "
             "(optim.warmup_epochs=20)",
         ),
     ],
