@@ -25,7 +25,7 @@ def run(workdir, dataset=None, **settings):
     return train.train(config, workdir, dataset=dataset or small_dataset(), verbose=False)
 
 
-def interrupt_after(workdir, step):
+def interrupt_after(workdir, step, **settings):
     """Runs until SIGTERM comes during a step."""
     write = metrics.MetricLog.write
 
@@ -38,7 +38,7 @@ def interrupt_after(workdir, step):
         patch.setattr(loop.Loop, "in_flight", 0)  # each step is logged as soon as it is taken
         patch.setattr(metrics.MetricLog, "write", signalled)
         with pytest.raises(signals.Interrupted) as caught:
-            run(workdir)
+            run(workdir, **settings)
     assert caught.value.step == step
 
 
@@ -85,6 +85,16 @@ def test_every_place_in_an_epoch_resumes_to_the_same_bits(tmp_path, whole, cut, 
     run(tmp_path)
     assert metric_lines(tmp_path) == metric_lines(whole.folder)
     assert digest(tmp_path) == digest(whole.folder)
+
+
+@pytest.mark.slow
+def test_mixed_images_resume_to_the_same_bits(tmp_path):
+    mixed = {"augment__mixup": 0.8, "augment__cutmix": 1.0}
+    run(tmp_path / "whole", **mixed)
+    interrupt_after(tmp_path / "cut", 2, **mixed)
+    run(tmp_path / "cut", **mixed)
+    assert metric_lines(tmp_path / "cut") == metric_lines(tmp_path / "whole")
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("stopped", "best"), [(2, 2), (5, 4)])
