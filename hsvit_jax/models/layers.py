@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from hsvit_jax.models.network import ForwardContext
+from hsvit_jax.models.network import ForwardContext, draw
 from hsvit_jax.ops import normalise, remat, varying
 from hsvit_jax.ops.activations import activation as by_name
 from hsvit_jax.ops.attention import attention, attention_weights
@@ -39,7 +39,12 @@ TokenMap = Callable[[Array, ForwardContext, int], Array]
 
 def uniform(key: Array, shape: Sequence[int], bound: float) -> Array:
     """Draws float32 values uniformly from [-bound, bound]."""
-    return jax.random.uniform(key, tuple(shape), jnp.float32, -bound, bound)
+    return draw(jax.random.uniform, key, shape, -bound, bound)
+
+
+def normal(key: Array, shape: Iterable[int]) -> Array:
+    """Draws float32 values from N(0, 1)."""
+    return draw(jax.random.normal, key, shape)
 
 
 def init_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> Array:
@@ -52,7 +57,7 @@ def init_kernel(key: Array, shape: tuple[int, ...], fan_in: int, init: str) -> A
     if init == "torch":
         return uniform(key, shape, fan_in**-0.5)
     std = {"normal": 0.02, "kaiming": (2 / fan_in) ** 0.5}[init]
-    return std * jax.random.normal(key, shape)
+    return std * normal(key, shape)
 
 
 def init_bias(key: Array, features: int, fan_in: int, init: str) -> Array:

@@ -6,6 +6,7 @@ part of the network on this device.
 """
 
 import abc
+import contextvars
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
@@ -18,6 +19,16 @@ import numpy as np
 from flax import nnx, traverse_util
 
 Array = jax.Array
+
+
+#: False while only the shapes of parameters are asked for: draws of random numbers trace slowly.
+_values_wanted = contextvars.ContextVar("values_wanted", default=True)
+
+
+def draw(sample: Callable[..., Array], key: Array, shape: Iterable[int], *args: float) -> Array:
+    """`sample(key, shape, float32, *args)`, a function of `jax.random`, for a parameter."""
+    shape = tuple(shape)
+    return sample(key, shape, jnp.float32, *args) if _values_wanted.get() else jnp.zeros(shape)
 
 
 class GroupShard:
@@ -98,7 +109,11 @@ class Network(abc.ABC):
     def __init__(self, config: Any, dtype: jnp.dtype = jnp.float32) -> None:
         self.config, self.dtype = config, jnp.dtype(dtype)
         self.lost: frozenset[int] = frozenset()
-        parts = nnx.eval_shape(lambda: self.parts(jax.random.key(0)))
+        before = _values_wanted.set(False)
+        try:
+            parts = nnx.eval_shape(lambda: self.parts(jax.random.key(0)))
+        finally:
+            _values_wanted.reset(before)
         self._graphs = {name: nnx.graphdef(module) for name, module in parts.items()}
         self.shapes = {
             kind: _shapes({name: plain(module, of) for name, module in parts.items()})

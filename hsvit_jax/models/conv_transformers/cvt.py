@@ -204,7 +204,7 @@ class Stage(layers.Encoder):
             init="normal",
         )
         self.norm = LayerNorm(width)
-        normal = 0.02 * jax.random.normal(cls_key, (width,))
+        normal = 0.02 * layers.normal(cls_key, (width,))
         self.cls = nnx.Param(normal) if c.has_cls(number) else None
         blocks = (Block(c, number, i, k) for i, k in enumerate(keys))
         super().__init__(blocks, first=sum(c.depths[:number]))

@@ -96,7 +96,7 @@ class AdditiveAttention(nnx.Module):
         self.query, self.key, self.mix, self.out = (
             Linear(width, width, k, init="normal") for k in keys[:4]
         )
-        self.score = nnx.Param(jax.random.normal(keys[4], (width,)))
+        self.score = nnx.Param(layers.normal(keys[4], (width,)))
 
     def __call__(self, x_BTD: Array) -> Array:
         """(B, T, D) → (B, T, D)."""

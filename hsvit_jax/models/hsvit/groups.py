@@ -84,10 +84,8 @@ class Groups(nnx.Module):
 
     def __init__(self, c: HSViTConfig, key: Array) -> None:
         cls_key, position_key, *block_keys = jax.random.split(key, c.depth + 2)
-        self.cls = nnx.Param(jax.random.normal(cls_key, (c.groups, c.embed_dim)))
-        self.position = nnx.Param(
-            jax.random.normal(position_key, (c.groups, c.tokens, c.embed_dim))
-        )
+        self.cls = nnx.Param(layers.normal(cls_key, (c.groups, c.embed_dim)))
+        self.position = nnx.Param(layers.normal(position_key, (c.groups, c.tokens, c.embed_dim)))
         self.blocks = nnx.List(Block(c, k) for k in block_keys)
         if c.votes == "learned":
             self.vote = nnx.Param(jnp.full(c.groups, 1 / c.groups, jnp.float32))

@@ -225,8 +225,8 @@ class Embedding(nnx.Module):
         self.sope = SOPE(c, patch_key) if c.sope else None
         sizes = (c.patch, c.image_channels, c.embed_dim)
         self.patches = None if c.sope else layers.PatchEmbedding(*sizes, patch_key)
-        self.cls = nnx.Param(0.02 * jax.random.normal(cls_key, (c.embed_dim,)))
-        position = 0.02 * jax.random.normal(position_key, (c.tokens, c.embed_dim))
+        self.cls = nnx.Param(0.02 * layers.normal(cls_key, (c.embed_dim,)))
+        position = 0.02 * layers.normal(position_key, (c.tokens, c.embed_dim))
         self.position = nnx.Param(position) if c.positions else None
 
     def __call__(self, images_BHWC: Array, context: ForwardContext) -> Array:
@@ -256,7 +256,7 @@ class HeadInteractedAttention(nnx.Module):
         )
         self.project = layers.Linear(width, dim, project_key, init="normal")
         self.norm = layers.LayerNorm(width)
-        self.embedding = nnx.Param(0.02 * jax.random.normal(embed_key, (heads, dim)))
+        self.embedding = nnx.Param(0.02 * layers.normal(embed_key, (heads, dim)))
 
     def head_tokens(self, x_BTD: Array) -> Array:
         """(B, T, D) → one token for each head (B, N, D)."""

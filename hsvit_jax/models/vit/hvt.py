@@ -156,7 +156,7 @@ class Embedding(nnx.Module):
         self.rate = c.dropout
         sizes = (c.patch, c.image_channels, c.dim)
         self.patches = layers.PatchEmbedding(*sizes, patch_key, c.patch_init)
-        normal = 0.02 * jax.random.normal(cls_key, (c.dim,))
+        normal = 0.02 * layers.normal(cls_key, (c.dim,))
         self.cls = nnx.Param(normal) if c.cls else None
         self.position = _positions(position_key, c.tokens, c.dim)
 
@@ -170,7 +170,7 @@ class Embedding(nnx.Module):
 
 
 def _positions(key: Array, tokens: int, dim: int) -> nnx.Param:
-    return nnx.Param(0.02 * jax.random.normal(key, (tokens, dim)))
+    return nnx.Param(0.02 * layers.normal(key, (tokens, dim)))
 
 
 class Pool(nnx.Module):

@@ -129,7 +129,7 @@ class WindowAttention(layers.MultiHeadAttention):
         super().__init__(dim, heads, qkv_key, bias=bias, init="normal")
         self.map_size, self.window, self.shift = map_size, window, shift
         offsets = (2 * window[0] - 1) * (2 * window[1] - 1)
-        self.offset_bias = nnx.Param(0.02 * jax.random.normal(bias_key, (offsets, heads)))
+        self.offset_bias = nnx.Param(0.02 * layers.normal(bias_key, (offsets, heads)))
 
     def __call__(self, x_BTD: Array, context: ForwardContext, stream: int) -> Array:
         """(B, T, D) → (B, T, D)."""

@@ -155,7 +155,7 @@ class Encoder(layers.Encoder):
 
     def __init__(self, c: CCXConfig, key: Array) -> None:
         position_key, *keys = jax.random.split(key, c.depth + 1)
-        start = 0.2 * jax.random.normal(position_key, (c.tokens, c.embed_dim))
+        start = 0.2 * layers.normal(position_key, (c.tokens, c.embed_dim))
         self.position = nnx.Param(start) if c.positions else None
         super().__init__(map(partial(Block, c), layers.drop_path_rates(c.drop_path, c.depth), keys))
 

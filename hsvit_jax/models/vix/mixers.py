@@ -154,14 +154,14 @@ def feature_exponents(x: Array, features_RE: Array, scale: float = 1.0) -> tuple
 
 def orthogonal_rows(keys: Iterable[Array], rows: int, width: int) -> Array:
     """Random (rows, width) of length 1, orthogonal in blocks of `width`, each with a key."""
-    squares = [jnp.linalg.qr(jax.random.normal(k, (width, width)))[0].T for k in keys]
+    squares = [jnp.linalg.qr(layers.normal(k, (width, width)))[0].T for k in keys]
     return jnp.concatenate(squares)[:rows]
 
 
 def orthogonal_features(key: Array, rows: int, width: int) -> Array:
     """Random (rows, width): orthogonal in blocks of `width`, with the norms of Gaussian rows."""
     length_key, *keys = jax.random.split(key, -(-rows // width) + 1)
-    lengths = jnp.linalg.norm(jax.random.normal(length_key, (rows, width)), axis=1, keepdims=True)
+    lengths = jnp.linalg.norm(layers.normal(length_key, (rows, width)), axis=1, keepdims=True)
     return orthogonal_rows(keys, rows, width) * lengths
 
 

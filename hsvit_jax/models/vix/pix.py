@@ -102,8 +102,8 @@ class Encoder(nnx.Module):
     def __init__(self, c: PiXConfig, key: Array) -> None:
         self.rate = c.embed_dropout
         cls_key, position_key, *keys = jax.random.split(key, 2 + 2 * len(c.depths))
-        self.cls = nnx.Param(jax.random.normal(cls_key, (c.embed_dim,)))
-        self.position = nnx.Param(jax.random.normal(position_key, (c.tokens, c.embed_dim)))
+        self.cls = nnx.Param(layers.normal(cls_key, (c.embed_dim,)))
+        self.position = nnx.Param(layers.normal(position_key, (c.tokens, c.embed_dim)))
         self.stages, self.pools = nnx.List(), nnx.List()
         for i, stage in enumerate(c.stages):
             block_keys = jax.random.split(keys[2 * i], stage.depth)

@@ -158,7 +158,7 @@ class Embedding(nnx.Module):
             TokenLayer(c, width, k) for width, k in zip(c.widths, keys, strict=False)
         )
         self.project = layers.Linear(c.widths[-1], c.embed_dim, project_key, init="normal")
-        self.cls = nnx.Param(0.02 * jax.random.normal(cls_key, (c.embed_dim,)))
+        self.cls = nnx.Param(0.02 * layers.normal(cls_key, (c.embed_dim,)))
 
     def __call__(self, x_BHWC: Array, features: list[Array], context: ForwardContext) -> Array:
         """(B, H, W, C) → (B, T, D), CLS first."""

@@ -145,8 +145,8 @@ class Encoder(layers.Encoder):
         self.rope, self.rate = c.mixing.rope, c.embed_dropout
         cls_key, position_key, *block_keys = jax.random.split(key, c.depth + 2)
         d = c.embed_dim
-        self.cls = nnx.Param(jax.random.normal(cls_key, (d,))) if c.cls else None
-        start = jax.random.normal(position_key, (c.tokens, d)) if c.position_table else None
+        self.cls = nnx.Param(layers.normal(cls_key, (d,))) if c.cls else None
+        start = layers.normal(position_key, (c.tokens, d)) if c.position_table else None
         self.position = None if start is None else nnx.Param(start)
         super().__init__(mixer_blocks(c, c.tokens, d, block_keys))
 
