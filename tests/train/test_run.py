@@ -148,9 +148,9 @@ def test_selecting_on_the_test_split_is_said(tmp_path, capsys, spy):
 
 def test_the_last_checkpoint_may_be_taken(tmp_path, monkeypatch, spy):
     """However bad it is; and without validation images the test images are read once."""
-    config = small_config(train__select_on="last", train__steps=12, data__val_fraction=0.0)
+    config = small_config(train__select_on="last", data__val_fraction=0.0)
     result = train.train(config, tmp_path / "all", dataset=small_dataset((70, 0, 23)))
-    assert (result.best_step, result.validation, spy) == (12, None, ["test"])
+    assert (result.best_step, result.validation, spy) == (6, None, ["test"])
     worse = iter(range(21, 0, -1))
 
     def forge(evaluate, params, split):
@@ -159,9 +159,8 @@ def test_the_last_checkpoint_may_be_taken(tmp_path, monkeypatch, spy):
         return dataclasses.replace(evaluate(), confusion_KK=confusion)
 
     around_evaluations(monkeypatch, forge)
-    with_val = small_config(train__select_on="last", train__steps=12)
-    result = train.train(with_val, tmp_path / "val", dataset=small_dataset())
-    assert result.best_step == 12 and spy == ["test", "val", "val", "val", "val", "test"]
+    result = run(tmp_path / "val", train__select_on="last")
+    assert result.best_step == 6 and spy == ["test", "val", "val", "val", "test"]
 
 
 @pytest.mark.parametrize(
