@@ -260,6 +260,9 @@ class Checkpoints:
                 save_root_metadata=False,
                 lightweight_initialize=True,
                 preservation_policy=self._keep,
+                async_options=orbax.options.AsyncOptions(
+                    barrier_sync_fn=arrays.barrier({0} if self._alone else None)
+                ),
                 multiprocessing_options=orbax.options.MultiprocessingOptions(
                     active_processes={0} if self._alone else None,
                     barrier_sync_key_prefix="alone" if self._alone else None,

@@ -11,6 +11,7 @@ import math
 import operator
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,22 @@ from hsvit_jax.checkpoint.record import (
 _PLAUSIBLE, _DENSEST = 1 << 31, 100
 
 _by_itself = contextvars.ContextVar("by_itself", default=False)
+
+
+def barrier(processes: set[int] | None) -> Callable[..., None]:
+    """Orbax's barrier of these processes, or all.
+
+    A thread whose part of a save failed passes by: the other processes wait at an earlier barrier,
+    and would for 20 minutes before the error is raised.
+    """
+    wait = orbax().multihost.get_barrier_sync_fn(processes=processes)
+    caller = threading.get_ident()  # which may be handling an error of another kind
+
+    def unless_failed(*, key: str, timeout_ms: int) -> None:
+        if sys.exc_info()[1] is None or threading.get_ident() == caller:
+            wait(key=key, timeout_ms=timeout_ms)
+
+    return unless_failed
 
 
 def read(

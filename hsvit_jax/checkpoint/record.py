@@ -228,8 +228,9 @@ def brief(error: BaseException) -> str:
     """The first line of a message: Orbax and TensorStore append whole specifications."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    if os.strerror(errno.ENOSPC) in str(error):
-        return os.strerror(errno.ENOSPC)
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):  # after a long path
+        if os.strerror(number) in str(error):
+            return os.strerror(number)
     text = next(iter(str(error).splitlines()), "")[:300]
     return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
 

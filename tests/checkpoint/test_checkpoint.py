@@ -593,16 +593,18 @@ def test_a_failed_save_is_reported_and_does_not_hide_another_error(tmp_path, mon
 
 def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
     """Only process 0's array data are cut off, and both must fall back to the step before; then
-    process 0 reads alone, and process 1 sees no step at all."""
+    process 0 reads alone, and process 1 sees no step at all. At the end process 1 cannot write, and
+    says so at once."""
     code = """
-        import os, sys
+        import os, resource, sys
         import jax
         import numpy as np
+        from jax._src import distributed
         rank, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
         jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
         from jax.experimental import multihost_utils
         from jax.sharding import AxisType, NamedSharding, PartitionSpec
-        from hsvit_jax.checkpoint import Checkpoints, alone, load_tree
+        from hsvit_jax.checkpoint import CheckpointError, Checkpoints, alone, load_tree
         mesh = jax.make_mesh((4,), ("group",), axis_types=(AxisType.Auto,))
         split = NamedSharding(mesh, PartitionSpec("group"))
         whole = NamedSharding(mesh, PartitionSpec())
@@ -638,6 +640,17 @@ def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
             assert checkpoints.restore(state(0), "best")[0] == 1
             assert checkpoints.restore(state(0))[0] == 3
             checkpoints.save(3, state(3), {})
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0 if rank else soft, hard))
+            try:
+                checkpoints.save(4, state(4), {})
+                if rank == 1:  # process 0 would wait for it
+                    checkpoints.wait()
+                    raise AssertionError
+            except CheckpointError as error:
+                assert "failed: File too large" in str(error), error
+            distributed.global_state.client.wait_at_barrier("told", 30_000)
+            os._exit(0)
     """
     port = free_port()
     with contextlib.ExitStack() as stack:
@@ -648,7 +661,8 @@ def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):
         errors = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     assert all("step 2" in text for text in errors)  # as a warning, on both
-    assert sorted(os.listdir(tmp_path)) == ["1", "2", "2.damaged", "3"]
+    complete = [name for name in os.listdir(tmp_path) if "tmp" not in name]
+    assert sorted(complete) == ["1", "2", "2.damaged", "3"]
     restored = load_tree(tmp_path, 2)[1]["w"]
     wanted = np.random.default_rng(2).normal(size=(8, 500)).astype("f4")
     np.testing.assert_array_equal(restored, wanted)
