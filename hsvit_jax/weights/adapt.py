@@ -197,14 +197,9 @@ def nested(leaves: Leaves) -> dict:
     return traverse_util.unflatten_dict({path: np.asarray(x) for path, x in leaves.items()})
 
 
-def _fresh(network: Network, key: Array) -> Leaves:
-    trees = dict(zip(("params", "stats"), network.init(key), strict=True))
-    return traverse_util.flatten_dict(trees)
-
-
 def _shapes(network: Network) -> dict[Path, tuple[int, ...]]:
-    leaves = jax.eval_shape(lambda: _fresh(network, jax.random.key(0)))
-    return {path: leaf.shape for path, leaf in leaves.items()}
+    kinds = network.shapes.items()
+    return {(kind, *path): shape for kind, shapes in kinds for path, shape in shapes.items()}
 
 
 def _changed(old: Network, new: Network) -> dict[Path, tuple[int, ...]]:
@@ -232,7 +227,8 @@ def drawn(network: Network, wanted: Callable[[Path], bool], key: Array) -> Leave
     order = [path for path in _shapes(network) if wanted(path)]
 
     def draw(key: Array) -> list[Array]:
-        fresh = _fresh(network, key)
+        trees = dict(zip(("params", "stats"), network.init(key), strict=True))
+        fresh = traverse_util.flatten_dict(trees)
         return [fresh[path] for path in order]
 
     return dict(zip(order, map(np.asarray, jax.jit(draw)(key)), strict=True))
