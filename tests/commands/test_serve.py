@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import os
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 import types
+import unittest.mock
 from importlib import resources
 
 import httpx2
@@ -26,7 +28,7 @@ from support.data_files import encoded
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import main, views
 from hsvit_jax.commands import serve
-from hsvit_jax.commands.serve import app, batching, votes
+from hsvit_jax.commands.serve import app, batching, ray_parts, votes
 from hsvit_jax.train import evaluate
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
@@ -335,6 +337,73 @@ def test_what_cannot_be_served(capsys, monkeypatch):
         second = serve.bound("127.0.0.1", first.getsockname()[1])
         with pytest.raises(ValueError, match="in use; choose another --port"):
             second.__enter__()
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """Ray, of which another front's parts were left, at this address and at another."""
+    ray = unittest.mock.MagicMock()
+    for name, module in (("ray", ray), ("ray.serve", ray.serve)):
+        monkeypatch.setitem(sys.modules, name, module)
+    exceptions = types.SimpleNamespace(RayServeException=KeyError)
+    monkeypatch.setitem(sys.modules, "ray.serve.exceptions", exceptions)
+    left = dict.fromkeys(["hsvit-host-80-1-0", "hsvit-host-80-1-1", "hsvit-host-801-2-0", "other"])
+    ray.serve.status.return_value.applications = left
+    ray.cluster_resources.return_value = {"CPU": 8.0}
+    ray.available_resources.return_value = {"CPU": 1.0}
+    handler = signal.getsignal(signal.SIGTERM)
+    yield ray
+    signal.signal(signal.SIGTERM, handler)
+
+
+def ray_parts_of(network, address="hsvit-host-80"):
+    resources = {"num_cpus": 1.0, "num_gpus": 0.0}
+    return ray_parts.RayParts(network.classifier, 2, 1.0, [1], resources, address)
+
+
+def test_a_front_has_parts_of_its_own(network, ray, monkeypatch, capsys):
+    """Those that another one left at its address are ended, and its own when it ends."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    started = []
+    for _ in range(2):
+        ray.reset_mock()
+        with ray_parts_of(network):
+            deleted = {call.args[0] for call in ray.serve.delete.call_args_list}
+            assert deleted == {"hsvit-host-80-1-0", "hsvit-host-80-1-1"}
+            own = [call.kwargs["name"] for call in ray.serve.RunTarget.call_args_list]
+            with pytest.raises(SystemExit) as caught:
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert caught.value.code == 143
+        assert set(own) < {call.args[0] for call in ray.serve.delete.call_args_list}
+        assert ray.shutdown.called
+        assert [re.fullmatch(r"hsvit-host-80-\w{8}-(\d)", name)[1] for name in own] == ["0", "1"]
+        started += own
+    assert len(set(started)) == 4
+    said = "the parts ask for 2 CPUs, and of the cluster's 8 1 are free: they wait for more"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("garbage", "RAY_ADDRESS=garbage is no host:port"),
+        ("127.0.0.1:{port}", r"nothing answers at RAY_ADDRESS=127\.0\.0\.1:\d+ "),
+    ],
+)
+def test_a_cluster_that_is_not_there(network, ray, monkeypatch, tmp_path, address, said):
+    """Ray would ask for it without end."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("RAY_ADDRESS", address.format(port=port))
+    with pytest.raises(ValueError, match=f"Ray cannot start the parts: {said}"):
+        ray_parts_of(network).__enter__()
+    assert not ray.init.called
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").write_text("secret")
+    with pytest.raises(ValueError, match=r"auth_token, set RAY_AUTH_MODE=token$"):
+        ray_parts_of(network).__enter__()
 
 
 COLD = """

@@ -77,8 +77,9 @@ def run(request: Request) -> int:
         sizes = batching.sizes_up_to(values.batch)
         if values.parts:
             resources = {"num_cpus": values.part_cpus, "num_gpus": values.part_gpus}
-            name = f"hsvit-{socket.gethostname()}-{listener.getsockname()[1]}"
-            how = (values.deadline, sizes, resources, name)
+            address, port = listener.getsockname()[:2]
+            front = f"hsvit-{socket.gethostname()}-{address.replace(':', '.')}-{port}"
+            how = (values.deadline, sizes, resources, front)
             parts = ray_parts.RayParts(trained, values.parts, *how)
             # Before signals are handled below: Ray's own handlers abort the process.
             voters = stack.enter_context(parts)

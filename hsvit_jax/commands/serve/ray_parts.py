@@ -1,10 +1,16 @@
 """A network's parts as Ray Serve deployments, on this machine or on the nodes of a cluster."""
 
 import asyncio
+import contextlib
 import logging
+import os
+import secrets
+import signal
+import socket
+import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import jax
@@ -55,7 +61,7 @@ class RayParts:
       deadline: seconds.
       sizes: of batches.
       resources: of a part's replica, options of a Ray actor.
-      name: of the front, before the numbers of its parts; those of another by this name are ended.
+      front: its address. The parts of another one there, which has ended, are ended too.
     """
 
     def __init__(
@@ -65,14 +71,17 @@ class RayParts:
         deadline: float,
         sizes: Sequence[int],
         resources: dict[str, float],
-        name: str,
+        front: str,
     ) -> None:
         cuts, _ = classifier.cut(count)
         self.parts, self._scale = parts_of(cuts)
         self._deadline = deadline
         shape = (*classifier.image_size, classifier.channels)
         tta = classifier.config.eval.tta
-        self._replicas = {f"{name}-{k}": (cut, shape, sizes, tta) for k, cut in enumerate(cuts)}
+        self._front, start = front, secrets.token_hex(4)  # a front asks no other one's parts
+        self._replicas = {
+            f"{front}-{start}-{k}": (cut, shape, sizes, tta) for k, cut in enumerate(cuts)
+        }
         self._resources = resources
         views = len(evaluate.tta_views(np.zeros((1, *shape)), tta))
         self._views, self._width = views, classifier.model.config.embed_dim
@@ -89,8 +98,8 @@ class RayParts:
             self._start()
         except BaseException as error:  # Ctrl-C too: the parts would stay in the cluster
             self.__exit__()
-            if isinstance(error, ConnectionError | RuntimeError):
-                raise ValueError(f"Ray cannot start the parts: {error}") from error
+            if isinstance(error, OSError | RuntimeError | ValueError):
+                raise ValueError(f"Ray cannot start the parts: {error}{_hint()}") from error
             raise
         return self
 
@@ -98,10 +107,16 @@ class RayParts:
         import ray
         from ray import serve
 
+        _check_reachable(os.environ.get("RAY_ADDRESS", ""))
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of forks, which only execute
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        # Ray's own handler would abort the process.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        orphans = [n for n in serve.status().applications if n.startswith(f"{self._front}-")]
+        _delete(orphans)
         deployment = serve.deployment(
             Replica, max_ongoing_requests=2, ray_actor_options=self._resources, **_LIFE
         )
@@ -109,25 +124,23 @@ class RayParts:
             serve.RunTarget(deployment.bind(*arguments), name=name, route_prefix=None)
             for name, arguments in self._replicas.items()
         ]
-        held = ray.cluster_resources()
+        held, free = ray.cluster_resources(), ray.available_resources()
         for option, unit in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
-            asked, there = len(targets) * self._resources[option], held.get(unit, 0)
-            if asked > there:
+            asked = len(targets) * self._resources[option]
+            if asked > free.get(unit, 0):
                 cli.note(
-                    f"the parts ask for {asked:g} {unit}s and the cluster has {there:g}: they "
-                    "wait for more nodes"
+                    f"the parts ask for {asked:g} {unit}s, and of the cluster's "
+                    f"{held.get(unit, 0):g} {free.get(unit, 0):g} are free: they wait for more"
                 )
         self._handles = serve.run_many(targets)
 
     def __exit__(self, *_: object) -> None:
         import ray
-        from ray import serve
 
         if not ray.is_initialized():
             return
         try:
-            for name in self._replicas:
-                serve.delete(name)
+            _delete(self._replicas)
         finally:
             ray.shutdown()
 
@@ -164,3 +177,41 @@ class RayParts:
             logging.getLogger(__name__).warning("a part failed: %s", type(error).__name__)
             return None
         return total_VBD, 1000 * (time.perf_counter() - started)
+
+
+def _delete(names: Iterable[str]) -> None:
+    """Deletes applications of Ray Serve, all at a time, and waits until they are gone."""
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    for wait in (False, True):
+        for name in names:
+            # After a minute, in which they end without us; and where Serve has not started.
+            with contextlib.suppress(TimeoutError, RayServeException):
+                serve.delete(name, _blocking=wait)
+
+
+def _check_reachable(address: str) -> None:
+    """Raises OSError or ValueError for a cluster's host:port that nobody listens at: Ray would ask
+    again without end."""
+    if address in ("", "auto", "local") or "://" in address:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"RAY_ADDRESS={address} is no host:port")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"nothing answers at RAY_ADDRESS={address} ({error})") from error
+
+
+def _hint() -> str:
+    """What to set where Ray has a token, which it does not use for an address that is given."""
+    token = os.path.expanduser("~/.ray/auth_token")
+    if (
+        not os.environ.get("RAY_ADDRESS")
+        or "RAY_AUTH_MODE" in os.environ
+        or not os.path.exists(token)
+    ):
+        return ""
+    return f". Where the cluster asks for the token in {token}, set RAY_AUTH_MODE=token"
