@@ -390,20 +390,22 @@ def test_a_front_has_parts_of_its_own(network, ray, monkeypatch, capsys):
         ("127.0.0.1:{port}", r"nothing answers at RAY_ADDRESS=127\.0\.0\.1:\d+ "),
     ],
 )
-def test_a_cluster_that_is_not_there(network, ray, monkeypatch, tmp_path, address, said):
+def test_a_cluster_that_is_not_there(network, ray, monkeypatch, address, said):
     """Ray would ask for it without end."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     monkeypatch.setenv("RAY_ADDRESS", address.format(port=port))
     with pytest.raises(ValueError, match=f"Ray cannot start the parts: {said}"):
         ray_parts_of(network).__enter__()
     assert not ray.init.called
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray/auth_token").write_text("secret")
-    with pytest.raises(ValueError, match=r"auth_token, set RAY_AUTH_MODE=token$"):
-        ray_parts_of(network).__enter__()
+
+
+def test_a_cluster_that_lets_nobody_in(network, ray, monkeypatch):
+    ray.init.side_effect = ConnectionError("Failed to connect")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ValueError, match=r"Failed to connect; where .* RAY_AUTH_MODE=token"):
+            ray_parts_of(network).__enter__()
 
 
 COLD = """

@@ -23,6 +23,7 @@ from hsvit_jax.train import evaluate
 
 # A replica that does not answer three checks in a row, 2 s apart and of 5 s each, is replaced.
 _LIFE = {"health_check_period_s": 2, "health_check_timeout_s": 5, "graceful_shutdown_timeout_s": 1}
+_TOKEN = "; where `ray start` says that tokens are asked for, RAY_AUTH_MODE=token goes with it"
 
 
 class Replica:
@@ -98,8 +99,9 @@ class RayParts:
             self._start()
         except BaseException as error:  # Ctrl-C too: the parts would stay in the cluster
             self.__exit__()
-            if isinstance(error, OSError | RuntimeError | ValueError):
-                raise ValueError(f"Ray cannot start the parts: {error}{_hint()}") from error
+            if isinstance(error, ConnectionError | RuntimeError | ValueError):
+                hint = _TOKEN if isinstance(error, ConnectionError) else ""
+                raise ValueError(f"Ray cannot start the parts: {error}{hint}") from error
             raise
         return self
 
@@ -192,8 +194,8 @@ def _delete(names: Iterable[str]) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError or ValueError for a cluster's host:port that nobody listens at: Ray would ask
-    again without end."""
+    """Raises ValueError for a cluster's host:port that nobody listens at: Ray would ask again
+    without end."""
     if address in ("", "auto", "local") or "://" in address:
         return
     host, _, port = address.rpartition(":")
@@ -203,15 +205,3 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
         raise ValueError(f"nothing answers at RAY_ADDRESS={address} ({error})") from error
-
-
-def _hint() -> str:
-    """What to set where Ray has a token, which it does not use for an address that is given."""
-    token = os.path.expanduser("~/.ray/auth_token")
-    if (
-        not os.environ.get("RAY_ADDRESS")
-        or "RAY_AUTH_MODE" in os.environ
-        or not os.path.exists(token)
-    ):
-        return ""
-    return f". Where the cluster asks for the token in {token}, set RAY_AUTH_MODE=token"
