@@ -16,6 +16,7 @@ import ml_collections
 from hsvit_jax import augment, checkpoint, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.config import keys
 from hsvit_jax.runtime import coordination, memory, watchdog
 from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
@@ -69,7 +70,7 @@ def prepare(
         _take_shape(config, dataset.info)
         for key in ("val_fraction", "fraction", "on_bad_image"):  # by which it is found again
             asked, config.data[key] = config.data[key], getattr(dataset, key)
-            if f"data.{key}" in config.by_hand and asked != config.data[key]:
+            if _is_asked(config, key, asked) and asked != config.data[key]:
                 raise ValueError(
                     f"data.{key}={asked}, but the data set given has {config.data[key]}: leave it "
                     "out, or make the data set so (val_fraction= and on_bad_image= of what loads "
@@ -134,6 +135,13 @@ def prepare(
     )
 
 
+def _is_asked(config: ml_collections.ConfigDict, key: str, value: Any) -> bool:
+    """Whether a key of `data` was set by hand: as text, or as an attribute, which leaves no other
+    trace than a value that is not the default; an image's size may be a smoke run's."""
+    changed = key != "image_size" and value != keys.KEYS[f"data.{key}"].initial
+    return changed or f"data.{key}" in config.by_hand
+
+
 def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
     """Takes size, channels and fit, which predictions follow, from a data set that is given."""
     size = tuple(config.data.image_size)
@@ -141,7 +149,7 @@ def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
     asked |= {key: config.data[key] for key in ("channels", "fit")}
     for key, wanted in asked.items():
         value = getattr(info, key)
-        if f"data.{key}" in config.by_hand and wanted not in (value, (), 0):
+        if _is_asked(config, key, wanted) and wanted not in (value, (), 0):
             raise ValueError(
                 f"data.{key}={wanted}, but the images given have {value}: give {key}= to "
                 "hsvit_jax.from_arrays or from_examples instead"
@@ -382,6 +390,11 @@ def _check_arguments(
     if not several or not all(isinstance(one, Callback) for one in callbacks):
         raise ValueError(f"callbacks must be a list of hsvit_jax.Callback; got {callbacks!r:.80}")
     config_lib.validate(config)  # it may have been changed since `get_config`
+    if config.recipe not in ("strong", "small") and "recipe" not in config.by_hand:
+        raise ValueError(
+            f"recipe={config.recipe!r} alone changes no setting: name it after the colon, as in "
+            f"get_config('c2a2:digits,{config.recipe}')"
+        )
     loggers.check(config.train.loggers)
 
 

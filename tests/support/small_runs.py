@@ -34,7 +34,11 @@ HSVIT = hsvit.HSViTConfig(
 
 
 def small_dataset(
-    sizes: tuple[int, int, int] = (70, 21, 23), *, seed: int = 3, streamed: bool = False
+    sizes: tuple[int, int, int] = (70, 21, 23),
+    *,
+    seed: int = 3,
+    streamed: bool = False,
+    val_fraction: float = 0.1,
 ) -> data.Dataset:
     """Noise on a bright row that tells the class; train, validation and test of these sizes."""
     rng = np.random.default_rng(seed)
@@ -56,7 +60,8 @@ def small_dataset(
         std=(0.2,),
         flip=False,
     )
-    return data.Dataset(info, *(split(n) for n in sizes), fingerprint=f"rows-{seed}-{sizes}")
+    splits, fingerprint = (split(n) for n in sizes), f"rows-{seed}-{sizes}"
+    return data.Dataset(info, *splits, fingerprint=fingerprint, val_fraction=val_fraction)
 
 
 def small_config(**settings: Any) -> ml_collections.ConfigDict:

@@ -141,7 +141,7 @@ def test_a_run_ends_when_patience_does(tmp_path, monkeypatch, capsys):
 
 def test_selecting_on_the_test_split_is_said(tmp_path, capsys, spy):
     config = small_config(train__select_on="test", train__steps=0, data__val_fraction=0.0)
-    train.train(config, tmp_path, dataset=small_dataset((70, 0, 23)))
+    train.train(config, tmp_path, dataset=small_dataset((70, 0, 23), val_fraction=0.0))
     assert spy == ["test", "test"]
     assert "TEST split" in capsys.readouterr().err
 
@@ -149,7 +149,9 @@ def test_selecting_on_the_test_split_is_said(tmp_path, capsys, spy):
 def test_the_last_checkpoint_may_be_taken(tmp_path, monkeypatch, spy):
     """However bad it is; and without validation images the test images are read once."""
     config = small_config(train__select_on="last", data__val_fraction=0.0)
-    result = train.train(config, tmp_path / "all", dataset=small_dataset((70, 0, 23)))
+    result = train.train(
+        config, tmp_path / "all", dataset=small_dataset((70, 0, 23), val_fraction=0.0)
+    )
     assert (result.best_step, result.validation, spy) == (6, None, ["test"])
     worse = iter(range(21, 0, -1))
 
@@ -198,6 +200,14 @@ def test_no_steps_leave_the_fresh_network(tmp_path, spy, monkeypatch):
     ("sizes", "settings", "words"),
     [
         ((70, 21, 23), {"data__val_fraction": 0.0}, ["data.val_fraction=0", "select_on"]),
+        ((70, 21, 23), {"data__val_fraction": 0.2}, ["val_fraction=0.2, but the", "has 0.1"]),
+        (
+            (70, 21, 23),
+            {"data__fraction": 0.2},
+            ["data.fraction=0.2, but the data set given has 1"],
+        ),
+        ((70, 21, 23), {"data__channels": 3}, ["data.channels=3, but the images given have 1"]),
+        ((70, 21, 23), {"recipe": "paper"}, ["recipe='paper' alone", "'c2a2:digits,paper'"]),
         ((70, 0, 23), {}, ["select_on='val'", "no validation images"]),
         ((70, 21, 0), {}, ["no test images"]),
         ((0, 0, 23), {}, ["no training images"]),
