@@ -93,6 +93,8 @@ class Classifier:
 
     def _fitted(self, images: Any) -> tuple[np.ndarray, bool]:
         """Images as uint8 (B, H, W, C) of the network's size, and whether it was one."""
+        if isinstance(images, list) and images and isinstance(images[0], list):
+            images = np.asarray(images)
         shape, size, channels = getattr(images, "shape", ()), self.image_size, self.channels
         if shape[1:] == (*size, channels) and images.dtype == np.uint8:
             return np.asarray(images), False
@@ -278,6 +280,11 @@ class Classifier:
     def _check_split(self, split: data.Split) -> None:
         """Refuses what would be counted wrongly: other classes, and pixels of another scale."""
         most, images = len(self.class_names) - 1, split.images
+        if getattr(getattr(split.labels, "dtype", None), "kind", "") not in ("i", "u"):
+            raise ValueError(
+                "labels of a split must be an array of integers, the classes' numbers; got "
+                f"{split.labels!r:.80}"
+            )
         if len(split) and not 0 <= np.min(split.labels) <= np.max(split.labels) <= most:
             raise ValueError(
                 f"labels run from {np.min(split.labels)} to {np.max(split.labels)}, but the "

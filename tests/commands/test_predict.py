@@ -61,6 +61,7 @@ def test_answers_are_those_of_the_network(run, classifier, images):
     p = classifier.predict(images)
     assert p.dtype == np.float32
     np.testing.assert_allclose(p, jax.nn.softmax(found), rtol=1e-5)
+    np.testing.assert_allclose(classifier.predict((images[0] / 255).tolist()), p[0], rtol=1e-5)
     assert classifier.predict(np.zeros((0, 32, 32, 1), np.uint8)).shape == (0, 10)
 
 

@@ -37,6 +37,8 @@ def test_arrays_are_split_measured_and_named(arrays):
     assert names.info.class_names == ("a", "b", "c")
     floats = hsvit_jax.from_arrays(images / np.float32(255), labels, ("a", "b", "c"))
     assert floats.fingerprint == found.fingerprint
+    nested = hsvit_jax.from_arrays((images / 255).tolist(), labels.tolist(), ("a", "b", "c"))
+    assert nested.fingerprint == found.fingerprint
     alone = hsvit_jax.from_arrays(images, labels, test_only=True)
     np.testing.assert_array_equal(alone.test.images, images)
     assert len(alone.train) == len(alone.val) == 0
@@ -187,6 +189,9 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     assert classifier.evaluate(given).examples == len(given.test) == 12
     with pytest.raises(ValueError, match=r"image_size=\(8, 8\), channels=1, fit='pad': give these"):
         classifier.evaluate(hsvit_jax.from_arrays(images, labels, names, fit="crop"))
+    for labels in ([0, 1, 1], np.array([0, 1, 1.9])):
+        with pytest.raises(ValueError, match="labels of a split must be an array of integers"):
+            classifier.evaluate(data.Split(labels, images[:3]))
     some = data.Split(np.array([0, 1, 1]), images[:3])
     info = dataclasses.replace(given.info, class_names=("c", "a"))
     assert classifier.relabelled(some, info).labels.tolist() == [2, 0, 0]

@@ -132,7 +132,10 @@ def _shape(image: Any) -> tuple[tuple[int, int], int]:
     if hasattr(image, "mode") and not hasattr(image, "shape"):  # Pillow's, no memory map
         image = upright(image)
         return (image.height, image.width), 1 if image.mode in GREY_MODES else 3
-    shape = getattr(image, "shape", ())
+    try:
+        shape = np.shape(image)
+    except ValueError:  # rows of several lengths, which are refused when they are read
+        shape = ()
     if len(shape) < 2:
         return (128, 128), 3
     return tuple(shape[:2]), 1 if shape[2:] in ((), (1,)) else 3
