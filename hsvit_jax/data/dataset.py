@@ -137,16 +137,19 @@ class Dataset:
           fraction: of the examples of each class, above 0 and at most 1.
 
         Raises:
-          ValueError: another fraction.
+          ValueError: another fraction, or a subset already, whose share would be another one's.
         """
         if not (isinstance(fraction, numbers.Real) and 0 < fraction <= 1):
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
         if fraction == 1:
             return self
+        if self.fraction < 1:
+            raise ValueError(
+                f"subset({fraction:g}) of a subset of {self.fraction:g}: take it of the whole set"
+            )
         kept = {name: _first(getattr(self, name), fraction) for name in ("train", "val")}
         name = fingerprint(self.info, self.fingerprint, f"{fraction} of train and val")
-        left = float(self.fraction * fraction)
-        return dataclasses.replace(self, **kept, fingerprint=name, fraction=left)
+        return dataclasses.replace(self, **kept, fingerprint=name, fraction=float(fraction))
 
 
 def _first(split: Split, fraction: float) -> Split:

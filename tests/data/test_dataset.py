@@ -76,3 +76,5 @@ def test_smaller_shares_lie_within_larger_ones(streamed):
         seen = images
         prints.add(part.fingerprint)
     assert len(prints) == 4
+    with pytest.raises(ValueError, match=r"of a subset of 0\.02: take it of the whole set"):
+        part.subset(0.5)
