@@ -23,7 +23,7 @@ from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
 from hsvit_jax.data.dataset import TEST, TRAIN, VAL, Source, Split, used_as
 from hsvit_jax.data.images import BadImage, few, printable, read_image
 
-Progress = Callable[[str, int, int], None]  # (stage, done, total)
+Progress = Callable[[str, int, int], None]  # (stage, done, total); a total of 0: unknown
 _CHUNK = 64
 #: What keeps a file from being read for as long as its size and time stay.
 _LASTING = (None, errno.ENOENT, errno.EINVAL, errno.EFBIG)

@@ -142,7 +142,7 @@ def _receive(response: HTTPResponse, part: Path, remote: RemoteFile, progress: P
             if received > remote.max_bytes:
                 raise _Failed(f"more than {remote.max_bytes:,} bytes came")
             out.write(block)
-            progress(f"downloading {remote.name}", received, expected or received)
+            progress(f"downloading {remote.name}", received, expected)
     if received < expected:
         raise _Failed(f"the connection ended after {received:,} of {expected:,} bytes")
 

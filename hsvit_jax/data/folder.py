@@ -69,12 +69,10 @@ def unpack_once(
 
     def build(scratch: Path) -> dict[str, Any]:
         path = archive()
-        progress(f"unpacking {path.name}", 0, 1)
-        index = archives.unpack(
+        progress(f"unpacking {path.name}", 0, 0)
+        return archives.unpack(
             path, scratch, lambda member: is_image_name(member) or member.endswith(extra_suffixes)
         )
-        progress(f"unpacking {path.name}", 1, 1)
-        return index
 
     _, index = read_or_build(folder, build)
     if not {number for _, number in index["files"]} <= set(os.listdir(folder)):

@@ -191,7 +191,8 @@ def print_once(text: str) -> None:
                 client.blocking_key_value_get(key, _PRINTED_MS)
                 return
             except jax.errors.JaxRuntimeError:
-                text = f"process {distributed.global_state.process_id}: {text}"
+                own = f"process {distributed.global_state.process_id}"
+                text = text if text.startswith(own) else f"{own}: {text}"
     print(text, file=sys.stderr, flush=True)
 
 

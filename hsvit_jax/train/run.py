@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ def prepare(
     *,
     dataset: data.Dataset | None = None,
     devices: list | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    verbose: bool = True,
 ) -> Run:
     """Loads the data, resolves the configuration, and builds network, mesh and optimizer.
 
@@ -54,7 +55,7 @@ def prepare(
         config: as a config file's `get_config` returns it.
         dataset: to use instead of loading config.data.name.
         devices: all of jax's when left out.
-        progress: called with (what, done, total) during a slow first load.
+        verbose: say how far a slow first load is.
 
     Raises:
         ValueError: configuration, data set and devices do not fit together.
@@ -64,7 +65,7 @@ def prepare(
         config = init_from.at_native_size(config)
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
             _network(config_lib.resolve(config, data.describe(config.data.name)))
-        dataset = load_data(config, progress=progress)
+        dataset = load_data(config, verbose=verbose)
     else:
         config = config.copy_and_resolve_references().unlock()
         _take_shape(config, dataset.info)
@@ -201,18 +202,18 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
 
 def load_data(
     config: ml_collections.ConfigDict,
-    progress: Callable[[str, int, int], None] | None = None,
     *,
     resident: bool = True,
     test_only: bool = False,
+    verbose: bool = True,
 ) -> data.Dataset:
     """Loads the data set of a configuration at the image size it asks for.
 
     Args:
         config: its `data` section counts.
-        progress: called with (what, done, total) during a slow first load.
         resident: False reads image files as needed though they would fit in memory.
         test_only: put every image into the test split.
+        verbose: process 0 says on standard error how far a slow first load is.
     """
     size = tuple(config.data.image_size)
     limit = {} if resident else {"resident_limit_bytes": 0}
@@ -224,11 +225,25 @@ def load_data(
         fit=config.data.fit,
         val_fraction=config.data.val_fraction,
         on_bad_image=config.data.on_bad_image,
-        progress=progress,
+        progress=_progress() if verbose and coordination.is_lead() else None,
         test_only=test_only,
         **limit,
     )
     return dataset.subset(config.data.fraction)
+
+
+def _progress() -> Callable[[str, int, int], None]:
+    """Makes a function that says what a load begins to do, and every ten seconds how far it is."""
+    told: dict[str, float] = {}
+
+    def tell(what: str, done: int, total: int) -> None:
+        if what not in told or time.monotonic() - told[what] >= 10:
+            told[what] = time.monotonic()
+            text = f"{what}: {done:,}" if done else what
+            text += f" of {total:,}" if total else ""
+            print(report.printable(text), file=sys.stderr, flush=True)
+
+    return tell
 
 
 def train(
@@ -280,9 +295,8 @@ def train(
         workdir_lib.check_apart(name, workdir)
         if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
             init_from.refuse_random(config)
-        progress = _data_progress if verbose else None
         started_as = resume.as_started(config, workdir)
-        run = prepare(started_as, dataset=dataset, devices=devices, progress=progress)
+        run = prepare(started_as, dataset=dataset, devices=devices, verbose=verbose)
         if recoverable:
             elastic.check(run)
         return run, stack.enter_context(workdir_lib.opened(workdir, run.config))
@@ -396,12 +410,6 @@ def _check_arguments(
             f"get_config('c2a2:digits,{config.recipe}')"
         )
     loggers.check(config.train.loggers)
-
-
-def _data_progress(what: str, done: int, total: int) -> None:
-    """Prints a line per tenth of a slow first load."""
-    if total and (done == total or done % max(total // 10, 1) == 0):
-        print(f"{what}: {done:,} of {total:,}", flush=True)
 
 
 #: What the opening line says of the recipe `small`, beside the batch and the warm-up.

@@ -9,15 +9,18 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.data_files import class_folders
 from support.small_runs import losses, metric_lines, small_config, small_dataset, spy_on_batches
 
 from hsvit_jax import checkpoint, train
+from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import coordination, signals
 from hsvit_jax.train import evaluate, loop
 from hsvit_jax.train import step as step_lib
@@ -391,3 +394,23 @@ def test_a_run_that_is_stopped_again_and_again_leaves_the_same_metrics(tmp_path,
         for f in (tmp_path, folder)
     ]
     assert steps == [result.best_step] * 2
+
+
+def test_a_slow_load_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    """Its first line at once, others every ten seconds; nothing where all is in the cache."""
+    monkeypatch.setenv("HSVIT_DATA_DIR", str(tmp_path / "data"))
+    folder = class_folders(tmp_path / "set", ("cat", "dog"), 96)  # three times 64 images
+    config = config_lib.get_config(f"c2a2:folder={folder}")
+    clock = iter((0.0, 9.0, 10.0, 10.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: next(clock))
+        train.load_data(config)
+    assert capsys.readouterr().err.splitlines() == [
+        "decoding images: 64 of 192",
+        "decoding images: 192 of 192",
+    ]
+    train.load_data(config)
+    train.load_data(
+        config_lib.override(config, ["data.dir=" + str(tmp_path / "other")]), verbose=False
+    )
+    assert not capsys.readouterr().err
