@@ -21,6 +21,8 @@ _IGNORED = {
     "parts": ("work", "trace", "data", "no_augment"),
     "peak": ("work", "batch", "steps", "warmup", "trace", "data", "no_augment"),
     "work=decode": ("trace", "no_augment"),
+    "work=eval": ("no_augment",),
+    "work=infer": ("no_augment",),
     "topology": ("steps", "warmup", "trace", "data"),
 }
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import tempfile
+from typing import Any
 
 from hsvit_jax.benchmark import jobs, machine
 
@@ -70,14 +71,20 @@ def _run(command: list[str] | str, what: str) -> dict:
             why = f"failed with code {process.returncode}"
         tail = "\n".join(errors.strip().splitlines()[-10:]) or "(nothing on standard error)"
         raise ValueError(f"{what} {why}; its last words:\n{tail}")
-    return {"peak_memory_bytes": usage.ru_maxrss * machine.RSS_UNIT, **record}
+    if not _is_positive(record.get("peak_memory_bytes")):
+        record["peak_memory_bytes"] = usage.ru_maxrss * machine.RSS_UNIT
+    return record
 
 
 def _parse(line: str) -> dict | None:
     """Parses a JSON object with a positive `images_per_second`; None for another line."""
     with contextlib.suppress(ValueError):
         record = json.loads(line)
-        rate = record.get("images_per_second") if isinstance(record, dict) else None
-        if type(rate) in (int, float) and 0 < rate < float("inf"):
+        if isinstance(record, dict) and _is_positive(record.get("images_per_second")):
             return record
     return None
+
+
+def _is_positive(value: Any) -> bool:
+    """Whether a value of JSON is a finite number above 0."""
+    return type(value) in (int, float) and 0 < value < float("inf")

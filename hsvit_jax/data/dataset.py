@@ -4,11 +4,14 @@ import dataclasses
 import hashlib
 import json
 import numbers
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from hsvit_jax.data.images import printable
 
 TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
@@ -227,6 +230,25 @@ def fingerprint(info: DataInfo, content: str, rule: str) -> str:
     """SHA-256 hex over the content's own digest, the split rule, shape and class names."""
     body = [content, rule, list(info.image_size), info.channels, list(info.class_names)]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+
+
+def count_copies(digests: Sequence[bytes], pair: Callable[[int, int], str]) -> tuple[int, str]:
+    """How many of these digests, '' of what cannot be read, were there before, and a text on the
+    first of them: `pair` of its index and of that of its original."""
+    first: dict[bytes, int] = {}
+    copies = [i for i, key in enumerate(digests) if key and first.setdefault(key, i) != i]
+    return len(copies), "".join(pair(i, first[digests[i]]) for i in copies[:1])
+
+
+def warn_of_copies(total: int, copies: int, first: str) -> None:
+    """Warns of what `count_copies` has found among `total` images of one's own, if anything."""
+    if copies:
+        warnings.warn(
+            f"{copies:,} of {total:,} images are copies of others, {printable(first)} first: a "
+            "copy of a test image may be trained on, and one in another class has two labels; "
+            "remove them",
+            stacklevel=4,
+        )
 
 
 def used_as(given: Collection[int]) -> dict[int, int]:

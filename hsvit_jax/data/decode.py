@@ -20,7 +20,16 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
-from hsvit_jax.data.dataset import TEST, TRAIN, VAL, Source, Split, used_as
+from hsvit_jax.data.dataset import (
+    TEST,
+    TRAIN,
+    VAL,
+    Source,
+    Split,
+    count_copies,
+    used_as,
+    warn_of_copies,
+)
 from hsvit_jax.data.images import BadImage, few, printable, read_image
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total); a total of 0: unknown
@@ -134,13 +143,8 @@ def decode_items(
         shutil.rmtree(folder, ignore_errors=True)
     bad = notes["bad"]
     _report_bad(bad, len(items.names), request.on_bad_image)
-    if items.own and notes["copies"]:
-        warnings.warn(
-            f"{notes['copies']:,} of {len(items.names):,} images are copies of others, "
-            f"{printable(notes['copy'])} first: a copy of a test image may be trained on, and one "
-            "in another class has two labels; remove them",
-            stacklevel=2,
-        )
+    if items.own:
+        warn_of_copies(len(items.names), notes["copies"], notes["copy"])
     good = np.flatnonzero(arrays["good"])
     labels = np.asarray(arrays["labels"][good], dtype=np.int32)
     wrong = np.flatnonzero((labels < 0) | (labels >= len(class_names)))
@@ -223,10 +227,8 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
     for part, label, digest in zip(items.parts, labels, digests, strict=True):
         if digest:
             content.update(b"%d %d " % (part, label) + digest)
-    first: dict[bytes, int] = {}
-    copies = [i for i, key in enumerate(digests) if key and first.setdefault(key, i) != i]
+    copies, copy = count_copies(digests, lambda i, j: f"{items.names[i]} of {items.names[j]}")
     np.save(scratch / "labels.npy", labels)
     np.save(scratch / "good.npy", np.array([bool(digest) for digest in digests]))
-    pairs = [f"{items.names[i]} of {items.names[first[digests[i]]]}" for i in copies[:1]]
-    notes = {"bad": bad, "copies": len(copies), "copy": "".join(pairs), "unread": bool(unread)}
+    notes = {"bad": bad, "copies": copies, "copy": copy, "unread": bool(unread)}
     return notes | {"content": content.hexdigest()}

@@ -143,7 +143,7 @@ def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     """The good lines of a `metrics.jsonl`, and the damaged ones; a last line without its end, which
     was cut short and is written again by the resumed run, is neither."""
     lines, damaged = [], b""
-    raws = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    raws = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for raw in (raw for raw in raws if raw.endswith(b"\n") and raw.strip()):
         try:
             line = json.loads(raw)

@@ -223,6 +223,10 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
             [f"--config={CONFIG_FILE}", "--work=decode", "--trace=x", "--vs=true"],
             *(2, "--work=decode has no use for --trace"),
         ),
+        *(
+            ([f"--config={CONFIG_FILE}", f"--work={work}", "--no_augment"], 2, "no use for --no_")
+            for work in ("eval", "infer")
+        ),
         (
             [f"--config={CONFIG_FILE}", "--batch=8", "--config.train.batch=4"],
             *(2, "leave one out"),
@@ -250,13 +254,13 @@ def test_command_line_hands_over_its_flags(capsys, monkeypatch):
         return {"work": work, "batch": config.train.batch, "depth": config.model.depth, **settings}
 
     monkeypatch.setattr(benchmark, "measure", measure)
-    words = [f"--config={CONFIG_FILE}", "--config.model.depth=5", "--batch=48", "--work=eval"]
+    words = [f"--config={CONFIG_FILE}", "--config.model.depth=5", "--batch=48", "--work=input"]
     words += ["--steps=7", "--warmup=3", "--no_augment", "--data", "--trace=somewhere"]
     assert main.main(["hsvit", "benchmark", *words]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == {
         "config": CONFIG_FILE,
-        "work": "eval",
+        "work": "input",
         "batch": 48,
         "depth": 5,
         "steps": 7,
@@ -306,6 +310,8 @@ def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
     assert record["theirs"]["runs"] == [2, 10, 40]
     memory = record["ours"]["peak_memory_bytes"]
     assert memory > 2**20 and record["memory_ratio"] == memory / 200  # B states its own
+    unknown = script(tmp_path, "C", 1, peak_memory_bytes=None)
+    assert versus.compare(unknown, shlex.join(theirs), 1)["ours"]["peak_memory_bytes"] > 2**20
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,8 @@ def test_names_and_settings_of_a_system():
     assert system.settings == ("model.depth=1", "optim.name=sgd")
     assert system.name == "c2a2 tiny depth=1 name=sgd"
     assert System.parse("c2a2:digits augment.mixup=0.1").name == "c2a2 mixup=0.1"
+    blank = System.parse("c2a2:folder=my photos,fast model.depth=1")
+    assert (blank.spec, blank.settings) == ("c2a2:folder=my photos,fast", ("model.depth=1",))
     recipes = ["c2a2:digits", "c2a2:digits,fast", "c2a2:digits,paper optim.name=sgd"]
     names = [system.name for system in System.parse_all(recipes)]
     assert names == ["c2a2 strong", "c2a2 fast", "c2a2 paper name=sgd"]

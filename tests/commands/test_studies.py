@@ -259,6 +259,11 @@ def test_curves_of_runs(tmp_path, capsys):
     assert f"{new} is left out" in capsys.readouterr().err
     assert main.main(["hsvit", "curves", str(new), f"--out={tmp_path}/c.png"]) == 1
     assert "nothing to draw" in capsys.readouterr().err
+    (runs[0] / "metrics.jsonl").unlink()
+    (runs[0] / "metrics.jsonl").mkdir()
+    assert main.main(["hsvit", "curves", str(runs[0]), f"--out={tmp_path}/c.png"]) == 1
+    assert "holds no metrics.jsonl" in capsys.readouterr().err
+    (runs[0] / "metrics.jsonl").rmdir()
     (runs[0] / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
     assert main.main(["hsvit", "curves", *map(str, runs), f"--out={tmp_path}/c.png"]) == 0
     assert "run was never evaluated on the validation split" in capsys.readouterr().err

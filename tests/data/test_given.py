@@ -47,6 +47,20 @@ def test_arrays_are_split_measured_and_named(arrays):
     assert hsvit_jax.from_arrays(images, labels).fingerprint != found.fingerprint
 
 
+def test_copies_are_named_and_names_are_those_of_folders(arrays):
+    """An é is one letter or two; and a copy of a test image may be trained on."""
+    images, labels = arrays
+    names = np.array(["caf\u00e9", "cafe\u0301", "x"])
+    found = hsvit_jax.from_arrays(images, names[labels])
+    assert found.info.class_names == ("caf\u00e9", "x")
+    found = hsvit_jax.from_arrays(images, names[labels], ("x", "cafe\u0301"))
+    assert found.info.class_names == ("x", "caf\u00e9")
+    images[7] = images[9] = images[4]
+    with pytest.warns(match="2 of 60 images are copies of others, example 7 of example 4 first"):
+        hsvit_jax.from_arrays(images, labels)
+    hsvit_jax.from_arrays(images, labels, test_only=True)
+
+
 def test_examples_of_any_kind(arrays):
     """Pictures, with names for labels, from a generator or by index."""
     images, labels = arrays
@@ -108,7 +122,7 @@ def test_class_names_are_texts(arrays):
 
 
 def test_shapes_of_memory_maps_and_of_pictures_of_16_bits(tmp_path):
-    np.save(tmp_path / "images.npy", np.zeros((4, 8, 6, 3), np.uint8))
+    np.save(tmp_path / "images.npy", np.arange(4 * 8 * 6 * 3).reshape(4, 8, 6, 3).astype(np.uint8))
     mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
     assert hsvit_jax.from_arrays(mapped, [0, 0, 1, 1]).info.image_size == (8, 6)
     grey = [Image.fromarray(np.full((8, 6), 1000 * i, np.uint16)) for i in range(4)]
@@ -127,6 +141,7 @@ def test_numpys_numbers_are_sizes_too(arrays):
 
 def test_statistics_need_no_memory_to_speak_of():
     images = np.zeros((40, 256, 256, 1), np.uint8)
+    images[:, 0, 0, 0] = np.arange(40)
     tracemalloc.start()
     hsvit_jax.from_arrays(images, np.arange(40) % 2)
     peak = tracemalloc.get_traced_memory()[1]
@@ -138,7 +153,7 @@ def test_a_turned_photo_gives_its_upright_size(arrays):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     photo = Image.open(io.BytesIO(encoded(arrays[0][0], "JPEG", exif=exif)))  # 8 rows of 6
-    found = hsvit_jax.from_examples((photo, label) for label in "aabb")
+    found = hsvit_jax.from_examples[(photo, "a"), (photo, "b")], test_only = True
     assert found.info.image_size == (6, 8)
 
 

@@ -250,8 +250,8 @@ class Server:
             files, lost = form.getlist("files"), form.getlist("lost")
             if others := [*request.query_params, *({*form} - {"files", "lost"})]:
                 raise ValueError(
-                    "A form with the fields 'files' and 'lost' is read, and nothing else; got "
-                    f"{_as_utf8(data.few(others))}"
+                    "A form with the fields 'files' and 'lost' is read, and no parameters of the "
+                    f"address; got {_as_utf8(data.few(others))}"
                 )
             if str in map(type, files) or {*map(type, lost)} - {str}:
                 raise ValueError("The field 'files' takes files, and 'lost' text")

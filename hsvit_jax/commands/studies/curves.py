@@ -55,7 +55,7 @@ def run(request: cli.Request) -> None:
     for word in request.words:
         folder = Path(word)
         lines = metrics.read_metrics(folder / "metrics.jsonl")
-        if not lines and (folder / "metrics.jsonl").exists():
+        if not lines and (folder / "metrics.jsonl").is_file():
             cli.note(f"{folder} is left out: the run has written no metrics yet")
             continue
         if not lines:

@@ -1,6 +1,7 @@
 """Systems trained by one loop on the same data: for comparisons and studies."""
 
 import dataclasses
+import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -30,8 +31,9 @@ class System:
 
     @classmethod
     def parse(cls, text: str, *, recipe: bool = False) -> "System":
-        """Reads a spec and the settings that follow it, separated by blanks; `recipe` names it."""
-        spec, *settings = text.split() or [""]
+        """Reads a spec and the settings that follow it, separated by blanks; `recipe` names it. A
+        blank that no KEY= follows is part of a path."""
+        spec, *settings = re.split(r"\s+(?=[\w.]+=)", text.strip())
         changes = (setting.partition("=") for setting in settings)
         short = ("".join([key.rpartition(".")[2], *rest]) for key, *rest in changes)
         return cls(" ".join([name_of(spec, recipe=recipe), *short]), spec, tuple(settings))

@@ -1,17 +1,30 @@
 """Arrays, and anything that gives (image, label), as a data set in memory."""
 
 import dataclasses
+import functools
 import hashlib
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hsvit_jax.data.dataset import UNSPLIT, DataInfo, Dataset, Source, Split, split
+from hsvit_jax.data.dataset import (
+    UNSPLIT,
+    DataInfo,
+    Dataset,
+    Source,
+    Split,
+    count_copies,
+    split,
+    warn_of_copies,
+)
 from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, few, fit_image, upright
 
 _LEAST_STD = 1e-3  # of a channel that is the same everywhere
+#: A name as a folder's is read, so that one name spelled on two systems is one class.
+normal = functools.partial(unicodedata.normalize, "NFC")
 _MOST_CLASSES = 65536  # as data.num_classes; larger labels are no numbers of classes
 
 
@@ -99,6 +112,9 @@ def from_examples(
             stacklevel=3,
         )
     pixels = np.stack(images)
+    if not test_only:
+        digests = [hashlib.sha256(image).digest() for image in pixels]
+        warn_of_copies(len(digests), *count_copies(digests, "example {} of example {}".format))
     content = hashlib.sha256(numbers.tobytes())
     content.update(np.ascontiguousarray(pixels))
     parts = np.full(len(numbers), UNSPLIT, np.int8)
@@ -157,17 +173,20 @@ def _numbered(
             f"labels must be whole numbers or names, one for each image; got {values.dtype} "
             f"{values.shape}"
         )
+    if class_names is not None:
+        class_names = [normal(name) if isinstance(name, str) else name for name in class_names]
     if values.dtype.kind == "U":
         # NumPy makes texts of them: a missing label of a table would be a class "nan".
         strange = [label for label in labels if not isinstance(label, str)]
         if strange:
             raise ValueError(f"labels must be all names or all numbers; got {strange[0]!r} too")
-        names = tuple(np.unique(values).tolist() if class_names is None else class_names)
-        unknown = sorted(set(values.tolist()) - set(names))
+        labels = [*map(normal, values.tolist())]
+        names = tuple(sorted({*labels}) if class_names is None else class_names)
+        unknown = sorted({*labels} - {*names})
         if unknown:
             raise ValueError(f"labels that class_names lacks: {few(unknown)}")
         number = {name: i for i, name in enumerate(names)}
-        numbers = np.array([number[value] for value in values.tolist()], np.int32)
+        numbers = np.array([number[label] for label in labels], np.int32)
     else:
         low, high = int(values.min()), int(values.max())
         if class_names is None and high >= _MOST_CLASSES:
