@@ -25,6 +25,9 @@ def test_the_steepest_rate_is_before_the_lowest_loss():
     losses[:8] = np.linspace(1.0, 2.5, 8)  # one lucky batch, and its average
     lucky = lr_find.Search(rates, losses)
     assert (lucky.steepest, lucky.lowest) == (found.steepest, found.lowest)
+    steps = np.arange(71)
+    edge = lr_find.Search(rates, np.where(steps > 50, 9.0, 2.3 - (steps / 50) ** 8))
+    assert edge.steepest < edge.rates_S[edge.lowest]
     with pytest.raises(ValueError, match="never lower than at the lowest rate"):
         _ = lr_find.Search(rates, rates).steepest
 

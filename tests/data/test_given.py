@@ -153,7 +153,7 @@ def test_a_turned_photo_gives_its_upright_size(arrays):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     photo = Image.open(io.BytesIO(encoded(arrays[0][0], "JPEG", exif=exif)))  # 8 rows of 6
-    found = hsvit_jax.from_examples[(photo, "a"), (photo, "b")], test_only = True
+    found = hsvit_jax.from_examples([(photo, "a"), (photo, "b")], test_only=True)
     assert found.info.image_size == (6, 8)
 
 

@@ -41,14 +41,14 @@ class Search:
 
         Raises ValueError for a loss that is lowest at the start.
         """
-        first, end = self._settled, self.lowest + 1
-        if end - first < 2:
+        first = self._settled
+        if self.lowest == first:
             raise ValueError(
                 "the loss was never lower than at the lowest rate: give more --steps or a larger "
                 "train.batch, or look at the data"
             )
-        slopes = np.gradient(self.losses_S[first:end], np.log(self.rates_S[first:end]))
-        return float(self.rates_S[first + slopes.argmin()])
+        slopes_S = np.gradient(self.losses_S, np.log(self.rates_S))
+        return float(self.rates_S[first + slopes_S[first : self.lowest].argmin()])
 
 
 def search(config: ml_collections.ConfigDict, steps: int) -> Search:
