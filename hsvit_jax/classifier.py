@@ -270,12 +270,21 @@ class Classifier:
 
         config = self.config.copy_and_resolve_references().unlock()
         own, config.data.name = name == config.data.name, name
-        if not own:  # the share was of the run's own
-            config.data.fraction = 1.0
-        if own or not name.startswith(("folder=", "csv=")):
+        if own or self.trained_on(config):
             return train.load_data(config)
-        whole = train.load_data(config, test_only=True)
-        return train.load_data(config) if whole.fingerprint == self.fingerprint else whole
+        config.data.fraction = 1.0  # the share was of the run's own
+        return train.load_data(config, test_only=name.startswith(("folder=", "csv=")))
+
+    def trained_on(self, config: Any) -> bool:
+        """Whether a configuration names the images of the training, by another path."""
+        from hsvit_jax import train
+
+        if self.fingerprint is None or not config.data.name.startswith(("folder=", "csv=")):
+            return False
+        whole = config.copy_and_resolve_references().unlock()
+        whole.data.fraction = 1.0
+        found = train.load_data(whole, test_only=True)
+        return found.subset(config.data.fraction).fingerprint == self.fingerprint
 
     def _check_split(self, split: data.Split) -> None:
         """Refuses what would be counted wrongly: other classes, and pixels of another scale."""

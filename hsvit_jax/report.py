@@ -140,7 +140,7 @@ def legend(figure: Any, drawn: Mapping[str, Any], title: str = "") -> None:
     made = figure.legend(
         drawn.values(), numbers, title=title, loc="outside right upper", fontsize=8
     )
-    for text, name in zip(made.texts, drawn, strict=True):
+    for text, name in zip((made.get_title(), *made.texts), (title, *drawn), strict=True):
         text.set(text=printable(name), parse_math=False)
 
 
@@ -186,6 +186,7 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
     """Formats a table, the head first, as Markdown: the first column flush left, others right."""
     rule = ["---", *["---:"] * (len(table[0]) - 1)]
     lines = [table[0], rule, *table[1:]]
+    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import errno
+import functools
 import importlib.util
 import inspect
 import json
@@ -29,7 +30,7 @@ from support import small_runs
 from support.data_files import class_folders
 
 import hsvit_jax
-from hsvit_jax import checkpoint, cli, commands, main, train
+from hsvit_jax import checkpoint, classifier, cli, commands, main, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import evaluate
 from hsvit_jax.models import costs
@@ -97,7 +98,7 @@ def test_help(capfd):
     code, out, _ = call(capfd, "--help", CONFIG, "--config.train.batch=99")
     assert code == 0 and "--config.train.batch=99" in out and "--config.data.name=digits" in out
     code, out, _ = call(capfd, "convert", "--help")
-    assert code == 0 and "\n  --mean=0.5 " in out  # as the flag takes it
+    assert code == 0 and "\n  --tolerance=... " in out  # as the flag takes it
     code, out, _ = call(capfd, "crossval", "--help")
     assert code == 0 and "-foldsN" in out
 
@@ -396,7 +397,7 @@ def test_eval_on_other_data(capfd, run, tmp_path):
     assert "only in the network: 0, 1, 2, 3, 4 and 5 more; only in the data: cat, dog" in err
     code, out, err = call(capfd, *words[:2], "--split=all")
     assert code == 0 and json.loads(out)["examples"] == 1797
-    assert "note: the network was trained on most of these images" in err
+    assert "note: these are the images of the training; --split=test" in err
 
 
 def test_other_data_are_not_cut_to_the_share_that_was_trained_on(tmp_path):
@@ -408,6 +409,7 @@ def test_other_data_are_not_cut_to_the_share_that_was_trained_on(tmp_path):
     trained = config_lib.get_config("c2a2:folder=own", "data.fraction=0.1")
     network = types.SimpleNamespace(config=trained, class_names=("cat", "dog"), fingerprint="")
     network.relabelled = lambda split, info: split
+    network.trained_on = functools.partial(classifier.Classifier.trained_on, network)
     assert len(evaluate._images(request, network)[2]) == 8
 
     own = (f"c2a2:folder={folder}", f"data.dir={tmp_path}", "data.val_fraction=0.3", "eval.batch=4")
@@ -416,6 +418,28 @@ def test_other_data_are_not_cut_to_the_share_that_was_trained_on(tmp_path):
         request.config = given
         config, _, part = evaluate._images(request, network)
         assert (len(part), config.eval.batch, config.data.dir) == (24, batch, str(tmp_path))
+
+
+def test_the_images_of_the_training_are_known_by_any_path(tmp_path, monkeypatch, capsys):
+    """Split as the run split them, though the share that it held out or took was its own."""
+    pets = class_folders(tmp_path / "pets", ["cat", "dog"], 40)
+    monkeypatch.setenv("HSVIT_DATA_DIR", str(tmp_path / "data"))
+    settings = "data.val_fraction=0.3", "data.fraction=0.5", "data.image_size=8,8"
+    trained = config_lib.get_config(f"c2a2:folder={pets}", *settings)
+    network = types.SimpleNamespace(config=trained, class_names=("cat", "dog"))
+    network.fingerprint = train.load_data(trained).fingerprint
+    network.relabelled = lambda split, info: split
+    for name in ("trained_on", "_load_data"):
+        setattr(network, name, functools.partial(getattr(classifier.Classifier, name), network))
+    other = config_lib.get_config(f"c2a2:folder={pets.parent}/./pets")
+    flags = types.SimpleNamespace(split=None, checkpoint="run", workdir=None)
+    for flags.split, images in ((None, 80), ("val", 12), ("test", 8)):
+        request = types.SimpleNamespace(config=other, flags=flags)
+        assert len(evaluate._images(request, network)[2]) == images
+        assert ("images of the training" in capsys.readouterr().err) == (images == 80)
+    assert len(network._load_data(other.data.name).train) == 24
+    (pets / "cat/0.png").unlink()
+    assert len(network._load_data(other.data.name).test) == 79
 
 
 def test_each_command_has_a_module_and_reads_keys_that_exist():

@@ -6,12 +6,13 @@ It times what a run executes, as the trainer and the evaluation compile it.
 import json
 import statistics
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
 import ml_collections
 
-from hsvit_jax import cli
+from hsvit_jax import cli, report
 from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import decode, jobs, machine, step_parts, tpu, versus
 from hsvit_jax.models import costs
@@ -109,6 +110,8 @@ def measure(
     """
     if work not in jobs.JOBS:
         raise ValueError(f"unknown work {work!r}; choose one of {', '.join(jobs.JOBS)}")
+    if trace:  # before the work, as it may fail
+        report.make_folder(Path(trace))
     run = jobs.prepare(config, real_data, devices)
     job = jobs.JOBS[work](run, augmented)
     first = jobs.timed(job.take, max(warmup, 1))[0]

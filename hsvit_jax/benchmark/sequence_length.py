@@ -44,13 +44,7 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
     Raises:
         ValueError: a mixer that is unknown or does not fit.
     """
-    rows = 1 << (isqrt(tokens).bit_length() - 1)
-    model = vix.FAMILY.build(
-        {**vix.DEFAULTS, **settings, "mixer": mixer, "patch": 1},
-        image_size=(rows, tokens // rows),
-        channels=3,
-        num_classes=10,
-    )
+    model = _network(mixer, tokens, **settings)
     return Row(
         mixer=mixer,
         tokens=tokens,
@@ -60,6 +54,16 @@ def measure(mixer: str, tokens: int, batch: int, **settings: Any) -> Row:
         training_flops=costs.training_flops(model),
         forward_bytes=costs.forward_bytes(model, batch),
         training_bytes=costs.training_bytes(model, batch),
+    )
+
+
+def _network(mixer: str, tokens: int, **settings: Any) -> vix.ViX:
+    rows = 1 << (isqrt(tokens).bit_length() - 1)
+    return vix.FAMILY.build(
+        {**vix.DEFAULTS, **settings, "mixer": mixer, "patch": 1},
+        image_size=(rows, tokens // rows),
+        channels=3,
+        num_classes=10,
     )
 
 
@@ -116,11 +120,16 @@ def run(request: cli.Request) -> None:
     if not all(n >= 2 and n & (n - 1) == 0 for n in numbers):
         given = ",".join(values.tokens)
         raise cli.Misuse(f"--tokens needs powers of two, from 2; got {given!r}")
-    report.make_folder(Path(values.out))  # before the work, as it may fail
+    pairs = [(mixer, n) for mixer in values.mixers or mixer_config.NAMES for n in numbers]
+    for mixer, tokens in pairs:  # before the work, as it may fail
+        try:
+            _network(mixer, tokens)
+        except ValueError as error:
+            raise cli.Misuse(f"--mixers={mixer} cannot have --tokens={tokens}: {error}") from error
+    report.make_folder(Path(values.out))
     rows = []
-    for mixer in values.mixers or mixer_config.NAMES:
-        for tokens in numbers:
-            rows.append(measure(mixer, tokens, values.batch))
-            cli.note(f"{mixer}, {tokens:,} tokens")
+    for mixer, tokens in pairs:
+        rows.append(measure(mixer, tokens, values.batch))
+        cli.note(f"{mixer}, {tokens:,} tokens")
     print(report.markdown(table(rows)))
     cli.note("\n".join(map(str, write(rows, Path(values.out)))))

@@ -46,9 +46,9 @@ def convert_file(
     channels: int | None = None,
     strides: Sequence[int] | None = None,
     heads: int | None = None,
-    mean: Sequence[float] = (0.5,),
-    std: Sequence[float] = (0.5,),
-    data: str = "cifar10",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    data: str | None = None,
     class_names: Sequence[str] | None = None,
     tolerance: float | None = None,
 ) -> dict[str, Any]:
@@ -59,8 +59,9 @@ def convert_file(
       family: of the network, where the file's `config` does not name it; hsvit by default.
       image_size: (rows, columns), where the file does not say.
       channels, strides, heads: where the file does not say.
-      mean, std: of pixels in [0, 1], one value or one per channel; no state dict holds them.
-      data: name of the data set for the configuration.
+      mean, std: of pixels in [0, 1], one value or one per channel; no state dict holds them. 0.5 by
+        default.
+      data: name of the data set for the configuration; cifar10 by default.
       class_names: the name of each logit; by default those that the file's `config` holds, or
         numbers. The labels of data are matched with them by name.
       tolerance: of the logits, where the file has them, relative to the largest. By default 1e-9
@@ -95,16 +96,15 @@ def convert_file(
         given |= {k: v for k, v in options.items() if v is not None}
         tensors, own = record.torch_weights.unwrapped(tensors), description.get("config")
         if isinstance(own, dict):  # what export wrote under the authors' names
-            pixels = (tuple(mean), tuple(std), data) != ((0.5,), (0.5,), "cifar10")
-            if pixels or any(value is not None for value in options.values()):
+            if any(value is not None for value in (*options.values(), mean, std, data)):
                 raise ValueError(
                     "it holds its own configuration: leave out the options that say what it is"
                 )
             config = configs.completed(own)
         else:
             sizes, shapes = models.torch_settings(record, tensors, given)
-            config = configs.base(data, sizes)
-            for name, values in (("mean", mean), ("std", std)):
+            config = configs.base(data or "cifar10", sizes)
+            for name, values in (("mean", mean or (0.5,)), ("std", std or (0.5,))):
                 if len(values) not in (1, shapes["channels"]):
                     raise ValueError(
                         f"--{name} takes one value or one per channel ({shapes['channels']}); got "

@@ -54,16 +54,19 @@ def _images(
     request: cli.Request, classifier: Classifier
 ) -> tuple[ml_collections.ConfigDict, str, data.Split]:
     """Loads the images to evaluate, with notes: the configuration, the split's name and itself."""
-    config, split = classifier.config, request.flags.split
+    config, split, own = classifier.config, request.flags.split, True
     if request.config is not None:
         config = config.copy_and_resolve_references().unlock()
         own, given = config.data.name == request.config.data.name, request.config.by_hand
         config.data.name = request.config.data.name
-        for key in ("dir", "val_fraction", "on_bad_image"):
+        for key in ("dir", "on_bad_image"):
             if not own or f"data.{key}" in given:
                 config.data[key] = request.config.data[key]
+        own = own or classifier.trained_on(config)
         if not own:  # the share was of the run's own
             config.data.fraction = 1.0
+        if not own or "data.val_fraction" in given:
+            config.data.val_fraction = request.config.data.val_fraction
         for key in ("batch", "tta"):
             if f"eval.{key}" in given:
                 config.eval[key] = request.config.eval[key]
@@ -76,10 +79,10 @@ def _images(
     same_name = name == classifier.config.data.name
     if same_name and classifier.fingerprint not in (None, dataset.fingerprint):
         coordination.print_once(CHANGED.format(name))
-    if split == "all" and classifier.fingerprint == dataset.fingerprint:
+    elif split == "all" and own:
         coordination.print_once(
-            "note: the network was trained on most of these images; --split=test evaluates those "
-            "that it has not seen"
+            "note: these are the images of the training; --split=test evaluates those that the "
+            "network has not seen"
         )
     part = dataset.test if split == "all" else getattr(dataset, split)
     part = classifier.relabelled(part, dataset.info)

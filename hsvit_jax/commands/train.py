@@ -31,6 +31,7 @@ def fit(
 
     Raises:
       ValueError: as `train.train`; or the configuration says how to load data that are given.
+      KeyboardInterrupt: as `train.train`.
     """
     given = getattr(config, "by_hand", ()) if options.get("dataset") is not None else ()
     unused = sorted(_OF_LOADING.intersection(given))

@@ -23,6 +23,7 @@ from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
 from hsvit_jax.data.dataset import (
     TEST,
     TRAIN,
+    UNSPLIT,
     VAL,
     Source,
     Split,
@@ -154,7 +155,8 @@ def decode_items(
             f"classes for a label, {printable(items.names[good[wrong[0]]])} first: remove them"
         )
     parts = items.parts[good]
-    shown = parts != TEST if (items.parts != TEST).any() else slice(None)  # or all are the test
+    trains = np.isin(items.parts, (TRAIN, UNSPLIT))
+    shown = trains[good] if trains.any() else slice(None)  # or all are the test
     trained = np.bincount(labels[shown], minlength=len(class_names))
     lost = [name for name, count in zip(class_names, trained, strict=True) if not count]
     if bad and lost:

@@ -31,7 +31,10 @@ def find_listing(
     root = Path(os.path.expanduser(path))
     # os.path's functions are false for names that the system refuses; Path's may raise.
     if not path or not os.path.exists(root):
-        raise ValueError(f"folder={printable(path)}: there is no such folder or archive. {LAYOUT}")
+        place = "" if root.is_absolute() else " below the current folder"
+        raise ValueError(
+            f"folder={printable(path)}: there is no such folder or archive{place}. {LAYOUT}"
+        )
     unpacked.refuse_named(root)
     if os.path.isdir(root):
         return arrange(walk(root), test_only)

@@ -194,13 +194,17 @@ def upright(image: "Image.Image") -> "Image.Image":
 
 
 def _turned(image: "Image.Image") -> "Image.Image":
-    """Applies the EXIF rotation, if it can be read, and a TIFF's white for zero or 12 bits."""
+    """Applies the EXIF rotation, if it can be read, a TIFF's white for zero or 12 bits, and the 16
+    of a PGM, whose mode is that of 32."""
     from PIL import Image, ImageOps
 
     tags = getattr(image, "tag_v2", {})
+    pgm = image.mode == "I" and image.format == "PPM"
     white_is_zero, bits = tags.get(_TIFF_PHOTOMETRIC) == 0, tags.get(_TIFF_BITS)
     with contextlib.suppress(Exception):  # as many kinds as there are mistakes in the data
         image = ImageOps.exif_transpose(image)
+    if pgm:
+        image = image.convert("I;16")
     if white_is_zero and image.mode.startswith("I;16"):  # Pillow inverts 8 bits only
         image = Image.fromarray(np.uint16(65535) - np.asarray(image).astype(np.uint16))
     if bits == (12,):  # which Pillow leaves at 0 to 4095
@@ -321,14 +325,13 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
     from PIL import Image
 
     mode = "L" if channels == 1 else "RGB"
-    if image.mode == "I" or image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16"):
         values = np.asarray(image).astype(np.int32)
-        if values.min() < 0 or values.max() > 65535:
-            raise BadImage("32-bit integer image without a stated range; save it as 8 or 16 bits")
         values[values == image.info.get("transparency", -1)] = 65535  # white
         image = Image.fromarray(((values * 2 + 257) // 514).astype(np.uint8))
-    elif image.mode == "F":
-        raise BadImage("floating-point image without a stated range; save it as 8 or 16 bits")
+    elif image.mode in ("I", "F"):
+        kind = "32-bit integer" if image.mode == "I" else "floating-point"
+        raise BadImage(f"{kind} image without a stated range; save it as 8 or 16 bits")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))

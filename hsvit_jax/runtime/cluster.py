@@ -84,8 +84,6 @@ def _from_scheduler() -> Job | None:
                 # jax would give a process one device even where it is alone on its host.
                 [kind.get_local_process_id()] if local_count() > 1 else None,
             )
-        except signals.Interrupted:
-            raise
         except Exception as error:  # of a metadata server or the cluster's interface
             raise ValueError(
                 f"this may be a process of a {name.removesuffix('Cluster')} job, which cannot be "

@@ -24,7 +24,7 @@ _ONE_REQUEST = 0.5
 _NOTICE = b"\nstopping as soon as the state is saved; a second signal stops at once, unsaved\n"
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """A run that was asked to stop and has saved its state; of step 0 where it has none to save."""
 
     def __init__(self, signum: int, step: int) -> None:
@@ -46,9 +46,9 @@ class StopRequests:
     """Context in which SIGTERM, SIGHUP and Ctrl-C set `signum` instead of ending the process.
 
     SIGHUP stays ignored where it is, as under nohup. A second signal, half a second later or more,
-    ends the process at once, but in a notebook it is a KeyboardInterrupt, and nothing ends the
-    session with all its variables. A thread reads the signals, since Python's handlers wait for a
-    main thread that may hang.
+    ends the process at once, but in a notebook and at Python's prompt it is a KeyboardInterrupt,
+    and nothing ends the session with all its variables. A thread reads the signals, since Python's
+    handlers wait for a main thread that may hang.
 
     Args:
       on_request: called in that thread at the first signal.
@@ -61,7 +61,8 @@ class StopRequests:
         self.signum: int | None = None
         self._on_request, self._notice = on_request, notice
         self._previous: dict[int, object] = {}
-        self._in_notebook = "ipykernel" in sys.modules
+        prompt = hasattr(sys, "ps1") or sys.flags.interactive  # IPython's too
+        self._in_session = "ipykernel" in sys.modules or prompt
 
     def due(self) -> int | None:
         """The signal to stop for, if there is one; to be called between two steps."""
@@ -73,7 +74,7 @@ class StopRequests:
             raise Interrupted(signum, step)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is not None and self._in_notebook:
+        if self.signum is not None and self._in_session:
             raise KeyboardInterrupt
         self.signum = self.signum or signum
 
@@ -84,12 +85,12 @@ class StopRequests:
             if byte[0] not in self._previous:
                 continue
             if notice.ident is None:
-                if not self._in_notebook:
+                if not self._in_session:
                     self.signum = byte[0]  # the main thread may be late
                     self._on_request()
                 notice.start()
                 first = time.monotonic()
-            elif not self._in_notebook and time.monotonic() - first > _ONE_REQUEST:
+            elif not self._in_session and time.monotonic() - first > _ONE_REQUEST:
                 os._exit(128 + byte[0])
         os.close(pipe)
         if notice.ident is not None:

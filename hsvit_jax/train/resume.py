@@ -21,6 +21,7 @@ from hsvit_jax.weights import grow, whiten
 _FOREIGN = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _START = "the training started with it, and goes on from its checkpoint"
 _LENGTH = ("train.epochs", "train.steps")
+_BY_LENGTH = ("optim.warmup_epochs", "train.eval_every", "checkpoint.every")  # may follow from it
 # Settings that a run keeps, with the reason.
 _OF_THE_STATE = {
     "optim.name": "the optimizer's moments are part of the training state",
@@ -69,14 +70,15 @@ def latest(
         ended = max(checkpoints.steps(), default=0) >= run.total_steps
         if not as_begun:  # a run may go on with others, but one that has ended would not
             named = {re.split(r"[:\[]", x)[0] for x in lines}
-            # The state's were compared by what they mean; a warm-up may follow from the length.
-            kept = {*_LENGTH, *_OF_THE_STATE, *["optim.warmup_epochs"] * bool(named & {*_LENGTH})}
+            # The state's were compared by what they mean.
+            kept = {*_LENGTH, *_OF_THE_STATE, *(_BY_LENGTH if named & {*_LENGTH} else ())}
             lines = [x for x in lines if ended and re.split(r"[:\[]", x)[0] not in kept]
         if lines:
             how = "was begun" if as_begun else "has ended"
             raise ValueError(
                 f"the run in {checkpoints.directory.parent} {how} with other settings, and its "
-                f"result would be another's: {'; '.join(lines)}; remove it, or name another folder"
+                f"result would be another's: {'; '.join(lines)}; remove that run, or name another "
+                "folder"
             )
         was = meta.get("origin")
         if was and (as_begun or ended) and origin(run) not in ("", was):

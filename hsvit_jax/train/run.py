@@ -281,7 +281,7 @@ def train(
 
     Raises:
         ValueError: what cannot work, or a checkpoint of another network or data.
-        Interrupted: SIGTERM or Ctrl-C came, and the state is saved.
+        KeyboardInterrupt: SIGTERM or Ctrl-C came, and the state is saved: the same call goes on.
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
     _check_arguments(config, workdir, stall_timeout, dataset, callbacks)

@@ -126,7 +126,7 @@ def test_a_record_is_of_the_steps_and_of_every_view(monkeypatch):
     assert "2 views" in record["flops_counted_on"]
 
 
-def test_real_data_without_augmentation_and_a_trace(records, tmp_path):
+def test_real_data_without_augmentation_and_a_trace(records, tmp_path, monkeypatch):
     record = benchmark.measure(
         small(),
         "input",
@@ -140,7 +140,10 @@ def test_real_data_without_augmentation_and_a_trace(records, tmp_path):
     assert record["data"] == "digits"
     assert not record["augmented"] and records["input"]["augmented"]
     assert record["program"]["flops"] < records["input"]["program"]["flops"]
-    assert [p for p in tmp_path.rglob("*") if p.name.endswith(".xplane.pb")]
+    (trace,) = tmp_path.rglob("*.xplane.pb")
+    monkeypatch.setattr(jobs, "prepare", pytest.fail)
+    with pytest.raises(ValueError, match="cannot be made a folder"):  # before the work
+        benchmark.measure(small(), "input", trace=str(trace / "x"))
 
 
 @pytest.fixture
@@ -299,7 +302,7 @@ def script(tmp_path, name, *rates, **fields):
 
 def test_compare_alternates_and_takes_the_median_of_pairwise_ratios(tmp_path):
     ours = script(tmp_path, "A", 10, 30, 20)
-    theirs = script(tmp_path, "B", 2, 10, 40, peak_memory_bytes=200)
+    theirs = script(tmp_path, "B", 2, 10, 40, 1, peak_memory_bytes=200)
     record = versus.compare(ours, shlex.join(theirs), 3)
     assert (tmp_path / "log").read_text() == "ABABAB"
     assert record["ratios"] == [5.0, 3.0, 0.5]

@@ -84,7 +84,12 @@ def test_files_and_tables_hold_every_row(mixers, steps, tmp_path):
         ("sequence-length", ["--tokens=256,300"], 2, "powers of two"),
         ("sequence-length", ["--tokens=a"], 2, "powers of two"),
         ("sequence-length", ["--mixers=nobody"], 2, "unknown --mixers"),
-        ("sequence-length", ["--mixers=nystrom", "--tokens=16"], 1, "landmarks=64"),
+        (
+            "sequence-length",
+            ["--mixers=nystrom", "--tokens=16"],
+            2,
+            "=nystrom cannot have --tokens=16",
+        ),
         ("step-growth", [], 2, "step-growth needs --config=FILE"),
         ("step-growth", [f"--config={SPEC}", "--series=height"], 2, "unknown --series ['height']"),
         ("step-growth", [f"--config={SPEC}", "--config.train.batch=8"], 2, "has --batch images"),

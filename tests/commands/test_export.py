@@ -126,7 +126,7 @@ def test_convert_takes_no_file_of_our_own_and_no_options_for_a_file_that_tells(t
     assert "is a network of this package already" in capsys.readouterr().err
     words = ["hsvit", "export", str(ours), str(theirs), "--format=reference"]
     assert main.main(words) == 0
-    for word in ("--mean=0.9", "--image_size=64"):
+    for word in ("--mean=0.5", "--data=cifar10", "--image_size=64"):
         assert main.main(["hsvit", "convert", str(theirs), f"{tmp_path}/run", word]) == 1
         assert "it holds its own configuration" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -188,14 +188,14 @@ def test_the_rate_follows_the_batch_as_in_the_script_of_dhvt():
 
 
 def test_a_grid(tmp_path):
-    labels = grid.Labels("Title", "kernels", "groups")
+    labels = grid.Labels("Title", "kernels | each", "groups")
     points = [
         grid.Point((0.1 * g, 0.05 * x), str(x), str(g), 10, 100, 50, 3, 8, 40)
         for g in (1, 2)
         for x in (8, 16)
     ]
     table, markdown, rows, plot = grid.write(points[:3], labels, tmp_path, "fig", "hsvit study")
-    assert table.splitlines()[0] == "| groups \\ kernels | 8 | 16 |"
+    assert table.splitlines()[0] == "| groups \\ kernels \\| each | 8 | 16 |"
     assert table.splitlines()[3].endswith("| – |")
     assert "2 seeds, ± one" in markdown.read_text() and "2.4e+03" in markdown.read_text()
     with rows.open() as file:
@@ -208,11 +208,11 @@ def test_names_of_a_grid_are_drawn_as_they_are(tmp_path):
     """Matplotlib leaves a label _name out of a legend, and ends at `$^$`."""
     point = grid.Point((0.5,), "$^$", "_a", 10, 100, 50, 3, 8, 40)
     points = [point, dataclasses.replace(point, x="\udce9", line="$^$")]
-    figure = grid._figure(points, grid.Labels("Title", "x", "line"))
+    figure = grid._figure(points, grid.Labels("$^$ title", "$^$ x", "$^$ line"))
     report.save_figure(figure, tmp_path / "names.png")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.texts] == ["_a", "$^$"]
-    assert legend.get_title().get_text() == "line"
+    assert legend.get_title().get_text() == "$^$ line"
 
 
 def test_intervals_of_a_grid():

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.data_files import class_folders
 
 from hsvit_jax import data
 from hsvit_jax.data import archives, cache, folder, images
@@ -271,6 +272,12 @@ def test_bad_images_are_fatal_or_skipped_with_a_warning(tmp_path, load):
         pytest.raises(ValueError, match="nothing is left of: cat"),
     ):
         load(root, on_bad_image="skip")
+    class_folders(root / "val", ("cat", "dog"), 4)  # all good, and not trained on
+    with (
+        pytest.warns(UserWarning, match="10 of 28"),
+        pytest.raises(ValueError, match="nothing is left of: cat"),
+    ):
+        load(root, on_bad_image="skip")
 
 
 def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch):
@@ -427,6 +434,8 @@ def test_bad_layouts_are_explained(tmp_path, load):
     for name in ("nowhere", "x" * 300, "a\0b"):
         with pytest.raises(ValueError, match=r"no such folder or archive.*PATH/train/CLASS"):
             load(tmp_path / name)
+    with pytest.raises(ValueError, match=r"folder=nowhere: .* below the current folder"):
+        data.load("folder=nowhere")
     (tmp_path / "notes.txt").write_text("x")
     os.mkfifo(tmp_path / "pipe.zip")
     for name in ("notes.txt", "pipe.zip"):

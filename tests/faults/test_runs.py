@@ -192,11 +192,12 @@ def test_the_watchdog_needs_no_reader_of_standard_error():
         assert process.wait(timeout=60) == 75
 
 
-def test_a_second_signal_ends_a_cell_and_not_the_notebook():
-    code = """
+@pytest.mark.parametrize("session", ["sys.modules['ipykernel'] = sys", "sys.ps1 = '>>> '"])
+def test_a_second_signal_ends_a_cell_and_not_the_session(session):
+    code = f"""
         import sys, time
         from hsvit_jax.runtime import signals
-        sys.modules["ipykernel"] = sys
+        {session}
         try:
             with signals.StopRequests(lambda: print("hurry", flush=True)) as stop:
                 print("ready", flush=True)

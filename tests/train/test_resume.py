@@ -121,6 +121,9 @@ def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
     with pytest.raises(ValueError, match=r"has ended with other .*: optim\.warmup_epochs: "):
         train.train(small_config(optim__warmup_epochs=1.0), tmp_path, dataset=small_dataset())
     assert json.loads((tmp_path / "config.json").read_text())["optim"]["learning_rate"] == 0.001
+    # The recipe `small` has evaluations by the length, which may be shortened.
+    config = small_config(train__steps=5, train__eval_every=2, checkpoint__every=2)
+    assert train.train(config, tmp_path, dataset=small_dataset()).step == 6
     config = small_config(optim__learning_rate=0.5, train__steps=7)
     assert train.train(config, tmp_path, dataset=small_dataset()).step == 7
     said = capsys.readouterr().out

@@ -130,7 +130,7 @@ def test_a_run_ends_when_patience_does(tmp_path, monkeypatch, capsys):
 
     around_evaluations(monkeypatch, forge)
     config = small_config(train__steps=40, train__patience=2, train__select_on="macro_f1")
-    with pytest.raises(signals.Interrupted, match="SIGTERM after step 16"):
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM after step 16"):
         train.train(config, tmp_path, dataset=small_dataset())
     said = "ended after step 16: none of the last 2 evaluations was better than that of step 8"
     assert said in capsys.readouterr().err

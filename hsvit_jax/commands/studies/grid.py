@@ -147,8 +147,10 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
             marker=marker,
             capsize=3,
         )
-    panel.set(xlabel=labels.x, ylabel="test accuracy (%), 95 % intervals")
-    panel.set_title(textwrap.fill(labels.title, 32), fontsize=10)  # a long legend narrows it
+    panel.set_xlabel(labels.x, parse_math=False)
+    panel.set_ylabel("test accuracy (%), 95 % intervals")
+    title = textwrap.fill(labels.title, 32)  # a long legend narrows it
+    panel.set_title(title, fontsize=10, parse_math=False)
     panel.grid(alpha=0.3)
     report.legend(figure, drawn, labels.line)
     return figure
