@@ -43,7 +43,7 @@ def _flags() -> list[str]:
     for name, command in COMMANDS.items():
         flags = cli.make_flags(command.flags)
         for flag in (flags[flag] for flag in flags):
-            default = "" if flag.default is None else flag.default_as_str.strip("'(),")
+            default = "" if flag.default is None else flag.default_as_str.strip("'")
             default = f"`{default}`" if default else "none"
             choices = ", ".join(f"`{x}`" for x in getattr(flag.parser, "enum_values", ()))
             meaning = flag.help.rpartition(">: ")[2] + (choices and f" One of {choices}.")

@@ -321,7 +321,7 @@ def _help(
     lines = [f"usage: {start} {' '.join(filter(None, parts))}", "", command.purpose, ""]
     lines += [re.sub(r"(?m)^", "  ", command.examples.replace("$", start)), "", "Flags:"]
     for flag in (values[name] for name in values):
-        default = "..." if flag.default is None else flag.default_as_str.strip("'(),")
+        default = "..." if flag.default is None else flag.default_as_str.strip("'")
         lines.append(f"  {f'--{flag.name}={default}':<19} {flag.help}")
     if command.config:
         whose = "" if spec else f" of --config={_EXAMPLE}; beside another --config, its own"

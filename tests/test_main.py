@@ -97,8 +97,8 @@ def test_help(capfd):
             assert f"--config.{key}=" not in out
     code, out, _ = call(capfd, "--help", CONFIG, "--config.train.batch=99")
     assert code == 0 and "--config.train.batch=99" in out and "--config.data.name=digits" in out
-    code, out, _ = call(capfd, "convert", "--help")
-    assert code == 0 and "\n  --tolerance=... " in out  # as the flag takes it
+    code, out, _ = call(capfd, "compare", "--help")
+    assert code == 0 and "\n  --seeds=0 " in out  # as the flag takes it
     code, out, _ = call(capfd, "crossval", "--help")
     assert code == 0 and "-foldsN" in out
 

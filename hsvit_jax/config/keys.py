@@ -361,7 +361,9 @@ MODEL_KEYS: Mapping[str, Key] = {
     "attention_blocks": _depth("attention blocks of the last stage", low=0),
     "qkv_bias": _flag("biases of queries, keys and values"),
     "cvt.qkv_bias": _each(_flag("biases of queries, keys and values, by stage")),
-    "patch": _whole("patch size in pixels; 0: by the image size", 0, 2**13),
+    "patch": _whole(
+        "patch size in pixels; 0, where it is the default: by the image size", 0, 2**13
+    ),
     "patches": _each(_whole("patch size of each stage", 1, 2**13)),
     "strides": _each(_stride("stride of each stage")),
     "paddings": _each(_kernel("padding of each stage", low=0)),

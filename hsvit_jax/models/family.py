@@ -1,11 +1,12 @@
 """A family of networks as one record: its settings, its named variants and how it is built."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.torch_weights import TorchWeights
@@ -23,10 +24,15 @@ def few(words: Iterable[object]) -> str:
 class Checked:
     """Checks of the settings in a dataclass."""
 
-    def check_sizes(self, *more: int) -> None:
-        """Raises ValueError unless these, the image's sizes and the classes are positive."""
-        if min(*self.image_size, self.image_channels, self.num_classes, *more) < 1:
-            raise ValueError(f"sizes must be positive; got {self}")
+    def check_sizes(self, *names: str, **computed: int | Sequence[int]) -> None:
+        """Raises ValueError unless these settings, or tuples of them, the image's sizes and the
+        classes are positive, and what is `computed` from a setting of that name."""
+        names = ("image_size", "image_channels", "num_classes", *names)
+        sizes = {name: getattr(self, name) for name in names} | computed
+        wrong = [name for name, size in sizes.items() if np.min(size, initial=1) < 1]
+        if wrong:
+            given = few(f"{name}={getattr(self, name)}" for name in wrong)
+            raise ValueError(f"sizes must be positive; got {given}")
 
     def check_rates(self, *names: str) -> None:
         """Raises ValueError for a rate of dropout, or a tuple of them, that is not in [0, 1)."""

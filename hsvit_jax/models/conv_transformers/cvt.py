@@ -70,10 +70,10 @@ class CvTConfig(StageSizes):
     def __post_init__(self) -> None:
         others = ("image_size", "image_channels", "num_classes", "depths", "drop_path_of")
         self.check_stages(*(name for name in vars(self) if name not in others))
-        sizes = (*self.patches, *self.strides, *self.widths, *self.heads, *self.depths)
-        sizes += (*self.kernels, *self.key_strides, *self.hidden_widths)
-        paddings = (*self.paddings, *self.query_paddings, *self.key_paddings)
-        self.check_sizes(*sizes, min(paddings) + 1)
+        self.check_sizes("patches", "strides", "widths", "heads", "depths")
+        self.check_sizes("kernels", "key_strides", "hidden_widths")
+        paddings = ("paddings", "query_paddings", "key_paddings")
+        self.check_sizes(**{name: min(getattr(self, name)) + 1 for name in paddings})
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
                 raise ValueError(f"a width of {width} is not divisible by heads={heads}")

@@ -59,7 +59,7 @@ class EfficientFormerConfig(StagedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_sizes(*self.depths[:-1], self.heads, self.key_dim, self.value_dim)
+        self.check_sizes("heads", "key_dim", "value_dim", depths=self.depths[:-1])
         if not 0 <= self.attention_blocks <= self.depths[-1]:
             raise ValueError(
                 f"attention_blocks={self.attention_blocks} must be from 0 to the last stage's "

@@ -71,8 +71,8 @@ class EfficientViTConfig(Sizes):
 
     def __post_init__(self) -> None:
         self.check_stages("widths", "heads", "key_dims", "windows", "downsamples")
-        self.check_sizes(*self.depths, *self.widths, *self.heads, *self.key_dims, *self.windows)
-        self.check_sizes(self.widths[0] // 8)
+        self.check_sizes("depths", "widths", "heads", "key_dims", "windows")
+        self.check_sizes(widths=self.widths[0] // 8)
         if min(self.image_size) < 16:
             raise ValueError(
                 f"an image of {self.image_size[0]}×{self.image_size[1]} pixels is too small for "

@@ -91,8 +91,7 @@ class FastViTConfig(StageSizes):
         self.check_stages(
             "widths", "mlp_ratios", "mixers", "position_kernels", "downsamples", "squeezes"
         )
-        self.check_sizes(*self.depths, *self.widths, *self.hidden_widths)
-        self.check_sizes(self.down_stride, self.top)
+        self.check_sizes("depths", "widths", "hidden_widths", "down_stride", "top")
         kernels = (self.kernel, self.down_kernel, *filter(None, self.position_kernels))
         if min(kernels) < 1 or any(size % 2 == 0 for size in kernels) or self.down_kernel < 3:
             raise ValueError(f"kernels must be odd, down_kernel from 3 on; got {kernels}")

@@ -73,8 +73,7 @@ class MobileViTConfig(StageSizes):
                 "a MobileViT has seven channels (stem, five layers, last convolution) and three "
                 f"widths of tokens; got channels={self.channels} and widths={self.widths}"
             )
-        sizes = (*self.channels, *self.widths, *self.hidden_widths)
-        self.check_sizes(*sizes, self.heads, self.patch)
+        self.check_sizes("channels", "widths", "hidden_widths", "heads", "patch")
         if any(width % self.heads for width in self.widths):
             raise ValueError(f"widths={self.widths} are not all divisible by heads={self.heads}")
         self.check_odd("kernel")

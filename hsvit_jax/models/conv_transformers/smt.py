@@ -71,8 +71,7 @@ class SMTConfig(StageSizes):
 
     def __post_init__(self) -> None:
         self.check_stages("widths", "modulated", "modulation_heads", "heads", "mlp_ratios")
-        self.check_sizes(*self.depths, *self.widths, *self.hidden_widths)
-        self.check_sizes(self.expand_ratio, self.stem_kernel)
+        self.check_sizes("depths", "widths", "hidden_widths", "expand_ratio", "stem_kernel")
         for stage, width in enumerate(self.widths):
             kinds = {self.attends(stage, block) for block in range(self.depths[stage])}
             for attends in kinds:

@@ -49,8 +49,8 @@ class StagedConfig(StageSizes):
                 f"depths={self.depths} and widths={self.widths} need one entry per stage each, "
                 f"downsamples={self.downsamples} one less"
             )
-        sizes = (self.widths[0] // 2, *self.hidden_widths)
-        self.check_sizes(*sizes, self.down_kernel, self.down_stride, self.down_padding + 1)
+        more = {"widths": self.widths[0] // 2, "down_padding": self.down_padding + 1}
+        self.check_sizes("hidden_widths", "down_kernel", "down_stride", **more)
         self.check_rates("drop_path", "dropout")
         by_name(self.activation)
         self.maps()  # raises for too small an image

@@ -54,7 +54,7 @@ class SwiftFormerConfig(StagedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_sizes(*self.depths)
+        self.check_sizes("depths")
         self.check_rates("conv_drop_path")
         self.check_choices(queries=("equal", "weighted"))
 

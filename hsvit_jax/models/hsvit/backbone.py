@@ -99,7 +99,7 @@ class BackboneHSViTConfig(Sizes):
         object.__setattr__(self, "backbone", dataclasses.replace(self.backbone, **sizes))
         if self.embed_dim == 0:
             object.__setattr__(self, "embed_dim", -(-prod(self.map_size) // 8) * 8)
-        self.check_sizes(self.groups + 1, self.depth + (not self.groups), self.embed_dim)
+        self.check_sizes("embed_dim", groups=self.groups + 1, depth=self.depth + (not self.groups))
         channels = self.conv_channels[-1]
         if self.groups and channels % self.groups:
             raise ValueError(

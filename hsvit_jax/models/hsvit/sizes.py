@@ -112,8 +112,8 @@ def _check_sizes(c: HSViTConfig) -> None:
             "conv_channels, conv_kernels and pool_strides need one entry per block; got "
             f"{c.conv_channels}, {c.conv_kernels} and {c.pool_strides}"
         )
-    sizes = (*c.conv_channels, *c.pool_strides, c.embed_dim, c.groups + 1, c.depth + 1)
-    c.check_sizes(*sizes)
+    more = {"groups": c.groups + 1, "depth": c.depth + 1}
+    c.check_sizes("conv_channels", "pool_strides", "embed_dim", **more)
     c.check_rates("dropout", "group_dropout")
     c.check_choices(votes=("equal", "learned"), trunk=("replicated", "sharded"))
     if c.convolution:

@@ -123,7 +123,7 @@ class DHVTConfig(Sizes):
     representation: int = 0
 
     def __post_init__(self) -> None:
-        self.check_sizes(self.embed_dim, self.depth, self.hidden)
+        self.check_sizes("embed_dim", "depth", "hidden")
         layers.check_patches(self.image_size, self.patch)
         check_heads(self.embed_dim, self.heads)
         self.check_rates("drop_path")

@@ -77,7 +77,7 @@ class HVTConfig(Sizes):
     patch_init: str = "torch"
 
     def __post_init__(self) -> None:
-        self.check_sizes(self.heads, self.head_dim, self.depth, self.hidden, self.stage_depth + 1)
+        self.check_sizes("heads", "head_dim", "depth", "hidden", stage_depth=self.stage_depth + 1)
         layers.check_patches(self.image_size, self.patch)
         self.check_rates("drop_path", "dropout", "attention_dropout")
         _check_pooling(self)

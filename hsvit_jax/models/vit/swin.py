@@ -54,8 +54,8 @@ class SwinConfig(Sizes):
 
     def __post_init__(self) -> None:
         self.check_stages("widths", "heads", "windows")
-        hidden = (scaled(width, self.mlp_ratio) for width in self.widths)
-        self.check_sizes(*self.widths, *self.depths, *self.heads, *self.windows, *hidden)
+        hidden = [scaled(width, self.mlp_ratio) for width in self.widths]
+        self.check_sizes("widths", "depths", "heads", "windows", mlp_ratio=hidden)
         if any(width % heads for width, heads in zip(self.widths, self.heads, strict=True)):
             raise ValueError(f"heads={self.heads} do not divide widths={self.widths}")
         self.check_rates("drop_path")

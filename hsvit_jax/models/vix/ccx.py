@@ -62,8 +62,8 @@ class CCXConfig(Sizes):
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        self.check_sizes(self.embed_dim, self.depth, self.mlp_dim, self.pool_stride)
-        self.check_sizes(self.conv_kernel, self.pool_window)
+        self.check_sizes("embed_dim", "depth", "mlp_dim", "pool_stride")
+        self.check_sizes("conv_kernel", "pool_window")
         self.check_rates("dropout", "drop_path")
         if self.pool_padding > self.pool_window // 2:
             raise ValueError(

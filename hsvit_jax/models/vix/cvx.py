@@ -48,7 +48,7 @@ class CvXConfig(Sizes):
 
     def __post_init__(self) -> None:
         self.check_stages("stage_strides")
-        self.check_sizes(self.embed_dim, self.mlp_dim, *self.depths, *self.stage_strides)
+        self.check_sizes("embed_dim", "mlp_dim", "depths", "stage_strides")
         for map_size in self.map_sizes:
             self.mixing.check_tokens(prod(map_size))
 

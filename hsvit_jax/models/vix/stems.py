@@ -33,7 +33,7 @@ class StemSizes(Sizes):
     mlp_dim: int = 256
 
     def __post_init__(self) -> None:
-        self.check_sizes(self.embed_dim, self.depth, self.mlp_dim)
+        self.check_sizes("embed_dim", "depth", "mlp_dim")
         self.mixing.check_tokens(self.tokens)
 
     @property

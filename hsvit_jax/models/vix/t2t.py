@@ -62,7 +62,7 @@ class T2TConfig(Sizes):
     drop_path: float = 0.1
 
     def __post_init__(self) -> None:
-        self.check_sizes(self.token_dim // 2, self.depth, self.hidden)
+        self.check_sizes("depth", "hidden", token_dim=self.token_dim // 2)
         self.check_choices(token_layer=("performer", "softmax"))
         check_heads(self.embed_dim, self.heads)
         self.check_rates("token_dropout", "drop_path")
