@@ -161,6 +161,8 @@ def test_mistakes_in_the_command_line(capfd, words, message):
     [
         ([CONFIG, "--config.train.batch=5000"], "train.batch=5000 is larger than the training"),
         ([CONFIG, "--config.model.conv_kernels=3,3,3"], "one entry per block"),
+        (["summary", "--config=vix:vit", "--config.model.landmarks=8"], "has no effect with"),
+        (["plan", "--config=c2a2:conv_only", "--devices=2", "--config.model.depth=9"], "no effect"),
         ([CONFIG, "--config.mesh.group=3"], "mesh.group"),
         (["--config=c2a2:folder=/no/such"], "/no/such"),
         (["--mode=predict", "x.png"], "no such file or folder: x.png"),

@@ -17,6 +17,7 @@ def run(request: Request) -> int:
     if values["out"]:
         cli.ending(values["out"])
     info = data.describe(request.config.data.name, request.config.data.dir or None)
+    config_lib.refuse_unread(request.config)
     config = config_lib.resolve(request.config, info)
     model = train.build_model(config)
     kept = optim.moment_bytes(config.optim, model) / (4 * costs.parameters(model))

@@ -20,6 +20,7 @@ from hsvit_jax.train import optim
 def run(request: Request) -> int:
     """Prints the network's modules and costs."""
     info = data.describe(request.config.data.name, request.config.data.dir or None)
+    config_lib.refuse_unread(request.config)
     config = config_lib.resolve(request.config, info)
     print(summarise(config, train.build_model(config)))
     note_of_few(config)

@@ -332,6 +332,10 @@ def test_no_code_reads_a_key_that_is_not_there():
         ("hvt:s-0", "model.pool_window=5", "stage_depth"),
         ("dhvt:vit-t", "model.affine=false", "sope"),
         ("dhvt:vit-t", "model.daff_norm=layer", "feed_forward"),
+        ("vix:mlp_mixer", "model.head_pool=cls", "mixer"),
+        ("c2a2 model.groups=0", "model.depth=3", "groups"),
+        ("backbone:resnet18 model.groups=0", "model.heads=1", "groups"),
+        ("efficientformer model.attention_blocks=0", "model.key_dim=8", "attention_blocks"),
     ],
 )
 def test_a_setting_that_another_leaves_without_effect_is_refused(spec, setting, other):
