@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 89_478_485
 MAX_FILE_BYTES = 1 << 28
-_EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif"} | {"png", "gif", "bmp", "webp", "tif", "tiff"}
-_EXTENSIONS |= {"ppm", "pgm", "pbm", "pnm"}
-_EXTENSIONS |= {"heic", "heif", "avif"}  # refused by name, as passing them over would lose images
+_EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "mpo", "png", "apng", "gif", "bmp", "webp"}
+_EXTENSIONS |= {"tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
+# Not read, but refused by name, as passing them over would lose images.
+_EXTENSIONS |= {"heic", "heif", "avif", "jp2", "jxl", "tga"}
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 # Of a JPEG: a scan of a few bytes is decoded over the whole image. The limit is that of libtiff.
