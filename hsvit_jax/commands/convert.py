@@ -89,6 +89,15 @@ def convert_file(
         record = models.family_of({"family": family} if family else description)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
+    fitting = [f.name for f in models.FAMILIES.values() if f.torch_weights.recognises(tensors)]
+    if fitting and record.name not in fitting:
+        raise ValueError(
+            f"{path}: the names of its tensors are not those of the family {record.name!r} but, it "
+            f"may be, of {configs.few(fitting)}: say which with --family"
+        )
+    for flag, setting, value in (("heads", "heads", heads), ("strides", "pool_strides", strides)):
+        if value is not None and setting not in record.defaults:
+            raise ValueError(f"{path}: the family {record.name!r} has no use for --{flag}")
     options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}
     options["pool_strides"] = strides
     try:

@@ -160,7 +160,9 @@ KEYS: Mapping[str, Key] = {
     "data.image_size": _each(
         _whole("image height and width in pixels, such as 32,48; empty: the data set's", 1, 2**13)
     ),
-    "data.channels": _whole("image channels; 0: the data set's", 0, 1024),
+    "data.channels": _whole(
+        "image channels; 0: the data set's, else 1 or 3 (of a converted network others)", 0, 1024
+    ),
     "data.num_classes": _whole("number of classes; 0: the data set's", 0, 2**16),
     "data.mean": _each(
         _number("mean of each channel, pixels in [0, 1]; empty: the data set's", 0.0, 1.0)

@@ -241,7 +241,9 @@ class PatchEmbedding(nnx.Module):
 def check_patches(image_size: tuple[int, int], patch: int) -> None:
     """Raises ValueError for an image that the patch does not divide."""
     rows, columns = image_size
-    if patch < 1 or rows % patch or columns % patch:
+    if patch < 1:
+        raise ValueError(f"model.patch must be at least 1 in this network; got {patch}")
+    if rows % patch or columns % patch:
         raise ValueError(
             f"an image of {rows}×{columns} pixels cannot be cut into patches of patch={patch}: "
             "both sides must be divisible by it; change data.image_size or model.patch"

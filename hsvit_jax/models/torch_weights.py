@@ -310,6 +310,10 @@ class TorchWeights:
         """The network's arrays under the reference's names; raises as `tensor_table`."""
         return state_dict(params, stats, self.entries(network))
 
+    def recognises(self, tensors: Collection[str]) -> bool:
+        """Whether tensors of these names may be a file of the family."""
+        return any(f".{key}".endswith(f".{marker}") for key in tensors for marker in self.markers)
+
     def unwrapped(self, tensors: Tensors) -> Tensors:
         """Drops what a wrapper (Lightning, DataParallel, compile) puts before every key."""
         for marker in self.markers:

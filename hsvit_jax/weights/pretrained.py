@@ -47,9 +47,7 @@ def load(
         misshapen.
     """
     base, complete = network.feature_network(), True
-    markers = FAMILIES[family].torch_weights.markers
-    complete_file = any(f".{key}".endswith(f".{m}") for key in tensors for m in markers)
-    if base is not None and not complete_file:
+    if base is not None and not FAMILIES[family].torch_weights.recognises(tensors):
         (family, network), complete, fresh_classifier = base, False, True
     reading = _Reading(family, network, tensors)
     network, classifier = reading.sizes_of_file(network)

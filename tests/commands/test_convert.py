@@ -176,6 +176,20 @@ def test_unknown_sizes_name_their_options(tmp_path):
         convert.convert_file(npz(tmp_path / "b.npz", attention))
 
 
+def test_a_file_of_another_family_asks_for_its_name(tmp_path):
+    tensors = state_dicts.tensors("dhvt")
+    with pytest.raises(
+        ValueError, match=r"family 'hsvit' but, it may be, of hvt, deit, dhvt: .* --family"
+    ):
+        convert.convert_file(npz(tmp_path / "a.npz", tensors, {}))
+
+
+def test_options_of_another_family_are_refused(golden_dir, tmp_path):
+    for option in ({"heads": 5}, {"strides": (7, 7)}):
+        with pytest.raises(ValueError, match=f"'resnext' has no use for --{min(option)}"):
+            convert.convert_file(golden_dir / "timm-resnext.npz", tmp_path / "out", **option)
+
+
 def test_every_misfit_is_listed_in_one_error(tmp_path):
     tensors = state_dicts.tensors("hsvit")
     del tensors["model.cls_token_embeddings"]

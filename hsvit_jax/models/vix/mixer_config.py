@@ -52,9 +52,12 @@ class Mixing(Checked):
     def __post_init__(self) -> None:
         if self.name not in NAMES:
             raise ValueError(f"unknown model.mixer {self.name!r}; choose one of {list(NAMES)}")
-        sizes = (self.heads, self.head_dim, self.projections, self.landmarks)
-        if min(sizes) < 1 or self.features < 0 or self.expansion <= 0:
-            raise ValueError(f"a mixer's sizes must be positive; got {self}")
+        least = {"heads": 1, "head_dim": 1, "projections": 1, "landmarks": 1, "features": 0}
+        wrong = [name for name, low in least.items() if getattr(self, name) < low]
+        wrong += ["expansion"] * (self.expansion <= 0)
+        if wrong:
+            given = ", ".join(f"{name}={getattr(self, name)}" for name in wrong)
+            raise ValueError(f"a mixer's sizes must be positive; got {given}")
         self.check_rates("dropout", "attention_dropout")
         self.check_odd("residual_kernel")
         if self.name == "performer" and not self.feature_count:
