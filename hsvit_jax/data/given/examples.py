@@ -24,7 +24,7 @@ from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, few, fit_im
 
 _LEAST_STD = 1e-3  # of a channel that is the same everywhere
 #: A name as a folder's is read, so that one name spelled on two systems is one class.
-normal = functools.partial(unicodedata.normalize, "NFC")
+_normal = functools.partial(unicodedata.normalize, "NFC")
 _MOST_CLASSES = 65536  # as data.num_classes; larger labels are no numbers of classes
 
 
@@ -174,13 +174,13 @@ def _numbered(
             f"{values.shape}"
         )
     if class_names is not None:
-        class_names = [normal(name) if isinstance(name, str) else name for name in class_names]
+        class_names = [_normal(name) if isinstance(name, str) else name for name in class_names]
     if values.dtype.kind == "U":
         # NumPy makes texts of them: a missing label of a table would be a class "nan".
         strange = [label for label in labels if not isinstance(label, str)]
         if strange:
             raise ValueError(f"labels must be all names or all numbers; got {strange[0]!r} too")
-        labels = [*map(normal, values.tolist())]
+        labels = [*map(_normal, values.tolist())]
         names = tuple(sorted({*labels}) if class_names is None else class_names)
         unknown = sorted({*labels} - {*names})
         if unknown:
