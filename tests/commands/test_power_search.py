@@ -61,6 +61,7 @@ def test_what_cannot_be_searched(trained):
         ("deit:ti-power,digits,tiny", r"ti-power \(deit\) is another network"),
         ("hvt:digits,tiny", "is another network"),
         (SPEC, "name it with --config.init.from=RUN"),
+        (f"{SPEC} train.epochs=0", "give --epochs above 0"),
     ):
         with pytest.raises(ValueError, match=message):
-            power_search.search(config_lib.get_config(spec), 1e-4, 1e-2)
+            power_search.search(config_lib.get_config(*spec.split()), 1e-4, 1e-2)

@@ -48,6 +48,8 @@ def search(
     if config.init.cache:
         raise ValueError("power-search trains on images, not on features: leave init.cache out")
     run = train.prepare(config_lib.override(config, ["train.ema_decay=0"]))
+    if not run.total_steps:
+        raise ValueError("power-search takes no step so: give --epochs above 0")
     start, _ = resume.start(run, False)
     if start is None:
         raise ValueError(
