@@ -72,7 +72,7 @@ def example_ids(run: Run, first: int) -> Iterator[np.ndarray]:
         order_of = make_balanced_order(split.labels, seed)
     else:
         order_of = make_epoch_order(len(split), seed, repeats)
-    epoch, start = divmod(first, run.steps_per_epoch)
+    epoch, start = divmod(run.position(first), run.steps_per_epoch)
     while True:
         order = order_of(epoch)
         for number in range(start, run.steps_per_epoch):

@@ -88,7 +88,8 @@ class Loop:
             fresh = not run.total_steps and not self.checkpoints.steps()
             self.closed = -1 if fresh else number  # without a step the fresh network is the result
         while True:
-            epoch_ends = number == run.total_steps or number % run.steps_per_epoch == 0
+            epoch_ends = run.position(number) % run.steps_per_epoch == 0
+            epoch_ends = epoch_ends or number == run.total_steps
             if epoch_ends and number > self.closed:
                 self.drain()
                 with self.agreement():
@@ -153,7 +154,7 @@ class Loop:
         # Before an evaluation steps that were done long ago follow at once: none is faster than the
         # steps were begun.
         pace = (number - before) / max(now - since, begun - since_begun, 1e-9)
-        epoch = (number - 1) // self.run.steps_per_epoch
+        epoch = self.run.position(number - 1) // self.run.steps_per_epoch
         line = {
             "epoch": epoch,
             "loss": float(values["loss"]),
@@ -180,7 +181,7 @@ class Loop:
     def end_epoch(self, number: int) -> None:
         """Evaluates and saves where the configuration asks for it, and always at the very end."""
         train, last = self.run.config.train, number == self.run.total_steps
-        epochs = number // self.run.steps_per_epoch
+        epochs = self.run.position(number) // self.run.steps_per_epoch
         metric = None
         split, figure = config_lib.selection(self.run.config)
         if (last or epochs % train.eval_every == 0) and len(getattr(self.run.dataset, split)):

@@ -185,6 +185,7 @@ class Progress:
 
     Args:
         start: the step it resumes from.
+        offset: of the run, which its epochs are counted by.
         best: the highest validation accuracy so far, where there is one.
         enabled: False shows nothing.
     """
@@ -197,10 +198,11 @@ class Progress:
         start: int,
         steps_per_epoch: int,
         *,
+        offset: int = 0,
         best: float | None = None,
         enabled: bool = True,
     ) -> None:
-        self.best = best
+        self.best, self._offset = best, offset
         self._total, self._steps_per_epoch = total, steps_per_epoch
         self._enabled = enabled
         self._bar, self._printed = None, -math.inf
@@ -261,7 +263,8 @@ class Progress:
 
     def _epoch(self, step: int) -> str:
         """The epoch of a step, of how many; the last may be a part of one."""
-        epoch, epochs = (-(-max(n, 1) // self._steps_per_epoch) for n in (step, self._total))
+        places = (max(n, 1) + self._offset for n in (step, self._total))
+        epoch, epochs = (-(-place // self._steps_per_epoch) for place in places)
         return f"epoch {epoch}/{epochs}"
 
     def __enter__(self) -> Self:

@@ -25,7 +25,7 @@ def warmup_steps(optim: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
 
 
 def schedule(
-    optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int
+    optim: ml_collections.ConfigDict, total_steps: int, steps_per_epoch: int, offset: int = 0
 ) -> optax.Schedule:
     """Builds the learning rate by optimizer step: linear warm-up, then a cosine or a line to zero.
 
@@ -34,12 +34,13 @@ def schedule(
             for a rate that moves once an epoch, as PyTorch Lightning's (the paper's recipe), or
             'never' for a constant rate.
         steps_per_epoch: for warmup_epochs and cosine_per.
+        offset: steps of total_steps that lie before optimizer step 0.
     """
     peak = optim.learning_rate
     warmup = warmup_steps(optim, steps_per_epoch)
 
     def rate(step: jax.Array) -> jax.Array:
-        step = jnp.asarray(step, jnp.int32)
+        step = jnp.asarray(step, jnp.int32) + offset
         counted = step
         if optim.cosine_per == "epoch":  # in whole numbers: a quotient may be rounded below one
             counted = step // steps_per_epoch * steps_per_epoch

@@ -1,8 +1,10 @@
 """Restores the state that a run resumes from or is evaluated with, and refuses another run's."""
 
 import contextlib
+import dataclasses
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ _OF_THE_STATE = {
 
 def latest(
     run: Run, checkpoints: checkpoint.Checkpoints, verbose: bool, as_begun: bool = False
-) -> dict | None:
+) -> tuple[Run, dict | None]:
     """Restores the newest good state of a run.
 
     Args:
@@ -43,7 +45,8 @@ def latest(
         as_begun: refuse those that change results, though the run has not ended.
 
     Returns:
-        the training state, on the run's mesh; None where nothing was saved.
+        the run as it goes on from there, and its training state on the mesh; None where nothing
+        was saved.
 
     Raises:
         ValueError: the folder is of another network or other data, or its run has ended with other
@@ -53,6 +56,8 @@ def latest(
     if meta is not None:
         try:
             _refuse_mismatch(meta, run.meta)
+            number = max(checkpoints.steps(), default=0)
+            was, run = _as_saved(run, meta), _from(run, meta, number)
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
             _refuse_other_state(meta["config"], config)
             who = {"by_hand": None}  # of both: by whom a setting is given is no setting
@@ -67,14 +72,15 @@ def latest(
             text = f"groups or towers {meta['lost_groups']} were lost before this checkpoint: more "
             print(report.printable(text + "steps train them anew"))
         lines = [x for x in changed if config_lib.names_run(re.split(r"[:\[]", x)[0])]
-        ended = max(checkpoints.steps(), default=0) >= run.total_steps
+        ended = number >= run.total_steps
         if not as_begun:  # a run may go on with others, but one that has ended would not
             named = {re.split(r"[:\[]", x)[0] for x in lines}
             # The state's were compared by what they mean.
             kept = {*_LENGTH, *_OF_THE_STATE, *(_BY_LENGTH if named & {*_LENGTH} else ())}
             lines = [x for x in lines if ended and re.split(r"[:\[]", x)[0] not in kept]
         if lines:
-            how = "was begun" if as_begun else "has ended"
+            how = "has ended" if number >= was.total_steps else f"is at step {number:,} already"
+            how = "was begun" if as_begun else how
             raise ValueError(
                 f"the run in {checkpoints.directory.parent} {how} with other settings, and its "
                 f"result would be another's: {'; '.join(lines)}; remove that run, or name another "
@@ -92,9 +98,49 @@ def latest(
             print(report.printable(text), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run))
     if restored is None:
-        return None
-    _, plain, _ = restored
-    return step_lib.from_plain(plain, run.state_shape)
+        return run, None
+    number, plain, meta = restored
+    run, was = _from(run, meta, number), _as_saved(run, meta)
+    if verbose:
+        for line in _moves(was, run, number, int(plain["skipped"])):
+            print(line, flush=True)
+    return run, step_lib.from_plain(plain, run.state_shape)
+
+
+def _as_saved(run: Run, meta: dict) -> Run:
+    """Returns the run with the length and schedule that it had when a checkpoint was saved."""
+    config = config_lib.completed(meta["config"])
+    steps = len(run.dataset.train) // config.train.batch
+    was = dataclasses.replace(run, config=config, steps_per_epoch=steps)
+    return was.shifted(meta.get("offset", 0))
+
+
+def _from(run: Run, meta: dict, number: int) -> Run:
+    """Returns the run that goes on after the images of a checkpoint, whatever their batch was."""
+    was = _as_saved(run, meta)
+    epoch, steps = divmod(was.position(number), was.steps_per_epoch)
+    # The epoch is ended, and evaluated, even where less than a batch is left of it.
+    within = steps * was.config.train.batch // run.config.train.batch
+    place = epoch * run.steps_per_epoch + min(within, run.steps_per_epoch - 1)
+    return run.shifted(place - number)
+
+
+def _moves(was: Run, run: Run, number: int, skipped: int) -> Iterator[str]:
+    """Yields what another batch or schedule changes: lengths in steps, learning rates."""
+    if number >= run.total_steps:
+        return
+    batches = [one.config.train.batch for one in (was, run)]
+    if batches[0] != batches[1]:
+        yield (
+            f"after {number:,} of {was.total_steps:,} steps of {batches[0]} images, "
+            f"{was.position(number) / was.steps_per_epoch:.3g} epochs, the run goes on with "
+            f"{run.total_steps - number:,} steps of {batches[1]}, up to step {run.total_steps:,}"
+        )
+    applied = number - skipped
+    before, after = float(was.schedule(applied)), float(run.schedule(applied))
+    if not np.isclose(before, after, rtol=0.05):
+        last = float(was.schedule(max(applied - 1, 0)))
+        yield f"the learning rate was {last:.1e} and goes on at {after:.1e}"
 
 
 def as_started(config: ml_collections.ConfigDict, workdir: Path) -> ml_collections.ConfigDict:

@@ -313,7 +313,7 @@ def train(
         dog = stack.enter_context(watchdog.Watchdog(stall_timeout, coordination.leave_stalled))
         stop = stack.enter_context(coordination.StopTogether(dog.hurry))
 
-        state = resume.latest(run, checkpoints, verbose, as_begun)
+        run, state = resume.latest(run, checkpoints, verbose, as_begun)
         if state is None:
             start, origin = resume.start(run, verbose)
             state = step_lib.first_state(run, mesh_lib.from_lead(start))
@@ -356,7 +356,8 @@ def _open_metrics(
     split, figure = config_lib.selection(config)
     found = log.evaluations(split, figure)
     steps, best = (run.total_steps, first, run.steps_per_epoch), max(found.values(), default=None)
-    bar = stack.enter_context(metrics.Progress(*steps, best=best, enabled=verbose))
+    progress = metrics.Progress(*steps, offset=run.offset, best=best, enabled=verbose)
+    bar = stack.enter_context(progress)
     if figure and found and first >= run.total_steps and first not in found:
         bar.say(
             f"step {first:,} was saved without an evaluation, and the run ends at step "

@@ -8,7 +8,9 @@ import ml_collections
 import optax
 from jax.sharding import Mesh
 
+from hsvit_jax import config as config_lib
 from hsvit_jax import data, models
+from hsvit_jax.train import optim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +19,8 @@ class Run:
 
     schedule: the learning rate by optimizer step, which `tx` holds too. state_shape: shapes and
     dtypes of the training state. origin: a digest of the weights of init.from that it started with.
+    offset: added to a step's number it counts the images up to there in steps of this batch; not 0
+    where the run went on with another batch.
     """
 
     config: ml_collections.ConfigDict
@@ -29,6 +33,25 @@ class Run:
     tx: optax.GradientTransformation
     state_shape: dict
     origin: str = ""
+    offset: int = 0
+
+    def position(self, step: int) -> int:
+        """Returns how many steps of this batch hold the images up to a step."""
+        return step + self.offset
+
+    @property
+    def length_offset(self) -> int:
+        """The offset of the run's length and schedule, which train.steps counts in steps."""
+        return 0 if self.config.train.steps else self.offset
+
+    def shifted(self, offset: int) -> "Run":
+        """Returns the run with length, schedule and optimizer for another offset."""
+        moved = dataclasses.replace(self, offset=offset)
+        length = config_lib.total_steps(self.config, self.steps_per_epoch)
+        shift, settings = moved.length_offset, self.config.optim
+        schedule = optim.schedule(settings, length, self.steps_per_epoch, shift)
+        tx = optim.build(settings, schedule, self.model)
+        return dataclasses.replace(moved, total_steps=length - shift, schedule=schedule, tx=tx)
 
     @property
     def meta(self) -> dict:
@@ -41,6 +64,7 @@ class Run:
             "fingerprint": self.dataset.fingerprint,
             "shapes": {".".join(str(k.key) for k in path): list(x.shape) for path, x in leaves},
             "origin": self.origin,
+            "offset": self.offset,
         }
 
 

@@ -126,10 +126,11 @@ def make_train_step(
             classes, spread = settings.num_classes, settings.label_smoothing
             return inputs, augment.one_hot_targets(labels_B, classes, spread)
         keys = (
-            jax.random.fold_in(augment_key, number // run.steps_per_epoch),
+            jax.random.fold_in(augment_key, run.position(number) // run.steps_per_epoch),
             jax.random.fold_in(mix_key, number),
         )
-        late = number >= round(settings.mix_until * run.total_steps)
+        length = run.total_steps + run.length_offset
+        late = number + run.length_offset >= round(settings.mix_until * length)
         return augment.train_batch(settings, *keys, inputs, labels_B, ids_B, late)
 
     def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:

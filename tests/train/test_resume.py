@@ -131,6 +131,53 @@ def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
     assert "optim.learning_rate" in said and "0.001" in said and "0.5" in said
 
 
+LONG = {"train__epochs": 4.0, "train__steps": 0, "optim__warmup_epochs": 0.0}
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory):
+    """The folder of a run of 16 steps, four epochs of 70 images by 16, that stopped after 8."""
+    folder = tmp_path_factory.mktemp("halved")
+    interrupt_after(folder, 8, **LONG)
+    return folder
+
+
+def steps_of(folder):
+    """The lines of the training steps in a run's metrics."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "split" not in line]
+
+
+@pytest.mark.parametrize(("batch", "each"), [(7, 10), (24, 2), (64, 1)])
+def test_another_batch_goes_on_after_the_same_images(tmp_path, halved, capsys, batch, each):
+    """Two of four epochs, at the rate of the half-way; `each` steps are an epoch now."""
+    shutil.copytree(halved, tmp_path, dirs_exist_ok=True)
+    config = small_config(train__batch=batch, **LONG)
+    done = train.train(config, tmp_path, dataset=small_dataset(), verbose=True)
+    lines = steps_of(tmp_path)
+    assert done.step == 8 + 2 * each == lines[-1]["step"]
+    assert [line["epoch"] for line in lines] == [0] * 4 + [1] * 4 + [2] * each + [3] * each
+    rates = [line["learning_rate"] for line in lines[7:]]
+    assert rates[1] == pytest.approx(0.5e-3, rel=0.02)  # half of a cosine's way
+    assert rates == sorted(rates, reverse=True)
+    said = capsys.readouterr().out
+    assert f"after 8 of 16 steps of 16 images, 2 epochs, the run goes on with {2 * each}" in said
+    assert "the learning rate" not in said
+    # As a run that has ended, with the same command again; with another length it goes on.
+    assert train.train(config, tmp_path, dataset=small_dataset(), verbose=False).step == done.step
+    longer = small_config(**{**LONG, "train__epochs": 5.0})
+    assert train.train(longer, tmp_path, dataset=small_dataset()).step == done.step + 4
+    assert "the learning rate was" in capsys.readouterr().out
+
+
+def test_another_batch_in_the_middle_of_an_epoch_ends_it(tmp_path):
+    """After 6 of 16 steps, 32 of 70 images of the second epoch."""
+    interrupt_after(tmp_path, 6, **LONG)
+    config = small_config(train__batch=24, **LONG)
+    assert train.train(config, tmp_path, dataset=small_dataset(), verbose=False).step == 6 + 1 + 4
+    assert [line["epoch"] for line in steps_of(tmp_path)] == [0] * 4 + [1] * 3 + [2] * 2 + [3] * 2
+
+
 def test_a_key_that_is_newer_than_a_run_changes_nothing(tmp_path):
     prepared = train.prepare(small_config(), dataset=small_dataset())
     meta = json.loads(json.dumps(prepared.meta))
@@ -138,7 +185,7 @@ def test_a_key_that_is_newer_than_a_run_changes_nothing(tmp_path):
     plain = step_lib.to_plain(step_lib.first_state(prepared))
     with checkpoint.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, plain, meta, wait=True)
-        assert resume.latest(prepared, checkpoints, verbose=False, as_begun=True)["step"] == 0
+        assert resume.latest(prepared, checkpoints, verbose=False, as_begun=True)[1]["step"] == 0
 
 
 def test_another_augmentation_of_evaluations_is_refused():
