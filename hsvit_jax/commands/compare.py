@@ -204,7 +204,7 @@ def learning_curves(
 def _check_shares(spec: str, settings: Sequence[str], fractions: Sequence[float]) -> None:
     """Raises ValueError for shares of equally many images, which would be one point."""
     config = config_lib.get_config(spec, *settings)
-    whole = train.load_data(init_from.at_native_size(config))
+    whole = train.load_data(init_from.as_named(config))
     found: dict[int, float] = {}
     for fraction in fractions:
         images = len(whole.subset(fraction).train)

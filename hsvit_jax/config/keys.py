@@ -282,9 +282,9 @@ KEYS: Mapping[str, Key] = {
         "run, file, zoo:NAME or hub:OWNER/NAME to start from; empty: random weights"
     ),
     "init.classifier": _choice(
-        "classifier of init.from: as it is, new for other classes, or without a first background "
-        "class",
-        *("keep", "new", "drop_first"),
+        "classifier of init.from: matched by class name and new for other classes, kept as it is, "
+        "new, or without a first background class",
+        *("match", "keep", "new", "drop_first"),
     ),
     "init.stem": _choice(
         "first layer of init.from: as it is, or refitted to other image channels", "keep", "refit"

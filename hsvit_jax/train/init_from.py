@@ -15,6 +15,7 @@ from flax import traverse_util
 
 from hsvit_jax import checkpoint, models
 from hsvit_jax import config as config_lib
+from hsvit_jax.config import recipes
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.train import run_spec, step
 from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources
@@ -43,7 +44,7 @@ def refuse_random(config: ml_collections.ConfigDict) -> None:
             "the recipe finetune goes on from trained weights: name them with "
             "--config.init.from=PATH, or train from random ones by the recipe paper"
         )
-    fitting = [f"init.{name}" for name in _FITTING if config.init[name] != "keep"]
+    fitting = [f"init.{name}" for name in _FITTING if config.init[name] not in ("match", "keep")]
     if fitting and not config.init["from"]:
         raise ValueError(
             f"{' and '.join(fitting)} would fit trained weights: name them with "
@@ -61,23 +62,52 @@ def refuse_random(config: ml_collections.ConfigDict) -> None:
         )
 
 
-def at_native_size(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Gives images the size that published weights were trained at, where none is set."""
-    model, source = config.model, config.init["from"]
-    record = FAMILIES[model.family]
-    side = record.native_sizes.get(model.variant, record.native_size)
-    if not (side and source) or config.data.image_size:
+#: Settings of images that follow from the network that init.from names.
+OF_IMAGES = ("image_size", "channels", "mean", "std")
+
+
+def as_named(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Gives images the size, channels and normalisation of our network that init.from names, and
+    the network its strides, where they are not set by hand; published weights give their size."""
+    source, family = config.init["from"], config.model.family
+    if not source or all(config.data[key] for key in OF_IMAGES):
         return config
     try:
-        place = sources.locate(source)
-        ours = not files.is_weights(place) or release.is_release(files.read(place)[1])
+        stored = _stored_config(source)
     except ValueError as error:
         raise ValueError(f"init.from={source}: {error}") from error
-    if ours:
-        return config
-    config = config.copy_and_resolve_references()
-    config.data.image_size = (side, side)
-    return config.lock()
+    found = config.copy_and_resolve_references().unlock()
+    if stored is None:
+        record = FAMILIES[family]
+        side = record.native_sizes.get(config.model.variant, record.native_size)
+        found.data.image_size = config.data.image_size or ((side, side) if side else ())
+        return found.lock()
+    recipe = recipes.values(config.recipe, config.model, config.data.name)
+    for key in OF_IMAGES:
+        name = f"data.{key}"
+        if name not in config.by_hand and config.data[key] in ((), 0, recipe.get(name)):
+            found.data[key] = stored.data[key]
+    network = run_spec.build_model(stored).config if stored.model.family == family else None
+    for key in FAMILIES[family].automatic if network else ():
+        found.model[key] = config.model[key] or getattr(network, key)
+    return found.lock()
+
+
+def _stored_config(source: str) -> ml_collections.ConfigDict | None:
+    """Returns the configuration of our network that a source holds; None of other weights."""
+    place = sources.locate(source)
+    if files.is_weights(place):
+        described = files.read(place)[1]
+    else:
+        inner = place / "checkpoints"
+        folder = inner if inner.is_dir() else place
+        described = checkpoint.Checkpoints(folder, read_only=True).meta("best") or {}
+    try:
+        stored = config_lib.completed(described["config"])
+        config_lib.validate(stored)
+    except _FOREIGN:
+        return None
+    return stored
 
 
 def as_published(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -127,24 +157,23 @@ def load(
     source = config.init["from"]
     if not source:
         return None
-    key = step.run_key(config.seed, step.INIT)
+    key, theirs = step.run_key(config.seed, step.INIT), ()
     how = {name: config.init[name] for name in _FITTING}
     try:
         path = sources.locate(source)
         tensors, description = files.read(path) if files.is_weights(path) else (None, {})
         if tensors is not None and not release.is_release(description):
-            published, fresh = sources.pixels(source), how["classifier"] == "new"
+            published = sources.pixels(source)
             if published and published.blue_first:
                 tensors = _red_first(tensors)
-            family = config.model.family
+            family, fresh = config.model.family, how["classifier"] == "new"
             loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
             own = None
             with contextlib.suppress(*_FOREIGN):  # unless export wrote it under the authors' names
                 was = config_lib.completed(description["config"])
                 config_lib.validate(was)
-                names = map(str, description["class_names"] if how["classifier"] == "keep" else ())
-                said = _trained_on(config, was.data, [*names], class_names)
-                loaded = loaded._replace(source=loaded.source + said)
+                theirs = (*map(str, description["class_names"]),)
+                loaded = loaded._replace(source=loaded.source + _trained_on(config, was.data))
                 own = run_spec.build_model(was)
             # Settings that show in no tensor's shape, as its heads.
             if own and loaded.complete:
@@ -156,11 +185,17 @@ def load(
                 said = {**description, **sources.description(path)}
                 loaded = loaded._replace(source=loaded.source + _agreed(said, tensors, loaded))
         else:
-            loaded = _read_network(path, config, model, fingerprint, class_names)
+            loaded, theirs = _read_network(path, config, model, fingerprint)
         params, stats, old, same_family, origin = loaded
         origin_digest = digest(params, stats)
-        refit = _refit if same_family else _refit_backbone
-        refitted = refit(params, stats, old, model, how, key)
+        if same_family:
+            ours = _for_all(class_names, model.config.num_classes) if class_names else ()
+            how["classifier"], rows = _matched(theirs, ours, how["classifier"])
+            refitted = _refit(params, stats, old, model, how, key, rows)
+        else:
+            refitted = _refit_backbone(params, stats, old, model, how, key)
+        if theirs and how["classifier"] == "new":
+            origin += f", whose classes are {config_lib.few(theirs)}"
         _check_frozen(refitted.fresh, model)
     except ValueError as error:
         unread = Path(source).is_file() and not files.is_weights(Path(source))
@@ -175,6 +210,26 @@ def load(
         if found.blue_first:
             notes.append("the first convolution's channels are reversed: published for blue first")
     return refitted._replace(notes=(*notes, *refitted.notes), origin=origin_digest)
+
+
+def _matched(theirs: Sequence[str], ours: Sequence[str], mode: str) -> tuple[str, tuple[int, ...]]:
+    """Matches the classes of a classifier, where their names are known, to those of the images.
+
+    Returns the mode of init.classifier that this comes to, and the row that each of our classes
+    has in the classifier; none where it is not taken apart.
+    """
+    row_of = {name: row for row, name in enumerate(theirs)}
+    if mode not in ("match", "keep") or not theirs or not ours or [*theirs] == [*ours]:
+        return mode, ()
+    if row_of.keys() >= {*ours} and (mode == "match" or len(theirs) == len(ours)):
+        return mode, tuple(row_of[name] for name in ours)
+    if mode == "match" and len(theirs) == len(ours):
+        raise ValueError(
+            f"its classifier is for {config_lib.few(theirs)}, and the images are of as many other "
+            f"classes, {config_lib.few(ours)}: add --config.init.classifier=new to train a new "
+            "one, or --config.init.classifier=keep where they are the same classes in this order"
+        )
+    return ("new" if mode == "match" else mode), ()
 
 
 def _agreed(description: dict, tensors: dict[str, Any], loaded: pretrained.Pretrained) -> str:
@@ -278,7 +333,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         names, count = meta["class_names"], config.data.num_classes
         if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{len(names)} class names for {count} classes")
-        names = [*names, *(f"unnamed {i}" for i in range(len(names), count))]
+        names = _for_all(names, count)
         lost = [operator.index(number) for number in meta.get("lost_groups", ())]
         if lost:
             model.without(lost)  # says itself what cannot be lost
@@ -301,6 +356,11 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
     return Stored(
         number, config, model, tree["params"], tree["stats"], tuple(names), fingerprint, meta
     )
+
+
+def _for_all(names: Sequence[str], count: int) -> tuple[str, ...]:
+    """Returns a name for each of the classes, which may be more than have one."""
+    return (*names, *(f"unnamed {i}" for i in range(len(names), count)))
 
 
 def of_survivors(stored: Stored) -> Stored:
@@ -345,10 +405,9 @@ def _read_network(
     config: ml_collections.ConfigDict,
     model: Any,
     fingerprint: str | None,
-    class_names: tuple[str, ...],
-) -> tuple[dict, dict, Any, bool, str]:
+) -> tuple[tuple[dict, dict, Any, bool, str], tuple[str, ...]]:
     """Reads a trained network's (params, stats, network, whether that is of the configured family
-    rather than of its backbone's, source)."""
+    rather than of its backbone's, source), and its class names."""
     stored = stored_network(path)
     base, family = model.feature_network(), stored.config.model.family
     same_family = family == config.model.family
@@ -357,50 +416,58 @@ def _read_network(
             f"it holds a network of the family {family!r}; this configuration's is "
             f"{config.model.family!r}"
         )
-    origin = f"step {stored.step} of {path}"
+    data = stored.config.data
+    side = "×".join(map(str, (*data.image_size, data.channels)))
+    origin = f"step {stored.step} of {config.init['from']} (images of {side})"
     if lost := stored.meta.get("lost_groups"):
         names = checkpoint.few([str(number) for number in lost])
         origin += f", whose groups or towers {names} were lost in training and start afresh"
-    kept = same_family and config.init.classifier == "keep"
-    names = stored.class_names if kept else ()
-    origin += _trained_on(config, stored.config.data, names, class_names)
+    origin += _trained_on(config, data)
     # Read otherwise, the same images have another fingerprint anyway.
     read_alike = ("name", "image_size", "channels", "fit", "fraction")
-    alike = all(stored.config.data[key] == config.data[key] for key in read_alike)
+    alike = all(data[key] == config.data[key] for key in read_alike)
     known = None not in (fingerprint, stored.fingerprint)
     if alike and known and fingerprint != stored.fingerprint:
         origin += (
             f", when {config.data.name} was another or split otherwise: it may have been trained "
             "on images that are held out now"
         )
-    return stored.params, stored.stats, stored.model, same_family, origin
+    network = stored.params, stored.stats, stored.model, same_family, origin
+    return network, stored.class_names
 
 
-def _trained_on(
-    config: ml_collections.ConfigDict,
-    was: Mapping[str, Any],
-    names: Sequence[str],
-    class_names: Sequence[str],
-) -> str:
-    """Says what the weights were trained on otherwise: classes, if `names` are kept, and pixels."""
-    text = ""
-    if names and [*names[: len(class_names)]] != [*class_names]:
-        text += f", whose classifier is for {config_lib.few(names)} (init.classifier=new: afresh)"
+def _trained_on(config: ml_collections.ConfigDict, was: Mapping[str, Any]) -> str:
+    """Says how the pixels that the weights were trained on were normalised otherwise."""
     before = [tuple(was[key]) for key in ("mean", "std")]
-    if before != [tuple(config.data[key]) for key in ("mean", "std")]:
-        text += f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
-    return text
+    if before == [tuple(config.data[key]) for key in ("mean", "std")]:
+        return ""
+    return f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
 
 
 def _refit(
-    params: dict, stats: dict, old: Any, new: Any, how: dict[str, str], key: jax.Array
+    params: dict,
+    stats: dict,
+    old: Any,
+    new: Any,
+    how: dict[str, str],
+    key: jax.Array,
+    rows: Sequence[int] = (),
 ) -> adapt.Refitted:
-    """Refits weights to new classes, channels and image size, then grows them."""
-    if old.config == new.config and how["classifier"] == "keep":
+    """Refits weights to new classes, channels and image size, then grows them; all that does not
+    fit is in one message."""
+    if old.config == new.config and how["classifier"] in ("match", "keep") and not rows:
         return adapt.Refitted(params, stats, (), ())
-    between = _at_sizes_of(old, new)
-    grow.check(between.config, new.config)
-    refitted = adapt.refit(params, stats, old, between, how, key)
+    between, wrong, refitted = _at_sizes_of(old, new), [], None
+    try:
+        grow.check(between.config, new.config)
+    except ValueError as error:
+        wrong.append(str(error))
+    try:
+        refitted = adapt.refit(params, stats, old, between, how, key, rows)
+    except ValueError as error:
+        wrong.append(str(error))
+    if wrong or refitted is None:
+        raise ValueError("; ".join(wrong))
     if between.config == new.config:
         return refitted
     params, stats = grow.grow(refitted.params, refitted.stats, between, new, key)

@@ -151,15 +151,16 @@ def as_started(config: ml_collections.ConfigDict, workdir: Path) -> ml_collectio
     try:
         saved = config_lib.from_json(path.read_text("utf-8"))
         same = _meaning("init.from", saved.init["from"]) == _meaning("init.from", source)
-        read = {key: saved.data[key] for key in ("image_size", "mean", "std")}
+        read = {"data": init_from.OF_IMAGES, "model": FAMILIES[saved.model.family].automatic}
+        read = {part: {key: saved[part][key] for key in names} for part, names in read.items()}
     except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return config  # somebody changed it; the run writes it anew
     if not same:
         return config
     config = config.copy_and_resolve_references().unlock()
     config.init["from"] = saved.init["from"]
-    for key, value in read.items():
-        config.data[key] = config.data[key] or value
+    for part, values in read.items():
+        config[part].update({key: config[part][key] or value for key, value in values.items()})
     return config.lock()
 
 
@@ -218,7 +219,7 @@ def _refuse_other_state(saved: dict, wanted: dict) -> None:
         section, _, name = key.partition(".")
         new = wanted[section][name]
         old = saved[section].get(name, new)  # a run of an older version has no such key
-        asks_for_nothing = why == _START and new in ("", "keep", False)
+        asks_for_nothing = why == _START and new in ("", "match", "keep", False)
         if _meaning(key, old) != _meaning(key, new) and not asks_for_nothing:
             raise ValueError(
                 f"the run in this folder has {key}={old!r}, now it is {new!r}: {why}; go on with "

@@ -62,7 +62,7 @@ def prepare(
     """
     step_lib.augment_settings(config)  # refuses what excludes each other, before data is read
     if dataset is None:
-        config = init_from.at_native_size(config)
+        config = init_from.as_named(config)
         if config.data.name in config_lib.DATA_SETS:  # of these the shapes are known
             _network(config_lib.resolve(config, data.describe(config.data.name)))
         dataset = load_data(config, verbose=verbose)

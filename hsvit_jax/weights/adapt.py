@@ -10,7 +10,7 @@ projection, a picture of the map, likewise, and scaled to its new area.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,30 +44,45 @@ _SIZES = {
 
 
 def refit(
-    params: dict, stats: dict, old: Network, new: Network, how: Mapping[str, str], key: Array
+    params: dict,
+    stats: dict,
+    old: Network,
+    new: Network,
+    how: Mapping[str, str],
+    key: Array,
+    rows: Sequence[int] = (),
 ) -> Refitted:
     """Adapts the weights of `old` to `new`, a network of the same architecture.
 
     Args:
       old: the network whose weights they are.
       new: the network to adapt them to.
-      how: 'classifier' ('keep', 'new', 'drop_first'), 'stem' ('keep', 'refit'), 'positions'
-          ('keep', 'resize').
+      how: 'classifier' ('match', 'keep', 'new', 'drop_first'), 'stem' ('keep', 'refit'),
+          'positions' ('keep', 'resize').
       key: draws fresh leaves.
+      rows: for each new class the old one that it is, where their names are known.
 
     Raises:
-      ValueError: a difference that no setting allows, or that cannot be adapted; names the
-          setting that would allow it.
+      ValueError: differences that no setting allows, or that cannot be adapted; names all the
+          settings that would allow them.
     """
     leaves = traverse_util.flatten_dict({"params": params, "stats": stats})
     fresh: Leaves = {}
-    notes = []
+    notes, problems, fixes = [], [], []
     network = old
     for name, (setting, *_) in _SIZES.items():
         mode = how[setting]
         before, after = (getattr(net.config, name) for net in (network, new))
         resized = network.resized(**{name: after})
-        if mode == "new":  # other classes, even if they are as many
+        if mode == "match" and not rows:  # the names are not known
+            mode = "keep" if before in (after, after + 1) else "new"
+        if name == "num_classes" and rows and mode in ("match", "keep"):
+            more = network.resized(num_classes=before + 1)
+            for path, shape in _changed(network, more).items():
+                x = np.asarray(leaves[path])
+                leaves[path] = x.take(rows, _one_axis(path, x, shape))
+            notes.append(f"the classifier's {after} classes are matched by name")
+        elif mode == "new":  # other classes, even if they are as many
             other = network if before != after else network.resized(num_classes=after + 1)
             fresh = drawn(resized, _changed(other, resized).__contains__, key)
             leaves |= fresh
@@ -79,7 +94,9 @@ def refit(
             )
         elif before != after and (shapes := _changed(network, resized)):
             if mode not in _CHANGES:
-                raise ValueError(_refusal(name, before, after))
+                problems.append(_refusal(name, before, after))
+                fixes.append(f"--config.init.{setting}={_SIZES[name][2]}")
+                continue
             change, label = _CHANGES[mode]
             for path, shape in shapes.items():
                 leaves[path] = change(path, np.asarray(leaves[path]), shape, network, resized)
@@ -90,6 +107,8 @@ def refit(
                 f"{_names(turned)} would mean other places; train with the old size"
             )
         network = resized
+    if problems:
+        raise ValueError(f"{'; '.join(problems)}: add {' '.join(fixes)}")
     tree = nested(leaves)
     names = tuple(map(".".join, fresh))
     return Refitted(tree.get("params", {}), tree.get("stats", {}), names, tuple(notes))

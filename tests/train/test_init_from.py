@@ -78,19 +78,21 @@ def test_groups_that_a_run_lost_do_not_vote(tmp_path, capsys, towers, lost, grou
 def test_a_run_s_folder_may_be_called_as_a_file_is(source, tmp_path):
     folder = shutil.copytree(source[0], tmp_path / "a.pt")
     _, run = from_source(folder)
-    assert init_from.load(run.config, run.model).notes[0].endswith(f"step 0 of {folder}")
+    assert f"step 0 of {folder} (" in init_from.load(run.config, run.model).notes[0]
 
 
 def test_a_run_goes_on_when_what_it_started_from_is_gone(tmp_path):
     gone = f"init.from={tmp_path}/gone.safetensors"
     config = config_lib.get_config("resnet:18,cifar10", gone)
     with pytest.raises(ValueError, match="gone"):
-        init_from.at_native_size(config)
-    saved = config_lib.override(config, ["data.image_size=64,64", "data.mean=0.1", "data.std=0.2"])
+        init_from.as_named(config)
+    saved = config_lib.override(
+        config, ["data.image_size=64,64", "data.mean=0.1", "data.std=0.2", "data.channels=3"]
+    )
     (tmp_path / "config.json").write_text(config_lib.to_json(saved))
     (tmp_path / "checkpoints").mkdir()
     found = resume.as_started(config, tmp_path)
-    found = init_from.as_published(init_from.at_native_size(found))
+    found = init_from.as_published(init_from.as_named(found))
     assert [found.data[key] for key in ("image_size", "mean", "std")] == [(64, 64), (0.1,), (0.2,)]
     by_hand = config_lib.get_config("resnet:18,cifar10", gone, "data.mean=0.3")
     assert resume.as_started(by_hand, tmp_path).data.mean == (0.3,)
@@ -125,20 +127,58 @@ def test_another_normalisation_is_told(source):
     assert note.endswith("saw pixels normalised by data.mean=(0.3,) and data.std=(0.2,)")
 
 
-def test_a_classifier_of_other_classes_is_told(source, capsys):
-    """As many, or the same in another order."""
-    _, run = from_source(source[0])
-    info = dataclasses.replace(run.dataset.info, class_names=run.dataset.info.class_names[::-1])
-    for dataset, classifier, told in (
-        (run.dataset, "keep", False),
-        (dataclasses.replace(run.dataset, info=info), "keep", True),
-        (dataclasses.replace(run.dataset, info=info), "new", False),
-    ):
-        with run.config.unlocked():
-            run.config.init.classifier = classifier
-        resume.start(dataclasses.replace(run, dataset=dataset), verbose=True)
-        said = "whose classifier is for row 0, row 1, row 2, row 3, row 4 and 2 more"
-        assert (said in capsys.readouterr().out) is told
+def with_classes(run, names):
+    """The run on data with these class names, and a network for as many."""
+    dataset = run.dataset.info
+    info = dataclasses.replace(dataset, class_names=tuple(names))
+    with run.config.unlocked():
+        run.config.data.num_classes = len(names)
+    dataset = dataclasses.replace(run.dataset, info=info)
+    return dataclasses.replace(
+        run, dataset=dataset, model=run.model.resized(num_classes=len(names))
+    )
+
+
+@pytest.mark.parametrize("order", [range(7)[::-1], (3, 0, 6)])
+@pytest.mark.parametrize("under", ["our names", "the authors' names"])
+def test_classes_are_matched_by_name(source, tmp_path, order, under):
+    """The same in another order, or some of them: each is scored as it was."""
+    folder, values = source
+    _, run = from_source(folder)
+    if under != "our names":
+        folder = tmp_path / "a.safetensors"
+        assert (
+            main.main(["hsvit", "export", str(source[0]), str(folder), "--format=reference"]) == 0
+        )
+    x = np.random.default_rng(0).normal(size=(5, 8, 8, 1)).astype(np.float32)
+    expected = run.model.apply(*values, x)[0]
+    names = run.dataset.info.class_names
+    run = with_classes(run, [names[row] for row in order])
+    with run.config.unlocked():
+        run.config.init["from"] = str(folder)
+    start, _ = resume.start(run, verbose=False)
+    found = run.model.apply(*start, x)[0]
+    np.testing.assert_allclose(found, expected[:, list(order)], rtol=1e-5, atol=1e-6)
+
+
+def test_other_classes_have_a_new_classifier(source, capsys):
+    """As many others may be the same ones: that is for the user to say."""
+    folder, (params, _) = source
+    _, run = from_source(folder)
+    names = run.dataset.info.class_names
+    start, _ = resume.start(with_classes(run, ["ant", "bee", names[0]]), verbose=True)
+    assert start[0]["head"]["linear"]["kernel"].shape[1] == 3
+    said = capsys.readouterr().out
+    assert "whose classes are row 0, row 1, row 2, row 3, row 4 and 2 more" in said
+    assert "fresh for 3 classes: head.linear" in said
+    run = with_classes(run, [*names[:-1], "ant"])
+    message = r"is for row 0, .* as many other .*: add --config\.init\.classifier=new .*=keep where"
+    with pytest.raises(ValueError, match=message):
+        resume.start(run, verbose=False)
+    with run.config.unlocked():
+        run.config.init.classifier = "keep"
+    start, _ = resume.start(run, verbose=False)
+    np.testing.assert_array_equal(*(x["head"]["linear"]["kernel"] for x in (start[0], params)))
 
 
 def test_a_file_under_the_authors_names_tells_as_much(source, tmp_path):
@@ -147,11 +187,10 @@ def test_a_file_under_the_authors_names_tells_as_much(source, tmp_path):
     _, run = from_source(file)
     names = run.dataset.info.class_names
     (note,) = init_from.load(run.config, run.model, class_names=names).notes
-    assert "which saw" not in note and "whose classifier" not in note
+    assert "which saw" not in note
     with run.config.unlocked():
         run.config.data.mean = (0.5,)
-    (note,) = init_from.load(run.config, run.model, class_names=names[::-1]).notes
-    assert "whose classifier is for row 0, row 1" in note
+    (note,) = init_from.load(run.config, run.model, class_names=names).notes
     assert note.endswith("saw pixels normalised by data.mean=(0.3,) and data.std=(0.2,)")
     _, run = from_source(file, model__heads=4)  # which show in no tensor's shape
     with pytest.raises(ValueError, match="heads: checkpoint 2, config 4"):
@@ -241,12 +280,13 @@ def test_other_classes_and_another_image_size(source):
     dataset = small_runs.small_dataset()
     dataset = dataclasses.replace(dataset, info=dataset.info.with_shape((16, 16), 1))
     run = train.prepare(small_runs.small_config(**settings), dataset=dataset)
-    with pytest.raises(ValueError, match=r"it has 8×8, this .* 16×16; init\.positions=resize"):
+    with run.config.unlocked():
+        run.config.init.classifier = "keep"
+    message = r"8×8, this .* 16×16; .* 7, this .* 9; .*: add --config\.init\.positions=resize --con"
+    with pytest.raises(ValueError, match=message):
         init_from.load(run.config, run.model)
     with run.config.unlocked():
         run.config.init.positions = "resize"
-    with pytest.raises(ValueError, match=r"it has 7, this configuration 9; init\.classifier=new"):
-        init_from.load(run.config, run.model)
     with run.config.unlocked():
         run.config.init.classifier = "new"
     start = init_from.load(run.config, run.model)

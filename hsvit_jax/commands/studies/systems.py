@@ -75,7 +75,7 @@ class Trained:
 
 def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset]) -> data.Dataset:
     """The data set as a system reads it: loaded, or that of another system that reads it alike."""
-    config = init_from.at_native_size(config)
+    config = init_from.as_named(config)
     key = tuple(config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image"))
     if key not in loaded:
         loaded[key] = train.load_data(config)
