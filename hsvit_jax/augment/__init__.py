@@ -147,11 +147,11 @@ def train_batch(
       float32 images (B, H, W, C) and float32 targets (B, K) whose rows sum to 1.
 
     Raises:
-      ValueError: for shapes or dtypes other than these, other than 1 or 3 channels where
-        RandAugment is on, images too large for its integer sums, or a key that is not threefry.
+      ValueError: for images that are not uint8, other than 1 or 3 channels where RandAugment is
+        on, images too large for its integer sums, or a key that is not threefry.
     """
     _check_images(images_BHWC)
-    _check_batch(settings, images_BHWC, labels_B, indices_B)
+    check_size(settings, *images_BHWC.shape[1:])
     op_count = 1 if settings.trivial_augment else settings.rand_augment_ops
     bits_BS = example_bits(key, indices_B, _OPS_START + _WORDS_PER_OP * op_count)
     if settings.random_resized_crop:
@@ -298,17 +298,6 @@ def _check_images(images_BHWC: jax.Array):
             f"images are {images_BHWC.dtype} of shape {images_BHWC.shape}; expected uint8 of shape "
             "(batch, height, width, channels), none of them 0"
         )
-
-
-def _check_batch(settings: Augment, images_BHWC, labels_B, indices_B):
-    shape = images_BHWC.shape
-    for name, array in (("labels", labels_B), ("indices", indices_B)):
-        if array.shape != shape[:1] or not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(
-                f"{name} are {array.dtype} of shape {array.shape}; expected integers of shape "
-                f"{shape[:1]}, one per image"
-            )
-    check_size(settings, *shape[1:])
 
 
 def check_size(settings: Augment, height: int, width: int, channels: int) -> None:

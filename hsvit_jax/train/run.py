@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 import time
 import warnings
@@ -284,7 +283,7 @@ def train(
         KeyboardInterrupt: SIGTERM or Ctrl-C came, and the state is saved: the same call goes on.
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
-    _check_arguments(config, workdir, stall_timeout, dataset, callbacks)
+    _check_config(config)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
@@ -381,29 +380,7 @@ def _open_metrics(
     return log, bar
 
 
-def _check_arguments(
-    config: object, workdir: object, stall_timeout: object, dataset: object, callbacks: object
-) -> None:
-    frozen = isinstance(config, ml_collections.FrozenConfigDict)
-    if frozen or not isinstance(config, ml_collections.ConfigDict):
-        raise ValueError(
-            f"the configuration to train must be one that get_config returns; got {config!r:.80}"
-        )
-    if not isinstance(workdir, str | os.PathLike) or not os.fspath(workdir):
-        raise ValueError(f"training needs a folder for the run; got {workdir!r}")
-    seconds = isinstance(stall_timeout, int | float) and stall_timeout >= 0  # NaN neither
-    if not (stall_timeout is None or seconds):
-        raise ValueError(
-            f"stall_timeout={stall_timeout!r} must be seconds, 0 for never, or None: leave it out"
-        )
-    if not isinstance(dataset, data.Dataset | None):
-        raise ValueError(
-            "dataset must be what hsvit_jax.from_arrays, from_examples or from_csv returns; got "
-            f"{type(dataset).__name__}"
-        )
-    several = isinstance(callbacks, list | tuple)
-    if not several or not all(isinstance(one, Callback) for one in callbacks):
-        raise ValueError(f"callbacks must be a list of hsvit_jax.Callback; got {callbacks!r:.80}")
+def _check_config(config: ml_collections.ConfigDict) -> None:
     config_lib.validate(config)  # it may have been changed since `get_config`
     if config.recipe not in ("strong", "small") and "recipe" not in config.by_hand:
         raise ValueError(
