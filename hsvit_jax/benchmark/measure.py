@@ -14,24 +14,21 @@ import ml_collections
 
 from hsvit_jax import cli, report
 from hsvit_jax import config as config_lib
-from hsvit_jax.benchmark import decode, jobs, machine, step_parts, tpu, versus
+from hsvit_jax.benchmark import jobs, machine, versus
 from hsvit_jax.models import costs
 
 #: What is measured → flags that it would ignore.
 _IGNORED = {
-    "parts": ("work", "trace", "data", "no_augment"),
     "peak": ("work", "batch", "steps", "warmup", "trace", "data", "no_augment"),
-    "work=decode": ("trace", "no_augment"),
     "work=eval": ("no_augment",),
     "work=infer": ("no_augment",),
-    "topology": ("steps", "warmup", "trace", "data"),
 }
 
 
 def run(request: cli.Request) -> None:
     """Measures what the command line asks for, and prints a line of JSON."""
     values = request.flags
-    modes = [name for name in ("vs", "parts", "peak", "topology") if values[name].value]
+    modes = [name for name in ("vs", "peak") if values[name].value]
     if not request.spec and modes != ["peak"]:
         raise cli.Misuse("--config is missing")
     if len(modes) > 1:
@@ -60,24 +57,15 @@ def _record(request: cli.Request, modes: list[str]) -> dict:
         raise cli.Misuse("--batch and --config.train.batch both say how many images: leave one out")
     if values.batch:
         config = config_lib.override(config, [f"train.batch={values.batch}"])
-    timing = {"steps": values.steps, "warmup": values.warmup}
-    if modes == ["parts"]:
-        record = step_parts.measure_parts(config, **timing)
-        cli.note(step_parts.table(record))
-    elif modes == ["topology"]:
-        augmented = not values.no_augment
-        record = tpu.measure(config, values.work, values.topology, augmented=augmented)
-    elif values.work == "decode":
-        record = decode.measure(config, **timing)
-    else:
-        record = measure(
-            config,
-            values.work,
-            augmented=not values.no_augment,
-            real_data=values.data,
-            trace=values.trace,
-            **timing,
-        )
+    record = measure(
+        config,
+        values.work,
+        steps=values.steps,
+        warmup=values.warmup,
+        augmented=not values.no_augment,
+        real_data=values.data,
+        trace=values.trace,
+    )
     return {"config": request.spec or None, **record}
 
 

@@ -34,8 +34,7 @@ _SPLIT = "Which images; default: all of a folder or csv in --config beside --che
 _EXPORT_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
 _EXPORT_FORMAT = "safetensors, a folder for the hub, the authors' PyTorch names, or programs."
 _TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), 1e-5 for logits."
-_WORK = ["train", "infer", "input", "eval", "decode"]
-_LENGTHS = ["256", "512", "1024", "2048", "4096"]
+_WORK = ["train", "infer", "input", "eval"]
 
 #: Name → what it does and reads; all other input is refused.
 COMMANDS: Mapping[str, Command] = {
@@ -155,7 +154,6 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices."),
             (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device."),
             (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message."),
-            (flags.DEFINE_bool, "verify", False, "Compile on 1-8 devices and compare."),
             (flags.DEFINE_bool, "json", False, "Print JSON."),
             (define_path, "out", None, "A PNG to draw."),
         ),
@@ -263,9 +261,6 @@ COMMANDS: Mapping[str, Command] = {
         "benchmark.measure",
         "$ --config=configs/c2a2.py --batch=128 --work=train\n"
         "$ --config=configs/c2a2.py --vs='COMMAND THAT PRINTS A JSON LINE'\n"
-        "$ --config=configs/c2a2.py --batch=128 --parts\n"
-        "$ --config=configs/backbone.py:folder=PATH,paper --work=decode\n"
-        "$ --config=configs/c4a8.py --batch=512 --topology=v5e:2x2\n"
         "$ --peak",
         (
             (flags.DEFINE_enum, "work", "train", _WORK, "Work to time."),
@@ -275,40 +270,11 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_bool, "no_augment", False, "train, input: only normalise the images."),
             (flags.DEFINE_bool, "data", False, "The config's data set, not random images."),
             (define_path, "trace", None, "Write a profile of a few more steps here."),
-            (flags.DEFINE_bool, "parts", False, "Time the parts of a training step."),
             (flags.DEFINE_bool, "peak", False, "Time a large product and convolution, no more."),
-            (flags.DEFINE_string, "topology", None, "Only compile, for TPUs such as v5e:2x2."),
             (flags.DEFINE_string, "vs", None, "Shell command to alternate with."),
             (flags.DEFINE_integer, "rounds", 5, "--vs: runs of each.", 1),
         ),
         config=EVERYTHING,
         remember=False,
-    ),
-    "step-growth": Command(
-        "Measures how a training step's time grows with its sizes.",
-        "benchmark.step_growth",
-        "$ --config=configs/c2a2.py --batch=64 --out=OUT\n"
-        "Prints a table, and writes it as CSV with a plot.",
-        (
-            (flags.DEFINE_integer, "batch", 64, "Images per step.", 1),
-            (flags.DEFINE_integer, "rounds", 5, "Steps of each that are timed.", 1),
-            (flags.DEFINE_list, "series", [], "Series of changes; default: all."),
-            (define_path, "out", "growth", "Folder for the CSV and the plot."),
-        ),
-        config=EVERYTHING,
-        needs_config=True,
-        remember=False,
-    ),
-    "sequence-length": Command(
-        "Measures what mixing tokens costs as the sequence grows, for a ViX with each mixer.",
-        "benchmark.sequence_length",
-        "$ --batch=64 --out=docs/benchmarks/sequence\n"
-        "Prints a table, and writes it as CSV with a plot.",
-        (
-            (flags.DEFINE_list, "tokens", _LENGTHS, "Lengths of the sequence, powers of two."),
-            (flags.DEFINE_list, "mixers", [], "Mixers to compare; default: all."),
-            (flags.DEFINE_integer, "batch", 64, "Images of the programs.", 1),
-            (define_path, "out", "sequence", "Folder for the CSV and the plot."),
-        ),
     ),
 }

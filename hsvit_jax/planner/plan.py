@@ -1,8 +1,8 @@
 """Predicts the cost of a network on more devices than there are: `hsvit plan`.
 
 FLOPs, memory and traffic of a device (`costs`), the time of a step on a machine that three numbers
-describe, and the time that devices wait for each other: all are predictions. `verify` compares them
-with programs that are compiled for a few fake devices (`hlo`).
+describe, and the time that devices wait for each other: all are predictions. Tests compare them
+with programs that are compiled for a few fake devices.
 """
 
 import json as json_lib
@@ -13,14 +13,11 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax.planner import costs, figure, hlo, report
+from hsvit_jax.planner import costs, figure, report
 from hsvit_jax.planner.costs import Cost, Machine, Transfer
 
 #: Stages of the pipeline that the Idle Time Ratio is compared with (S in the paper).
 PIPELINE_STAGES = 8
-
-#: Devices and images that `verify` compiles for.
-VERIFY_DEVICES, VERIFY_BATCH = (1, 2, 4, 8), 16
 
 
 def run(
@@ -32,7 +29,6 @@ def run(
     bandwidth: float = 5e10,
     flops: float = 1e14,
     latency: float = 5e-6,
-    verify: bool = False,
     json: bool = False,
     out: str | Path | None = None,
     moments: float = 2.0,
@@ -44,13 +40,12 @@ def run(
         batch: images per step on all devices; None: the smallest multiple of train.batch that
             splits over the data axis of every row.
         bandwidth, flops, latency: of a device, in B/s, FLOP/s and s; see `costs.Machine`.
-        verify: also compile for up to 8 fake CPU devices.
         json: JSON in place of a table.
         out: a PNG to write.
         moments: values that the optimizer keeps for each parameter.
 
     Raises:
-        ValueError: a group that does not divide, an impossible machine, or too few fake devices.
+        ValueError: a group that does not divide, or an impossible machine.
     """
     result = plan(
         config,
@@ -60,8 +55,6 @@ def run(
         machine=Machine(flops=flops, bandwidth=bandwidth, latency=latency),
         moments=moments,
     )
-    if verify:
-        result["verify"] = verification(config, devices=devices, group=group)
     if out:
         figure.draw(result, Path(out))
         result["figure"] = str(out)
@@ -129,7 +122,6 @@ def plan(
         "train_batch": config.train.batch,
         "raised": chosen is None and batch > config.train.batch,
         "pipeline_stages": PIPELINE_STAGES,
-        "verify_batch": VERIFY_BATCH,
         "towers": networks["towers"].config.towers if "towers" in networks else 1,
         "rows": rows,
         "left_out": left_out,
@@ -224,67 +216,3 @@ def _idle_table(network: Any, devices: Iterable[int], machine: Machine) -> list[
         }
         for k in devices
     ]
-
-
-# --- Verification --------------------------------------------------------------------------------
-
-
-def verification(
-    config: ml_collections.ConfigDict, *, devices: int, group: int | None = None
-) -> list[dict[str, Any]]:
-    """Compares predicted and compiled FLOPs and bytes of each way at 1, 2, 4, 8 devices, `devices`
-    at most, in float32, for 16 images on all devices.
-
-    Raises:
-        ValueError: there are too few fake devices.
-    """
-    config = config.copy_and_resolve_references().unlock()
-    config.model.dtype = "float32"
-    sizes = [n for n in VERIFY_DEVICES if n <= devices]
-    hlo.cpu_devices(max(sizes))
-    how = {"aggregate": config.mesh.aggregate, "gradients": config.mesh.gradients}
-    return [
-        row
-        for way, network in costs.networks(config).items()
-        for n in sizes
-        for row in compare(way, network, n, group=group, **how)
-    ]
-
-
-def compare(
-    way: str,
-    network: Any,
-    devices: int,
-    *,
-    group: int | None = None,
-    aggregate: str = "psum",
-    gradients: str = "float32",
-) -> list[dict[str, Any]]:
-    """Compares one way's prediction with its compiled programs on `devices` fake devices.
-
-    Returns:
-        a dict for each program and quantity, with its `predicted` and `compiled` figure.
-    """
-    axis = costs.group_axis(way, network, devices, group)
-    layout = {"data": devices // axis, "group": axis, "batch": VERIFY_BATCH}
-    settings = {**layout, "aggregate": aggregate, "gradients": gradients}
-    cost = costs.Cost(way, network, **settings)
-    forward, step = hlo.compile_network(network, **settings)
-    rows = []
-    for name, flops, depthwise, transfers, program in (
-        ("forward", cost.forward_flops, cost.depthwise_flops[0], cost.forward, forward),
-        ("step", cost.step_flops, cost.depthwise_flops[1], cost.step, step),
-    ):
-        counted = "FLOPs, depthwise left out" if depthwise else "FLOPs"
-        pairs = {counted: (flops - depthwise, program.flops)}
-        sent = costs.by_axis_and_kind(transfers)
-        for key in sorted({*sent, *program.transfers}):
-            pairs[": ".join(key)] = (sent.get(key, 0), program.transfers.get(key, 0))
-        if name == "step":
-            pairs["activations (estimate)"] = (cost.activation_bytes, program.temporary_bytes)
-        place = {"way": way, "data": layout["data"], "group": axis, "program": name}
-        rows += [
-            {**place, "quantity": quantity, "predicted": predicted, "compiled": compiled}
-            for quantity, (predicted, compiled) in pairs.items()
-        ]
-    return rows

@@ -8,7 +8,7 @@ from hsvit_jax.planner import costs
 
 
 def render(result: dict[str, Any]) -> str:
-    """Formats a plan: assumptions, costs, the smallest aggregate, idle times, verification."""
+    """Formats a plan: assumptions, costs, the smallest aggregate, idle times."""
     machine, batch = result["machine"], result["batch"]
     raised = ""
     if result["raised"]:
@@ -35,8 +35,6 @@ def render(result: dict[str, Any]) -> str:
         lines += ["", *_aggregate_text(result["aggregate"])]
     if result["idle_time_ratio"]:
         lines += ["", *_idle_text(result["idle_time_ratio"], result["pipeline_stages"])]
-    if "verify" in result:
-        lines += ["", *_verify_text(result["verify"], result["verify_batch"])]
     if "figure" in result:
         lines += ["", f"figure {result['figure']}"]
     return "\n".join(lines)
@@ -111,29 +109,5 @@ def _idle_text(rows: list[dict[str, Any]], stages: int) -> list[str]:
         "of this network on each, one device adds up all CLS tokens).",
         "Equation 3 divides by all devices' time, 1 and 2 by the time that passes; last column: "
         "HSViT by theirs.",
-        *report.aligned(report.table(columns, rows)),
-    ]
-
-
-def _verify_text(rows: list[dict[str, Any]], batch: int) -> list[str]:
-    def difference(row: dict[str, Any]) -> str:
-        predicted, compiled = row["predicted"], row["compiled"]
-        if compiled:
-            return f"{(predicted - compiled) / compiled:+.2%}"
-        return "not there" if predicted else "–"
-
-    columns = {
-        "way": lambda row: row["way"],
-        "data×group": lambda row: f"{row['data']}×{row['group']}",
-        "program": lambda row: row["program"],
-        "quantity": lambda row: row["quantity"],
-        "predicted": lambda row: f"{row['predicted']:,}",
-        "compiled": lambda row: f"{row['compiled']:,}",
-        "difference": difference,
-    }
-    return [
-        f"verification: compiled for fake CPU devices, float32, {batch} images in all; FLOPs "
-        "of matrix products and convolutions, loops unrolled, bytes of collectives;",
-        "activations against all the program's temporary memory, its workspace included",
         *report.aligned(report.table(columns, rows)),
     ]

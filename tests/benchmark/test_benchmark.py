@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import step_parts
 from support.processes import ROOT
 
 from hsvit_jax import config as configs
 from hsvit_jax import data, main, train
-from hsvit_jax.benchmark import jobs, machine, step_parts, versus
+from hsvit_jax.benchmark import jobs, machine, versus
 from hsvit_jax.benchmark import measure as benchmark
 from hsvit_jax.models import costs
 from hsvit_jax.train import batches, evaluate, step
@@ -219,13 +220,7 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
     [
         ([], 2, "(see: hsvit benchmark --help)"),
         ([f"--config={CONFIG_FILE}", "--work=sleep"], 2, "train|infer|input|eval"),
-        ([f"--config={CONFIG_FILE}", "--peak", "--parts"], 2, "choose one of --parts, --peak"),
-        ([f"--config={CONFIG_FILE}", "--parts", "--trace=x"], 2, "--parts has no use for --trace"),
-        ([f"--config={CONFIG_FILE}", "--parts", "--work=infer"], 2, "no use for --work"),
-        (
-            [f"--config={CONFIG_FILE}", "--work=decode", "--trace=x", "--vs=true"],
-            *(2, "--work=decode has no use for --trace"),
-        ),
+        ([f"--config={CONFIG_FILE}", "--peak", "--vs=true"], 2, "choose one of --vs, --peak"),
         *(
             ([f"--config={CONFIG_FILE}", f"--work={work}", "--no_augment"], 2, "no use for --no_")
             for work in ("eval", "infer")
@@ -234,15 +229,10 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
             [f"--config={CONFIG_FILE}", "--batch=8", "--config.train.batch=4"],
             *(2, "leave one out"),
         ),
-        (
-            [f"--config={CONFIG_FILE}", "--parts", "--config.mesh.group=2"],
-            *(1, "--parts times one device"),
-        ),
         (["--peak", "--steps=3"], 2, "--peak has no use for --steps"),
         ([f"--config={CONFIG_FILE}", "--peak"], 2, "leave --config out"),
         ([f"--config={CONFIG_FILE}", "--rounds=3"], 2, "--rounds is of --vs"),
         (["--peak", "--batch=3"], 2, "--peak has no use for --batch"),
-        ([f"--config={CONFIG_FILE}", "--parts", "--config.model.towers=2"], 1, "model.towers=1"),
         ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),
     ],
 )

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental import topologies
+from support import hlo
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.ops import conv
-from hsvit_jax.planner import hlo
 from hsvit_jax.train import evaluate, step
 
 pytestmark = pytest.mark.cuda

@@ -1,14 +1,11 @@
 """The decoding benchmark: what it reads, and what it says. No test looks at a clock."""
 
-import json
-
+import decode_speed
 import jax
 import pytest
 from support.data_files import class_folders
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import main
-from hsvit_jax.benchmark import decode as decode_benchmark
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.data import decode
 
@@ -31,7 +28,7 @@ def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
         return read_image(raw, image_size, channels, name=name, fit=fit)
 
     monkeypatch.setattr(decode, "read_image", read)
-    speed = decode_benchmark.measure(loaded, steps=3, warmup=2)
+    speed = decode_speed.measure(loaded, steps=3, warmup=2)
     assert len(seen) >= 20 + 5 * 8  # once when the set is checked, then again for each batch
     assert speed["image_size"] == [24, 24] and speed["steps"] == 3
     assert speed["images_per_second"] > 0 and speed["images_per_cpu_second"] > 0
@@ -44,17 +41,7 @@ def test_speed_is_that_of_the_recipe_asked_for(config):
     assert jobs.prepare(wanted, False, jax.devices()[:1]).config.recipe == "strong"
 
 
-def test_the_command_prints_one_line(config, capsys):
-    settings = [f"--config.{setting}" for setting in config[1]]
-    words = ["benchmark", f"--config={config[0]}", *settings, "--work=decode", "--steps=2"]
-    assert main.main(["hsvit", *words]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert (record["work"], record["batch"], record["steps"]) == ("decode", 8, 2)
-    assert record["image_size"] == [24, 24] and record["data"].startswith("folder=")
-    assert record["images_per_second"] > 0 and record["images_per_cpu_second"] > 0
-
-
-def test_a_set_without_files_is_a_mistake(capsys):
+def test_a_set_without_files_is_a_mistake():
     for name in ("digits", "cifar10"):
-        assert main.main(["hsvit", "benchmark", f"--config=c2a2:{name}", "--work=decode"]) == 1
-        assert f"{name} is published as arrays of pixels" in capsys.readouterr().err
+        with pytest.raises(ValueError, match=f"{name} is published as arrays of pixels"):
+            decode_speed.measure(config_lib.get_config(f"c2a2:{name}"))

@@ -1,14 +1,11 @@
 """Steps compiled for TPUs by libtpu, on a machine that has none."""
 
-import json
-
 import pytest
+import tpu_step
+from support import hlo
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import main
-from hsvit_jax.benchmark import tpu
 from hsvit_jax.models import FAMILIES
-from hsvit_jax.planner import hlo
 
 MODULE = """HloModule step, is_scheduled=true
 
@@ -41,34 +38,24 @@ def test_estimated_cycles_count_a_loop_as_often_as_it_turns():
 
 def test_a_topology_that_cannot_be_compiled_for_is_refused():
     with pytest.raises(ValueError, match=r"cannot compile for 'v5x': .*hsvit_jax\[tpu\]"):
-        tpu.devices("v5x")
-
-
-def test_only_one_program_is_compiled_for_a_topology(capsys):
-    words = ["--config=configs/c2a2.py:digits", "--topology=v5e:2x2"]
-    assert main.main(["hsvit", "benchmark", *words, "--work=eval"]) == 1
-    assert "choose train or infer" in capsys.readouterr().err
-    assert main.main(["hsvit", "benchmark", *words, "--steps=3"]) == 2
-    assert "--topology has no use for --steps" in capsys.readouterr().err
+        tpu_step.devices("v5x")
 
 
 @pytest.mark.tpu
 @pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v6e:2x2"])
-def test_a_tpu_adds_the_cls_tokens_of_all_groups_in_one_all_reduce(capsys, topology):
-    words = ["--config=configs/c2a2.py:digits,tiny", "--batch=32", f"--topology={topology}"]
-    words += ["--config.mesh.group=4", "--config.mesh.data=1"]
-    assert main.main(["hsvit", "benchmark", *words, "--work=infer"]) == 0
-    record = json.loads(capsys.readouterr().out)
+def test_a_tpu_adds_the_cls_tokens_of_all_groups_in_one_all_reduce(topology):
+    words = ["train.batch=32", "mesh.group=4", "mesh.data=1"]
+    config = config_lib.get_config("c2a2:digits,tiny", *words)
+    record = tpu_step.measure(config, "infer", topology)
     assert record["mesh"] == {"data": 1, "group": 4}
     assert record["transfers"] == {"group all-reduce": 32 * 16 * 4}
 
 
 @pytest.mark.tpu
-def test_a_training_step_compiles_for_a_tpu(capsys):
-    words = ["--config=configs/c2a2.py:digits,tiny", "--batch=32", "--topology=v5e:2x2"]
-    words += ["--config.mesh.group=2", "--config.mesh.data=2"]
-    assert main.main(["hsvit", "benchmark", *words]) == 0
-    record = json.loads(capsys.readouterr().out)
+def test_a_training_step_compiles_for_a_tpu():
+    words = ["train.batch=32", "mesh.group=2", "mesh.data=2"]
+    config = config_lib.get_config("c2a2:digits,tiny", *words)
+    record = tpu_step.measure(config, "train", "v5e:2x2")
     assert record["mesh"] == {"data": 2, "group": 2}
     # The batch of a device has its tokens' gradients and CLS tokens summed over `group`.
     assert record["transfers"].keys() >= {"data all-reduce", "group all-reduce"}
@@ -80,7 +67,7 @@ def test_a_training_step_compiles_for_a_tpu(capsys):
 def test_every_family_trains_on_tpus(family):
     name = "c2a2" if family == "hsvit" else family
     config = config_lib.get_config(f"{name}:cifar10,tiny", "train.batch=32", "mesh.data=4")
-    record = tpu.measure(config, "train", "v5e:2x2", augmented=False)
+    record = tpu_step.measure(config, "train", "v5e:2x2", augmented=False)
     assert record["estimated_cycles"] > 0
     assert record["transfers"].keys() == {"data all-reduce"}
 
@@ -98,6 +85,6 @@ def test_every_family_trains_on_tpus(family):
 def test_what_a_spread_evaluation_sends_between_tpus(settings, transfers):
     words = (*settings.split(), "train.batch=32", "mesh.group=4", "mesh.data=1")
     config = config_lib.get_config("c2a2:digits,tiny", *words)
-    found = tpu.measure(config, "infer", "v5e:2x2")["transfers"]
+    found = tpu_step.measure(config, "infer", "v5e:2x2")["transfers"]
     assert found.keys() == transfers.keys()
     assert all(size in (found[kind], ...) for kind, size in transfers.items())

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import hlo
 
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.planner import hlo
 
 PARTS, WIDTH, BATCH = 8, 7, 12
 

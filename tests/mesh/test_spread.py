@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
-from support import small_runs
+from support import hlo, small_runs
 
 from hsvit_jax import augment
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.ops import conv
-from hsvit_jax.planner import hlo
 from hsvit_jax.train import evaluate
 
 SIZES = {"image_size": (8, 12), "image_channels": 3, "num_classes": 7, "conv_channels": (16, 32)}

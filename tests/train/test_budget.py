@@ -2,10 +2,10 @@
 
 import jax
 import pytest
+from support import hlo
 
 from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import jobs
-from hsvit_jax.planner import hlo
 
 BATCH = 16
 #: FLOPs of one step's products and convolutions, every turn of a loop counted: four ninths of

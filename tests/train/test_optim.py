@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from support import hlo
 from support.small_runs import made_up_values, small_config, small_dataset
 
 import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax import models, train
-from hsvit_jax.planner import hlo
 from hsvit_jax.train import optim
 
 

@@ -1,10 +1,14 @@
-"""A step compiled for TPUs that this machine does not have: memory, traffic, estimated cycles.
+"""Compiles a step for TPUs that this machine does not have: memory, traffic, estimated cycles.
+
+    JAX_PLATFORMS=cpu PYTHONPATH=tests python benchmarks/tpu_step.py v5e:2x2 c4a8 train.batch=512
 
 libtpu (the extra `tpu`) compiles for any topology without one. What it says is an estimate of its
 own scheduler; it has not been compared with a TPU's clock.
 """
 
+import argparse
 import importlib.metadata
+import json
 import os
 from typing import Any
 
@@ -12,11 +16,12 @@ import jax
 import ml_collections
 import numpy as np
 from jax.experimental import topologies
+from support import hlo
 
+from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.ops import conv
-from hsvit_jax.planner import hlo
 from hsvit_jax.train import evaluate, step
 
 
@@ -90,3 +95,19 @@ def measure(
         "augmented": augmented if work == "train" else None,
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
     }
+
+
+def main() -> None:
+    """Prints the record as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("topology", help="such as v5e:2x2")
+    parser.add_argument("spec", help="a configuration, as --config takes it")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--work", choices=("train", "infer"), default="train")
+    given = parser.parse_args()
+    config = config_lib.get_config(given.spec, *given.settings)
+    print(json.dumps(measure(config, given.work, given.topology)))
+
+
+if __name__ == "__main__":
+    main()

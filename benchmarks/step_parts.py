@@ -1,6 +1,12 @@
-"""The parts of a training step, each timed alone."""
+"""Times the parts of an HSViT's training step, each alone, on one device.
 
+python benchmarks/step_parts.py c2a2:cifar10 train.batch=128
+"""
+
+import argparse
 import functools
+import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +16,7 @@ import ml_collections
 import numpy as np
 import optax
 
+from hsvit_jax import config as config_lib
 from hsvit_jax import report
 from hsvit_jax.benchmark import jobs, machine
 from hsvit_jax.models.network import GroupShard
@@ -36,17 +43,15 @@ def measure_parts(
         ValueError: the configuration cannot be trained, is not HSViT's, or has towers or a sharded
             trunk.
     """
-    if {"mesh.group", "mesh.data"} & set(config.by_hand):
-        raise ValueError("--parts times one device: leave --config.mesh.group and mesh.data out")
     config = config.copy_and_resolve_references()
     config.mesh.group = config.mesh.data = 1
     sizes = config.model
     if sizes.family != "hsvit":
-        raise ValueError(f"--parts cuts hsvit apart, not {sizes.family}: leave it out")
+        raise ValueError(f"the parts are those of an hsvit, not of {sizes.family}")
     if sizes.get("towers", 1) > 1 or sizes.get("trunk", "replicated") != "replicated":
         raise ValueError(
-            "--parts cuts one trunk that all groups share: set model.towers=1 and "
-            "model.trunk='replicated', or leave it out"
+            "one trunk that all groups share is cut: set model.towers=1 and "
+            "model.trunk='replicated'"
         )
     run = jobs.prepare(config, False, jax.devices()[:1])
     parts = {"whole step": jobs.train_job(run, True).take, **_part_functions(run)}
@@ -197,3 +202,21 @@ def table(record: dict) -> str:
         "share": lambda name: f"{times[name] / times['whole step']:.1%}",
     }
     return "\n".join([*report.aligned(report.table(columns, times)), record["note"]])
+
+
+def main() -> None:
+    """Prints the record as JSON, and the table on standard error."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", help="a configuration, as --config takes it")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=2)
+    given = parser.parse_args()
+    config = config_lib.get_config(given.spec, *given.settings)
+    record = measure_parts(config, steps=given.steps, warmup=given.warmup)
+    print(table(record), file=sys.stderr)
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

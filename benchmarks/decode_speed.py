@@ -1,12 +1,18 @@
-"""Speed at which a data set's image files become batches of a streamed run."""
+"""Measures how fast a data set's image files become batches of a streamed run.
 
+python benchmarks/decode_speed.py backbone:folder=PATH,paper train.batch=128
+"""
+
+import argparse
 import itertools
+import json
 import time
 from typing import Any
 
 import ml_collections
 import numpy as np
 
+from hsvit_jax import config as config_lib
 from hsvit_jax import train
 from hsvit_jax.benchmark import jobs, machine
 from hsvit_jax.data import catalog, stream
@@ -61,3 +67,18 @@ def measure(
         "data": name,
         **machine.description(),
     }
+
+
+def main() -> None:
+    """Prints the record as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", help="a configuration, as --config takes it")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--steps", type=int, default=10)
+    given = parser.parse_args()
+    config = config_lib.get_config(given.spec, *given.settings)
+    print(json.dumps(measure(config, steps=given.steps)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,20 @@
-"""Costs of mixing tokens as the sequence grows: `hsvit sequence-length`.
+"""Measures what mixing tokens costs as the sequence grows, for a ViX with each mixer.
+
+    python benchmarks/sequence_length.py --batch=64 --out=docs/benchmarks/sequence
 
 What the ViX paper claims of its mixers in sections 2 and 3, as FLOPs and peak memory of programs
 that are compiled for the back end at hand and never executed.
 """
 
+import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import cli, report
+from hsvit_jax import report
 from hsvit_jax.models import costs
 from hsvit_jax.models.vix import mixer_config, vix
 
@@ -111,25 +115,22 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
         axes.set(xlabel="tokens", ylabel=label, title=title, xticks=lengths)
 
 
-def run(request: cli.Request) -> None:
-    """Measures what the command line asks for; prints and writes the table."""
-    values = request.flags
-    if unknown := set(values.mixers) - set(mixer_config.NAMES):
-        raise cli.Misuse(f"unknown --mixers {sorted(unknown)}; choose of {mixer_config.NAMES}")
-    numbers = [int(word) if word.isdecimal() else 0 for word in values.tokens] or [0]
-    if not all(n >= 2 and n & (n - 1) == 0 for n in numbers):
-        given = ",".join(values.tokens)
-        raise cli.Misuse(f"--tokens needs powers of two, from 2; got {given!r}")
-    pairs = [(mixer, n) for mixer in values.mixers or mixer_config.NAMES for n in numbers]
-    for mixer, tokens in pairs:  # before the work, as it may fail
-        try:
-            _network(mixer, tokens)
-        except ValueError as error:
-            raise cli.Misuse(f"--mixers={mixer} cannot have --tokens={tokens}: {error}") from error
-    report.make_folder(Path(values.out))
+def main() -> None:
+    """Prints the table, and writes it with its plot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", default="256,512,1024,2048,4096", help="powers of two")
+    parser.add_argument("--mixers", default=",".join(mixer_config.NAMES))
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--out", default="sequence")
+    given = parser.parse_args()
     rows = []
-    for mixer, tokens in pairs:
-        rows.append(measure(mixer, tokens, values.batch))
-        cli.note(f"{mixer}, {tokens:,} tokens")
+    for mixer in given.mixers.split(","):
+        for tokens in map(int, given.tokens.split(",")):
+            rows.append(measure(mixer, tokens, given.batch))
+            print(f"{mixer}, {tokens:,} tokens", file=sys.stderr)
     print(report.markdown(table(rows)))
-    cli.note("\n".join(map(str, write(rows, Path(values.out)))))
+    print(*write(rows, Path(given.out)), sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,20 +1,24 @@
-"""Growth of a training step's time with its sizes: `hsvit step-growth`.
+"""Measures how a training step's time grows with its sizes.
+
+    python benchmarks/step_growth.py c2a2 --batch=64 --series=depth,batch --out=growth
 
 The configuration's step, and the same with one setting changed at a time, compiled side by side in
 one process and stepped in turn, so that a slow spell of the machine hits all of them. A step that
 grows no faster than its FLOPs stays below the diagonal of the plot.
 """
 
+import argparse
 import dataclasses
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from hsvit_jax import cli, report
 from hsvit_jax import config as config_lib
+from hsvit_jax import report
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.models import costs
 
@@ -90,7 +94,7 @@ def measure(
     timed = []
     for run, (name, (key, value)) in zip(runs, changes, strict=True):
         timed.append(jobs.train_job(run, augmented=False))
-        cli.note(f"compiled: {name}, {key}={value}")
+        print(f"compiled: {name}, {key}={value}", file=sys.stderr)
     turns = [[jobs.timed(job.take, 1)[0] for job in timed] for _ in range(rounds + 1)][1:]
     return [
         Row(
@@ -129,20 +133,21 @@ def _draw(rows: Sequence[Row], figure: Any) -> None:
         axes.set(xlabel="FLOPs of a step, times", ylabel=f"{label} of a step, times")
 
 
-def run(request: cli.Request) -> None:
-    """Measures what the command line asks for; prints and writes the table."""
-    values = request.flags
-    if unknown := set(values.series) - set(SERIES):
-        raise cli.Misuse(f"unknown --series {sorted(unknown)}; choose of {[*SERIES]}")
-    if any(setting.startswith("train.batch=") for setting in request.settings):
-        raise cli.Misuse("the unchanged step has --batch images: leave out --config.train.batch")
-    report.make_folder(Path(values.out))  # before the work, as it may fail
-    rows = measure(
-        request.spec,
-        values.batch,
-        rounds=values.rounds,
-        settings=request.settings,
-        series=values.series,
-    )
+def main() -> None:
+    """Prints the table, and writes it with its plot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", help="a configuration, as --config takes it")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--batch", type=int, default=64, help="images of the unchanged step")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--series", default=",".join(SERIES))
+    parser.add_argument("--out", default="growth")
+    given = parser.parse_args()
+    how = {"rounds": given.rounds, "settings": given.settings, "series": given.series.split(",")}
+    rows = measure(given.spec, given.batch, **how)
     print(report.markdown(report.table(COLUMNS, rows)))
-    cli.note("\n".join(map(str, write(rows, Path(values.out)))))
+    print(*write(rows, Path(given.out)), sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
