@@ -1,7 +1,7 @@
 """hsvit serve: a trained network behind HTTP, on one machine or with its parts on many."""
 
 import contextlib
-import errno
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,6 @@ import jax
 
 from hsvit_jax import classifier, cli
 from hsvit_jax.cli import Request
-from hsvit_jax.data.images import MAX_PIXELS
 from hsvit_jax.runtime import signals
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -28,34 +27,24 @@ def run(request: Request) -> int:
             "expected one RUN or FILE, as in serve runs/c2a2-digits-strong-seed0; got "
             f"{' '.join(request.words) or 'none'}"
         )
-    if values.host not in _LOOPBACK and not values.token:
+    token = os.environ.get("HSVIT_TOKEN") if values.token is None else values.token
+    if token is not None and not (token := token.strip()):
+        raise cli.Misuse("the token is empty: give --token or HSVIT_TOKEN one, or leave both out")
+    if values.host not in _LOOPBACK and not token:
         raise cli.Misuse(
-            f"--host={values.host} is reached by other machines: give --token, which requests must "
-            "then bear, or listen at 127.0.0.1 behind a reverse proxy that asks for one"
+            f"--host={values.host} is reached by other machines: set HSVIT_TOKEN or give --token, "
+            "which requests must then bear, or listen at 127.0.0.1 behind a proxy that asks for one"
         )
     of_parts = [name for name in ("deadline", "part_cpus", "part_gpus") if values[name].present]
     if of_parts and not values.parts:
         raise cli.Misuse(f"--{of_parts[0]} is of --parts, and there is none: leave it out")
-    if values.parts and values.deadline >= values.timeout:
-        raise cli.Misuse(
-            f"--deadline={values.deadline:g}: a part that is late would hold a request up beyond "
-            f"--timeout={values.timeout:g}; give a shorter one"
-        )
-    if values.wait >= 1000 * values.timeout:
-        raise cli.Misuse(
-            f"--wait={values.wait:g} milliseconds hold every image up beyond --timeout="
-            f"{values.timeout:g} seconds; give a shorter one"
-        )
-    if values.max_pixels > MAX_PIXELS:
-        raise cli.Misuse(f"--max_pixels={values.max_pixels} is beyond {MAX_PIXELS}, the most read")
-    if values.batch > values.queue:
-        raise cli.Misuse(
-            f"--batch={values.batch} is never full: no more than --queue={values.queue} images wait"
-        )
+    late = {"deadline": values.parts and values.deadline, "wait": values.wait / 1000}
+    for flag in (flag for flag, seconds in late.items() if seconds >= values.timeout):
+        raise cli.Misuse(f"--{flag} is beyond --timeout={values.timeout:g} seconds: shorten it")
     try:
         import uvicorn
 
-        from hsvit_jax.commands.serve import app, batching, ray_parts, votes
+        from hsvit_jax.commands.serve import app, batching, ray_parts, transport, votes
 
         if values.parts:
             import ray.serve  # noqa: F401
@@ -74,7 +63,7 @@ def run(request: Request) -> int:
         listener = stack.enter_context(bound(values.host, values.port))
         trained = classifier.load(request.words[0], values.which, devices=jax.devices()[:1])
         voters = network = votes.Network(trained)
-        sizes = batching.sizes_up_to(values.batch)
+        sizes = batching.sizes_up_to(min(values.batch, values.queue))
         if values.parts:
             resources = {"num_cpus": values.part_cpus, "num_gpus": values.part_gpus}
             address, port = listener.getsockname()[:2]
@@ -84,13 +73,14 @@ def run(request: Request) -> int:
             # Before signals are handled below: Ray's own handlers abort the process.
             voters = stack.enter_context(parts)
         batcher = batching.Batcher(voters, network, sizes, values.wait / 1000)
-        hosts = None if values.token else [*_LOOPBACK, "[::1]"]
-        served = app.Server(batcher, limits, values.token, hosts)
+        hosts = None if token else [*_LOOPBACK, "[::1]"]
+        served = app.Server(batcher, limits, token or "", hosts)
         host, port = listener.getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         settings = uvicorn.Config(
             served.app,
-            http="h11",  # whatever else is installed: it bounds headers, and lets HTTP/2 be offered
+            http=transport.Protocol,  # of h11, whatever else is installed: it bounds headers
+            loop="asyncio",  # uvloop would read up to 8 MB of a connection at a time
             ws="none",
             lifespan="on",
             log_level="warning",
@@ -136,11 +126,5 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
             listener.listen(2048)  # now: two sockets may bind to a port as long as neither listens
         except (OSError, TypeError, UnicodeError) as error:  # of a name that cannot be encoded
-            of_host = isinstance(error, socket.gaierror | TypeError | UnicodeError)
-            of_host = of_host or error.errno == errno.EADDRNOTAVAIL
-            flag = "host" if of_host else "port"
-            reason = getattr(error, "strerror", None) or error
-            raise ValueError(
-                f"cannot listen at {host}:{port}: {reason}; choose another --{flag}"
-            ) from error
+            raise ValueError(f"{host}:{port}: {error}; choose another --port or --host") from error
         yield listener

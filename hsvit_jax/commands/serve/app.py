@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import prometheus_client as prometheus
+from python_multipart.multipart import parse_options_header
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -35,12 +36,20 @@ _TOP = 5
 # An image that is decoded sooner than handed to a thread.
 _SMALL_BYTES, _SMALL_PIXELS = 1 << 15, 1 << 16
 _THREADS = 3
+# Others take minutes for a megabyte, as punycode does, or give what is no text.
+_CHARSETS = {b"utf-8", b"utf8", b"latin-1", b"latin1", b"iso-8859-1", b"ascii", b"us-ascii"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+}
+_Handler = Callable[[Request], Awaitable[Response]]
+_UNANSWERED = {
+    TimeoutError: (503, "No answer in time (--timeout); try again later."),
+    NoVotes: (503, "None of the network's parts has answered."),
+    ClientDisconnect: (400, "The connection was closed too early."),
 }
 _FILES = {
     "/": ("page.html", "text/html"),
@@ -69,41 +78,28 @@ class Limits:
     seconds: float = 30.0
 
 
-class _InMemory(MultiPartParser):
-    """A form whose files stay in memory: `Limits.request_bytes` bounds them all."""
+def _own_names(app: ASGIApp, hosts: list[str] | None) -> ASGIApp:
+    """Answers to some names of a host only, if to any, and to no form that another server's page
+    sends: a browser says what page asks, or whose it is."""
 
-    spool_max_size = 1 << 40
-    _ended = False
-
-    def __init__(self, headers: Headers, stream: AsyncIterator[bytes], **more: int) -> None:
-        super().__init__(headers, self._whole(stream), **more)
-
-    def on_end(self) -> None:
-        """The last boundary has come."""
-        self._ended = True
-
-    async def _whole(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for chunk in stream:
-            yield chunk
-        if not self._ended:
-            raise MultiPartException("it ends without its last boundary")
-
-
-class _OwnNames:
-    """Answers to some names of a host only, and says to a client of another what to do."""
-
-    def __init__(self, app: ASGIApp, hosts: list[str]) -> None:
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        answering = app
         if scope["type"] == "http":
-            name = re.sub(r":\d+$", "", Headers(scope=scope).get("host", "").lower())
-            if name not in self._hosts:
-                text = f"This server answers to the names {', '.join(self._hosts)} only: let a "
+            headers = Headers(scope=scope)
+            host, forwarded = headers.get("host", "").lower(), headers.get("x-forwarded-host")
+            origin = headers.get("origin", f"//{host}").partition("//")[2]
+            site = headers.get("sec-fetch-site", "none" if origin in (host, forwarded) else "other")
+            if hosts and re.sub(r":\d+$", "", host) not in hosts:
+                text = f"This server answers to the names {', '.join(hosts)} only: let a "
                 text += "proxy send one of them as Host, or start the server with --token."
-                app = JSONResponse({"error": text}, 400, _PAGE_HEADERS)
-        await app(scope, receive, send)
+                answering = JSONResponse({"error": text}, 400, _PAGE_HEADERS)
+            elif scope["method"] == "POST" and site not in ("same-origin", "none"):
+                text = "A page of another server may not ask: open this server's own, or let its "
+                text += "proxy send X-Forwarded-Host."
+                answering = JSONResponse({"error": text}, 403, _PAGE_HEADERS)
+        await answering(scope, receive, send)
+
+    return answer
 
 
 class Server:
@@ -143,10 +139,9 @@ class Server:
             Route("/predict", self._guarded(self._predict), methods=["POST"]),
             Route("/explain", self._guarded(self._explain), methods=["POST"]),
         ]
-        middleware = [Middleware(_OwnNames, hosts)] if hosts else []
         self.app = Starlette(
             routes=routes,
-            middleware=middleware,
+            middleware=[Middleware(_own_names, hosts)],
             lifespan=self._lifespan,
             exception_handlers={HTTPException: _refusal, Exception: _fault},
         )
@@ -163,46 +158,31 @@ class Server:
         yield
         work.cancel()
 
-    def _guarded(
-        self, handler: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, handler: _Handler) -> _Handler:
         """A handler behind token, limits and metrics."""
 
         async def guarded(request: Request) -> Response:
             started, status = time.perf_counter(), 500
+            self._requests += 1
             try:
-                response = await self._limited(handler, request)
+                self._authorise(request)
+                if self._requests > self.limits.queue:
+                    raise self._full()
+                async with asyncio.timeout(self.limits.seconds):
+                    response = await handler(request)
                 status = response.status_code
                 self._seconds.observe(time.perf_counter() - started)
                 return response
-            except HTTPException as error:
+            except (HTTPException, *_UNANSWERED) as error:
+                if type(error) in _UNANSWERED:
+                    error = HTTPException(*_UNANSWERED[type(error)])
                 status = error.status_code
-                raise
+                raise error from None
             finally:
+                self._requests -= 1
                 self._answered.labels(status).inc()
 
         return guarded
-
-    async def _limited(
-        self, handler: Callable[[Request], Awaitable[Response]], request: Request
-    ) -> Response:
-        self._authorise(request)
-        if self._requests >= self.limits.queue:
-            raise self._full()
-        self._requests += 1
-        try:
-            async with asyncio.timeout(self.limits.seconds):
-                return await handler(request)
-        except TimeoutError:
-            raise HTTPException(
-                503, f"No answer within {self.limits.seconds:g} seconds; try again later."
-            ) from None
-        except NoVotes:
-            raise HTTPException(503, "None of the network's parts has answered.") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "The connection was closed too early.") from None
-        finally:
-            self._requests -= 1
 
     def _authorise(self, request: Request) -> None:
         """Raises 401 for a request that does not bear the token."""
@@ -234,28 +214,35 @@ class Server:
 
     async def _form(self, request: Request) -> tuple[list[str], list[np.ndarray], frozenset[int]]:
         """Names and pixels of the field `files`, and the parts of the field `lost`."""
-        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        kind, options = parse_options_header(request.headers.get("content-type", ""))
+        if kind != b"multipart/form-data":
             raise HTTPException(
                 415, "Send multipart/form-data with one or several images as field 'files'."
             )
+        if options.get(b"charset", b"utf-8").lower() not in _CHARSETS:
+            raise HTTPException(400, "The form's charset may be utf-8, latin-1 or ascii.")
         limits = self.limits
-        parser = _InMemory(
-            request.headers, self._body(request), max_files=limits.files, max_fields=4
-        )
+        most = {"max_files": limits.files, "max_fields": 4, "max_part_size": 1 << 10}
+        parser = MultiPartParser(request.headers, self._body(request), **most)
+        parser.spool_max_size = 1 << 40  # in memory, where `limits.request_bytes` bounds them all
+        ended = threading.Event()
+        parser.on_end = ended.set
         try:
             form = await parser.parse()
-        except (MultiPartException, UnicodeError) as error:  # which a charset raises
+            if not ended.is_set():
+                raise MultiPartException("it ends without its last boundary")
+        except MultiPartException as error:
             raise HTTPException(400, f"The form cannot be read: {error}") from None
         try:
             files, lost = form.getlist("files"), form.getlist("lost")
             if others := [*request.query_params, *({*form} - {"files", "lost"})]:
                 raise ValueError(
                     "A form with the fields 'files' and 'lost' is read, and no parameters of the "
-                    f"address; got {_as_utf8(data.few(others))}"
+                    f"address; got {data.few(others)}"
                 )
             if str in map(type, files) or {*map(type, lost)} - {str}:
                 raise ValueError("The field 'files' takes files, and 'lost' text")
-            names = [_as_utf8(file.filename or "") for file in files]
+            names = [file.filename or "" for file in files]
             raws = [await file.read() for file in files]
             lost = part_of(self.batcher.voters.parts, ",".join(lost))
         except ValueError as error:
@@ -375,6 +362,7 @@ class Server:
                 "network": model.variant,
                 "step": self._classifier.step,
                 "image_size": self._classifier.image_size,
+                "channels": self._classifier.channels,
                 "fit": self._classifier.config.data.fit,
                 "classes": len(self._classifier.class_names),
                 "parts": parts,
@@ -396,11 +384,6 @@ class Server:
         name, kind = _FILES[request.url.path]
         text = (resources.files(__package__) / name).read_bytes()
         return Response(text, media_type=kind, headers=_PAGE_HEADERS)
-
-
-def _as_utf8(name: str) -> str:
-    """A name without the surrogates that some charsets give, which no answer can hold."""
-    return name.encode(errors="backslashreplace").decode()
 
 
 def _bytes(map_HW: np.ndarray) -> np.ndarray:

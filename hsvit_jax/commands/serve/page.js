@@ -43,7 +43,12 @@ async function show({ top, votes, parts, maps }) {
   const times = new Set(parts.map(({ milliseconds }) => milliseconds));
   const [shared] = times.size === 1 ? times : [null]; // one program computes all parts
   const after = shared ? ` in ${shared.toFixed(0)} ms` : "";
-  at("votes").textContent = `${top[0].label}, by ${votes.voted} of ${votes.of} votes${after}`;
+  const voted = parts.filter((part, number) => part.top && !lost.has(number));
+  const chose = voted.filter((part) => part.top.label === top[0].label).length;
+  const whose = votes.of > parts.length ? ` of ${voted.length} parts` : "";
+  const counts = `${votes.voted} of ${votes.of} groups answered, ${chose}${whose} chose it`;
+  const share = `${(100 * top[0].probability).toFixed(0)} %`;
+  at("votes").textContent = `${top[0].label} ${share}${parts.length > 1 ? ` (${counts})` : ""}${after}`;
   at("classes").replaceChildren(
     ...top.map(({ label, probability }) =>
       make("li", {}, make("span", { textContent: label }), bar(probability, label), make("span", { textContent: percent(probability) })),
@@ -158,10 +163,11 @@ function switchOf({ name, groups }, number) {
 }
 fetch("healthz") // its status says how the last batch went
   .then((response) => response.json())
-  .then(({ network, step, image_size, fit: how, classes, parts }) => {
+  .then(({ network, step, image_size, channels, fit: how, classes, parts }) => {
     [fit, size] = [how, image_size];
     at("network").textContent =
       `${network}, step ${step}: ${image_size.join(" × ")} pixels, ${classes} classes, ${parts.length} parts`;
+    at("board").hidden = channels !== 1; // it draws in grey
     at("parts").replaceChildren(...parts.map(switchOf));
     at("parts-section").hidden = parts.length < 2;
   })
