@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import logging
 import os
 import re
 import signal
@@ -21,14 +22,16 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 from support import small_runs
 from support.data_files import encoded
+from uvicorn.protocols.http import h11_impl
 
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import main, views
 from hsvit_jax.commands import serve
-from hsvit_jax.commands.serve import app, batching, ray_parts, votes
+from hsvit_jax.commands.serve import app, batching, ray_parts, transport, votes
 from hsvit_jax.train import evaluate
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
@@ -156,7 +159,10 @@ def form(charset, name, image=b""):
         "too many": (400, {"files": FILES + FILES}),
         "too large": (413, {"files": {"files": b"x" * (5 << 20)}}),
         "no boundary": (400, {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
-        "a charset": (400, form("punycode", b"\xff")),
+        "a slow charset": (400, form("punycode", b"a")),
+        "another one": (400, form("idna", b"a")),
+        "a charset without text": (400, form("utf-7", b"+2AA-")),
+        "a long field": (400, {"files": FILES[:1], "data": {"lost": "1," * 600}}),
         "no end": (
             400,
             {**form("utf-8", b"a.png"), "content": form("utf-8", b"a.png")["content"][:-6]},
@@ -175,9 +181,11 @@ def test_a_mistake_gets_a_sentence(client, status, sends):
     assert re.fullmatch(r"[^\n]{10,250}", answer.json()["error"])
 
 
-def test_a_name_that_is_no_text_is_escaped(client):
-    answer = client.post("/predict", **form("utf-7", b"+2AA-.png", FILES[0][1][1]))
-    assert answer.json()["predictions"][0]["file"] == r"\ud800.png"
+@pytest.mark.parametrize("charset", ["utf-8", "UTF8", "latin-1", "ISO-8859-1", "us-ascii"])
+def test_charsets_of_a_form(client, charset):
+    name = "a.png" if charset == "us-ascii" else "é.png"
+    answer = client.post("/predict", **form(charset, name.encode(charset), FILES[0][1][1]))
+    assert answer.json()["predictions"][0]["file"] == name
 
 
 def test_uploads_stay_in_memory(client, monkeypatch):
@@ -308,6 +316,110 @@ def test_who_may_ask(network):
         assert client.get("/healthz", headers={"Host": "localhost:8000"}).status_code == 200
 
 
+OWN = {"host": "127.0.0.1:8000"}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (403, {"origin": "http://example.org"}),
+        (403, {"origin": "null"}),
+        (403, {"origin": "http://127.0.0.1:8001"}),  # of another server of this machine
+        (403, {"sec-fetch-site": "same-site"}),
+        (403, {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "cross-site"}),
+        (200, {"origin": "http://127.0.0.1:8000"}),
+        (200, {"origin": "https://example.org", "sec-fetch-site": "same-origin"}),  # by a proxy
+        (200, {"origin": "http://example.org", "x-forwarded-host": "example.org"}),
+    ],
+)
+def test_a_page_of_another_server_may_not_ask(client, status, headers):
+    answer = client.post("/predict", files=FILES[:1], headers=OWN | headers)
+    assert answer.status_code == status
+    assert client.get("/healthz", headers=OWN | headers).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def port(network):
+    """Of a server that is reached by sockets."""
+    batcher = batching.Batcher(network, network, [1], wait=0.001)
+    how = {"http": transport.Protocol, "loop": "asyncio", "log_level": "warning"}
+    server = uvicorn.Server(uvicorn.Config(app.Server(batcher, app.Limits()).app, **how))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+def answers_of(port, *pieces, ends=True):
+    """Statuses and JSON of all answers to bytes, after which a client may close its half."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        if ends:
+            client.shutdown(socket.SHUT_WR)
+        raw = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    found = re.findall(rb"HTTP/1.1 (\d+).*?\r\n\r\n(\{.*?\})(?=HTTP|$)", raw, re.S)
+    return [(int(status), json.loads(text)) for status, text in found]
+
+
+def posted(framing=None):
+    body = form("utf-8", b"a.png", FILES[0][1][1])["content"]
+    framing = framing or b"Content-Length: %d" % len(body)
+    kind = b"Content-Type: multipart/form-data; boundary=x"
+    lines = (b"POST /predict HTTP/1.1", b"Host: localhost", kind, framing, b"", b"")
+    return b"\r\n".join(lines), body
+
+
+def test_a_client_that_closed_its_half_is_answered(port):
+    whole = b"".join(posted())
+    assert [status for status, _ in answers_of(port, whole)] == [200]
+    assert [status for status, _ in answers_of(port, whole * 3)] == [200] * 3
+    for cut in (whole[:-3], whole[:60]):
+        early = {"error": "The connection was closed too early."}
+        assert answers_of(port, cut) == [(400, early)]
+    assert answers_of(port) == []
+
+
+def test_what_is_no_http_is_refused_in_json_and_logged_once(port, caplog):
+    logger = logging.getLogger("uvicorn.error")
+    transport._written.clear()
+    long = b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 40_000 + b"\r\n"
+    head, _ = posted(framing=b"Transfer-Encoding: chunked")
+    logger.addHandler(caplog.handler)
+    try:
+        for sent in [b"\x16\x03\x01\r\n\r\n"] * 20 + [long, head + b"no size\r\n"]:
+            ((status, answer),) = answers_of(port, sent, ends=False)
+            assert status == 400 and "error" in answer
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert len({record.created for record in caplog.records}) <= 2  # a minute may end meanwhile
+    for message in ("one fault", "another"):
+        records = [logging.makeLogRecord({"msg": message}) for _ in range(3)]
+        assert [transport.is_news(record) for record in records] == [True, False, False]
+
+
+def test_no_connection_is_read_for_long(port, monkeypatch):
+    """What follows a mistake is dropped, and all else parsed in pieces."""
+    sizes, plain = [], h11_impl.H11Protocol.data_received
+
+    def data_received(self, data):
+        sizes.append(len(data))
+        plain(self, data)
+
+    monkeypatch.setattr(h11_impl.H11Protocol, "data_received", data_received)
+    head, body = posted(framing=b"Transfer-Encoding: chunked")
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    assert [status for status, _ in answers_of(port, head, chunks, b"0\r\n\r\n")] == [200]
+    head, _ = posted(framing=b"Content-Length: 4000000")
+    assert [status for status, _ in answers_of(port, head, b"x" * 4_000_000)] == [400]
+    assert max(sizes) <= 1 << 14 < sum(sizes)
+    sizes.clear()
+    assert [status for status, _ in answers_of(port, b"\0" * 4_000_000)] == [400]
+    assert sum(sizes) <= 1 << 15
+
+
 def test_pages_name_no_other_address(client):
     folder = resources.files("hsvit_jax.commands.serve")
     for name in ("page.html", "page.css", "page.js"):
@@ -321,18 +433,24 @@ def test_pages_name_no_other_address(client):
 
 def test_what_cannot_be_served(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delenv("HSVIT_TOKEN", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for flag, code, names in (
             ("--host=0.0.0.0", 2, "--token"),
+            ("--token=", 2, "token is empty"),
             ("--parts=4", 1, "hsvit_jax[ray]"),
             (f"--port={port}", 1, "choose another --port"),
             ("--wait=30000", 2, "--timeout=30"),
-            ("--batch=512", 2, "--queue=256"),
             ("--max_pixels=90000000", 2, "89478485"),
         ):
             assert main.main(["hsvit", "serve", "zoo:c2a2-digits", flag]) == code
             assert names in capsys.readouterr().err
+        here = ["hsvit", "serve", "zoo:c2a2-digits", "--host=0.0.0.0", f"--port={port}"]
+        for token, code in (("", 2), (" \n", 2), ("secret", 1)):  # of which only the port is taken
+            monkeypatch.setenv("HSVIT_TOKEN", token)
+            assert main.main(here) == code
+            assert ("token is empty" in capsys.readouterr().err) == (code == 2)
     with serve.bound("127.0.0.1", 0) as first:  # as two servers that start at one time
         second = serve.bound("127.0.0.1", first.getsockname()[1])
         with pytest.raises(ValueError, match="in use; choose another --port"):
@@ -349,7 +467,6 @@ def ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.serve.exceptions", exceptions)
     left = dict.fromkeys(["hsvit-host-80-1-0", "hsvit-host-80-1-1", "hsvit-host-801-2-0", "other"])
     ray.serve.status.return_value.applications = left
-    ray.cluster_resources.return_value = {"CPU": 8.0}
     ray.available_resources.return_value = {"CPU": 1.0}
     handler = signal.getsignal(signal.SIGTERM)
     yield ray
@@ -379,14 +496,14 @@ def test_a_front_has_parts_of_its_own(network, ray, monkeypatch, capsys):
         assert [re.fullmatch(r"hsvit-host-80-\w{8}-(\d)", name)[1] for name in own] == ["0", "1"]
         started += own
     assert len(set(started)) == 4
-    said = "the parts ask for 2 CPUs, and of the cluster's 8 1 are free: they wait for more"
+    said = "the parts ask for 2 CPUs, and 1 of the cluster's are free: they wait for more"
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("garbage", "RAY_ADDRESS=garbage is no host:port"),
+        ("garbage", "nothing answers at RAY_ADDRESS=garbage "),
         ("127.0.0.1:{port}", r"nothing answers at RAY_ADDRESS=127\.0\.0\.1:\d+ "),
     ],
 )

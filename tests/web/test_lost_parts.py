@@ -129,7 +129,7 @@ def test_the_page_marks_a_killed_part(served, browser, test_split):
     for votes in (16, 12, 16):
         page.locator("#parts li").nth(3).wait_for()
         page.set_input_files("#file", image)
-        page.locator("#votes", has_text=f"by {votes} of 16").wait_for()
+        page.locator("#votes", has_text=f"({votes} of 16 groups").wait_for()
         gone = page.locator("#parts .gone").all_inner_texts()
         assert [text.split()[-2:] for text in gone] == [["no", "answer"]] * (votes == 12)
         if votes == 16:

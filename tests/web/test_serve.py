@@ -51,13 +51,13 @@ def votes(page, text):
 
 def test_an_uploaded_image(page, seven):
     page.set_input_files("#file", seven)
-    votes(page, r"^7, by 16 of 16 votes in \d+ ms$")
+    votes(page, r"^7 \d+ % \(16 of 16 groups answered, \d+ chose it\) in \d+ ms$")
     bars = page.locator("#classes progress").evaluate_all("all => all.map(one => one.value)")
     assert len(bars) == 5 and bars == sorted(bars, reverse=True) and bars[0] > 0.5
     assert page.locator("#maps figure").count() == 17
     for group in (0, 3, 9):
         page.locator("#parts input").nth(group).click()
-    votes(page, r"by 13 of 16 votes in \d+ ms$")
+    votes(page, r"\(13 of 16 groups answered, \d+ chose it\) in \d+ ms$")
     assert page.locator("#parts li.off").count() == 3
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     sizes = "[...document.querySelectorAll('p, li, figcaption, label')]"
@@ -71,24 +71,24 @@ def test_a_drawn_digit(page):
     page.mouse.down()
     page.mouse.move(box["x"] + 112, box["y"] + 194, steps=8)
     page.mouse.up()
-    votes(page, r"^1, by 16 of 16 votes in \d+ ms$")
+    votes(page, r"^1 \d+ % \(16 of 16 groups answered, \d+ chose it\) in \d+ ms$")
 
 
 def test_the_keyboard_is_enough(page):
     page.locator("#draw").focus()
     for key in ["ArrowUp"] * 10 + ["Shift+ArrowDown"] * 20:
         page.keyboard.press(key)
-    votes(page, r"^1, by 16 of 16 votes in \d+ ms$")
+    votes(page, r"^1 \d+ % \(16 of 16 groups answered, \d+ chose it\) in \d+ ms$")
     page.locator("#parts input").first.focus()
     page.keyboard.press("Space")
-    votes(page, r"by 15 of 16 votes in \d+ ms$")
+    votes(page, r"\(15 of 16 groups answered, \d+ chose it\) in \d+ ms$")
 
 
 def test_an_image_that_no_browser_shows(page, seven):
     out = io.BytesIO()
     Image.open(io.BytesIO(seven["buffer"])).save(out, "tiff")
     page.set_input_files("#file", {**seven, "name": "seven.tif", "buffer": out.getvalue()})
-    votes(page, r"^7, by 16 of 16 votes in \d+ ms$")
+    votes(page, r"^7 \d+ % \(16 of 16 groups answered, \d+ chose it\) in \d+ ms$")
     page.wait_for_timeout(300)
     assert page.locator("#status").inner_text() == "" and page.locator("#maps-section").is_hidden()
 

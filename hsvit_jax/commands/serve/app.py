@@ -196,7 +196,7 @@ class Server:
     def _full(self) -> HTTPException:
         return HTTPException(429, "The queue is full; try again in a second.", {"Retry-After": "1"})
 
-    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+    async def _body(self, request: Request, ended: threading.Event) -> AsyncIterator[bytes]:
         """The request's body, while it and all that are held stay within the limits."""
         largest = self.limits.request_bytes
         too_large = HTTPException(413, f"A request may have {largest:,} bytes at most.")
@@ -211,6 +211,8 @@ class Server:
             if self._bytes > self.limits.memory_bytes:
                 raise self._full()
             yield chunk
+        if not ended.is_set():
+            raise MultiPartException("it ends without its last boundary")
 
     async def _form(self, request: Request) -> tuple[list[str], list[np.ndarray], frozenset[int]]:
         """Names and pixels of the field `files`, and the parts of the field `lost`."""
@@ -223,14 +225,12 @@ class Server:
             raise HTTPException(400, "The form's charset may be utf-8, latin-1 or ascii.")
         limits = self.limits
         most = {"max_files": limits.files, "max_fields": 4, "max_part_size": 1 << 10}
-        parser = MultiPartParser(request.headers, self._body(request), **most)
-        parser.spool_max_size = 1 << 40  # in memory, where `limits.request_bytes` bounds them all
         ended = threading.Event()
+        parser = MultiPartParser(request.headers, self._body(request, ended), **most)
+        parser.spool_max_size = 1 << 40  # in memory, where `limits.request_bytes` bounds them all
         parser.on_end = ended.set
         try:
             form = await parser.parse()
-            if not ended.is_set():
-                raise MultiPartException("it ends without its last boundary")
         except MultiPartException as error:
             raise HTTPException(400, f"The form cannot be read: {error}") from None
         try:

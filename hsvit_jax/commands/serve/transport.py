@@ -27,7 +27,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         """Returns whether the connection stays open: a client may close its half after asking."""
         asked = self.cycle is not None and not self.cycle.response_complete
         if asked and not self.cycle.more_body:
-            self.cycle.keep_alive = False
+            self.timeout_keep_alive = 0  # it is closed once all is answered
             return True
         if asked or self.conn.trailing_data[0]:
             self.send_400_response("The connection was closed too early.")
