@@ -387,13 +387,15 @@ def test_what_is_no_http_is_refused_in_json_and_logged_once(port, caplog):
     transport._written.clear()
     long = b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 40_000 + b"\r\n"
     head, _ = posted(framing=b"Transfer-Encoding: chunked")
+    chunked = [head + b"no size\r\n", head + b"3\r\nbad\r\nno size\r\n"]
     logger.addHandler(caplog.handler)
     try:
-        for sent in [b"\x16\x03\x01\r\n\r\n"] * 20 + [long, head + b"no size\r\n"]:
+        for sent in [b"\x16\x03\x01\r\n\r\n"] * 20 + [long, *chunked]:
             ((status, answer),) = answers_of(port, sent, ends=False)
             assert status == 400 and "error" in answer
     finally:
         logger.removeHandler(caplog.handler)
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert len({record.created for record in caplog.records}) <= 2  # a minute may end meanwhile
     for message in ("one fault", "another"):
         records = [logging.makeLogRecord({"msg": message}) for _ in range(3)]
@@ -436,20 +438,20 @@ def test_what_cannot_be_served(capsys, monkeypatch):
     monkeypatch.delenv("HSVIT_TOKEN", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        here = ["hsvit", "serve", "zoo:c2a2-digits", f"--port={port}"]
         for flag, code, names in (
             ("--host=0.0.0.0", 2, "--token"),
             ("--token=", 2, "token is empty"),
             ("--parts=4", 1, "hsvit_jax[ray]"),
-            (f"--port={port}", 1, "choose another --port"),
+            ("--batch=512", 1, "choose another --port"),
             ("--wait=30000", 2, "--timeout=30"),
             ("--max_pixels=90000000", 2, "89478485"),
         ):
-            assert main.main(["hsvit", "serve", "zoo:c2a2-digits", flag]) == code
+            assert main.main([*here, flag]) == code
             assert names in capsys.readouterr().err
-        here = ["hsvit", "serve", "zoo:c2a2-digits", "--host=0.0.0.0", f"--port={port}"]
         for token, code in (("", 2), (" \n", 2), ("secret", 1)):  # of which only the port is taken
             monkeypatch.setenv("HSVIT_TOKEN", token)
-            assert main.main(here) == code
+            assert main.main([*here, "--host=0.0.0.0"]) == code
             assert ("token is empty" in capsys.readouterr().err) == (code == 2)
     with serve.bound("127.0.0.1", 0) as first:  # as two servers that start at one time
         second = serve.bound("127.0.0.1", first.getsockname()[1])

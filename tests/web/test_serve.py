@@ -93,6 +93,46 @@ def test_an_image_that_no_browser_shows(page, seven):
     assert page.locator("#status").inner_text() == "" and page.locator("#maps-section").is_hidden()
 
 
+LONE = {"name": "network", "groups": 1}
+TOWERS = [{"name": f"tower {number}", "groups": 4} for number in range(2)]
+GROUPS = [{"name": f"group {number}", "groups": 1} for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("channels", "parts", "said"),
+    [
+        (1, [LONE], "a 39 %"),
+        (3, TOWERS, "a 39 % (8 of 8 groups answered, 1 of 2 parts chose it)"),
+        (3, GROUPS, "a 39 % (3 of 3 groups answered, 1 chose it)"),
+    ],
+)
+def test_what_a_network_of_other_parts_and_channels_says(
+    browser, address, seven, channels, parts, said
+):
+    page = browser.new_page()
+    count = sum(part["groups"] for part in parts)
+    votes = [
+        {**part, "milliseconds": 1.0 + number, "top": {"label": "ab"[number > 0], "probability": 1}}
+        for number, part in enumerate(parts)
+    ]
+    top = [{"label": "a", "probability": 0.39}]
+    answer = {"top": top, "votes": {"voted": count, "of": count}, "parts": votes, "maps": []}
+
+    def health(route):
+        plain = route.fetch()
+        route.fulfill(json={**plain.json(), "channels": channels, "parts": parts})
+
+    page.route("**/healthz", health)
+    page.route("**/explain", lambda route: route.fulfill(json=answer))
+    page.goto(address)
+    page.locator("#network", has_text="pixels").wait_for()
+    assert page.locator("#board").is_visible() == (channels == 1)
+    page.set_input_files("#file", seven)
+    page.locator("#votes", has_text="39").wait_for()
+    assert page.locator("#votes").inner_text().removesuffix(" in 1 ms") == said
+    page.close()
+
+
 def test_a_file_that_is_no_image(page):
     page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"no"})
     page.locator("#status", has_text="not an image").wait_for()

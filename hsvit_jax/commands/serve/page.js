@@ -45,10 +45,11 @@ async function show({ top, votes, parts, maps }) {
   const after = shared ? ` in ${shared.toFixed(0)} ms` : "";
   const voted = parts.filter((part, number) => part.top && !lost.has(number));
   const chose = voted.filter((part) => part.top.label === top[0].label).length;
-  const whose = votes.of > parts.length ? ` of ${voted.length} parts` : "";
-  const counts = `${votes.voted} of ${votes.of} groups answered, ${chose}${whose} chose it`;
-  const share = `${(100 * top[0].probability).toFixed(0)} %`;
-  at("votes").textContent = `${top[0].label} ${share}${parts.length > 1 ? ` (${counts})` : ""}${after}`;
+  const whose = parts.some(({ groups }) => groups > 1) ? ` of ${voted.length} parts` : "";
+  const counts = ` (${votes.voted} of ${votes.of} groups answered, ${chose}${whose} chose it)`;
+  const share = ` ${(100 * top[0].probability).toFixed(0)} %`;
+  const label = make("strong", { textContent: top[0].label });
+  at("votes").replaceChildren(label, share, parts.length > 1 ? counts : "", after);
   at("classes").replaceChildren(
     ...top.map(({ label, probability }) =>
       make("li", {}, make("span", { textContent: label }), bar(probability, label), make("span", { textContent: percent(probability) })),
