@@ -41,14 +41,15 @@ class MetricLog:
     ) -> None:
         self._file: IO[bytes] | None = None
         self._loggers: list[loggers.Background] = []
-        self._unwritten, self._warned = b"", False
+        self._unwritten, self._waits = b"", False
         if not enabled:
             return
         path = workdir / "metrics.jsonl"
-        _drop_after(path, start_step)
+        anew = _drop_after(path, start_step)
         self._logged = {(line["step"], line.get("split")): line for line in read_metrics(path)}
         self._file = report.append_to(path)
-        self._loggers = [loggers.Background(name, workdir, start_step, config) for name in names]
+        about = workdir, start_step, anew, config
+        self._loggers = [loggers.Background(name, *about) for name in names]
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes one line, {'step': step, **values}; floats that are not finite become null."""
@@ -82,23 +83,19 @@ class MetricLog:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
-            self._warn(f"{self._file.name} waits for space on its disk ({error.strerror})")
+            if not self._waits:
+                _warn(f"{self._file.name} waits for space on its disk ({error.strerror})")
+            self._waits = True
 
     def _each_logger(self, use: Callable[[loggers.Background], None]) -> None:
-        """Uses every logger, and drops one that fails: its first error is its last."""
+        """Uses every logger, and drops one that fails: its first error is its last, told whole."""
         for logger in list(self._loggers):
             try:
                 use(logger)
             except Exception as error:  # a library's own, of any kind
                 self._loggers.remove(logger)
-                why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                self._warn(f"no more figures for {logger.name}: {why}; metrics.jsonl has all")
-
-    def _warn(self, text: str) -> None:
-        """Warns once: a full disk troubles both files."""
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"{text}; training goes on", stacklevel=2)
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                _warn(f"no more figures for {logger.name}: {why}; metrics.jsonl has all")
 
     def __enter__(self) -> Self:
         return self
@@ -108,6 +105,10 @@ class MetricLog:
             self._append(b"")
             self._file.close()
         self._each_logger(loggers.Background.close)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"{text}; training goes on", stacklevel=2)
 
 
 def to_line(step: int, values: Mapping[str, Any]) -> str:
@@ -156,11 +157,11 @@ def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     return lines, damaged
 
 
-def _drop_after(path: Path, step: int) -> None:
+def _drop_after(path: Path, step: int) -> bool:
     """Keeps the lines up to `step`, in one atomic replacement, and damaged ones in a file beside:
-    they cost a figure, not the run."""
+    they cost a figure, not the run. Returns whether the lines were another training's."""
     if not path.exists():
-        return
+        return False
     lines, damaged = _sorted_out(path)
     if damaged:
         beside = path.with_suffix(".damaged")
@@ -168,7 +169,8 @@ def _drop_after(path: Path, step: int) -> None:
             file.write(damaged)
         warnings.warn(f"damaged lines of {path} were moved to {beside}", stacklevel=2)
     # It had checkpoints, if it was evaluated, or came to its second epoch.
-    if not step and any(x["step"] and ("split" in x or x.get("epoch")) for x in lines):
+    anew = not step and any(x["step"] and ("split" in x or x.get("epoch")) for x in lines)
+    if anew:
         beside = path.with_suffix(".before")
         with report.append_to(beside) as file:
             file.write(path.read_bytes())
@@ -178,6 +180,7 @@ def _drop_after(path: Path, step: int) -> None:
         )
     kept = [line for line in lines if line["step"] <= step]
     report.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return anew
 
 
 class Progress:
