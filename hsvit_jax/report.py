@@ -3,12 +3,15 @@
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import math
 import os
 import re
 import secrets
 import stat
+import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +23,12 @@ _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+# Where a spreadsheet may begin to read a formula: in a cell, and behind what parts cells elsewhere.
+_FORMULA = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@＝＋－＠])")
+
+# What begins markup in Markdown, HTML's too.
+_MARKUP = re.compile(r"\\(?=[!-/:-@\[-`{-~])|[`*<>\[\]&|]")
 
 _FEW = 10_000  # images, below which an accuracy is printed with its interval
 
@@ -145,23 +154,105 @@ def legend(figure: Any, drawn: Mapping[str, Any], title: str = "") -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does."""
+    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does.
+
+    Its titles are wrapped to its width, and names are drawn by whatever installed font has their
+    characters; those that none has are escaped.
+    """
     from matplotlib import rc_context
     from matplotlib.text import Text
 
     image = io.BytesIO()
     with rc_context({"text.usetex": False}):  # the user's, by which a name and a % would be TeX
-        for text in figure.findobj(Text):
-            text.set_usetex(False)
+        texts = figure.findobj(Text)
+        families, lacking = _fonts_for({c for text in texts for c in text.get_text()} - {"\n"})
+        for text in texts:
+            text.set(usetex=False, family=[*text.get_family(), *families])
+        if lacking:
+            _escape(figure, lacking)
+        for text in figure.texts:
+            whole = text.get_text()
+            columns = len(whole)
+            while columns > 8 and text.get_window_extent().width > 0.98 * figure.bbox.width:
+                columns -= 1 + columns // 20
+                text.set_text(textwrap.fill(whole, columns))
         figure.savefig(image, format=path.suffix[1:])
     write_file(path, image.getvalue())
 
 
-def save_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Writes rows of cells, the header first, as `write_file` does."""
+def _fonts_for(characters: set[str]) -> tuple[list[str], set[str]]:
+    """The families of installed fonts with what the usual one lacks, and what all of them lack."""
+    from matplotlib import font_manager
+
+    manager, families = font_manager.fontManager, []
+    lacking = characters - _characters(manager.findfont(font_manager.FontProperties()))
+    known = {font.fname for font in manager.ttflist}
+    for path in font_manager.findSystemFonts() if lacking else ():
+        if path not in known:  # installed since Matplotlib has listed them
+            with contextlib.suppress(Exception):  # it raises many kinds for a font it cannot use
+                manager.addfont(path)
+    fonts = [font for font in manager.ttflist if not font.name.startswith("Last Resort")]  # boxes
+    while lacking:
+        best = max(fonts, key=lambda font: len(lacking & _characters(font.fname)))
+        if not (found := lacking & _characters(best.fname)):
+            break
+        families.append(best.name)
+        lacking -= found
+    return families, lacking
+
+
+@functools.cache
+def _characters(font: str) -> frozenset[str]:
+    """All that a font file has a glyph for."""
+    from matplotlib.font_manager import get_font
+
+    return frozenset(map(chr, get_font(font).get_charmap()))
+
+
+def _escape(figure: Any, characters: set[str]) -> None:
+    """Escapes characters in all texts of a figure."""
+    from matplotlib.text import Text
+
+    table = {ord(c): c.encode("unicode_escape").decode() for c in characters}
+    for axis in (one for axes in figure.axes for one in (axes.xaxis, axes.yaxis)):
+        names = [text.get_text() for text in axis.get_ticklabels()]
+        if characters & {*"".join(names)}:  # the axis sets them again as it is drawn
+            axis.set_ticklabels([name.translate(table) for name in names])
+    for text in figure.findobj(Text):
+        text.set_text(text.get_text().translate(table))
+    _warn_of_fonts()
+
+
+@functools.cache
+def _warn_of_fonts() -> None:
+    warnings.warn(
+        "names in pictures hold characters that no installed font has, and are escaped there: "
+        "install a font that has them, such as Noto Sans CJK for Chinese",
+        stacklevel=2,
+    )
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Formats rows of cells as CSV. A text that a spreadsheet would compute begins with `'`.
+
+    >>> csv_text([["=1+1", "-1", -1]])
+    "'=1+1,-1,-1\\n"
+    """
+
+    def plain(cell: Any) -> Any:
+        with contextlib.suppress(ValueError, TypeError):
+            float(cell)  # a number stays one
+            return cell
+        return _FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell
+
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_file(path, text.getvalue())
+    csv.writer(text, lineterminator="\n").writerows(map(plain, row) for row in rows)
+    return text.getvalue()
+
+
+def save_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows of cells as `csv_text` formats them, the header first, as `write_file` does."""
+    write_file(path, csv_text(rows))
 
 
 def printable(text: str) -> str:
@@ -182,11 +273,32 @@ def table(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> l
     return [tuple(columns), *(tuple(cell(row) for cell in columns.values()) for row in rows)]
 
 
+def plain_markdown(text: str) -> str:
+    r"""Escapes a text for Markdown, in one line, so that it is no markup or HTML there.
+
+    >>> plain_markdown("<b>")
+    '\\<b\\>'
+    """
+    return _MARKUP.sub(r"\\\g<0>", " ".join(printable(text).split()))
+
+
+def code(text: str) -> str:
+    """Formats a text as a code span of Markdown, which no backtick or newline in it ends.
+
+    >>> code("a`b")
+    '``a`b``'
+    """
+    text = " ".join(printable(text).split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    side = " " * (not text.strip("`") or text != text.strip("`"))
+    return f"{fence}{side}{text}{side}{fence}"
+
+
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """Formats a table, the head first, as Markdown: the first column flush left, others right."""
     rule = ["---", *["---:"] * (len(table[0]) - 1)]
-    lines = [table[0], rule, *table[1:]]
-    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in lines]
+    lines = [[plain_markdown(cell) for cell in cells] for cells in table]
+    lines.insert(1, rule)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

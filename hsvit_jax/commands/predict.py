@@ -1,7 +1,5 @@
 """hsvit predict: the top classes of image files."""
 
-import csv
-import io
 import json
 import os
 import re
@@ -128,12 +126,9 @@ def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
     if form == "json":
         return json.dumps(rows, indent=2)
     if form == "csv":
-        out = io.StringIO()
-        writer = csv.DictWriter(out, ("file", "rank", "label", "probability"), lineterminator="\n")
-        if head:
-            writer.writeheader()
-        writer.writerows({**r, "probability": f"{r['probability']:.6f}"} for r in rows)
-        return report.printable(out.getvalue().rstrip("\n"))
+        columns = ["file", "rank", "label", "probability"]
+        cells = [[r["file"], r["rank"], r["label"], f"{r['probability']:.6f}"] for r in rows]
+        return report.printable(report.csv_text([columns] * head + cells).rstrip("\n"))
     by_file: dict[str, list[str]] = {}
     for row in rows:
         by_file.setdefault(data.printable(row["file"]), []).append(

@@ -1,16 +1,21 @@
 """The batches of a run, in an order that depends on the seed and the epoch alone."""
 
 import itertools
+import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hsvit_jax import augment, report
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.data import stream
 from hsvit_jax.train.run_spec import Run
-from hsvit_jax.train.step import ORDER, Batch, run_key
+from hsvit_jax.train.step import ORDER, Batch, augment_settings, make_inputs, run_key
+
+_DRAWN = 4, 6  # rows and columns of a batch's picture
 
 
 def source(run: Run, first: int) -> Iterator[Batch]:
@@ -113,3 +118,29 @@ def streamed(run: Run, first: int) -> Iterator[Batch]:
     read = stream.stream_batches(split, (ids_B % len(split) for ids_B in ids))
     for (images, labels, _), ids_B in zip(read, again, strict=True):
         yield tuple(mesh_lib.put_rows(run.mesh, x, size) for x in (images, labels, ids_B))
+
+
+def draw_first(run: Run, path: Path) -> Path:
+    """Draws images of the first batch as the network is given them, augmented, with their targets.
+
+    Returns:
+        `path`.
+    """
+    split, settings = run.dataset.train, augment_settings(run.config)
+    ids_B = next(example_ids(run, 0))
+    rows_B = ids_B % len(split)
+    batch = split.gather(rows_B), split.labels[rows_B].astype(np.int32), ids_B
+    options = mesh_lib.compiler_options(runs=False)
+    inputs = jax.jit(make_inputs(run, settings), compiler_options=options)
+    x_BHWC, targets_BK = jax.device_get(inputs(0, batch))
+    figure = report.figure(8.4, 6.6)
+    figure.suptitle(f"the first of {run.total_steps:,} batches, augmented", fontsize=9)
+    grid = figure.subplots(*_DRAWN).ravel()
+    for axes in grid:
+        axes.axis("off")
+    for axes, image_HWC, target_K in zip(grid, augment.pixels(x_BHWC, settings), targets_BK):  # noqa: B905
+        axes.imshow(image_HWC.squeeze(), cmap="gray", vmin=0, vmax=255)
+        text = report.printable(augment.target_text(target_K, run.dataset.info.class_names))
+        axes.set_title(textwrap.shorten(text, 50), fontsize=6, wrap=True, parse_math=False)
+    report.save_figure(figure, path)
+    return path

@@ -69,11 +69,7 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     place = sources.locate(source).resolve()
     of_steps = place.is_dir() and not (place / "checkpoints").is_dir()
     folder = place.parent if of_steps else place
-    measured = {
-        line["split"]: {k: line[k] for k in ("accuracy", "loss", "examples") if k in line}
-        for line in metrics.read_metrics(folder / "metrics.jsonl")
-        if line["step"] == stored.step and line.get("split") in ("val", "test")
-    }
+    measured = metrics.measured(metrics.read_metrics(folder / "metrics.jsonl"), stored.step)
     about = {
         "family": config["model"]["family"],
         "config": config,

@@ -126,12 +126,9 @@ def _facts(
 
     total = int(found.confusion_KK.sum())
     facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
-    told = [x for x in lines if (x.get("split"), x["step"]) == ("test", trained.step)]
-    told = [x for x in told if x["accuracy"] is not None]
+    told = metrics.measured(lines, trained.step).get("test")
     if told and split != "test":
-        facts |= accuracy(
-            told[-1]["accuracy"], told[-1]["examples"], "test, at the end of training,"
-        )
+        facts |= accuracy(told["accuracy"], told["examples"], "test, at the end of training,")
     scores = [
         of_class.f1.value for of_class in measures.by_class(found.confusion_KK) if of_class.f1
     ]
@@ -148,10 +145,11 @@ def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
     file, recorded = folder / "environment.json", {}
     if file.is_file():
         try:
-            recorded = dict(json.loads(file.read_bytes()))
-        except (TypeError, ValueError) as error:
+            about = dict(json.loads(file.read_bytes()))
+            recorded = {str(name): str(value) for name, value in about.items()}
+        except (TypeError, ValueError, RecursionError) as error:
             coordination.print_once(f"{file} is damaged, and is left out: {error}")
-    return {name: str(value) for name, value in recorded.items()} | {
+    return recorded | {
         "data": trained.config.data.name,
         "fingerprint of the data": str(trained.fingerprint),
         "report written": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",

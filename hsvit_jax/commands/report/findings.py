@@ -167,14 +167,13 @@ def _augmented(
         return []
     chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))
     images, labels = part.gather(chosen), part.labels[chosen].astype(np.int32)
-    uses, mean, std = (step.AUGMENT, step.MIX), config.data.mean, config.data.std
+    uses = step.AUGMENT, step.MIX
     made = jax.jit(augment.train_batch, static_argnums=0)
     variants = []
     for number in range(_AUGMENTED[1]):  # MixUp draws once for a batch
         keys = (jax.random.fold_in(step.run_key(config.seed, use), number) for use in uses)
         x_BHWC, targets_BK = map(np.asarray, made(settings, *keys, images, labels, chosen))
-        pixels = np.round(255 * (x_BHWC * np.asarray(std) + np.asarray(mean)))
-        variants.append((np.clip(pixels, 0, 255).astype(np.uint8), targets_BK))
+        variants.append((augment.pixels(x_BHWC, settings), targets_BK))
     return [
         (image, [(pixels[n], targets[n]) for pixels, targets in variants])
         for n, image in enumerate(images)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import report
+from hsvit_jax import augment, report
 from hsvit_jax.commands.report import charts, measures
 from hsvit_jax.commands.report.findings import Example, Findings
 from hsvit_jax.commands.report.measures import ClassMeasures, Measure
@@ -226,12 +226,9 @@ def _augmentation(page: Page) -> str:
         picture = f'<div class="picture">{_picture(image_HWC)}</div>'
         return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
-    def target(target_K: np.ndarray) -> str:
-        top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
-        return " + ".join(f"{_text(names[k])} {target_K[k]:.0%}" for k in top)
-
     cells = "".join(
-        cell(image, "as it is") + "".join(cell(x, target(t)) for x, t in variants)
+        cell(image, "as it is")
+        + "".join(cell(x, _text(augment.target_text(t, names))) for x, t in variants)
         for image, variants in rows
     )
     return (
