@@ -6,7 +6,6 @@ devices, after any resume. MixUp and CutMix, which pair neighbours, draw from a 
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from hsvit_jax.augment import op_tables, randaugment, resized_crop
 from hsvit_jax.augment.mixup import mix
 from hsvit_jax.augment.random_bits import box_sizes, example_bits, fraction, whole_number
 
-__all__ = ["Augment", "normalise", "one_hot_targets", "pixels", "target_text", "train_batch"]
+__all__ = ["Augment", "normalise", "one_hot_targets", "train_batch"]
 
 # Pillow's sums stay within int32 up to here.
 MAX_SIDE = 8192
@@ -205,18 +204,6 @@ def normalise(images_BHWC: jax.Array, mean: tuple[float, ...], std: tuple[float,
     scale_C = (1.0 / (255.0 * np.asarray(std, np.float64))).astype(np.float32)
     centred_BHWC = images_BHWC.astype(jnp.float32) - jnp.asarray(mean_C)[None, None, None, :]
     return centred_BHWC * jnp.asarray(scale_C)[None, None, None, :]
-
-
-def pixels(x_BHWC: np.ndarray, settings: Augment) -> np.ndarray:
-    """Inverts `normalise` for a picture: uint8 images of what the network is given."""
-    pixels_BHWC = np.round(255 * (x_BHWC * np.asarray(settings.std) + np.asarray(settings.mean)))
-    return np.clip(pixels_BHWC, 0, 255).astype(np.uint8)
-
-
-def target_text(target_K: np.ndarray, names: Sequence[str]) -> str:
-    """Names the classes of a target, the shares of mixed ones with them."""
-    top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
-    return " + ".join(f"{names[k]} {target_K[k]:.0%}" for k in top)
 
 
 def one_hot_targets(labels_B: jax.Array, num_classes: int, label_smoothing: float) -> jax.Array:

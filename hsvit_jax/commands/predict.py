@@ -1,5 +1,6 @@
 """hsvit predict: the top classes of image files."""
 
+import dataclasses
 import json
 import os
 import re
@@ -14,8 +15,10 @@ import numpy as np
 from hsvit_jax import classifier, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Misuse, Request
+from hsvit_jax.commands.report.measures import CALIBRATION
 from hsvit_jax.data.listing import walk
 from hsvit_jax.runtime import cluster, coordination
+from hsvit_jax.weights import sources
 
 # Decoded images of a large folder would not fit in memory together.
 _FILES_AT_ONCE = 256
@@ -25,6 +28,9 @@ def run(request: Request) -> int:
     """Prints the top classes of each image; returns 1 where a file is no image."""
     files, form = image_files(request.words), request.flags.format
     network, rows, errors = load_classifier(request), [], []
+    if request.flags.calibrated:
+        temperature = _temperature(request.flags.checkpoint or request.workdir, network.step)
+        network = dataclasses.replace(network, temperature=temperature)
     shows, head = coordination.is_lead(), True
     for first in range(0, len(files), _FILES_AT_ONCE):
         some = files[first : first + _FILES_AT_ONCE]
@@ -61,6 +67,20 @@ def load_classifier(request: Request) -> classifier.Classifier:
         values.checkpoint or request.workdir,
         values.which,
         **{name: mesh[name] for name in ("group", "data", "aggregate")},
+    )
+
+
+def _temperature(source: str, step: int) -> float:
+    """The temperature that a report has fitted to a step of a run."""
+    try:
+        found = json.loads((sources.run_folder(source) / CALIBRATION).read_bytes())
+        if found["step"] == step and 0.01 < found["temperature"] < 100:
+            return float(found["temperature"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise ValueError(
+        f"--calibrated needs the temperature that a report fits, and {source} has none of step "
+        f"{step:,}: say hsvit report {source} first"
     )
 
 

@@ -118,7 +118,19 @@ def make_train_step(
     smoothing = settings.label_smoothing
     if weights_K is not None:  # smoothed by `weighed`
         settings = dataclasses.replace(settings, label_smoothing=0.0)
-    model_inputs, dropout_key = make_inputs(run, settings), run_key(config.seed, DROPOUT)
+    augment_key, mix_key, dropout_key = (run_key(config.seed, u) for u in (AUGMENT, MIX, DROPOUT))
+
+    def model_inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
+        inputs, labels_B, ids_B = batch
+        if jnp.issubdtype(inputs.dtype, jnp.floating):
+            classes, spread = settings.num_classes, settings.label_smoothing
+            return inputs, augment.one_hot_targets(labels_B, classes, spread)
+        keys = (
+            jax.random.fold_in(augment_key, number // run.steps_per_epoch),
+            jax.random.fold_in(mix_key, number),
+        )
+        late = number >= round(settings.mix_until * run.total_steps)
+        return augment.train_batch(settings, *keys, inputs, labels_B, ids_B, late)
 
     def train_step(state: dict, batch: Batch) -> tuple[dict, dict]:
         number, ids_B = state["step"], batch[2]
@@ -191,28 +203,6 @@ def make_train_step(
         return new, {**means, "grad_norm": norm, "bad": new["bad"], "skipped": new["skipped"]}
 
     return train_step
-
-
-def make_inputs(
-    run: Run, settings: augment.Augment
-) -> Callable[[Array, Batch], tuple[Array, Array]]:
-    """Builds `inputs(step, batch)`, what the network is given of a batch of images: augmented ones,
-    or features as they are, and targets (B, K)."""
-    augment_key, mix_key = (run_key(run.config.seed, use) for use in (AUGMENT, MIX))
-
-    def model_inputs(number: Array, batch: Batch) -> tuple[Array, Array]:
-        inputs, labels_B, ids_B = batch
-        if jnp.issubdtype(inputs.dtype, jnp.floating):
-            classes, spread = settings.num_classes, settings.label_smoothing
-            return inputs, augment.one_hot_targets(labels_B, classes, spread)
-        keys = (
-            jax.random.fold_in(augment_key, number // run.steps_per_epoch),
-            jax.random.fold_in(mix_key, number),
-        )
-        late = number >= round(settings.mix_until * run.total_steps)
-        return augment.train_batch(settings, *keys, inputs, labels_B, ids_B, late)
-
-    return model_inputs
 
 
 def class_weights(run: Run) -> np.ndarray:

@@ -68,7 +68,7 @@ def write(
     split: str = "val",
     dataset: data.Dataset | None = None,
 ) -> Path:
-    """Writes a report on a trained network.
+    """Writes a report on a trained network, and beside it what is predicted wrongly, as a CSV.
 
     Args:
       folder: of its run, for the curves and the environment.
@@ -95,7 +95,14 @@ def write(
         )
     if trained.fingerprint not in (None, dataset.fingerprint):
         cli.note(CHANGED.format(config.data.name))
+    cli.note("writing the report ...")
     found = findings.find(trained, dataset, split)
+    mistakes = path.with_name(f"{path.stem}-wrong.csv")
+    rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
+    if folder.is_dir() and (split == "test" or len(dataset.val)):
+        fitted = {"step": trained.step, "temperature": found.fitted.temperature}
+        report.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
+    report.save_csv(mistakes, [("file", "class", "predicted", "probability"), *rows])
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     counts = {
         name: np.bincount(getattr(dataset, name).labels, minlength=len(names))
@@ -103,6 +110,8 @@ def write(
     }
     content = page.Page(
         title=folder.resolve().name,
+        folder=path.parent,
+        table=mistakes.name,
         split=split,
         class_names=names,
         facts=_facts(trained, found, split, lines),
