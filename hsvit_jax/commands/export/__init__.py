@@ -68,15 +68,17 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     start = config["init"]["from"]
     start = start if start.startswith(("hub:", "zoo:")) else Path(start).name
     config["init"] |= {"from": start, "cache": ""}
-    lines = metrics.read_metrics(sources.run_folder(source) / "metrics.jsonl")
-    measured = metrics.measured(lines, stored.step)
+    given = stored.meta.get("measured")  # of a file
+    given = given.items() if isinstance(given, dict) else ()
+    lines = [{**x, "split": name, "step": stored.step} for name, x in given if isinstance(x, dict)]
+    lines += metrics.read_metrics(sources.run_folder(source) / "metrics.jsonl")
     about = {
         "family": config["model"]["family"],
         "config": config,
         "class_names": list(stored.class_names),
         "step": stored.step,
         "fingerprint": stored.fingerprint,
-        "measured": measured or stored.meta.get("measured", {}),
+        "measured": metrics.measured(lines, stored.step),
         "converted": bool(stored.meta.get("converted")),
         "made_by": f"hsvit_jax {hsvit_jax.__version__}",
     }
