@@ -154,22 +154,13 @@ def legend(figure: Any, drawn: Mapping[str, Any], title: str = "") -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does.
-
-    Its titles are wrapped to its width, and names are drawn by whatever installed font has their
-    characters; those that none has are escaped.
-    """
+    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does; its
+    titles are wrapped to its width."""
     from matplotlib import rc_context
-    from matplotlib.text import Text
 
     image = io.BytesIO()
     with rc_context({"text.usetex": False}):  # the user's, by which a name and a % would be TeX
-        texts = figure.findobj(Text)
-        families, lacking = _fonts_for({c for text in texts for c in text.get_text()} - {"\n"})
-        for text in texts:
-            text.set(usetex=False, family=[*text.get_family(), *families])
-        if lacking:
-            _escape(figure, lacking)
+        _find_fonts(figure)
         for text in figure.texts:
             whole = text.get_text()
             columns = len(whole)
@@ -180,25 +171,34 @@ def save_figure(figure: Any, path: Path) -> None:
     write_file(path, image.getvalue())
 
 
-def _fonts_for(characters: set[str]) -> tuple[list[str], set[str]]:
-    """The families of installed fonts with what the usual one lacks, and what all of them lack."""
+def _find_fonts(figure: Any) -> None:
+    """Adds the fonts that have the characters of a figure; escapes what no installed one has."""
     from matplotlib import font_manager
+    from matplotlib.text import Text
 
-    manager, families = font_manager.fontManager, []
-    lacking = characters - _characters(manager.findfont(font_manager.FontProperties()))
-    known = {font.fname for font in manager.ttflist}
-    for path in font_manager.findSystemFonts() if lacking else ():
-        if path not in known:  # installed since Matplotlib has listed them
+    manager, texts, fonts = font_manager.fontManager, figure.findobj(Text), {}
+    lacking = {c for text in texts for c in text.get_text()} - {"\n"}
+    lacking -= _characters(manager.findfont(font_manager.FontProperties()))
+    if lacking:
+        new = {*font_manager.findSystemFonts()} - {font.fname for font in manager.ttflist}
+        for path in new:  # since Matplotlib has listed them
             with contextlib.suppress(Exception):  # it raises many kinds for a font it cannot use
                 manager.addfont(path)
-    fonts = [font for font in manager.ttflist if not font.name.startswith("Last Resort")]  # boxes
-    while lacking:
-        best = max(fonts, key=lambda font: len(lacking & _characters(font.fname)))
-        if not (found := lacking & _characters(best.fname)):
-            break
-        families.append(best.name)
-        lacking -= found
-    return families, lacking
+        real = [font for font in manager.ttflist if "Last Resort" not in font.name]
+        fonts = {font.name: lacking & _characters(font.fname) for font in real}
+    families = sorted(filter(fonts.get, fonts), key=lambda name: -len(fonts[name]))
+    for text in texts:
+        text.set(usetex=False, family=[*text.get_family(), *families])
+    if not (lacking := lacking.difference(*fonts.values())):
+        return
+    table = {ord(c): c.encode("unicode_escape").decode() for c in lacking}
+    for axis in (one for axes in figure.axes for one in (axes.xaxis, axes.yaxis)):
+        names = [text.get_text() for text in axis.get_ticklabels()]
+        if lacking & {*"".join(names)}:  # the axis sets them again as it is drawn
+            axis.set_ticklabels([name.translate(table) for name in names])
+    for text in texts:
+        text.set_text(text.get_text().translate(table))
+    _warn_of_fonts()
 
 
 @functools.cache
@@ -209,21 +209,7 @@ def _characters(font: str) -> frozenset[str]:
     return frozenset(map(chr, get_font(font).get_charmap()))
 
 
-def _escape(figure: Any, characters: set[str]) -> None:
-    """Escapes characters in all texts of a figure."""
-    from matplotlib.text import Text
-
-    table = {ord(c): c.encode("unicode_escape").decode() for c in characters}
-    for axis in (one for axes in figure.axes for one in (axes.xaxis, axes.yaxis)):
-        names = [text.get_text() for text in axis.get_ticklabels()]
-        if characters & {*"".join(names)}:  # the axis sets them again as it is drawn
-            axis.set_ticklabels([name.translate(table) for name in names])
-    for text in figure.findobj(Text):
-        text.set_text(text.get_text().translate(table))
-    _warn_of_fonts()
-
-
-@functools.cache
+@functools.cache  # once
 def _warn_of_fonts() -> None:
     warnings.warn(
         "names in pictures hold characters that no installed font has, and are escaped there: "
@@ -233,11 +219,7 @@ def _warn_of_fonts() -> None:
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Formats rows of cells as CSV. A text that a spreadsheet would compute begins with `'`.
-
-    >>> csv_text([["=1+1", "-1", -1]])
-    "'=1+1,-1,-1\\n"
-    """
+    """Formats rows of cells as CSV. A text that a spreadsheet would compute begins with `'`."""
 
     def plain(cell: Any) -> Any:
         with contextlib.suppress(ValueError, TypeError):
@@ -274,23 +256,15 @@ def table(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> l
 
 
 def plain_markdown(text: str) -> str:
-    r"""Escapes a text for Markdown, in one line, so that it is no markup or HTML there.
-
-    >>> plain_markdown("<b>")
-    '\\<b\\>'
-    """
+    """Escapes a text for Markdown, in one line, so that it is no markup or HTML there."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(printable(text).split()))
 
 
 def code(text: str) -> str:
-    """Formats a text as a code span of Markdown, which no backtick or newline in it ends.
-
-    >>> code("a`b")
-    '``a`b``'
-    """
+    """Formats a text as a code span of Markdown, which no backtick or newline in it ends."""
     text = " ".join(printable(text).split())
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    side = " " * (not text.strip("`") or text != text.strip("`"))
+    side = " " * (not text or "`" in text[0] + text[-1])
     return f"{fence}{side}{text}{side}{fence}"
 
 

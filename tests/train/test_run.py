@@ -70,7 +70,7 @@ def test_the_first_batch_is_drawn_as_it_is_trained_on(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(augment, "train_batch", spied)
-    config = small_config(train__steps=1, augment__cutmix=1.0, augment__mixup=0.4)
+    config = small_config(train__steps=1, augment__mixup=0.4)
     train.train(config, tmp_path, dataset=small_dataset())
     picture, first = seen
     for drawn, trained in zip(picture, first, strict=True):
