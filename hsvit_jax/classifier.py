@@ -72,12 +72,9 @@ class Classifier:
 
         Raises:
           BadImage: an image cannot be used.
-          ValueError: the batch is not a whole number of at least 1.
         """
         from hsvit_jax.train import evaluate
 
-        if batch is not None and not (isinstance(batch, int | np.integer) and batch >= 1):
-            raise ValueError(f"batch must be a whole number of at least 1; got {batch!r}")
         images_BHWC, one = self._fitted(images)
         if not len(images_BHWC):
             return np.zeros((0, len(self.class_names)), np.float32)
@@ -364,13 +361,6 @@ def load(
       ValueError: there is no good checkpoint or file, another process has another one, or the
         devices do not fit the network.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(
-            f"load needs the folder of a run, such as 'runs/c2a2-digits-strong-seed0'; got {path!r}"
-        )
-    for name, number in (("group", group), ("data", data)):
-        if not (key := keys.KEYS[f"mesh.{name}"]).fits(number):
-            raise ValueError(f"{name} must be {key.expected}; got {number!r}")
     if not (key := keys.KEYS["mesh.aggregate"]).fits(aggregate):
         raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax import checkpoint
@@ -429,9 +419,6 @@ def build_model(
         raise ValueError(
             f"image_size must be pixels, such as 32, or (rows, columns); got {image_size!r}"
         )
-    for name, count in (("channels", channels), ("num_classes", num_classes)):
-        if not (isinstance(count, int | np.integer) and count >= 1):
-            raise ValueError(f"{name} must be a whole number of at least 1; got {count!r}")
     own = config_lib.own_dropout(config.model)  # of the default recipe it is another
     return models.build(
         config.model.to_dict() | {key.removeprefix("model."): value for key, value in own.items()},

@@ -455,7 +455,6 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: hsvit_jax.load(None), "load needs the folder of a run, such as .*; got None"),
         (lambda: hsvit_jax.get_config(None), "for example configs/.* got None"),
         (lambda: hsvit_jax.get_config("c2a2", 5), "for example configs/.* got 5"),
         (lambda: hsvit_jax.build_model("c2a2", image_size=0), "image_size must .* 32, .*; got 0"),
@@ -467,11 +466,8 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
         ),
         (lambda: hsvit_jax.data.load("digits").subset("1"), "above 0 and at most 1, got '1'"),
         (lambda: hsvit_jax.fit(ml_collections.FrozenConfigDict(), "x"), "one that get_config"),
-        (lambda: hsvit_jax.build_model("c2a2", num_classes=0), "num_classes must be .*; got 0"),
         (lambda: hsvit_jax.load("x", aggregate="mean"), "aggregate must be one of .*; got 'mean'"),
         (lambda: hsvit_jax.data.Split(np.arange(5), np.zeros((3, 1))), "3 images need a label"),
-        (lambda: hsvit_jax.load("x", group="2"), "group must be .*; got '2'"),
-        (lambda: hsvit_jax.load("x", data=2.0), r"data must be .*; got 2\.0"),
         (lambda: hsvit_jax.load("x", devices=4), "devices must be some of .*; got 4"),
         (lambda: hsvit_jax.load("x", devices=[]), r"devices must be some of .*; got \[\]"),
         (lambda: hsvit_jax.load("x", devices=2 * jax.devices()[:1]), "devices .*, each once; got"),
