@@ -99,10 +99,6 @@ def write(
     found = findings.find(trained, dataset, split)
     mistakes = path.with_name(f"{path.stem}-wrong.csv")
     rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
-    if folder.is_dir() and (split == "test" or len(dataset.val)):
-        fitted = {"step": trained.step, "temperature": found.fitted.temperature}
-        report.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
-    report.save_csv(mistakes, [("file", "class", "predicted", "probability"), *rows])
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     counts = {
         name: np.bincount(getattr(dataset, name).labels, minlength=len(names))
@@ -122,6 +118,10 @@ def write(
         environment=_environment(trained, folder),
     )
     report.write_file(path, page.render(content))
+    report.save_csv(mistakes, [("file", "class", "predicted", "probability"), *rows])
+    if folder.is_dir() and (split == "test" or len(dataset.val)):
+        fitted = {"step": trained.step, "temperature": found.fitted.temperature}
+        report.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
     return path
 
 

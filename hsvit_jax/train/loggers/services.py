@@ -1,5 +1,6 @@
 """Weights & Biases and MLflow; their own environment variables say where and as whom."""
 
+import importlib.util
 import os
 import secrets
 import time
@@ -57,7 +58,11 @@ class MLflow:
         import mlflow
         from mlflow.entities import Param, RunTag
 
-        self._client, known = mlflow.MlflowClient(), workdir / "mlflow" / "run-id"
+        uri, known = os.environ.get("MLFLOW_TRACKING_URI"), workdir / "mlflow" / "run-id"
+        if not (uri or importlib.util.find_spec("sqlalchemy")):  # which MLflow's own default needs
+            uri = os.path.abspath("mlruns")
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._client = mlflow.MlflowClient(uri)
         try:
             if anew:
                 raise FileNotFoundError
