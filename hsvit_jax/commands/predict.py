@@ -28,9 +28,6 @@ def run(request: Request) -> int:
     """Prints the top classes of each image; returns 1 where a file is no image."""
     files, form = image_files(request.words), request.flags.format
     network, rows, errors = load_classifier(request), [], []
-    if request.flags.calibrated:
-        temperature = _temperature(request.flags.checkpoint or request.workdir, network.step)
-        network = dataclasses.replace(network, temperature=temperature)
     shows, head = coordination.is_lead(), True
     for first in range(0, len(files), _FILES_AT_ONCE):
         some = files[first : first + _FILES_AT_ONCE]
@@ -63,11 +60,12 @@ def load_classifier(request: Request) -> classifier.Classifier:
         own = r"^--?distributed[=\n].*$"  # of each process
         coordination.check_same("command line", re.sub(own, "", given, flags=re.MULTILINE))
     mesh = (request.config or config_lib.get_config("c2a2", *request.settings)).mesh
-    return classifier.load(
-        values.checkpoint or request.workdir,
-        values.which,
-        **{name: mesh[name] for name in ("group", "data", "aggregate")},
-    )
+    source = values.checkpoint or request.workdir
+    devices = {name: mesh[name] for name in ("group", "data", "aggregate")}
+    network = classifier.load(source, values.which, **devices)
+    if "calibrated" in values and values.calibrated:
+        return dataclasses.replace(network, temperature=_temperature(source, network.step))
+    return network
 
 
 def _temperature(source: str, step: int) -> float:

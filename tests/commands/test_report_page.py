@@ -147,10 +147,15 @@ def test_hostile_files_of_a_run_cost_their_own_part_of_the_report(tmp_path, caps
     reports.written(tmp_path)
     log = tmp_path / "metrics.jsonl"
     text = log.read_text()
-    odd = ('"accuracy": 1e308', '"loss": -1e308', '"loss": 1e999', '"loss": [], "accuracy": {}')
-    text += "".join(
-        f'{{"step": 5, {line}}}\n{{"step": 6, "split": "$_", {line}}}\n' for line in odd
+    odd = (
+        '"accuracy": 1e308',
+        '"loss": -1.7e308',
+        '"loss": 1.7e308',
+        '"loss": 1e999',
+        '"loss": [], "accuracy": {}',
     )
+    for step, line in enumerate(odd, 5):
+        text += f'{{"step": {step}, {line}}}\n{{"step": {step}, "split": "$_", {line}}}\n'
     text += '{"step": 3, "split": "test"}\n{"step": 3, "split": "test", "accuracy": "high"}\n'
     text += '{"step": 3, "split": "test", "accuracy": -7.5, "examples": -3}\n'
     deep = '{"a": ' + "[" * 100_000
