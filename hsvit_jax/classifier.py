@@ -34,6 +34,7 @@ class Classifier:
       mesh: the devices it runs on.
       aggregate: how they add the groups' CLS tokens, see `mesh.spread`.
       fingerprint: identifies the training data, where it is known.
+      temperature: by which `predict` divides logits, such as a report's calibration has found.
     """
 
     config: Any = dataclasses.field(repr=False)
@@ -45,6 +46,7 @@ class Classifier:
     mesh: Mesh
     fingerprint: str | None = None
     aggregate: str = "psum"
+    temperature: float = 1.0
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -126,7 +128,7 @@ class Classifier:
           BadImage: an image cannot be used.
           ValueError: the network's logits are not finite.
         """
-        logits = self.logits(images).astype(np.float64)
+        logits = self.logits(images).astype(np.float64) / self.temperature
         if not np.isfinite(logits).all():
             raise ValueError(
                 f"the logits of the network of step {self.step} are not finite, so it has no "

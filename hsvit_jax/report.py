@@ -3,12 +3,15 @@
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import math
 import os
 import re
 import secrets
 import stat
+import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +23,12 @@ _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+# Where a spreadsheet may begin to read a formula: in a cell, and behind what parts cells elsewhere.
+_FORMULA = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@＝＋－＠])")
+
+# What begins markup in Markdown, HTML's too.
+_MARKUP = re.compile(r"\\(?=[!-/:-@\[-`{-~])|[`*<>\[\]&|]")
 
 _FEW = 10_000  # images, below which an accuracy is printed with its interval
 
@@ -145,23 +154,87 @@ def legend(figure: Any, drawn: Mapping[str, Any], title: str = "") -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does."""
+    """Writes a Matplotlib figure in the format of the file's suffix, as `write_file` does; its
+    titles are wrapped to its width."""
     from matplotlib import rc_context
-    from matplotlib.text import Text
 
     image = io.BytesIO()
     with rc_context({"text.usetex": False}):  # the user's, by which a name and a % would be TeX
-        for text in figure.findobj(Text):
-            text.set_usetex(False)
+        _find_fonts(figure)
+        for text in figure.texts:
+            whole = text.get_text()
+            columns = len(whole)
+            while columns > 8 and text.get_window_extent().width > 0.98 * figure.bbox.width:
+                columns -= 1 + columns // 20
+                text.set_text(textwrap.fill(whole, columns))
         figure.savefig(image, format=path.suffix[1:])
     write_file(path, image.getvalue())
 
 
-def save_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Writes rows of cells, the header first, as `write_file` does."""
+def _find_fonts(figure: Any) -> None:
+    """Adds the fonts that have the characters of a figure; escapes what no installed one has."""
+    from matplotlib import font_manager
+    from matplotlib.text import Text
+
+    manager, texts, fonts = font_manager.fontManager, figure.findobj(Text), {}
+    lacking = {c for text in texts for c in text.get_text()} - {"\n"}
+    lacking -= _characters(manager.findfont(font_manager.FontProperties()))
+    if lacking:
+        new = {*font_manager.findSystemFonts()} - {font.fname for font in manager.ttflist}
+        for path in new:  # since Matplotlib has listed them
+            with contextlib.suppress(Exception):  # it raises many kinds for a font it cannot use
+                manager.addfont(path)
+        real = [font for font in manager.ttflist if "Last Resort" not in font.name]
+        fonts = {font.name: lacking & _characters(font.fname) for font in real}
+    families = sorted(filter(fonts.get, fonts), key=lambda name: -len(fonts[name]))
+    for text in texts:
+        text.set(usetex=False, family=[*text.get_family(), *families])
+    if not (lacking := lacking.difference(*fonts.values())):
+        return
+    table = {ord(c): c.encode("unicode_escape").decode() for c in lacking}
+    for axis in (one for axes in figure.axes for one in (axes.xaxis, axes.yaxis)):
+        names = [text.get_text() for text in axis.get_ticklabels()]
+        if lacking & {*"".join(names)}:  # the axis sets them again as it is drawn
+            axis.set_ticklabels([name.translate(table) for name in names])
+    for text in texts:
+        text.set_text(text.get_text().translate(table))
+    _warn_of_fonts()
+
+
+@functools.cache
+def _characters(font: str) -> frozenset[str]:
+    """All that a font file has a glyph for."""
+    from matplotlib.font_manager import get_font
+
+    return frozenset(map(chr, get_font(font).get_charmap()))
+
+
+@functools.cache  # once
+def _warn_of_fonts() -> None:
+    warnings.warn(
+        "names in pictures hold characters that no installed font has, and are escaped there: "
+        "install a font that has them, such as Noto Sans CJK for Chinese",
+        stacklevel=2,
+    )
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Formats rows of cells as CSV. A text that a spreadsheet would compute begins with `'`."""
+
+    def plain(cell: Any) -> Any:
+        with contextlib.suppress(ValueError, TypeError):
+            float(cell)  # a number stays one
+            return cell
+        return _FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell
+
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_file(path, text.getvalue())
+    csv.writer(text, lineterminator="\n").writerows(map(plain, row) for row in rows)
+    return text.getvalue()
+
+
+def save_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes rows of cells as `csv_text` formats them, the header first, as `write_file` does."""
+    write_file(path, csv_text(rows))
 
 
 def printable(text: str) -> str:
@@ -182,11 +255,24 @@ def table(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> l
     return [tuple(columns), *(tuple(cell(row) for cell in columns.values()) for row in rows)]
 
 
+def plain_markdown(text: str) -> str:
+    """Escapes a text for Markdown, in one line, so that it is no markup or HTML there."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(printable(text).split()))
+
+
+def code(text: str) -> str:
+    """Formats a text as a code span of Markdown, which no backtick or newline in it ends."""
+    text = " ".join(printable(text).split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    side = " " * (not text or "`" in text[0] + text[-1])
+    return f"{fence}{side}{text}{side}{fence}"
+
+
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """Formats a table, the head first, as Markdown: the first column flush left, others right."""
     rule = ["---", *["---:"] * (len(table[0]) - 1)]
-    lines = [table[0], rule, *table[1:]]
-    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in lines]
+    lines = [[plain_markdown(cell) for cell in cells] for cells in table]
+    lines.insert(1, rule)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

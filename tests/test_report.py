@@ -1,8 +1,11 @@
 """What the program writes: whole or not at all, through no link, and readable on a terminal."""
 
 import ast
+import csv
 import errno
+import io
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -43,6 +46,103 @@ def test_figures_take_no_text_for_tex(tmp_path):
         report.save_figure(figure, tmp_path / "a.png")
         assert matplotlib.rcParams["text.usetex"]
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def drawn(names, path):
+    """A figure with names where figures have them, saved; its texts as they are drawn."""
+    figure = report.figure(4, 3)
+    figure.suptitle(" ".join(names), parse_math=False)
+    axes = figure.subplots()
+    axes.set_xticks(range(len(names)), names, parse_math=False)
+    (line,) = axes.plot([0, 1])
+    report.legend(figure, {name: line for name in names})
+    report.save_figure(figure, path)
+    ticks = [text.get_text() for text in axes.get_xticklabels()]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ticks
+    assert figure.get_suptitle().replace("\n", " ") == " ".join(ticks)
+    return ticks
+
+
+@pytest.fixture
+def fonts(monkeypatch):
+    """The fonts that Matplotlib lists and those of the system, which are none; a list to add to."""
+    from matplotlib import font_manager
+
+    found = []
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: found)
+    own = [font for font in font_manager.fontManager.ttflist if "mpl-data" in font.fname]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    report._warn_of_fonts.cache_clear()
+    return found
+
+
+def test_a_name_without_a_font_is_escaped_with_one_warning(fonts, tmp_path):
+    with pytest.warns(UserWarning, match="no installed font has, and are escaped") as told:
+        for _ in range(2):
+            assert drawn(["\u732b", "na\u00efve", "$5"], tmp_path / "a.png") == [
+                *("\\u732b", "na\u00efve", "$5")
+            ]
+    assert len(told) == 1
+
+
+def test_a_name_is_drawn_by_a_font_that_has_its_characters(fonts, tmp_path):
+    """Installed since Matplotlib made its list; one that is broken is passed over."""
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+    pen = TTGlyphPen(None)
+    for place in ((0, 0), (0, 900), (900, 900), (900, 0)):
+        (pen.lineTo if place != (0, 0) else pen.moveTo)(place)
+    pen.closePath()
+    font = FontBuilder(1000)
+    font.setupGlyphOrder([".notdef", "cat"])
+    font.setupCharacterMap({0x732B: "cat"})
+    font.setupGlyf(dict.fromkeys((".notdef", "cat"), pen.glyph()))
+    font.setupHorizontalMetrics(dict.fromkeys((".notdef", "cat"), (1000, 0)))
+    font.setupHorizontalHeader(ascent=900, descent=-100)
+    font.setupNameTable({"familyName": "Tiny Test", "styleName": "Regular"})
+    font.setupOS2()
+    font.setupPost()
+    font.save(tmp_path / "tiny.ttf")
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    fonts += [str(tmp_path / "broken.ttf"), str(tmp_path / "tiny.ttf")]
+    assert drawn(["\u732b", "dog"], tmp_path / "a.png") == ["\u732b", "dog"]
+
+
+def test_a_title_is_wrapped_to_its_figure(tmp_path):
+    figure = report.figure(4, 3)
+    title = figure.suptitle("a/folder/with-a-long-name.png " * 6 + "x" * 200, parse_math=False)
+    figure.subplots()
+    report.save_figure(figure, tmp_path / "a.png")
+    assert title.get_window_extent().width <= figure.bbox.width
+    assert "".join(title.get_text().split()).endswith("x" * 200)
+
+
+def test_cells_of_a_table_are_no_formulas(tmp_path):
+    r"""Whatever else parts cells in a spreadsheet's language; numbers stay numbers."""
+    for text in ("=1+1", "+a", "-cat", "@a", " =1", "\t=1", "\uff1d1", "cat;=1", "a\n=1"):
+        (cell,) = next(csv.reader(io.StringIO(report.csv_text([[text]]), newline="")))
+        parts = re.split(r"[;\t\n]", cell)
+        assert cell.replace("'", "") == text
+        assert not any(part.lstrip()[:1] in tuple("=+-@\uff1d") for part in parts), text
+    numbers = [-1, -0.5, "-1.25", "+3", "-1e-05", None, "a=b", "x-y"]
+    report.save_csv(tmp_path / "a.csv", [numbers])
+    assert (tmp_path / "a.csv").read_text() == "-1,-0.5,-1.25,+3,-1e-05,,a=b,x-y\n"
+
+
+def test_names_in_markdown_are_no_markup():
+    html = re.compile(r"(?<!\\)<")
+    for name in ("a`<b>", "``<b>", "<b>`", "a\n\n<b>", "`", "a``b`c", "\\`<b>"):
+        span = report.code(name)
+        fence = re.match("`+", span)[0]
+        inside = span.removeprefix(fence).removesuffix(fence)
+        assert span == fence + inside + fence and "\n" not in span
+        assert fence not in re.findall("`+", inside) and not inside.startswith("`")
+        assert "\n" not in (text := report.plain_markdown(name)) and not html.search(text)
+    rows = report.markdown([("a | b", "<img>"), ("c \\ d", "[x](y)")])
+    assert rows.splitlines()[0] == r"| a \| b | \<img\> |"
+    assert rows.splitlines()[2] == r"| c \ d | \[x\](y) |"
 
 
 def test_the_folder_of_a_file_is_made_or_refused(tmp_path):

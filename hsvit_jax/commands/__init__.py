@@ -76,6 +76,7 @@ COMMANDS: Mapping[str, Command] = {
             _JOB,
             (flags.DEFINE_integer, "top_k", 5, "Classes per image.", 1),
             (flags.DEFINE_enum, "format", "table", ["table", "csv", "json"], "The output."),
+            (flags.DEFINE_bool, "calibrated", False, "By the temperature of the run's report."),
         ),
         config=MESH,
         words="IMAGE ...",

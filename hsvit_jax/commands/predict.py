@@ -1,7 +1,6 @@
 """hsvit predict: the top classes of image files."""
 
-import csv
-import io
+import dataclasses
 import json
 import os
 import re
@@ -16,8 +15,10 @@ import numpy as np
 from hsvit_jax import classifier, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Misuse, Request
+from hsvit_jax.commands.report.measures import CALIBRATION
 from hsvit_jax.data.listing import walk
 from hsvit_jax.runtime import cluster, coordination
+from hsvit_jax.weights import sources
 
 # Decoded images of a large folder would not fit in memory together.
 _FILES_AT_ONCE = 256
@@ -59,10 +60,25 @@ def load_classifier(request: Request) -> classifier.Classifier:
         own = r"^--?distributed[=\n].*$"  # of each process
         coordination.check_same("command line", re.sub(own, "", given, flags=re.MULTILINE))
     mesh = (request.config or config_lib.get_config("c2a2", *request.settings)).mesh
-    return classifier.load(
-        values.checkpoint or request.workdir,
-        values.which,
-        **{name: mesh[name] for name in ("group", "data", "aggregate")},
+    source = values.checkpoint or request.workdir
+    devices = {name: mesh[name] for name in ("group", "data", "aggregate")}
+    network = classifier.load(source, values.which, **devices)
+    if "calibrated" in values and values.calibrated:
+        return dataclasses.replace(network, temperature=_temperature(source, network.step))
+    return network
+
+
+def _temperature(source: str, step: int) -> float:
+    """The temperature that a report has fitted to a step of a run."""
+    try:
+        found = json.loads((sources.run_folder(source) / CALIBRATION).read_bytes())
+        if found["step"] == step and 0.01 < found["temperature"] < 100:
+            return float(found["temperature"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise ValueError(
+        f"--calibrated needs the temperature that a report fits, and {source} has none of step "
+        f"{step:,}: say hsvit report {source} first"
     )
 
 
@@ -128,12 +144,9 @@ def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
     if form == "json":
         return json.dumps(rows, indent=2)
     if form == "csv":
-        out = io.StringIO()
-        writer = csv.DictWriter(out, ("file", "rank", "label", "probability"), lineterminator="\n")
-        if head:
-            writer.writeheader()
-        writer.writerows({**r, "probability": f"{r['probability']:.6f}"} for r in rows)
-        return report.printable(out.getvalue().rstrip("\n"))
+        columns = ["file", "rank", "label", "probability"]
+        cells = [[r["file"], r["rank"], r["label"], f"{r['probability']:.6f}"] for r in rows]
+        return report.printable(report.csv_text([columns] * head + cells).rstrip("\n"))
     by_file: dict[str, list[str]] = {}
     for row in rows:
         by_file.setdefault(data.printable(row["file"]), []).append(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,10 @@ def fit(
             "give the arguments to hsvit_jax.from_arrays, take dataset.subset(fraction), or leave "
             "the settings out"
         )
-    result = train.train(config, workdir, **options)
+    started, result = time.monotonic(), train.train(config, workdir, **options)
     if report and coordination.is_lead():
         page = write_after_training(result.workdir, options.get("dataset"))
-        result = dataclasses.replace(result, report=page)
+        result = dataclasses.replace(result, report=page, seconds=time.monotonic() - started)
     if report:  # jax ends a job five minutes after the first of its processes
         coordination.wait_for_lead("report", _LONGEST_REPORT)
     return result

@@ -68,11 +68,13 @@ class Split:
       labels: int32 (N,).
       images: uint8 (N, H, W, C), or None for a streamed split.
       read: reads image ``i`` of a streamed split, uint8 (H, W, C); safe to call from threads.
+      names: of the images' files, str (N,), or None for images that are in none.
     """
 
     labels: np.ndarray = field(repr=False)
     images: np.ndarray | None = field(repr=False)
     read: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
+    names: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.images is not None and len(self.images) != len(self.labels):
@@ -100,9 +102,10 @@ class Split:
 
     def take(self, index_N: np.ndarray) -> "Split":
         """Returns the examples with these indices, int (N,), as a split of their own."""
+        names = None if self.names is None else self.names[index_N]
         if self.images is not None:
-            return Split(self.labels[index_N], self.images[index_N])
-        return Split(self.labels[index_N], None, lambda i: self.read(int(index_N[i])))
+            return Split(self.labels[index_N], self.images[index_N], names=names)
+        return Split(self.labels[index_N], None, lambda i: self.read(int(index_N[i])), names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -168,7 +168,8 @@ def decode_items(
     def read(index: int) -> np.ndarray:
         return items.decode(int(good[index]), request)[0]
 
-    return Source(Split(labels, images, read), parts, class_names, notes["content"])
+    names = np.array(items.names, object)[good]
+    return Source(Split(labels, images, read, names), parts, class_names, notes["content"])
 
 
 def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:

@@ -1,16 +1,22 @@
 """The batches of a run, in an order that depends on the seed and the epoch alone."""
 
 import itertools
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
+from hsvit_jax import augment, report
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.data import stream
 from hsvit_jax.train.run_spec import Run
-from hsvit_jax.train.step import ORDER, Batch, run_key
+from hsvit_jax.train.step import AUGMENT, MIX, ORDER, Batch, augment_settings, run_key
+
+_DRAWN = 24  # images of a batch
 
 
 def source(run: Run, first: int) -> Iterator[Batch]:
@@ -113,3 +119,44 @@ def streamed(run: Run, first: int) -> Iterator[Batch]:
     read = stream.stream_batches(split, (ids_B % len(split) for ids_B in ids))
     for (images, labels, _), ids_B in zip(read, again, strict=True):
         yield tuple(mesh_lib.put_rows(run.mesh, x, size) for x in (images, labels, ids_B))
+
+
+def augmented(
+    config: ml_collections.ConfigDict, number: int, *batch: np.ndarray, late: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Augments a batch of images, labels and ids, for a picture, with the draws of step and epoch
+    `number`; returns uint8 images and their targets (B, K)."""
+    settings = augment_settings(config)
+    keys = (jax.random.fold_in(run_key(config.seed, use), number) for use in (AUGMENT, MIX))
+    made = jax.jit(augment.train_batch, static_argnums=0)
+    x_BHWC, targets_BK = map(np.asarray, made(settings, *keys, *batch, late))
+    pixels = np.round(255 * (x_BHWC * np.asarray(settings.std) + np.asarray(settings.mean)))
+    return np.clip(pixels, 0, 255).astype(np.uint8), targets_BK
+
+
+def target_text(target_K: np.ndarray, names: Sequence[str]) -> str:
+    """Names the classes of a target, with their shares where images are mixed."""
+    top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
+    shares = [f" {target_K[k]:.0%}" * (len(top) > 1) for k in top]
+    return " + ".join(
+        report.printable(names[k]) + share for k, share in zip(top, shares, strict=True)
+    )
+
+
+def draw_first(run: Run, path: Path) -> None:
+    """Draws images of the first batch as the network is given them, augmented, with targets."""
+    config, split = run.config, run.dataset.train
+    ids_B = next(example_ids(run, 0))
+    rows_B = ids_B % len(split)
+    batch = split.gather(rows_B), split.labels[rows_B].astype(np.int32), ids_B
+    late = not round(config.augment.mix_until * run.total_steps)
+    images, targets_BK = augmented(config, 0, *batch, late=late)
+    rows = -(-min(len(images), _DRAWN) // 6)
+    figure = report.figure(8.4, 1.7 * rows)
+    drawn = zip(images[:_DRAWN], targets_BK, strict=False)
+    for place, (image_HWC, target_K) in enumerate(drawn, 1):
+        axes = figure.add_subplot(rows, 6, place, xticks=[], yticks=[])
+        axes.imshow(image_HWC.squeeze(), cmap="gray", vmin=0, vmax=255)
+        text = textwrap.fill(target_text(target_K, run.dataset.info.class_names), 24, max_lines=3)
+        axes.set_title(text, fontsize=6, parse_math=False)
+    report.save_figure(figure, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -9,7 +10,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Self
@@ -41,14 +42,15 @@ class MetricLog:
     ) -> None:
         self._file: IO[bytes] | None = None
         self._loggers: list[loggers.Background] = []
-        self._unwritten, self._warned = b"", False
+        self._unwritten, self._waits = b"", False
         if not enabled:
             return
         path = workdir / "metrics.jsonl"
-        _drop_after(path, start_step)
+        anew = _drop_after(path, start_step)
         self._logged = {(line["step"], line.get("split")): line for line in read_metrics(path)}
         self._file = report.append_to(path)
-        self._loggers = [loggers.Background(name, workdir, start_step, config) for name in names]
+        about = workdir, start_step, anew, config
+        self._loggers = [loggers.Background(name, *about) for name in names]
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes one line, {'step': step, **values}; floats that are not finite become null."""
@@ -82,23 +84,19 @@ class MetricLog:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
-            self._warn(f"{self._file.name} waits for space on its disk ({error.strerror})")
+            if not self._waits:
+                _warn(f"{self._file.name} waits for space on its disk ({error.strerror})")
+            self._waits = True
 
     def _each_logger(self, use: Callable[[loggers.Background], None]) -> None:
-        """Uses every logger, and drops one that fails: its first error is its last."""
+        """Uses every logger, and drops one that fails: its first error is its last, told whole."""
         for logger in list(self._loggers):
             try:
                 use(logger)
             except Exception as error:  # a library's own, of any kind
                 self._loggers.remove(logger)
-                why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                self._warn(f"no more figures for {logger.name}: {why}; metrics.jsonl has all")
-
-    def _warn(self, text: str) -> None:
-        """Warns once: a full disk troubles both files."""
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"{text}; training goes on", stacklevel=2)
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                _warn(f"no more figures for {logger.name}: {why}; metrics.jsonl has all")
 
     def __enter__(self) -> Self:
         return self
@@ -108,6 +106,10 @@ class MetricLog:
             self._append(b"")
             self._file.close()
         self._each_logger(loggers.Background.close)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"{text}; training goes on", stacklevel=2)
 
 
 def to_line(step: int, values: Mapping[str, Any]) -> str:
@@ -139,6 +141,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return list({(line["step"], line.get("split")): line for line in lines}.values())
 
 
+def measured(lines: Sequence[Mapping[str, Any]], step: int) -> dict[str, dict[str, Any]]:
+    """Selects accuracy, loss and examples of 'val' and 'test' at a step, but from damaged lines."""
+    found = {}
+    for line in lines:
+        split, accuracy, loss = (line.get(key) for key in ("split", "accuracy", "loss"))
+        images, right = line.get("examples"), isinstance(accuracy, float) and 0 <= accuracy <= 1
+        if right and type(images) is int and images > 0 and line["step"] == step:
+            loss = loss if isinstance(loss, float) else None
+            found[split] = {"accuracy": accuracy, "loss": loss, "examples": images}
+    return {split: found[split] for split in ("val", "test") if split in found}
+
+
 def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     """The good lines of a `metrics.jsonl`, and the damaged ones; a last line without its end, which
     was cut short and is written again by the resumed run, is neither."""
@@ -146,7 +160,7 @@ def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     raws = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for raw in (raw for raw in raws if raw.endswith(b"\n") and raw.strip()):
         try:
-            line = json.loads(raw)
+            line = json.loads(raw, parse_float=_figure, parse_constant=_figure)
             step, split = line["step"], line.get("split", "")
             if type(step) is not int or not 0 <= step < 2**53 or not isinstance(split, str):
                 raise ValueError
@@ -156,11 +170,16 @@ def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     return lines, damaged
 
 
-def _drop_after(path: Path, step: int) -> None:
+def _figure(text: str) -> float | None:
+    """A figure of a line; None, as NaN is written, for one that float32 has not."""
+    return value if abs(value := float(text)) < 2.0**128 else None
+
+
+def _drop_after(path: Path, step: int) -> bool:
     """Keeps the lines up to `step`, in one atomic replacement, and damaged ones in a file beside:
-    they cost a figure, not the run."""
+    they cost a figure, not the run. Returns whether the lines were another training's."""
     if not path.exists():
-        return
+        return False
     lines, damaged = _sorted_out(path)
     if damaged:
         beside = path.with_suffix(".damaged")
@@ -168,7 +187,8 @@ def _drop_after(path: Path, step: int) -> None:
             file.write(damaged)
         warnings.warn(f"damaged lines of {path} were moved to {beside}", stacklevel=2)
     # It had checkpoints, if it was evaluated, or came to its second epoch.
-    if not step and any(x["step"] and ("split" in x or x.get("epoch")) for x in lines):
+    anew = not step and any(x["step"] and ("split" in x or x.get("epoch")) for x in lines)
+    if anew:
         beside = path.with_suffix(".before")
         with report.append_to(beside) as file:
             file.write(path.read_bytes())
@@ -178,6 +198,7 @@ def _drop_after(path: Path, step: int) -> None:
         )
     kept = [line for line in lines if line["step"] <= step]
     report.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return anew
 
 
 class Progress:
@@ -275,6 +296,15 @@ class Progress:
             self._bar.close()
 
 
+@contextlib.contextmanager
+def forgiven(picture: str) -> Iterator[None]:
+    """Context in which an error, of any kind, is a warning: no picture costs a run anything."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"no {picture} ({type(error).__name__}: {error})", stacklevel=1)
+
+
 def draw_curves(workdir: Path, title: str) -> Path | None:
     """Draws loss and accuracy by step from `metrics.jsonl` as `curves.png`.
 
@@ -282,15 +312,20 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
         title: plain text; a `$` is only a dollar sign.
 
     Returns:
-        the figure's path; None without any line, or, with a warning, on a full disk: the run is
-        done by then.
+        the figure's path; None without any line or, with a warning, where it cannot be drawn.
     """
-    lines = read_metrics(workdir / "metrics.jsonl")
-    if not lines:
-        return None
+    path = workdir / "curves.png"
+    with forgiven(f"curves: {path} cannot be drawn"):
+        if lines := read_metrics(workdir / "metrics.jsonl"):
+            report.save_figure(_curves(lines, title), path)
+            return path
+    return None
+
+
+def _curves(lines: Sequence[Mapping[str, Any]], title: str) -> Any:
     figure = report.figure(10, 4)
     loss_axes, accuracy_axes = figure.subplots(1, 2)
-    series: dict[str, list[dict[str, Any]]] = {}
+    series: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         series.setdefault(line.get("split", "train, augmented"), []).append(line)
     for name, rows in series.items():
@@ -309,11 +344,6 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
     for axes in (loss_axes, accuracy_axes):
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend(title="last value")
-    path = workdir / "curves.png"
-    try:
-        report.save_figure(figure, path)
-    except OSError as error:
-        warnings.warn(f"no curves: {path} cannot be written ({error.strerror})", stacklevel=2)
-        return None
-    return path
+            for text in axes.legend(title="last value").texts:
+                text.set_parse_math(False)
+    return figure

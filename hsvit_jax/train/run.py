@@ -18,6 +18,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.config import keys
 from hsvit_jax.runtime import coordination, memory, watchdog
+from hsvit_jax.train import batches as batches_lib
 from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
@@ -329,6 +330,9 @@ def train(
 
             run = feature_cache.attach(run, state, bar.say, before_batch)
         bar.say(_opening(run, first))
+        if verbose and not first and not run.config.init.cache:
+            with metrics.forgiven("picture of the first batch"):
+                batches_lib.draw_first(run, workdir / "batch.png")
 
         kind = elastic.RecoverableLoop if recoverable and several else Loop
         loop = kind(run, checkpoints, log, bar, stop, dog, callbacks if lead else ())

@@ -23,7 +23,8 @@ from hsvit_jax.runtime import coordination
 
 # The files of a run, which must not be links: one might lead out of the folder.
 _FILES = (".lock", ".job", "config.json", "environment.json")
-_FILES += ("metrics.jsonl", "metrics.damaged", "metrics.before", "curves.png", "report.html")
+_FILES += ("metrics.jsonl", "metrics.damaged", "metrics.before")
+_FILES += ("batch.png", "curves.png", "report.html", "report-wrong.csv", "calibration.json")
 
 
 def environment() -> dict[str, str]:

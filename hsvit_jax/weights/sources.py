@@ -127,6 +127,13 @@ def _mean_and_std(described: dict[str, Any]) -> tuple[tuple[float, ...], tuple[f
     return mean, std
 
 
+def run_folder(source: str | os.PathLike) -> Path:
+    """The folder of a run that is named, or whose checkpoints are; else the file or folder."""
+    place = locate(source).resolve()
+    of_steps = place.is_dir() and not (place / "checkpoints").is_dir()
+    return place.parent if of_steps else place
+
+
 def _of_zoo(name: str) -> Path:
     folder = Path(str(resources.files("hsvit_jax") / "weights" / "zoo"))
     known = sorted(path.stem for path in folder.glob("*.safetensors"))

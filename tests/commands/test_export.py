@@ -100,6 +100,30 @@ def test_a_card_of_a_loss_that_is_not_finite(stored_weights):
     assert "| test | 10 | 90.00% | not finite |" in export.card(about, 1)
 
 
+def test_names_do_not_leave_their_place_in_a_card(stored_weights):
+    """Raw HTML would be shown on the hub's page."""
+    about = export.describe(init_from.stored_network(stored_weights), "")
+    odd = ["a`<img src=x>", "``<b>", "x\n\n<script>", "`", "c"]
+    about["class_names"] = odd
+    about["config"]["data"]["name"] = "folder=<img src=x>`|"
+    about["config"]["recipe"] = "`<b>"
+    about["measured"] = {"test": {"accuracy": 0.9, "loss": 0.1, "examples": 10}}
+    card = export.card(about, 1).split("---\n", 2)[2]
+    spans = re.compile(r"(?<![\\`])(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+    shown = [span[2].strip() for span in spans.finditer(card)]
+    assert [" ".join(name.split()) for name in odd] == shown[: len(odd)]
+    assert not re.search(r"(?<!\\)<", spans.sub("", card))
+
+
+def test_odd_figures_of_a_file_are_left_out(exported, tmp_path):
+    tensors, description = files.read(exported / "a.safetensors")
+    for measured in ([], "x", {"test": 5}, {"test": {"accuracy": "\x1b", "examples": 3}}):
+        description["measured"] = measured
+        (tmp_path / "b.safetensors").write_bytes(release.save(tensors, description))
+        stored = init_from.stored_network(tmp_path / "b.safetensors")
+        assert export.describe(stored, str(tmp_path / "b.safetensors"))["measured"] == {}
+
+
 def test_an_edited_card_is_kept(stored_weights, tmp_path, capsys):
     words = ["hsvit", "export", str(stored_weights), f"{tmp_path}/hub", "--format=hub"]
     assert main.main(words) == main.main(words) == 0

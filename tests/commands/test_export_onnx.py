@@ -22,6 +22,7 @@ NETWORKS = [
     *(("vix", f"model.mixer={name}") for name in ("performer", "linformer", "nystrom")),
     ("vix", "model.mixer=mlp_mixer"),
     *((name,) for name in models.FAMILIES if name != "hsvit"),
+    *((name, "eval.tta=shift") for name in ("c2a2", "vix")),
 ]
 
 

@@ -1,5 +1,6 @@
 """Exported programs: run where only jax is imported, with any batch, whole and in parts."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from jax import export
 from support import small_runs
 
 import hsvit_jax
-from hsvit_jax import main, models
+from hsvit_jax import checkpoint, main, models, train
 from hsvit_jax.commands.export import programs
+from hsvit_jax.weights import files
 
 ONLY_JAX = """
 import sys, jax, numpy as np
@@ -53,6 +55,37 @@ def test_stablehlo_needs_jax_alone(stored_weights, images, predicted, tmp_path):
     np.testing.assert_allclose(program.call(images)[1], predicted, atol=1e-5)
     about = json.loads((tmp_path / "a.stablehlo.json").read_text())
     assert about["class_names"][0] == "row 0" and about["programs"][0]["flops"] > 0
+
+
+@pytest.mark.parametrize("tta", ["flip", "shift"])
+def test_a_program_has_the_views_that_its_figures_are_of(images, tmp_path, tta):
+    """Parts answer one view each, and PyTorch's code knows none: there the figures are left out."""
+    config = small_runs.small_config(augment__flip=True, eval__tta=tta)
+    dataset, named = small_runs.small_dataset(), tmp_path / "run"
+    info = dataclasses.replace(dataset.info, flip=True)
+    run = train.prepare(config, dataset=dataclasses.replace(dataset, info=info))
+    state = dict(zip(("params", "stats"), small_runs.made_up_values(run.model), strict=True))
+    with checkpoint.Checkpoints(named / "checkpoints") as checkpoints:
+        checkpoints.save(1, state, run.meta, metric=0.9, wait=True)
+    line = {"step": 1, "split": "test", "loss": 0.5, "accuracy": 0.75, "examples": 4}
+    (named / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    network = hsvit_jax.load(named)
+    assert network.config.eval.tta == tta
+    exported(named, tmp_path / "a.stablehlo", "--format=stablehlo")
+    program = export.deserialize((tmp_path / "a.stablehlo").read_bytes())
+    for some in (images, images[:1]):
+        found = np.asarray(program.call(some)[1])
+        np.testing.assert_allclose(found, network.predict(some), atol=1e-6)
+    plain = dataclasses.replace(network, config=network.config.copy_and_resolve_references())
+    plain.config.eval.tta = "none"
+    assert np.abs(plain.predict(images) - network.predict(images)).max() > 1e-4
+    about = json.loads((tmp_path / "a.stablehlo.json").read_text())
+    assert about["measured"]["test"]["accuracy"] == 0.75
+    if tta == "flip":
+        exported(named, tmp_path / "two", "--format=stablehlo", "--parts=2")
+        assert json.loads((tmp_path / "two" / "parts.json").read_text())["measured"] == {}
+        exported(named, tmp_path / "b.safetensors", "--format=reference")
+        assert files.read(tmp_path / "b.safetensors")[1]["measured"] == {}
 
 
 def test_parts_are_programs_of_their_own(stored_weights, images, predicted, tmp_path, capsys):

@@ -1,18 +1,24 @@
 """The HTML report: its figures against their definitions, and a page that holds all and no more."""
 
+import csv
 import dataclasses
 import html.parser
+import json
 import tracemalloc
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from scipy import special
 from support import reports, small_runs
+from support.data_files import class_folders
 
+from hsvit_jax import classifier, data, main
 from hsvit_jax import report as files
 from hsvit_jax.commands import report
 from hsvit_jax.commands.report import charts, findings, measures
+from hsvit_jax.train import metrics
 
 
 class Reader(html.parser.HTMLParser):
@@ -83,6 +89,112 @@ def test_what_is_found():
     (image, variants), *rest = found.augmented
     assert len(rest) == 3 and len(variants) == 5 and image.shape == variants[0][0].shape
     np.testing.assert_allclose([target.sum() for _, target in variants], 1, rtol=1e-5)
+
+
+def named(dataset, folder):
+    """The same data with a file for each validation image, some called as formulas and markup."""
+    files = [folder / f"=row {n} <b>%.png" for n in range(len(dataset.val))]
+    for file in files[1:]:
+        file.write_bytes(b"an image")
+    names = np.array([*map(str, files)], object)
+    return dataclasses.replace(dataset, val=dataclasses.replace(dataset.val, names=names))
+
+
+def test_images_are_named_and_all_wrong_ones_listed(tmp_path):
+    trained, dataset = reports.untrained()
+    (tmp_path / "photos").mkdir()
+    dataset = named(dataset, tmp_path / "photos")
+    page = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset).read_text("utf-8")
+    links = [source for source in Reader(page).sources if not source.startswith("data:")]
+    assert len(links) == 20 and "photos/%3Drow%201%20%3Cb%3E%25.png" in links  # but the one gone
+    assert "photos/=row 0 &lt;b&gt;%.png" in page and "r-wrong.csv lists all" in page
+    with (tmp_path / "r-wrong.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    p = trained.predict(dataset.val.images)
+    wrong = np.flatnonzero(p.argmax(1) != dataset.val.labels)
+    assert {row["file"] for row in rows} == {dataset.val.names[n] for n in wrong}
+    first = list(dataset.val.names).index(rows[0]["file"])
+    assert rows[0]["predicted"] == reports.NAMES[p[first].argmax()]
+    assert float(rows[0]["probability"]) == pytest.approx(p[first].max(), abs=1e-5)
+    reports.written(tmp_path)  # of images in no files
+    assert "val image " in (tmp_path / "report-wrong.csv").read_text("utf-8")
+
+
+def test_names_follow_images_into_parts_and_subsets(tmp_path):
+    class_folders(tmp_path / "photos", ["a", "b"])
+    (tmp_path / "photos" / "a" / "0.png").write_bytes(b"no image")
+    with pytest.warns(UserWarning, match="left out"):
+        dataset = data.load(
+            f"folder={tmp_path}/photos", data_dir=str(tmp_path), on_bad_image="skip"
+        )
+    for part in (dataset.train, dataset.val, dataset.subset(0.5).train):
+        for name, label, image in zip(part.names, part.labels, part.images, strict=True):
+            assert Path(name).parent.name == "ab"[label]
+            np.testing.assert_array_equal(data.read_image(name, (32, 32), 1), image)
+
+
+def test_heat_maps_end_in_time_and_the_cards_stay(tmp_path, monkeypatch):
+    trained, dataset = reports.untrained()
+    monkeypatch.setattr(findings, "_SECONDS", 0.0)
+    found = findings.find(trained, dataset, "val")
+    heats = [example.heat_RR is not None for example in (*found.wrong, *found.unsure)]
+    assert heats == [True, *[False] * 20]
+    page = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
+    assert page.read_text("utf-8").count("covering a part") == 1
+
+
+def test_hostile_files_of_a_run_cost_their_own_part_of_the_report(tmp_path, capsys):
+    reports.written(tmp_path)
+    log = tmp_path / "metrics.jsonl"
+    text = log.read_text()
+    odd = (
+        '"accuracy": 1e308',
+        '"loss": -1.7e308',
+        '"loss": 1.7e308',
+        '"loss": 1e999',
+        '"loss": [], "accuracy": {}',
+    )
+    for step, line in enumerate(odd, 5):
+        text += f'{{"step": {step}, {line}}}\n{{"step": {step}, "split": "$_", {line}}}\n'
+    text += '{"step": 3, "split": "test"}\n{"step": 3, "split": "test", "accuracy": "high"}\n'
+    text += '{"step": 3, "split": "test", "accuracy": -7.5, "examples": -3}\n'
+    deep = '{"a": ' + "[" * 100_000
+    trained, dataset = reports.untrained()
+    log.write_text(text)
+    for environment in ('{"a": 1', "[[[], 1]]", "7", deep):
+        (tmp_path / "environment.json").write_text(environment)
+        assert "data" in report._environment(trained, tmp_path)
+        assert "environment.json is damaged, and is left out" in capsys.readouterr().err
+    page = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
+    assert "<h2>Curves</h2>" in page.read_text("utf-8")
+    assert metrics.draw_curves(tmp_path, "run").stat().st_size
+    assert main.main(["hsvit", "curves", str(tmp_path), f"--out={tmp_path}/c.png"]) == 0
+
+
+def test_probabilities_by_the_temperature_of_the_report(tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    reports.written(tmp_path)
+    kept = json.loads((tmp_path / "calibration.json").read_text())
+    trained, dataset = reports.untrained()
+    logits = trained.logits(dataset.val.images)
+    fitted = measures.fit_temperature(logits.astype(np.float64), dataset.val.labels)
+    assert kept == {"step": trained.step, "temperature": pytest.approx(fitted, rel=1e-3)}
+    Image.fromarray(dataset.val.images[0, ..., 0]).save(tmp_path / "a.png")
+    words = ["hsvit", "predict", f"--checkpoint={tmp_path}", f"{tmp_path}/a.png", "--format=json"]
+    monkeypatch.setattr(classifier, "load", lambda *_, **__: trained)
+    (tmp_path / "checkpoints").mkdir()
+    assert main.main([*words, "--calibrated", "--top_k=1"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    wanted = special.softmax(logits[0].astype(np.float64) / kept["temperature"])
+    assert row["probability"] == pytest.approx(wanted.max(), abs=1e-5)
+    assert main.main([*words, "--top_k=1"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["probability"] == pytest.approx(trained.predict(dataset.val.images[:1]).max())
+    for text in (json.dumps(kept | {"step": 99}), "[" * 100_000, '{"step": 3, "temperature": 0}'):
+        (tmp_path / "calibration.json").write_text(text)
+        assert main.main([*words, "--calibrated"]) == 1
+        assert "has none of step 3: say hsvit report" in capsys.readouterr().err
 
 
 def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):

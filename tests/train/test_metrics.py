@@ -7,12 +7,13 @@ import pty
 import struct
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
 
 from hsvit_jax.train import loggers, metrics
-from hsvit_jax.train.loggers import tensorboard
+from hsvit_jax.train.loggers import services, tensorboard
 
 TRAIN = {"loss": 1.5, "accuracy": 0.25, "epoch": 0}
 TEST = {"split": "test", "loss": 0.5, "accuracy": 0.75, "top5": 1.0, "examples": 7}
@@ -167,12 +168,40 @@ def test_a_logger_that_fails_is_dropped_with_one_warning(tmp_path, monkeypatch, 
     assert [line["step"] for line in lines(tmp_path)] == list(range(1, 21))
 
 
+def test_each_fault_has_its_own_warning_with_its_cure(tmp_path, monkeypatch):
+    """Of two loggers and a full disk: who mends the first is not to wait for the next."""
+
+    class Failing:
+        def __init__(self, *_):
+            raise RuntimeError(f"{'a' * 300}\nset THIS=1 to go on")
+
+    monkeypatch.setattr(tensorboard, "TensorBoard", Failing)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with metrics.MetricLog(tmp_path, names=("tensorboard", "wandb")) as log:
+            log._file.close()
+            log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+            log.write(1, TRAIN)
+            log.write(2, TRAIN)
+    told = sorted(str(one.message) for one in told)
+    assert len(told) == 3
+    assert told[0].startswith("/dev/full waits for space")
+    assert "tensorboard: RuntimeError: aaa" in told[1] and "a set THIS=1 to go on; " in told[1]
+    assert "no more figures for wandb: ModuleNotFoundError" in told[2]
+
+
 def test_services_get_every_figure(tmp_path, monkeypatch):
     """Of both libraries no more is used than these stand-ins have."""
     seen, ids = [], []
 
     class Service:
-        def init(self, **settings):
+        class errors:
+            UsageError = RuntimeError
+
+        def init(self, mode="online", **settings):
+            if mode == "online":
+                raise RuntimeError("No API key configured")  # shown later, by `wandb sync`
             seen.append(("init", settings["name"], settings["config"]))
             ids.append(settings["id"])
             return self
@@ -194,14 +223,66 @@ def test_services_get_every_figure(tmp_path, monkeypatch):
     scalars = {"test/loss": 0.5, "test/accuracy": 0.75, "test/top5": 1.0}
     assert seen[0] == ("init", tmp_path.name, config) and seen[-1] == "end"
     assert seen[1:3] == [(1, {"train/loss": 1.5, "train/accuracy": 0.25}), (2, scalars)]
-    for start in (1, 0):  # resumed, then afresh in the same folder
-        metrics.MetricLog(tmp_path, start_step=start, names=("wandb",)).__exit__()
-    assert ids[0] == ids[1] != ids[2]
+    metrics.MetricLog(tmp_path, start_step=1, names=("wandb",)).__exit__()  # resumed
+    write(tmp_path, (2, TEST), start_step=1)
+    with pytest.warns(UserWarning, match="begins anew"):  # without its checkpoints
+        metrics.MetricLog(tmp_path, names=("wandb",)).__exit__()
+    metrics.MetricLog(tmp_path, names=("wandb",)).__exit__()  # killed before its first one
+    assert ids[0] == ids[1] != ids[2] == ids[3]
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ValueError, match=r"pip install 'hsvit_jax\[mlflow\]'"):
         loggers.check(("tensorboard", "mlflow"))
     with pytest.raises(ValueError, match="names one twice"):
         loggers.check(("tensorboard", "tensorboard"))
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.parametrize("store", ["database", "files"])
+def test_mlflow_has_one_run_of_a_training(tmp_path, monkeypatch, store):
+    """The real one, with the store that it takes by itself, or without SQLAlchemy."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    if store == "files":
+        monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = {"seed": 7, "train": {"epochs": 2, **{f"key{i}": "" for i in range(120)}}}
+    killed = metrics.MetricLog(folder, names=("mlflow",), config=config)
+    killed.write(1, TRAIN)
+    killed._each_logger(lambda logger: logger.close())
+    changed = {**config, "train": {**config["train"], "epochs": 4}}
+    with metrics.MetricLog(folder, start_step=1, names=("mlflow",), config=changed) as log:
+        log.write(2, TEST)
+    client = mlflow.MlflowClient(None if store == "database" else str(tmp_path / "mlruns"))
+    (run,) = client.search_runs([client.get_experiment_by_name("hsvit_jax").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.data.params["seed"] == "7" and len(run.data.params) == 122
+    assert (run.data.params["train.epochs"], run.data.tags["train.epochs"]) == ("2", "4")
+    assert (run.data.metrics["train/loss"], run.data.metrics["test/top5"]) == (1.5, 1.0)
+    (kept,) = client.list_artifacts(run.info.run_id)
+    assert kept.path == "config.json"
+    client.delete_run(run.info.run_id)  # and so not to be gone on with
+    with metrics.MetricLog(folder, start_step=2, names=("mlflow",), config=config) as log:
+        log.write(3, TRAIN)
+    (other,) = client.search_runs([run.info.experiment_id])
+    assert other.info.run_id != run.info.run_id and other.data.metrics["train/loss"] == 1.5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_keeps_the_figures_of_who_has_not_logged_in(tmp_path, monkeypatch):
+    """The real one, which is offline then."""
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for start in (0, 1):
+        with metrics.MetricLog(tmp_path, start_step=start, names=("wandb",)) as log:
+            log.write(start + 1, TRAIN)
+    kept = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(kept) == 2 and len({path.name for path in kept}) == 1
+    assert any(b"train/loss" in path.read_bytes() for path in kept)
 
 
 def test_lines_wait_for_space_on_a_full_disk(tmp_path, monkeypatch):

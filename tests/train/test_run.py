@@ -19,8 +19,9 @@ import pytest
 from support.data_files import class_folders
 from support.small_runs import losses, metric_lines, small_config, small_dataset, spy_on_batches
 
-from hsvit_jax import checkpoint, train
+from hsvit_jax import augment, checkpoint, report, train
 from hsvit_jax import config as config_lib
+from hsvit_jax.commands import train as commands_train
 from hsvit_jax.runtime import coordination, signals
 from hsvit_jax.train import evaluate, loop
 from hsvit_jax.train import step as step_lib
@@ -57,6 +58,56 @@ def spy(monkeypatch):
 
     around_evaluations(monkeypatch, around)
     return seen
+
+
+def test_the_first_batch_is_drawn_as_it_is_trained_on(tmp_path, monkeypatch):
+    """But not again when the run goes on."""
+    seen, real = [], augment.train_batch
+
+    def spied(*arguments):
+        made = real(*arguments)
+        jax.debug.callback(lambda *arrays: seen.append(arrays), *made)
+        return made
+
+    monkeypatch.setattr(augment, "train_batch", spied)
+    config = small_config(train__steps=1, augment__mixup=0.4)
+    train.train(config, tmp_path, dataset=small_dataset())
+    picture, first = seen
+    for drawn, trained in zip(picture, first, strict=True):
+        np.testing.assert_allclose(drawn, trained, atol=1e-5)
+    assert (tmp_path / "batch.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "batch.png").unlink()
+    train.train(config, tmp_path, dataset=small_dataset())
+    assert len(seen) == 2 and not (tmp_path / "batch.png").exists()
+
+
+def test_pictures_that_cannot_be_drawn_cost_nothing_else(tmp_path, monkeypatch):
+    def refuse(figure, path):
+        raise RuntimeError("out of ink")
+
+    monkeypatch.setattr(report, "save_figure", refuse)
+    config = small_config(train__steps=1)
+    with pytest.warns(UserWarning) as told:
+        result = commands_train.fit(config, tmp_path, dataset=small_dataset(), report=False)
+    assert result.step == 1 and result.curves is None
+    told = sorted(str(one.message) for one in told)
+    assert [text.partition(" (")[0].partition(":")[0] for text in told] == [
+        *("no curves", "no picture of the first batch")
+    ]
+    assert all("RuntimeError: out of ink" in text for text in told)
+
+
+def test_the_time_told_counts_the_report(tmp_path, monkeypatch):
+    ended = []
+
+    def write(*_):
+        time.sleep(0.5)
+        ended.append(time.monotonic())
+
+    monkeypatch.setattr(commands_train, "write_after_training", write)
+    config, begun = small_config(train__steps=1), time.monotonic()
+    options = {"dataset": small_dataset(), "verbose": False}
+    assert commands_train.fit(config, tmp_path, **options).seconds > ended[0] - begun - 0.25
 
 
 def test_a_run_from_start_to_end(whole, spy, monkeypatch):

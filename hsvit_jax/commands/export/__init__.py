@@ -35,6 +35,8 @@ def run(request: Request) -> None:
     stored = init_from.of_survivors(init_from.stored_network(source, request.flags.which))
     stored = init_from.fused(stored) if values.fused else stored
     about, out = describe(stored, source), Path(words[-1])
+    if about["config"]["eval"]["tta"] != "none" and (values.parts or values.format == "reference"):
+        about["measured"] = {}  # of more views of an image than what is written has
     if values.format in programs.FORMATS:
         lines = programs.write(stored, about, out, values.format, values.parts)
     elif values.parts is not None:
@@ -66,21 +68,17 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     start = config["init"]["from"]
     start = start if start.startswith(("hub:", "zoo:")) else Path(start).name
     config["init"] |= {"from": start, "cache": ""}
-    place = sources.locate(source).resolve()
-    of_steps = place.is_dir() and not (place / "checkpoints").is_dir()
-    folder = place.parent if of_steps else place
-    measured = {
-        line["split"]: {k: line[k] for k in ("accuracy", "loss", "examples") if k in line}
-        for line in metrics.read_metrics(folder / "metrics.jsonl")
-        if line["step"] == stored.step and line.get("split") in ("val", "test")
-    }
+    given = stored.meta.get("measured")  # of a file
+    given = given.items() if isinstance(given, dict) else ()
+    lines = [{**x, "split": name, "step": stored.step} for name, x in given if isinstance(x, dict)]
+    lines += metrics.read_metrics(sources.run_folder(source) / "metrics.jsonl")
     about = {
         "family": config["model"]["family"],
         "config": config,
         "class_names": list(stored.class_names),
         "step": stored.step,
         "fingerprint": stored.fingerprint,
-        "measured": measured or stored.meta.get("measured", {}),
+        "measured": metrics.measured(lines, stored.step),
         "converted": bool(stored.meta.get("converted")),
         "made_by": f"hsvit_jax {hsvit_jax.__version__}",
     }
@@ -186,21 +184,21 @@ def card(about: dict[str, Any], parameters: int) -> str:
         rows.append((split, f"{m['examples']:,}", f"{m['accuracy']:.2%}", loss))
     figures = report.markdown(rows) if len(rows) > 1 else "None were recorded."
     licence = _LICENCES.get(data["name"], "see its publisher's terms")
-    licence = f"{data['name']}): {licence}"
-    training = f"Recipe `{recipe}`, seed {config['seed']}, step {about['step']:,}"
+    licence = f"{report.plain_markdown(data['name'])}): {licence}"
+    training = f"Recipe {report.code(recipe)}, seed {config['seed']}, step {about['step']:,}"
     if about["converted"]:  # the configuration's data and recipe are the command's defaults
         training, licence = "Converted from PyTorch weights", "not recorded)"
     chosen = config["train"]["select_on"]
     if len(rows) > 1 and chosen != "last":
         figures += f"\n\nThe checkpoint was selected on `{chosen}`, which flatters it."
-    names = ", ".join(f"`{name}`" for name in about["class_names"][:20])
+    names = ", ".join(map(report.code, about["class_names"][:20]))
     more = len(about["class_names"]) - 20
     yaml = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())
     return f"""---
 {yaml}
 ---
 
-# {name}
+# {report.plain_markdown(name)}
 
 {model["variant"]} ({model["family"]}): {parameters:,} parameters, images of {height}×{width} pixels
 and {data["channels"]} channel{"s" * (data["channels"] > 1)}, normalised from [0, 1] by mean

@@ -22,6 +22,7 @@ from hsvit_jax import augment, cli, report
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import parts as parts_lib
 from hsvit_jax.ops import conv
+from hsvit_jax.train import evaluate
 from hsvit_jax.train.init_from import Stored
 
 #: Where a StableHLO program runs.
@@ -66,13 +67,21 @@ class Program:
 
 
 def whole(stored: Stored, name: str) -> list[Program]:
-    """The network as one program."""
+    """The network as one program, which averages over the views of eval.tta as `predict` does."""
     model, normalise = stored.model, _normalise(stored)
 
     def answer(trees: tuple[dict, dict], images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Unused, as nothing is dropped: jax2onnx cannot reshape an arange over a free batch.
         ids_B = images_BHWC[:, 0, 0, 0].astype(jnp.int32)
-        logits_BK, _ = model.apply(*trees, normalise(images_BHWC), example_ids_B=ids_B)
+        views_VBHWC = evaluate.tta_views(normalise(images_BHWC), stored.config.eval.tta)
+
+        def of_view(x_BHWC: jax.Array) -> jax.Array:
+            return model.apply(*trees, x_BHWC, example_ids_B=ids_B)[0]
+
+        if len(views_VBHWC) == 1:
+            logits_BK = of_view(views_VBHWC[0])
+        else:
+            logits_BK = jax.lax.map(of_view, views_VBHWC).mean(0)
         return logits_BK, jax.nn.softmax(logits_BK)
 
     groups = tuple(range(model.config.groups)) if model.group_axis_limit else ()

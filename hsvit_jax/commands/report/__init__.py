@@ -68,7 +68,7 @@ def write(
     split: str = "val",
     dataset: data.Dataset | None = None,
 ) -> Path:
-    """Writes a report on a trained network.
+    """Writes a report on a trained network, and beside it what is predicted wrongly, as a CSV.
 
     Args:
       folder: of its run, for the curves and the environment.
@@ -95,7 +95,10 @@ def write(
         )
     if trained.fingerprint not in (None, dataset.fingerprint):
         cli.note(CHANGED.format(config.data.name))
+    cli.note("writing the report ...")
     found = findings.find(trained, dataset, split)
+    mistakes = path.with_name(f"{path.stem}-wrong.csv")
+    rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
     lines = metrics.read_metrics(folder / "metrics.jsonl")
     counts = {
         name: np.bincount(getattr(dataset, name).labels, minlength=len(names))
@@ -103,6 +106,8 @@ def write(
     }
     content = page.Page(
         title=folder.resolve().name,
+        folder=path.parent,
+        table=mistakes.name,
         split=split,
         class_names=names,
         facts=_facts(trained, found, split, lines),
@@ -113,6 +118,10 @@ def write(
         environment=_environment(trained, folder),
     )
     report.write_file(path, page.render(content))
+    report.save_csv(mistakes, [("file", "class", "predicted", "probability"), *rows])
+    if folder.is_dir() and (split == "test" or len(dataset.val)):
+        fitted = {"step": trained.step, "temperature": found.fitted.temperature}
+        report.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
     return path
 
 
@@ -126,12 +135,9 @@ def _facts(
 
     total = int(found.confusion_KK.sum())
     facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
-    told = [x for x in lines if (x.get("split"), x["step"]) == ("test", trained.step)]
-    told = [x for x in told if x["accuracy"] is not None]
+    told = metrics.measured(lines, trained.step).get("test")
     if told and split != "test":
-        facts |= accuracy(
-            told[-1]["accuracy"], told[-1]["examples"], "test, at the end of training,"
-        )
+        facts |= accuracy(told["accuracy"], told["examples"], "test, at the end of training,")
     scores = [
         of_class.f1.value for of_class in measures.by_class(found.confusion_KK) if of_class.f1
     ]
@@ -148,10 +154,11 @@ def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
     file, recorded = folder / "environment.json", {}
     if file.is_file():
         try:
-            recorded = dict(json.loads(file.read_bytes()))
-        except (TypeError, ValueError) as error:
+            about = dict(json.loads(file.read_bytes()))
+            recorded = {str(name): str(value) for name, value in about.items()}
+        except (TypeError, ValueError, RecursionError) as error:
             coordination.print_once(f"{file} is damaged, and is left out: {error}")
-    return {name: str(value) for name, value in recorded.items()} | {
+    return recorded | {
         "data": trained.config.data.name,
         "fingerprint of the data": str(trained.fingerprint),
         "report written": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",

@@ -5,7 +5,10 @@ N images, G groups, K classes; R rows and columns of a heat map.
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import ml_collections
@@ -16,10 +19,10 @@ from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.commands.report import measures
-from hsvit_jax.train import evaluate, step
+from hsvit_jax.train import batches, evaluate, step
 
 # So that a report costs seconds: what is evaluated and shown at most.
-_MOST_IMAGES, _MOST_SHOWN = 10_000, 12
+_MOST_IMAGES, _MOST_SHOWN, _SECONDS = 10_000, 12, 15.0
 _ROWS = 7  # of a heat map
 _AUGMENTED = 4, 5  # images, variants of each
 
@@ -29,15 +32,18 @@ class Example:
     """One image with its prediction.
 
     Attributes:
+      name: of its file, or its place in the split.
       label: its true class.
-      heat_RR: how far the prediction's probability falls when that part of the image is covered.
+      heat_RR: how far the prediction's probability falls when that part of the image is covered;
+        None where `_SECONDS` were over.
       votes: groups by the class that each would name alone; empty for a network without groups.
     """
 
+    name: str
     image_HWC: np.ndarray
     label: int
     probabilities_K: np.ndarray
-    heat_RR: np.ndarray
+    heat_RR: np.ndarray | None
     votes: dict[int, int]
 
 
@@ -49,6 +55,8 @@ class Findings:
       confusion_KK: rows: the true class, columns: the predicted one.
       as_trained, fitted: calibration without and with the temperature that fits validation.
       wrong, unsure: the most wrong and the least sure images.
+      mistakes: for every wrong image, the most wrong first, its name, its class, the predicted one
+        and that one's probability.
       augmented: for some training images the image and variants of it, each with its target (K,);
         empty where the recipe changes no image.
     """
@@ -58,6 +66,7 @@ class Findings:
     fitted: measures.Calibration
     wrong: list[Example]
     unsure: list[Example]
+    mistakes: list[tuple[str, int, int, float]]
     augmented: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]
 
 
@@ -70,9 +79,13 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
     Raises:
       ValueError: logits are not finite.
     """
-    config = classifier.config
-    part = _thinned(getattr(dataset, split))
-    batch = config_lib.eval_batch(config)
+    config, part = classifier.config, getattr(dataset, split)
+    if part.names is None:
+        places = np.array([f"{split} image {i}" for i in range(len(part))], object)
+        part = dataclasses.replace(part, names=places)
+    part = _thinned(part)
+    # Of one size all that follows is one program of `Classifier.logits`.
+    batch = min(config_lib.eval_batch(config), 1 << (len(part) - 1).bit_length())
     logits_NK, labels_N = _logits(classifier, part, batch), part.labels
     predicted_N = logits_NK.argmax(1)
     fitted_on = logits_NK, labels_N
@@ -81,21 +94,23 @@ def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
         fitted_on = _logits(classifier, held_out, batch), held_out.labels
     temperature = measures.fit_temperature(*fitted_on)
     p_NK = special.softmax(logits_NK, axis=1)
+    wrong, _ = measures.hardest(p_NK, labels_N, len(part))
+    mistakes = [
+        (part.names[i], int(labels_N[i]), int(predicted_N[i]), float(p_NK[i].max())) for i in wrong
+    ]
     chosen = measures.hardest(p_NK, labels_N, _MOST_SHOWN)
     shown = np.concatenate(chosen)
     images = part.gather(shown) if len(shown) else part.gather([0])[:0]
     heats = _occlusion(classifier, images, p_NK[shown], batch)
-    votes = _votes(classifier, images)
-    examples = [
-        Example(*of_one)
-        for of_one in zip(images, labels_N[shown], p_NK[shown], heats, votes, strict=True)
-    ]
+    of_all = images, labels_N[shown], p_NK[shown], heats, _votes(classifier, images)
+    examples = [Example(*of_one) for of_one in zip(part.names[shown], *of_all, strict=True)]
     return Findings(
         measures.confusion(labels_N, predicted_N, len(classifier.class_names)),
         measures.calibration(logits_NK, labels_N),
         measures.calibration(logits_NK, labels_N, temperature),
         examples[: len(chosen[0])],
         examples[len(chosen[0]) :],
+        mistakes,
         _augmented(config, dataset.train),
     )
 
@@ -106,9 +121,17 @@ def _thinned(part: data.Split) -> data.Split:
     return part.take(np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64))
 
 
+def _bar(steps: Iterable, **options: Any) -> Iterable:
+    """The same steps, with a bar on a terminal."""
+    from tqdm import auto
+
+    return auto.tqdm(steps, leave=False, disable=None, **options)
+
+
 def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
-    batches = evaluate.padded_batches(part, batch, 1)
-    found = [classifier.logits(images, batch)[valid] for images, _, valid in batches]
+    padded = evaluate.padded_batches(part, batch, 1)
+    seen = _bar(padded, desc="report: evaluating", total=-(-len(part) // batch))
+    found = [classifier.logits(images, batch)[valid] for images, _, valid in seen]
     logits_NK = np.concatenate(found).astype(np.float64)
     if wrong := int((~np.isfinite(logits_NK)).any(1).sum()):  # argmax calls them the first class
         raise ValueError(
@@ -120,9 +143,12 @@ def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
 
 def _occlusion(
     classifier: Classifier, images_NHWC: np.ndarray, p_NK: np.ndarray, batch: int
-) -> np.ndarray:
-    """The fall of the predicted class's probability for each covered part, (N, R, R): by two cells
-    of the data's mean colour. Source: Zeiler and Fergus, arXiv 1311.2901, section 4.2."""
+) -> list[np.ndarray | None]:
+    """The fall of the predicted class's probability for each covered part, (R, R): by two cells of
+    the data's mean colour. Source: Zeiler and Fergus, arXiv 1311.2901, section 4.2.
+
+    None for the images at the end, if a batch more would take longer than `_SECONDS`.
+    """
     height, width = images_NHWC.shape[1:3]
     colour = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
 
@@ -131,15 +157,19 @@ def _occlusion(
         return [slice(max(0, round(s)), round(s + 2 * length / _ROWS) or 1) for s in starts]
 
     places = [(rows, columns) for rows in cells(height) for columns in cells(width)]
-    falls = []
-    for image_HWC, p_K in zip(images_NHWC, p_NK, strict=True):  # in turn: they may be large
-        covered = np.repeat(image_HWC[None], len(places), 0)
-        for one, place in zip(covered, places, strict=True):
+    falls, begun, at_once = [], time.monotonic(), max(1, batch // len(places))
+    for first in _bar(range(0, len(images_NHWC), at_once), desc="report: heat maps"):
+        spent = time.monotonic() - begun
+        if first and spent * (1 + at_once / first) > _SECONDS:
+            break
+        covered = np.repeat(images_NHWC[first : first + at_once], len(places), 0)
+        for one, place in zip(covered, itertools.cycle(places), strict=False):
             one[place] = colour
         logits = classifier.logits(covered, batch).astype(np.float64)
-        p_PK = special.softmax(logits, axis=1)
-        falls.append(p_K.max() - p_PK[:, p_K.argmax()])
-    return np.reshape(falls, (-1, _ROWS, _ROWS))
+        p_NPK = special.softmax(logits, axis=1).reshape(-1, len(places), p_NK.shape[1])
+        for p_K, p_PK in zip(p_NK[first:], p_NPK, strict=False):
+            falls.append((p_K.max() - p_PK[:, p_K.argmax()]).reshape(_ROWS, _ROWS))
+    return falls + [None] * (len(images_NHWC) - len(falls))
 
 
 def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int, int]]:
@@ -162,19 +192,12 @@ def _augmented(
     config: ml_collections.ConfigDict, part: data.Split
 ) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
     """Some training images, and each in a few batches of the recipe."""
-    settings = step.augment_settings(config)
-    if config.init.cache or not settings.active():
+    if config.init.cache or not step.augment_settings(config).active():
         return []
     chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))
     images, labels = part.gather(chosen), part.labels[chosen].astype(np.int32)
-    uses, mean, std = (step.AUGMENT, step.MIX), config.data.mean, config.data.std
-    made = jax.jit(augment.train_batch, static_argnums=0)
-    variants = []
-    for number in range(_AUGMENTED[1]):  # MixUp draws once for a batch
-        keys = (jax.random.fold_in(step.run_key(config.seed, use), number) for use in uses)
-        x_BHWC, targets_BK = map(np.asarray, made(settings, *keys, images, labels, chosen))
-        pixels = np.round(255 * (x_BHWC * np.asarray(std) + np.asarray(mean)))
-        variants.append((np.clip(pixels, 0, 255).astype(np.uint8), targets_BK))
+    numbers = range(_AUGMENTED[1])  # MixUp draws once for a batch
+    variants = [batches.augmented(config, n, images, labels, chosen) for n in numbers]
     return [
         (image, [(pixels[n], targets[n]) for pixels, targets in variants])
         for n, image in enumerate(images)

@@ -11,6 +11,8 @@ from scipy import optimize, special
 
 from hsvit_jax import report
 
+#: The file of a run with the temperature that fits its validation images.
+CALIBRATION = "calibration.json"
 _BINS = 15  # of confidence
 
 

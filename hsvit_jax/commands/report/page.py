@@ -9,9 +9,12 @@ import hashlib
 import html
 import importlib.resources
 import io
+import os
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from hsvit_jax import report
 from hsvit_jax.commands.report import charts, measures
 from hsvit_jax.commands.report.findings import Example, Findings
 from hsvit_jax.commands.report.measures import ClassMeasures, Measure
+from hsvit_jax.train.batches import target_text
 
 _MATRIX, _CONFUSIONS, _VOTES = 20, 20, 3  # the most classes, confusions and voted classes shown
 _SMALL = 96  # pixels, up to which an image is shown without smoothing
@@ -29,6 +33,8 @@ class Page:
     """The content of a report.
 
     Attributes:
+      folder: of the page, which links to files are relative to.
+      table: the file of all mistakes there.
       split: that was evaluated.
       class_names: of the logits.
       facts: figures at the head, by their labels.
@@ -40,6 +46,8 @@ class Page:
     """
 
     title: str
+    folder: Path
+    table: str
     split: str
     class_names: Sequence[str]
     facts: Mapping[str, str]
@@ -172,21 +180,30 @@ def _examples(page: Page) -> str:
         ("Least sure", page.findings.unsure, "The two highest probabilities are close."),
     )
     for title, examples, note in notes:
-        cards = "".join(_card(example, page.class_names) for example in examples)
+        cards = "".join(_card(example, page) for example in examples)
         out.append(
             f"<section data-shown><h2>{title}</h2><p>{note} Right: how far the prediction's "
             "probability falls (red) or rises (blue) when a part of the image is covered.</p>"
-            f'<p class="soft"><output>{len(examples)} of {len(examples)} shown</output></p>'
+            f'<p class="soft"><output>{len(examples)} of {len(examples)} shown</output>; '
+            f"{_text(page.table)} lists all that are wrong</p>"
             f'<div class="cards">{cards}</div></section>'
         )
     return "".join(out)
 
 
-def _card(example: Example, names: Sequence[str]) -> str:
-    p_K = example.probabilities_K
+def _card(example: Example, page: Page) -> str:
+    p_K, names, heat_RR = example.probabilities_K, page.class_names, example.heat_RR
     order = np.argsort(-p_K, kind="stable")[:3].tolist()
     best, image = order[0], _picture(example.image_HWC)
-    heat = f'<img alt="" src="{_data_uri(_heat(example.heat_RR))}">'
+    heat = falls = ""
+    if heat_RR is not None:
+        heat = f'{image}<img alt="" src="{_data_uri(_heat(heat_RR))}">'
+        heat = f'<div class="picture">{heat}</div>'
+        falls = f"; covering a part takes up to {100 * max(heat_RR.max(), 0):.0f} points off"
+    file = _text("/".join(Path(example.name).parts[-2:]))
+    if os.path.isfile(example.name):
+        place = quote(os.path.relpath(example.name, page.folder))
+        file = f'<a href="{place}">{file}</a>'
     verdict = "" if best == example.label else ' class="wrong"'
     others = ", ".join(f"{_text(names[k])} {p_K[k]:.1%}" for k in order[1:])
     groups = sum(example.votes.values())
@@ -197,11 +214,10 @@ def _card(example: Example, names: Sequence[str]) -> str:
     )
     return (
         f'<figure class="card" data-classes="{example.label} {best}"><div class="pair">'
-        f'<div class="picture">{image}</div><div class="picture">{image}{heat}</div></div>'
+        f'<div class="picture">{image}</div>{heat}</div><p class="soft">{file}</p>'
         f"<p><b{verdict}>{_text(names[best])} {p_K[best]:.1%}</b>, is {_text(names[example.label])}"
         f' <span class="soft">({p_K[example.label]:.1%})</span></p>'
-        f'<p class="soft">then {others or "nothing"}; covering a part '
-        f"takes up to {100 * max(example.heat_RR.max(), 0):.0f} points off</p>"
+        f'<p class="soft">then {others or "nothing"}{falls}</p>'
         + f'<p class="soft">votes of {groups} groups</p><ul class="votes">{votes}</ul>'
         * bool(votes)
         + "</figure>"
@@ -226,12 +242,9 @@ def _augmentation(page: Page) -> str:
         picture = f'<div class="picture">{_picture(image_HWC)}</div>'
         return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
-    def target(target_K: np.ndarray) -> str:
-        top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
-        return " + ".join(f"{_text(names[k])} {target_K[k]:.0%}" for k in top)
-
     cells = "".join(
-        cell(image, "as it is") + "".join(cell(x, target(t)) for x, t in variants)
+        cell(image, "as it is")
+        + "".join(cell(x, _text(target_text(t, names))) for x, t in variants)
         for image, variants in rows
     )
     return (

@@ -146,7 +146,8 @@ def train_all(
                 cli.note(f"{system.name}, seed {seed} is left out: {error}")
                 break
             lines = metrics.read_metrics(folder / "metrics.jsonl")
-            rates += [line["images_per_second"] for line in lines if "images_per_second" in line]
+            every = (line.get("images_per_second") for line in lines)
+            rates += [rate for rate in every if isinstance(rate, float)]
         if not diverged:
             rate = statistics.median(rates) if rates else 0.0
             trained.append(Trained(system, runs[system], tuple(results), rate))

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 _MOST_WAITING = 10_000  # lines of a logger
-_PATIENCE = 20.0  # seconds in which it takes the last ones
+_PATIENCE = 60.0  # seconds in which it takes the last ones: MLflow makes its database first
 
 #: Name → (module here, its class, the library that it needs).
 _KNOWN = {
@@ -34,8 +34,8 @@ class Background(threading.Thread):
     """A thread that makes a logger and calls its `log(step, scalars)`, then its `close()`.
 
     Args:
-        arguments: of the logger's class: the work folder, the step after which the run goes on, and
-            the configuration as a dict.
+        arguments: of the logger's class: the work folder, the step after which the run goes on,
+            whether another training of the folder begins, and the configuration as a dict.
     """
 
     def __init__(self, name: str, *arguments: Any) -> None:

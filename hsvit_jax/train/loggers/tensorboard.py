@@ -14,7 +14,7 @@ class TensorBoard:
     tensorboardX's SummaryWriter blocks its caller for ever once its thread has died of a full disk.
     """
 
-    def __init__(self, workdir: Path, start_step: int, config: Mapping[str, Any]) -> None:
+    def __init__(self, workdir: Path, start_step: int, anew: bool, config: Mapping) -> None:
         from tensorboardX.record_writer import RecordWriter
 
         folder = workdir / "tensorboard"
