@@ -1,9 +1,11 @@
 """Images of any format as uint8 (H, W, C), by one rule.
 
-In order: the file must be a regular one of at most 256 MiB, in JPEG, PNG, GIF (first frame), BMP,
-WebP, TIFF or PNM, of at most 89,478,485 pixels (larger ones are never decoded); EXIF rotation is
-applied; 16-bit grey is divided by 257 and rounded; transparency is composited on white; palette,
-CMYK, bilevel and the rest become RGB or, for one channel, ITU-R 601 grey; the image is scaled,
+In order: the file must be a regular one of at most 256 MiB, in JPEG, PNG, GIF, BMP, WebP, TIFF or
+PNM by its first bytes, of at most 89,478,485 pixels (larger ones are never decoded); of several
+frames the first is read, and of a TIFF's pages the largest; EXIF rotation is applied; 16-bit grey
+is divided by 257 and rounded; transparency is composited on white, and a TIFF's further bands that
+it does not declare as alpha are left out; palette, CMYK, bilevel and the rest become RGB or, for
+one channel, ITU-R 601 grey; the image is scaled,
 antialiased bicubic, to just cover the target (for a square target: shorter side to the target) and
 its centre is cut out; or, by choice, to just fit into it with black at its sides, or to its shape
 whatever its own. An image that already has the target's size is not touched, and one that only
@@ -14,11 +16,15 @@ range and are refused.
 import contextlib
 import errno
 import io
+import itertools
 import os
 import re
 import stat
+import struct
 import unicodedata
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +39,13 @@ _EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "mpo", "png", "apng", "gif", "bmp",
 _EXTENSIONS |= {"tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
 # Not read, but refused by name, as passing them over would lose images.
 _EXTENSIONS |= {"heic", "heif", "avif", "jp2", "jxl", "tga"}
+_BEGINNINGS = re.compile(  # of the same formats
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP|II[*+]\0|MM\0[*+]"
+    rb"|BM.{12}[\x0c(48@l|]\0\0\0|P[1-6]\s+(#|\d+\s+\d+\s)"
+    rb"|.{4}ftyp(he[iv]|mif1|msf1|avi[fs])|\0\0\0\x0c(jP  |JXL )|\xff\x0a|\xffO\xffQ",
+    re.DOTALL,
+)
+HEAD_BYTES = 32  # that a format is told by
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 # Of a JPEG: a scan of a few bytes is decoded over the whole image. The limit is that of libtiff.
@@ -40,6 +53,7 @@ _MOST_SCANS = 100
 # What ends coded data, and is followed by a length: neither a stuffed byte, nor a restart, nor TEM.
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 _SCAN, _END = b"\xda", b"\xd9"
+_GIF_FRAME = re.compile(rb"!\xf9\x04.{4}\0,", re.DOTALL)
 # What Pillow takes up to 20 s a megabyte for: how files that repeat it begin, and its mark.
 _MOST_REPEATS = 100
 _REPEATS = (
@@ -47,15 +61,29 @@ _REPEATS = (
     (b"\x89PNG", b"iCCP", "colour profiles of a PNG"),
     (b"P[123]\\s", b"#", "comments of a plain PNM"),
 )
+# Pillow reads fill bytes, blanks, comments and chunks of nothing one by one, in Python.
+_SMALL_BYTES, _MOST_READS, _BYTES_A_READ = 1 << 16, 50_000, 512
 # Of a TIFF: a row of a large picture may be a strip of its own.
 _MOST_STRIPS = 100_000
-_TIFF_STRIPS, _TIFF_TILES, _BIG_TIFF = 273, 324, 43
-_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES = 258, 262, 284
-_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 322, 323
+_MOST_PAGES, _MOST_INNER, _MOST_SAMPLES, _BIG_TIFF = 10_000, 100, 6, 43
+_TIFF_KIND, _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_STRIPS, _TIFF_TILES = 254, 256, 257, 273, 324
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLES, _TIFF_PLANES, _TIFF_EXTRA = 258, 262, 277, 284, 338
+_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT, _TIFF_INNER = 322, 323, 330
+# What pixels depend on: for each other tag that is damaged, Pillow and libtiff print a line.
+_TIFF_TAGS = {*range(254, 260), 262, 266, 273, 274, *range(277, 280), 284, 292, 293, 317, 320}
+_TIFF_TAGS |= {*range(322, 326), 330, 332, 338, 339, 347, *range(512, 522), *range(529, 533), 700}
+_TIFF_SIZES = {1: 1, 3: 2, 16: 8, 18: 8}  # of numbers by their type; others have 4 bytes
+_TIFF_MASK = 4  # of _TIFF_KIND: the transparency of another page
 _MAX_SIDE = 8192  # of a network's images, as data.image_size
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
 _TOO_MANY = "more than {:,} {} are refused (decompression bomb); save it again"
+_OTHER_TIFF = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16; save it so"
+# What is said of images, once for all of them.
+_TRANSPARENT = "are mostly transparent (read as white)"
+_UNDECLARED = "are TIFFs with further bands, not declared as alpha (left out)"
+_SEVERAL = "have several frames, or pages of one size (the first is read)"
+_told: set[str] = set()
 
 
 class BadImage(ValueError):
@@ -96,6 +124,7 @@ def read_image(
     name: str | None = None,
     fit: str = "crop",
     max_pixels: int = MAX_PIXELS,
+    remark: Callable[[str], Any] | None = None,
 ) -> np.ndarray:
     """Reads one image by the rules at the head of this file.
 
@@ -106,6 +135,7 @@ def read_image(
       name: the image's name in errors; default the path.
       fit: 'crop', 'pad' or 'stretch'.
       max_pixels: of the image as it is stored.
+      remark: called with what is to be said of it; by default a warning says it of the first one.
 
     Returns:
       uint8 (H, W, C).
@@ -116,9 +146,10 @@ def read_image(
     """
     check_shape(image_size, channels, fit)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
+    remarks: list[str] = []
     try:
         raw = source if isinstance(source, bytes) else read_file(os.path.expanduser(source))
-        image = _open(raw, min(max_pixels, MAX_PIXELS))
+        image = _open(raw, min(max_pixels, MAX_PIXELS), remarks.append)
         if image.format in ("JPEG", "MPO"):
             # Decoding at half, quarter or eighth size is several times faster; asking for twice the
             # target leaves the antialiasing filter enough to work with. The longer target side
@@ -126,7 +157,8 @@ def read_image(
             cover = max(max(image_size) / min(image.size), 1e-9) * 2
             image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
         image.load()
-        return fit_pillow(_turned(image), image_size, channels, fit)
+        image = _turned(image, remarks.append)
+        pixels = fit_pillow(image, image_size, channels, fit, remark=remarks.append)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         if isinstance(error, BadImage):
             reason = str(error)
@@ -139,10 +171,17 @@ def read_image(
         else:
             reason = f"damaged or cut off ({type(error).__name__}: {error})"
         raise BadImage(f"{printable(name)}: {reason}") from error
+    for text in remarks:
+        (remark or partial(_warn_once, name))(text)
+    return pixels
 
 
 def fit_image(
-    image: Any, image_size: tuple[int, int], channels: int, fit: str = "crop"
+    image: Any,
+    image_size: tuple[int, int],
+    channels: int,
+    fit: str = "crop",
+    remark: Callable[[str], Any] | None = None,
 ) -> np.ndarray:
     """Fits an image of any kind by the rules at the head of this file.
 
@@ -152,6 +191,7 @@ def fit_image(
       image_size: (H, W) of the result.
       channels: 1 or 3.
       fit: 'crop', 'pad' or 'stretch'.
+      remark: as `read_image`.
 
     Returns:
       uint8 (H, W, C).
@@ -163,12 +203,13 @@ def fit_image(
     from PIL import Image
 
     if isinstance(image, str | bytes | os.PathLike):
-        return read_image(image, image_size, channels, fit=fit)
+        return read_image(image, image_size, channels, fit=fit, remark=remark)
+    remark = remark or partial(_warn_once, "<image>")
     if isinstance(image, io.IOBase):
         raise BadImage("an open file; give its path, or its bytes: file.read()")
     check_shape(image_size, channels, fit)
     if isinstance(image, Image.Image):
-        return fit_pillow(upright(image), image_size, channels, fit)
+        return fit_pillow(upright(image, remark), image_size, channels, fit, remark=remark)
     pixels = np.asarray(image)
     grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
     if not grey_or_colour or not pixels.size:
@@ -182,24 +223,29 @@ def fit_image(
     elif pixels.dtype != np.uint8:
         raise BadImage(f"an array of {pixels.dtype}; expected uint8, or floats from 0 to 1")
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
-    return fit_pillow(image, image_size, channels, fit)
+    return fit_pillow(image, image_size, channels, fit, remark=remark)
 
 
-def upright(image: "Image.Image") -> "Image.Image":
+def upright(image: "Image.Image", remark: Callable[[str], Any] = bool) -> "Image.Image":
     """Applies the EXIF rotation of a Pillow image. Raises BadImage for one that is cut off."""
     try:
         image.load()
-        return _turned(image)
+        return _turned(image, remark)
     except Exception as error:  # as in `read_image`
         raise BadImage(f"damaged or cut off ({type(error).__name__}: {error})") from error
 
 
-def _turned(image: "Image.Image") -> "Image.Image":
+def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image":
     """Applies the EXIF rotation, if it can be read, a TIFF's white for zero or 12 bits, and the 16
-    of a PGM, whose mode is that of 32."""
+    of a PGM, whose mode is that of 32; drops what a TIFF does not declare as alpha."""
     from PIL import Image, ImageOps
 
     tags = getattr(image, "tag_v2", {})
+    alpha = tags.get(_TIFF_EXTRA, ())[:1] in ((1,), (2,))
+    colours = {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(_TIFF_PHOTOMETRIC), 1)
+    if tags.get(_TIFF_SAMPLES, 0) > colours + alpha:
+        remark(_UNDECLARED)
+        image = image if alpha or image.mode != "RGBA" else image.convert("RGB")
     pgm = image.mode == "I" and image.format == "PPM"
     white_is_zero, bits = tags.get(_TIFF_PHOTOMETRIC) == 0, tags.get(_TIFF_BITS)
     with contextlib.suppress(Exception):  # as many kinds as there are mistakes in the data
@@ -214,8 +260,26 @@ def _turned(image: "Image.Image") -> "Image.Image":
     return image
 
 
-def read_file(path: str | Path) -> bytes:
-    """Reads a regular file; pipes and devices may have no end.
+def _warn_once(name: str, remark: str) -> None:
+    if remark not in _told:
+        _told.add(remark)
+        warnings.warn(f"some images {remark}, {printable(name)} first", stacklevel=3)
+
+
+def holds_image(path: str) -> bool:
+    """Whether a file begins as an image; false for one that cannot be read."""
+    with contextlib.suppress(OSError):
+        return begins_as_image(read_file(path, HEAD_BYTES))
+    return False
+
+
+def begins_as_image(head: bytes) -> bool:
+    """Whether these are the first bytes of an image, of a format read or refused by name."""
+    return _BEGINNINGS.match(head) is not None
+
+
+def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """Reads a regular file, or its first bytes; pipes and devices may have no end.
 
     Raises:
       OSError: it is no regular file, is larger than MAX_FILE_BYTES, or cannot be read.
@@ -228,7 +292,7 @@ def read_file(path: str | Path) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         if info.st_size > MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB", os.fspath(path))
-        return file.read(info.st_size)
+        return file.read(min(info.st_size, most))
 
 
 def peek(data: bytes) -> tuple[int, bool] | None:
@@ -256,17 +320,39 @@ def few(names: Sequence[str]) -> str:
     return (", ".join(map(printable, names[:5])) or "none") + more
 
 
-def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
+class _Counted(io.BytesIO):
+    """A large file in memory that can be read only so often."""
+
+    left = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Reads the next bytes. Raises BadImage for what keeps Pillow busy with a few at a time."""
+        self.left -= 1
+        if self.left < 0:
+            what = "fill bytes, blanks, comments, chunks or runs"
+            raise BadImage(_TOO_MANY.format(_MOST_READS, what))
+        return super().read(size)
+
+
+def _open(
+    data: bytes, max_pixels: int = MAX_PIXELS, remark: Callable[[str], Any] = bool
+) -> "Image.Image":
     """Opens an image, which reads its header only, and refuses one that must not be decoded."""
     from PIL import Image, UnidentifiedImageError
 
     if not data:
         raise BadImage("the file is empty")
-    _check_header(data)
+    for start, mark, what in _REPEATS:
+        if re.match(start, data) and data.count(mark) > _MOST_REPEATS:
+            raise BadImage(_TOO_MANY.format(_MOST_REPEATS, what))
+    if data[:2] in (b"II", b"MM"):
+        data = _largest_page(data, remark)
+    file = io.BytesIO(data) if len(data) < _SMALL_BYTES else _Counted(data)
+    file.left = _MOST_READS + len(data) // _BYTES_A_READ
     Image.init()
     formats = [name for name in _FORMATS if name in Image.OPEN]  # Pillow can be built without some
     try:
-        image = Image.open(io.BytesIO(data), formats=formats)
+        image = Image.open(file, formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImage(_TOO_LARGE.format(max_pixels)) from error
     except UnidentifiedImageError as error:
@@ -274,10 +360,10 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
         if data[4:8] == b"ftyp":
             hint = "HEIC, AVIF or a film; save it as JPEG or PNG"
         if data[:4] in (b"II*\0", b"MM\0*"):
-            hint = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16; save it so"
+            hint = _OTHER_TIFF
         raise BadImage(f"not an image ({hint})") from error
-    if image.format in ("JPEG", "MPO") and _has_many_scans(data):
-        raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
+    if image.format in ("JPEG", "MPO"):
+        _check_scans(data)
     tags = getattr(image, "tag_v2", {})
     # Tiles are decoded whole, however much of them lies outside the image.
     sizes = zip(image.size, (_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT), strict=True)
@@ -287,41 +373,77 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
         raise BadImage(f"{width}×{height} pixels; {reason}")
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
+    several = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "PPM": width * height}
+    file.left += several.get(image.format, 0)  # are read strip by strip, run by run, pixel by pixel
+    gif = image.format == "GIF" and [*itertools.islice(_GIF_FRAME.finditer(data), 2)][1:]
+    if gif or (image.format in ("PNG", "WEBP") and image.is_animated):
+        remark(_SEVERAL)
     return image
 
 
-def _check_header(data: bytes) -> None:
-    """Refuses a file whose header alone keeps Pillow busy: it is not opened."""
-    for start, mark, what in _REPEATS:
-        if re.match(start, data) and data.count(mark) > _MOST_REPEATS:
-            raise BadImage(_TOO_MANY.format(_MOST_REPEATS, what))
-    if data[:2] not in (b"II", b"MM"):
-        return
-    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
+    """A TIFF's largest page, the first of equal ones, with the tags that its pixels need alone."""
+    order, big = "little" if data[:2] == b"II" else "big", _BIG_TIFF in data[2:4]
+    head, short, word = (8, 8, 8) if big else (4, 2, 4)  # places and sizes in bytes
+    entry = struct.Struct("<>"[order == "big"] + ("HHQ8s" if big else "HHI4s"))
 
-    strips = 0
-    with contextlib.suppress(Exception):  # as in `read_image`; opening the file says what is wrong
-        tags = ImageFileDirectory_v2(data[: 16 if data[2] == _BIG_TIFF else 8])
-        file = io.BytesIO(data)
-        file.seek(tags.next)
-        tags.load(file)
-        strips = max(len(tags.get(tag, ())) for tag in (_TIFF_STRIPS, _TIFF_TILES))
-    if strips > _MOST_STRIPS:
+    def at(start: int, size: int) -> int:
+        return int.from_bytes(data[start : start + size], order)
+
+    def numbers(page: dict[int, tuple[int, int, int, bytes]], tag: int) -> list[int]:
+        _, kind, count, value = page.get(tag, (0, 0, 0, b""))
+        size = _TIFF_SIZES.get(kind, 4)
+        if count * size > word:
+            start = int.from_bytes(value, order)
+            value = data[start : start + _MOST_INNER * size]
+        starts = range(0, min(count * size, len(value)), size)
+        return [int.from_bytes(value[i : i + size], order) for i in starts] or [0]
+
+    def area(page: dict[int, tuple[int, int, int, bytes]]) -> int:
+        return numbers(page, _TIFF_WIDTH)[0] * numbers(page, _TIFF_HEIGHT)[0]
+
+    pages, places, left = {}, [at(head, word)], len(data)
+    for place in places:
+        first = place + short
+        end = first + at(place, short) * entry.size
+        whole = (min(end, len(data)) - first) // entry.size * entry.size
+        left -= max(1, whole)
+        if left < 0 or len(places) > _MOST_PAGES:
+            raise BadImage(_TOO_MANY.format(_MOST_PAGES, "pages of a TIFF"))
+        entries = entry.iter_unpack(memoryview(data)[first : first + whole])
+        pages[place] = {one[0]: one for one in entries if one[0] in _TIFF_TAGS}
+        following = at(end, word), *numbers(pages[place], _TIFF_INNER)
+        places += [other for other in {*following} - {0} if other not in pages]
+    shown = [page for page in pages.values() if not numbers(page, _TIFF_KIND)[0] & _TIFF_MASK]
+    page = max(shown, key=area, default={})
+    if not area(page):
+        return data  # Pillow says what is wrong
+    if sum(area(other) == area(page) for other in shown) > 1:
+        remark(_SEVERAL)
+    if max(page.get(tag, (0, 0, 0))[2] for tag in (_TIFF_STRIPS, _TIFF_TILES)) > _MOST_STRIPS:
         raise BadImage(_TOO_MANY.format(_MOST_STRIPS, "strips of a TIFF"))
+    if numbers(page, _TIFF_SAMPLES)[0] > _MOST_SAMPLES:
+        raise BadImage(f"not an image ({_OTHER_TIFF})")
+    entries = [entry.pack(*page[tag]) for tag in sorted(page.keys() - {_TIFF_INNER})]
+    place, count = len(data).to_bytes(word, order), len(entries).to_bytes(short, order)
+    rest = memoryview(data)[head + word :]
+    return b"".join((data[:head], place, rest, count, *entries, bytes(word)))
 
 
-def _has_many_scans(data: bytes) -> bool:
-    """Whether a JPEG's first picture has more than `_MOST_SCANS`."""
+def _check_scans(data: bytes) -> None:
+    """Refuses a JPEG whose first picture has more than `_MOST_SCANS`."""
     if data.count(b"\xff" + _SCAN) <= _MOST_SCANS:  # fast, but other data may hold them, too
-        return False
-    place, scans = 2, 0
+        return
+    place, scans, segments = 2, 0, 0
     while (found := _JPEG_MARKER.search(data, place)) and found[1] != _END:
         scans += found[1] == _SCAN
+        segments += 1
+        if scans > _MOST_SCANS or segments > _MOST_READS:
+            raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
         place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    return scans > _MOST_SCANS
 
 
-def _convert(image: "Image.Image", channels: int) -> "Image.Image":
+def _convert(image: "Image.Image", channels: int, remark: Callable[[str], Any]) -> "Image.Image":
     """Converts to mode L or RGB without saturating 16 bits and without losing transparency."""
     from PIL import Image
 
@@ -335,6 +457,8 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
         raise BadImage(f"{kind} image without a stated range; save it as 8 or 16 bits")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
+        if np.asarray(image.getchannel("A")).mean() < 128:
+            remark(_TRANSPARENT)
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     try:
@@ -352,18 +476,20 @@ def fit_pillow(
     fit: str,
     *,
     bilinear: bool = False,
+    remark: Callable[[str], Any] | None = None,
 ) -> np.ndarray:
     """Fits an upright Pillow image by the rules at the head of this file: uint8 (H, W, C).
 
     Args:
       bilinear: resample bilinearly: on tiny images bicubic resampling rings.
+      remark: as `read_image`.
     """
     from PIL import Image
 
     if not (image.width and image.height):
         raise BadImage(f"a picture of {image.width}×{image.height} pixels")
     resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
-    image = _convert(image, channels)
+    image = _convert(image, channels, remark or bool)
     height, width = image_size
     scales = height / image.height, width / image.width
     if fit == "pad":
