@@ -5,7 +5,7 @@ import hashlib
 import json
 import numbers
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -248,23 +248,6 @@ def warn_of_copies(total: int, copies: int, first: str) -> None:
             "copy of a test image may be trained on, and one in another class has two labels; "
             "remove them",
             stacklevel=4,
-        )
-
-
-def count_remarks(said: Iterable[Sequence[str]]) -> dict[str, list[int]]:
-    """Of how many images each remark was made, and the index of the first one."""
-    counts: dict[str, list[int]] = {}
-    for i, texts in enumerate(said):
-        for text in texts:
-            counts.setdefault(text, [0, i])[0] += 1
-    return counts
-
-
-def warn_of_remarks(total: int, counts: dict[str, list[int]], name: Callable[[int], str]) -> None:
-    """Warns of what `count_remarks` has found among `total` images, in a line each."""
-    for text, (count, first) in counts.items():
-        warnings.warn(
-            f"{count:,} of {total:,} images {text}, {printable(name(first))} first", stacklevel=4
         )
 
 

@@ -29,10 +29,8 @@ from hsvit_jax.data.dataset import (
     Source,
     Split,
     count_copies,
-    count_remarks,
     used_as,
     warn_of_copies,
-    warn_of_remarks,
 )
 from hsvit_jax.data.images import BadImage, few, printable, read_image
 
@@ -78,10 +76,7 @@ class Items:
     def decode(
         self, index: int, request: Request, remark: Callable[[str], Any] = bool
     ) -> tuple[np.ndarray, int, bytes]:
-        """Reads one example: image uint8 (H, W, C), label, bytes of the file.
-
-        Args:
-          remark: called with what is to be said of the image.
+        """Reads one example: image uint8 (H, W, C), label, bytes; `remark` as `read_image`.
 
         Raises:
           BadImage: it cannot be read or decoded.
@@ -152,7 +147,9 @@ def decode_items(
         shutil.rmtree(folder, ignore_errors=True)
     bad = notes["bad"]
     _report_bad(bad, len(items.names), request.on_bad_image)
-    warn_of_remarks(len(items.names), notes["remarks"], items.names.__getitem__)
+    for remark, (count, first) in notes["remarks"].items():
+        where = f"{count:,} of {len(items.names):,} images"
+        warnings.warn(f"{where} {remark}, {printable(items.names[first])} first", stacklevel=2)
     if items.own:
         warn_of_copies(len(items.names), notes["copies"], notes["copy"])
     good = np.flatnonzero(arrays["good"])
@@ -211,23 +208,25 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
         shape = (total, *request.image_size, request.channels)
         images = new_array(scratch / "images.npy", np.uint8, shape)
     labels, checks = np.zeros(total, np.int32), np.zeros(total, np.uint32)
-    said: list[list[str]] = [[]] * total
+    remarks: dict[str, list[int]] = {}
     digests: list[bytes] = [b""] * total
     reasons: dict[int, str] = {}
     unread = []
 
     def decode(indices: range) -> int:
         for i in indices:
-            texts: list[str] = []
+            said: list[str] = []
             try:
-                image, labels[i], raw = items.decode(i, request, texts.append)
+                image, labels[i], raw = items.decode(i, request, said.append)
             except BadImage as error:
                 reasons[i] = str(error)
                 why = error.__cause__
                 if isinstance(why, MemoryError) or getattr(why, "errno", None) not in _LASTING:
                     unread.append(i)
                 continue
-            said[i], checks[i] = texts, zlib.crc32(raw)
+            for remark in said:
+                remarks.setdefault(remark, []).append(i)
+            checks[i] = zlib.crc32(raw)
             digests[i] = hashlib.sha256(raw).digest()
             if images is not None:
                 images[i] = image
@@ -253,4 +252,5 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
     np.save(scratch / "checks.npy", checks)
     np.save(scratch / "good.npy", np.array([bool(digest) for digest in digests]))
     notes = {"bad": bad, "copies": copies, "copy": copy, "unread": bool(unread)}
-    return notes | {"content": content.hexdigest(), "remarks": count_remarks(said)}
+    notes["remarks"] = {remark: (len(of), min(of)) for remark, of in remarks.items()}
+    return notes | {"content": content.hexdigest()}

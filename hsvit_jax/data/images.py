@@ -24,7 +24,6 @@ import struct
 import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +38,14 @@ _EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "mpo", "png", "apng", "gif", "bmp",
 _EXTENSIONS |= {"tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
 # Not read, but refused by name, as passing them over would lose images.
 _EXTENSIONS |= {"heic", "heif", "avif", "jp2", "jxl", "tga"}
-_BEGINNINGS = re.compile(  # of the same formats
+#: How images of these formats begin, in the first `HEAD_BYTES`.
+BEGINNINGS = re.compile(
     rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP|II[*+]\0|MM\0[*+]"
     rb"|BM.{12}[\x0c(48@l|]\0\0\0|P[1-6]\s+(#|\d+\s+\d+\s)"
     rb"|.{4}ftyp(he[iv]|mif1|msf1|avi[fs])|\0\0\0\x0c(jP  |JXL )|\xff\x0a|\xffO\xffQ",
     re.DOTALL,
 )
-HEAD_BYTES = 32  # that a format is told by
+HEAD_BYTES = 32
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 # Of a JPEG: a scan of a few bytes is decoded over the whole image. The limit is that of libtiff.
@@ -65,15 +65,14 @@ _REPEATS = (
 _SMALL_BYTES, _MOST_READS, _BYTES_A_READ = 1 << 16, 50_000, 512
 # Of a TIFF: a row of a large picture may be a strip of its own.
 _MOST_STRIPS = 100_000
-_MOST_PAGES, _MOST_INNER, _MOST_SAMPLES, _BIG_TIFF = 10_000, 100, 6, 43
-_TIFF_KIND, _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_STRIPS, _TIFF_TILES = 254, 256, 257, 273, 324
+_MOST_PAGES, _MOST_SAMPLES, _BIG_TIFF = 10_000, 6, 43
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLES, _TIFF_PLANES, _TIFF_EXTRA = 258, 262, 277, 284, 338
-_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT, _TIFF_INNER = 322, 323, 330
+_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT, _TIFF_STRIPS, _TIFF_INNER = 322, 323, (273, 324), 330
+_TIFF_SHAPE = 254, 256, 257, _TIFF_SAMPLES  # kind of page, width, height
+_TIFF_REDUCED, _TIFF_MASK = 1, 4  # bits of the kind
 # What pixels depend on: for each other tag that is damaged, Pillow and libtiff print a line.
 _TIFF_TAGS = {*range(254, 260), 262, 266, 273, 274, *range(277, 280), 284, 292, 293, 317, 320}
 _TIFF_TAGS |= {*range(322, 326), 330, 332, 338, 339, 347, *range(512, 522), *range(529, 533), 700}
-_TIFF_SIZES = {1: 1, 3: 2, 16: 8, 18: 8}  # of numbers by their type; others have 4 bytes
-_TIFF_MASK = 4  # of _TIFF_KIND: the transparency of another page
 _MAX_SIDE = 8192  # of a network's images, as data.image_size
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
@@ -172,16 +171,12 @@ def read_image(
             reason = f"damaged or cut off ({type(error).__name__}: {error})"
         raise BadImage(f"{printable(name)}: {reason}") from error
     for text in remarks:
-        (remark or partial(_warn_once, name))(text)
+        remark(text) if remark else _warn_once(text, name)
     return pixels
 
 
 def fit_image(
-    image: Any,
-    image_size: tuple[int, int],
-    channels: int,
-    fit: str = "crop",
-    remark: Callable[[str], Any] | None = None,
+    image: Any, image_size: tuple[int, int], channels: int, fit: str = "crop"
 ) -> np.ndarray:
     """Fits an image of any kind by the rules at the head of this file.
 
@@ -191,7 +186,6 @@ def fit_image(
       image_size: (H, W) of the result.
       channels: 1 or 3.
       fit: 'crop', 'pad' or 'stretch'.
-      remark: as `read_image`.
 
     Returns:
       uint8 (H, W, C).
@@ -203,13 +197,12 @@ def fit_image(
     from PIL import Image
 
     if isinstance(image, str | bytes | os.PathLike):
-        return read_image(image, image_size, channels, fit=fit, remark=remark)
-    remark = remark or partial(_warn_once, "<image>")
+        return read_image(image, image_size, channels, fit=fit)
     if isinstance(image, io.IOBase):
         raise BadImage("an open file; give its path, or its bytes: file.read()")
     check_shape(image_size, channels, fit)
     if isinstance(image, Image.Image):
-        return fit_pillow(upright(image, remark), image_size, channels, fit, remark=remark)
+        return fit_pillow(upright(image), image_size, channels, fit)
     pixels = np.asarray(image)
     grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
     if not grey_or_colour or not pixels.size:
@@ -223,14 +216,14 @@ def fit_image(
     elif pixels.dtype != np.uint8:
         raise BadImage(f"an array of {pixels.dtype}; expected uint8, or floats from 0 to 1")
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
-    return fit_pillow(image, image_size, channels, fit, remark=remark)
+    return fit_pillow(image, image_size, channels, fit)
 
 
-def upright(image: "Image.Image", remark: Callable[[str], Any] = bool) -> "Image.Image":
+def upright(image: "Image.Image") -> "Image.Image":
     """Applies the EXIF rotation of a Pillow image. Raises BadImage for one that is cut off."""
     try:
         image.load()
-        return _turned(image, remark)
+        return _turned(image, _warn_once)
     except Exception as error:  # as in `read_image`
         raise BadImage(f"damaged or cut off ({type(error).__name__}: {error})") from error
 
@@ -260,7 +253,7 @@ def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image"
     return image
 
 
-def _warn_once(name: str, remark: str) -> None:
+def _warn_once(remark: str, name: str = "<image>") -> None:
     if remark not in _told:
         _told.add(remark)
         warnings.warn(f"some images {remark}, {printable(name)} first", stacklevel=3)
@@ -269,13 +262,8 @@ def _warn_once(name: str, remark: str) -> None:
 def holds_image(path: str) -> bool:
     """Whether a file begins as an image; false for one that cannot be read."""
     with contextlib.suppress(OSError):
-        return begins_as_image(read_file(path, HEAD_BYTES))
+        return BEGINNINGS.match(read_file(path, HEAD_BYTES)) is not None
     return False
-
-
-def begins_as_image(head: bytes) -> bool:
-    """Whether these are the first bytes of an image, of a format read or refused by name."""
-    return _BEGINNINGS.match(head) is not None
 
 
 def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
@@ -359,11 +347,11 @@ def _open(
         hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
         if data[4:8] == b"ftyp":
             hint = "HEIC, AVIF or a film; save it as JPEG or PNG"
-        if data[:4] in (b"II*\0", b"MM\0*"):
+        if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
             hint = _OTHER_TIFF
         raise BadImage(f"not an image ({hint})") from error
-    if image.format in ("JPEG", "MPO"):
-        _check_scans(data)
+    if image.format in ("JPEG", "MPO") and _has_many_scans(data):
+        raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
     tags = getattr(image, "tag_v2", {})
     # Tiles are decoded whole, however much of them lies outside the image.
     sizes = zip(image.size, (_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT), strict=True)
@@ -384,63 +372,55 @@ def _open(
 def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
     """A TIFF's largest page, the first of equal ones, with the tags that its pixels need alone."""
     order, big = "little" if data[:2] == b"II" else "big", _BIG_TIFF in data[2:4]
-    head, short, word = (8, 8, 8) if big else (4, 2, 4)  # places and sizes in bytes
+    head, short, word = (8, 8, 8) if big else (4, 2, 4)  # bytes
     entry = struct.Struct("<>"[order == "big"] + ("HHQ8s" if big else "HHI4s"))
 
     def at(start: int, size: int) -> int:
         return int.from_bytes(data[start : start + size], order)
 
-    def numbers(page: dict[int, tuple[int, int, int, bytes]], tag: int) -> list[int]:
-        _, kind, count, value = page.get(tag, (0, 0, 0, b""))
-        size = _TIFF_SIZES.get(kind, 4)
-        if count * size > word:
-            start = int.from_bytes(value, order)
-            value = data[start : start + _MOST_INNER * size]
-        starts = range(0, min(count * size, len(value)), size)
-        return [int.from_bytes(value[i : i + size], order) for i in starts] or [0]
+    def number(_: int, kind: int, count: int, value: bytes) -> int:
+        return int.from_bytes(value[: {1: 1, 3: 2, 16: 8}.get(kind, 4)], order)
 
-    def area(page: dict[int, tuple[int, int, int, bytes]]) -> int:
-        return numbers(page, _TIFF_WIDTH)[0] * numbers(page, _TIFF_HEIGHT)[0]
-
-    pages, places, left = {}, [at(head, word)], len(data)
-    for place in places:
-        first = place + short
-        end = first + at(place, short) * entry.size
-        whole = (min(end, len(data)) - first) // entry.size * entry.size
-        left -= max(1, whole)
-        if left < 0 or len(places) > _MOST_PAGES:
+    none, pages, place, left = (0, 0, 0, b""), {}, at(head, word), len(data)
+    while place and place not in pages:
+        end = place + short + at(place, short) * entry.size
+        found = memoryview(data)[place + short : end]
+        left -= len(found)
+        if left < 0 or len(pages) == _MOST_PAGES:
             raise BadImage(_TOO_MANY.format(_MOST_PAGES, "pages of a TIFF"))
-        entries = entry.iter_unpack(memoryview(data)[first : first + whole])
-        pages[place] = {one[0]: one for one in entries if one[0] in _TIFF_TAGS}
-        following = at(end, word), *numbers(pages[place], _TIFF_INNER)
-        places += [other for other in {*following} - {0} if other not in pages]
-    shown = [page for page in pages.values() if not numbers(page, _TIFF_KIND)[0] & _TIFF_MASK]
-    page = max(shown, key=area, default={})
-    if not area(page):
-        return data  # Pillow says what is wrong
-    if sum(area(other) == area(page) for other in shown) > 1:
-        remark(_SEVERAL)
-    if max(page.get(tag, (0, 0, 0))[2] for tag in (_TIFF_STRIPS, _TIFF_TILES)) > _MOST_STRIPS:
-        raise BadImage(_TOO_MANY.format(_MOST_STRIPS, "strips of a TIFF"))
-    if numbers(page, _TIFF_SAMPLES)[0] > _MOST_SAMPLES:
+        whole = entry.iter_unpack(found[: len(found) // entry.size * entry.size])
+        tags = {tag[0]: tag for tag in whole if tag[0] in _TIFF_TAGS}
+        kind, width, height, samples = (number(*tags.get(tag, none)) for tag in _TIFF_SHAPE)
+        within = kind & _TIFF_REDUCED and _TIFF_INNER in tags  # as in a camera's raw file
+        unread = within or samples > _MOST_SAMPLES
+        pages[place] = 0 if kind & _TIFF_MASK else width * height, unread, tags
+        place = at(end, word)
+    areas = [area for area, *_ in pages.values()]
+    area, unread, tags = max(pages.values(), key=lambda page: page[0], default=(0, False, {}))
+    if unread:
         raise BadImage(f"not an image ({_OTHER_TIFF})")
-    entries = [entry.pack(*page[tag]) for tag in sorted(page.keys() - {_TIFF_INNER})]
-    place, count = len(data).to_bytes(word, order), len(entries).to_bytes(short, order)
+    if max(tags.get(tag, none)[2] for tag in _TIFF_STRIPS) > _MOST_STRIPS:
+        raise BadImage(_TOO_MANY.format(_MOST_STRIPS, "strips of a TIFF"))
+    if area and areas.count(area) > 1:
+        remark(_SEVERAL)
+    kept = [entry.pack(*tags[tag]) for tag in sorted(tags)]
+    start, count = len(data).to_bytes(word, order), len(kept).to_bytes(short, order)
     rest = memoryview(data)[head + word :]
-    return b"".join((data[:head], place, rest, count, *entries, bytes(word)))
+    return b"".join((data[:head], start, rest, count, *kept, bytes(word))) if area else data
 
 
-def _check_scans(data: bytes) -> None:
-    """Refuses a JPEG whose first picture has more than `_MOST_SCANS`."""
+def _has_many_scans(data: bytes) -> bool:
+    """Whether a JPEG's first picture has more than `_MOST_SCANS`."""
     if data.count(b"\xff" + _SCAN) <= _MOST_SCANS:  # fast, but other data may hold them, too
-        return
-    place, scans, segments = 2, 0, 0
-    while (found := _JPEG_MARKER.search(data, place)) and found[1] != _END:
+        return False
+    place, scans = 2, 0
+    for _ in range(_MOST_READS):
+        found = _JPEG_MARKER.search(data, place)
+        if not found or found[1] == _END:
+            return scans > _MOST_SCANS
         scans += found[1] == _SCAN
-        segments += 1
-        if scans > _MOST_SCANS or segments > _MOST_READS:
-            raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
         place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    return True
 
 
 def _convert(image: "Image.Image", channels: int, remark: Callable[[str], Any]) -> "Image.Image":
@@ -456,7 +436,7 @@ def _convert(image: "Image.Image", channels: int, remark: Callable[[str], Any]) 
         kind = "32-bit integer" if image.mode == "I" else "floating-point"
         raise BadImage(f"{kind} image without a stated range; save it as 8 or 16 bits")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        image = image.convert("RGBA")
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         if np.asarray(image.getchannel("A")).mean() < 128:
             remark(_TRANSPARENT)
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -476,20 +456,20 @@ def fit_pillow(
     fit: str,
     *,
     bilinear: bool = False,
-    remark: Callable[[str], Any] | None = None,
+    remark: Callable[[str], Any] = _warn_once,
 ) -> np.ndarray:
     """Fits an upright Pillow image by the rules at the head of this file: uint8 (H, W, C).
 
     Args:
       bilinear: resample bilinearly: on tiny images bicubic resampling rings.
-      remark: as `read_image`.
+      remark: called with what is to be said of it.
     """
     from PIL import Image
 
     if not (image.width and image.height):
         raise BadImage(f"a picture of {image.width}×{image.height} pixels")
     resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
-    image = _convert(image, channels, remark or bool)
+    image = _convert(image, channels, remark)
     height, width = image_size
     scales = height / image.height, width / image.width
     if fit == "pad":

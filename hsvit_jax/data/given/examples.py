@@ -17,10 +17,8 @@ from hsvit_jax.data.dataset import (
     Source,
     Split,
     count_copies,
-    count_remarks,
     split,
     warn_of_copies,
-    warn_of_remarks,
 )
 from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, few, fit_image, upright
 
@@ -87,7 +85,7 @@ def from_examples(
     Raises:
       ValueError: no example, labels that are no classes, or an image that cannot be used.
     """
-    images, labels, said = [], [], []
+    images, labels = [], []
     for i, pair in enumerate(_each(examples)):
         if isinstance(pair, dict) or getattr(pair, "__len__", lambda: 0)() != 2:
             raise ValueError(f"example {i} is no pair (image, label), but {pair!r:.80}")
@@ -99,8 +97,7 @@ def from_examples(
                 channels = depth if channels is None else channels
                 check_shape(size, channels, fit)
                 size, channels = tuple(map(int, size)), int(channels)  # NumPy's numbers too
-            said.append(texts := [])
-            images.append(fit_image(image, size, channels, fit, texts.append))
+            images.append(fit_image(image, size, channels, fit))
         except BadImage as error:
             raise BadImage(f"example {i}: {error}") from error
         labels.append(label)
@@ -114,7 +111,6 @@ def from_examples(
             f"no example of {few(missing)}: labels count from 0, in the order of class_names",
             stacklevel=3,
         )
-    warn_of_remarks(len(said), count_remarks(said), "example {}".format)
     pixels = np.stack(images)
     if not test_only:
         digests = [hashlib.sha256(image).digest() for image in pixels]
