@@ -147,7 +147,7 @@ def decode_items(
         shutil.rmtree(folder, ignore_errors=True)
     bad = notes["bad"]
     _report_bad(bad, len(items.names), request.on_bad_image)
-    for remark, (count, first) in notes["remarks"].items():
+    for remark, (count, first) in sorted(notes["remarks"].items()):
         where = f"{count:,} of {len(items.names):,} images"
         warnings.warn(f"{where} {remark}, {printable(items.names[first])} first", stacklevel=2)
     if items.own:

@@ -16,7 +16,6 @@ range and are refused.
 import contextlib
 import errno
 import io
-import itertools
 import os
 import re
 import stat
@@ -53,7 +52,6 @@ _MOST_SCANS = 100
 # What ends coded data, and is followed by a length: neither a stuffed byte, nor a restart, nor TEM.
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 _SCAN, _END = b"\xda", b"\xd9"
-_GIF_FRAME = re.compile(rb"!\xf9\x04.{4}\0,", re.DOTALL)
 # What Pillow takes up to 20 s a megabyte for: how files that repeat it begin, and its mark.
 _MOST_REPEATS = 100
 _REPEATS = (
@@ -63,6 +61,7 @@ _REPEATS = (
 )
 # Pillow reads fill bytes, blanks, comments and chunks of nothing one by one, in Python.
 _SMALL_BYTES, _MOST_READS, _BYTES_A_READ = 1 << 16, 50_000, 512
+_MOST_RLE_PIXELS = 1 << 21
 # Of a TIFF: a row of a large picture may be a strip of its own.
 _MOST_STRIPS = 100_000
 _MOST_PAGES, _MOST_SAMPLES, _BIG_TIFF = 10_000, 6, 43
@@ -361,11 +360,14 @@ def _open(
         raise BadImage(f"{width}×{height} pixels; {reason}")
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
-    several = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "PPM": width * height}
-    file.left += several.get(image.format, 0)  # are read strip by strip, run by run, pixel by pixel
-    gif = image.format == "GIF" and [*itertools.islice(_GIF_FRAME.finditer(data), 2)][1:]
-    if gif or (image.format in ("PNG", "WEBP") and image.is_animated):
-        remark(_SEVERAL)
+    many = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "PPM": width * height}
+    many["GIF"] = len(data) // 100  # blocks, beside strips, runs and pixels
+    file.left += many.get(image.format, 0)
+    if image.tile and image.tile[0][0] == "bmp_rle" and width * height > _MOST_RLE_PIXELS:
+        raise BadImage(_TOO_MANY.format(_MOST_RLE_PIXELS, "pixels of a run-length encoded BMP"))
+    with contextlib.suppress(Exception):  # of a frame that is not read
+        if image.format in ("GIF", "PNG", "WEBP") and image.is_animated:
+            remark(_SEVERAL)
     return image
 
 

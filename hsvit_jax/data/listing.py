@@ -115,8 +115,10 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
 
 
 def tell_others(tree: Tree, others: Collection[str]) -> None:
-    """Warns of files that are no images, by their endings; not of those beside all folders."""
-    others = [name for name in others if "/" in name or not tree.dirs]
+    """Warns of files that are no images, by their endings; not of those beside folders alone."""
+    held = {file.name.rpartition("/")[0] for file in tree.files}
+    outer = {name.rpartition("/")[0] for name in tree.dirs} - held
+    others = [name for name in others if name.rpartition("/")[0] not in outer]
     if others:
         ends = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in others)
         count = few([f"{count:,} {end}" for end, count in ends.most_common()])
