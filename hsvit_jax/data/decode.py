@@ -175,10 +175,8 @@ def decode_items(
         number = int(good[index])
         image, _, raw = items.decode(number, request)
         if zlib.crc32(raw) != arrays["checks"][number]:
-            raise BadImage(
-                f"{printable(items.names[number])}: the file was replaced or changed after the "
-                "images were checked; start again"
-            )
+            name = printable(items.names[number])
+            raise BadImage(f"{name}: replaced or changed after it was checked; start again")
         return image
 
     return Source(Split(labels, images, read), parts, class_names, notes["content"])

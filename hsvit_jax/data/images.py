@@ -59,9 +59,11 @@ _REPEATS = (
     (b"\x89PNG", b"iCCP", "colour profiles of a PNG"),
     (b"P[123]\\s", b"#", "comments of a plain PNM"),
 )
-# Pillow reads fill bytes, blanks, comments and chunks of nothing one by one, in Python.
+# What Pillow reads one by one, in Python: a second for a megabyte.
+_PIECES = "fill bytes, blanks, comments, chunks or runs"
 _SMALL_BYTES, _MOST_READS, _BYTES_A_READ = 1 << 16, 50_000, 512
 _MOST_RLE_PIXELS = 1 << 21
+_TIFF_HEADS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"MM*\0", b"II\0*")
 # Of a TIFF: a row of a large picture may be a strip of its own.
 _MOST_STRIPS = 100_000
 _MOST_PAGES, _MOST_SAMPLES, _BIG_TIFF = 10_000, 6, 43
@@ -76,16 +78,19 @@ _MAX_SIDE = 8192  # of a network's images, as data.image_size
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
 _TOO_MANY = "more than {:,} {} are refused (decompression bomb); save it again"
-_OTHER_TIFF = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16; save it so"
+_OTHER_TIFF = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16, or cut off"
 # What is said of images, once for all of them.
 _TRANSPARENT = "are mostly transparent (read as white)"
 _UNDECLARED = "are TIFFs with further bands, not declared as alpha (left out)"
 _SEVERAL = "have several frames, or pages of one size (the first is read)"
-_told: set[str] = set()
 
 
 class BadImage(ValueError):
     """A file that cannot be used as an image; the message names it and says why."""
+
+
+def _warn(remark: str) -> None:
+    warnings.warn(f"some images {remark}", stacklevel=2)  # which Python shows once
 
 
 def is_image_name(name: str) -> bool:
@@ -122,7 +127,7 @@ def read_image(
     name: str | None = None,
     fit: str = "crop",
     max_pixels: int = MAX_PIXELS,
-    remark: Callable[[str], Any] | None = None,
+    remark: Callable[[str], Any] = _warn,
 ) -> np.ndarray:
     """Reads one image by the rules at the head of this file.
 
@@ -133,7 +138,7 @@ def read_image(
       name: the image's name in errors; default the path.
       fit: 'crop', 'pad' or 'stretch'.
       max_pixels: of the image as it is stored.
-      remark: called with what is to be said of it; by default a warning says it of the first one.
+      remark: called with what is to be said of the image, by default in a warning.
 
     Returns:
       uint8 (H, W, C).
@@ -170,7 +175,7 @@ def read_image(
             reason = f"damaged or cut off ({type(error).__name__}: {error})"
         raise BadImage(f"{printable(name)}: {reason}") from error
     for text in remarks:
-        remark(text) if remark else _warn_once(text, name)
+        remark(text)
     return pixels
 
 
@@ -222,7 +227,7 @@ def upright(image: "Image.Image") -> "Image.Image":
     """Applies the EXIF rotation of a Pillow image. Raises BadImage for one that is cut off."""
     try:
         image.load()
-        return _turned(image, _warn_once)
+        return _turned(image, _warn)
     except Exception as error:  # as in `read_image`
         raise BadImage(f"damaged or cut off ({type(error).__name__}: {error})") from error
 
@@ -250,12 +255,6 @@ def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image"
         values = np.asarray(image).astype(np.uint32)
         image = Image.fromarray((values * 65535 // 4095).astype(np.uint16))
     return image
-
-
-def _warn_once(remark: str, name: str = "<image>") -> None:
-    if remark not in _told:
-        _told.add(remark)
-        warnings.warn(f"some images {remark}, {printable(name)} first", stacklevel=3)
 
 
 def holds_image(path: str) -> bool:
@@ -308,16 +307,13 @@ def few(names: Sequence[str]) -> str:
 
 
 class _Counted(io.BytesIO):
-    """A large file in memory that can be read only so often."""
-
-    left = 0
+    """A large file in memory of which Pillow may read but `left` pieces."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """Reads the next bytes. Raises BadImage for what keeps Pillow busy with a few at a time."""
+        """Reads the next bytes. Raises BadImage once nothing is left."""
         self.left -= 1
         if self.left < 0:
-            what = "fill bytes, blanks, comments, chunks or runs"
-            raise BadImage(_TOO_MANY.format(_MOST_READS, what))
+            raise BadImage(_TOO_MANY.format(_MOST_READS, _PIECES))
         return super().read(size)
 
 
@@ -332,7 +328,7 @@ def _open(
     for start, mark, what in _REPEATS:
         if re.match(start, data) and data.count(mark) > _MOST_REPEATS:
             raise BadImage(_TOO_MANY.format(_MOST_REPEATS, what))
-    if data[:2] in (b"II", b"MM"):
+    if data[:4] in _TIFF_HEADS:
         data = _largest_page(data, remark)
     file = io.BytesIO(data) if len(data) < _SMALL_BYTES else _Counted(data)
     file.left = _MOST_READS + len(data) // _BYTES_A_READ
@@ -346,8 +342,8 @@ def _open(
         hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
         if data[4:8] == b"ftyp":
             hint = "HEIC, AVIF or a film; save it as JPEG or PNG"
-        if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-            hint = _OTHER_TIFF
+        if data[:4] in _TIFF_HEADS:
+            hint = f"{_OTHER_TIFF}; save it so"
         raise BadImage(f"not an image ({hint})") from error
     if image.format in ("JPEG", "MPO") and _has_many_scans(data):
         raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
@@ -386,29 +382,31 @@ def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
     none, pages, place, left = (0, 0, 0, b""), {}, at(head, word), len(data)
     while place and place not in pages:
         end = place + short + at(place, short) * entry.size
-        found = memoryview(data)[place + short : end]
-        left -= len(found)
-        if left < 0 or len(pages) == _MOST_PAGES:
+        left -= end - place
+        if left < 0 or end > len(data):
+            break  # damaged from here on
+        if len(pages) == _MOST_PAGES:
             raise BadImage(_TOO_MANY.format(_MOST_PAGES, "pages of a TIFF"))
-        whole = entry.iter_unpack(found[: len(found) // entry.size * entry.size])
-        tags = {tag[0]: tag for tag in whole if tag[0] in _TIFF_TAGS}
+        found = entry.iter_unpack(memoryview(data)[place + short : end])
+        tags = {tag[0]: tag for tag in found if tag[0] in _TIFF_TAGS}
         kind, width, height, samples = (number(*tags.get(tag, none)) for tag in _TIFF_SHAPE)
+        strips = max(tags.get(tag, none)[2] for tag in _TIFF_STRIPS)
         within = kind & _TIFF_REDUCED and _TIFF_INNER in tags  # as in a camera's raw file
-        unread = within or samples > _MOST_SAMPLES
-        pages[place] = 0 if kind & _TIFF_MASK else width * height, unread, tags
+        read = not within and samples <= _MOST_SAMPLES and width * height * strips > 0
+        pages[place] = (not kind & _TIFF_MASK, width * height), strips, read, tags
         place = at(end, word)
-    areas = [area for area, *_ in pages.values()]
-    area, unread, tags = max(pages.values(), key=lambda page: page[0], default=(0, False, {}))
-    if unread:
-        raise BadImage(f"not an image ({_OTHER_TIFF})")
-    if max(tags.get(tag, none)[2] for tag in _TIFF_STRIPS) > _MOST_STRIPS:
+    start = max(pages, key=lambda place: pages[place][0], default=0)
+    area, strips, read, tags = pages.get(start, ((), 0, False, {}))
+    if not read:
+        raise BadImage(f"not an image ({_OTHER_TIFF}; save it so)")
+    if strips > _MOST_STRIPS:
         raise BadImage(_TOO_MANY.format(_MOST_STRIPS, "strips of a TIFF"))
-    if area and areas.count(area) > 1:
+    if [page[0] for page in pages.values()].count(area) > 1:
         remark(_SEVERAL)
-    kept = [entry.pack(*tags[tag]) for tag in sorted(tags)]
-    start, count = len(data).to_bytes(word, order), len(kept).to_bytes(short, order)
-    rest = memoryview(data)[head + word :]
-    return b"".join((data[:head], start, rest, count, *kept, bytes(word))) if area else data
+    page = [entry.pack(*tags[tag]) for tag in sorted(tags)]
+    page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))  # in its place
+    first, rest = memoryview(data)[head + word : start], memoryview(data)[start + len(page) :]
+    return b"".join((data[:head], start.to_bytes(word, order), first, page, rest))
 
 
 def _has_many_scans(data: bytes) -> bool:
@@ -458,13 +456,13 @@ def fit_pillow(
     fit: str,
     *,
     bilinear: bool = False,
-    remark: Callable[[str], Any] = _warn_once,
+    remark: Callable[[str], Any] = _warn,
 ) -> np.ndarray:
     """Fits an upright Pillow image by the rules at the head of this file: uint8 (H, W, C).
 
     Args:
       bilinear: resample bilinearly: on tiny images bicubic resampling rings.
-      remark: called with what is to be said of it.
+      remark: as `read_image`.
     """
     from PIL import Image
 

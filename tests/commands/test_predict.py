@@ -214,7 +214,7 @@ def test_image_files(pictures, tmp_path):
     found = predict.image_files([str(tmp_path / "linked")])
     assert [path.name for path in found] == ["b.png", "c.png", "a.jpg"]
     (pictures / "notes.txt").write_text("x")
-    with pytest.warns(match=r"pictures: left out, as .* images that can be read: 1 \.txt; notes\.t"):
+    with pytest.warns(match=r"pictures: left out, as .* images that can be read: 1 \.txt; n"):
         assert len(predict.image_files([str(pictures)])) == 3
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no images in .*empty"):
