@@ -10,7 +10,6 @@ import contextlib
 import errno
 import functools
 import gzip
-import itertools
 import lzma
 import stat
 import tarfile
@@ -184,7 +183,8 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
             number = f"{count:07d}"
             count += 1
             with open(folder / number, "xb") as file:
-                file.writelines(itertools.chain([head], blocks))
+                file.write(head)
+                file.writelines(blocks)
             if member.name in files:
                 (folder / files[member.name]).unlink()
             files[member.name] = number

@@ -89,8 +89,8 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
                 except OSError as error:  # a link to nowhere; decoding reports an image
                     if is_image_name(entry.name):
                         files.append(File(name, entry.path))
-                    elif error.errno == errno.ELOOP:
-                        loops.append(name)
+                    else:
+                        (loops if error.errno == errno.ELOOP else others).append(name)
                     continue
                 identity = (info.st_dev, info.st_ino)
                 if not stat.S_ISDIR(info.st_mode):
