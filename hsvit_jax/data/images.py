@@ -16,6 +16,7 @@ range and are refused.
 import contextlib
 import errno
 import io
+import math
 import os
 import re
 import stat
@@ -57,7 +58,6 @@ _MOST_REPEATS = 100
 _REPEATS = (
     (b"\xff\xd8", b"Exif\0\0", "EXIF segments of a JPEG"),
     (b"\x89PNG", b"iCCP", "colour profiles of a PNG"),
-    (b"P[123]\\s", b"#", "comments of a plain PNM"),
 )
 # What Pillow reads one by one, in Python: a second for a megabyte.
 _PIECES = "fill bytes, blanks, comments, chunks or runs"
@@ -159,6 +159,8 @@ def read_image(
             # stands for both, as EXIF may turn the image later.
             cover = max(max(image_size) / min(image.size), 1e-9) * 2
             image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
+        if image.format == "PPM" and image.tile[0][0] != "raw":
+            image = _numbers_of_pnm(image, raw)
         image.load()
         image = _turned(image, remarks.append)
         pixels = fit_pillow(image, image_size, channels, fit, remark=remarks.append)
@@ -356,9 +358,8 @@ def _open(
         raise BadImage(f"{width}×{height} pixels; {reason}")
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
-    many = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "PPM": width * height}
-    many["GIF"] = len(data) // 100  # blocks, beside strips, runs and pixels
-    file.left += many.get(image.format, 0)
+    parts = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "GIF": len(data) // 100}
+    file.left += parts.get(image.format, 0)
     if image.tile and image.tile[0][0] == "bmp_rle" and width * height > _MOST_RLE_PIXELS:
         raise BadImage(_TOO_MANY.format(_MOST_RLE_PIXELS, "pixels of a run-length encoded BMP"))
     with contextlib.suppress(Exception):  # of a frame that is not read
@@ -407,6 +408,30 @@ def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
     page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))  # in its place
     first, rest = memoryview(data)[head + word : start], memoryview(data)[start + len(page) :]
     return b"".join((data[:head], start.to_bytes(word, order), first, page, rest))
+
+
+def _numbers_of_pnm(image: "Image.Image", data: bytes) -> "Image.Image":
+    """Reads a PNM of texts, or of a maximum of its own, of which Pillow reads each pixel apart."""
+    from PIL import Image
+
+    codec, _, start, how = image.tile[0]
+    most = 1 if image.mode == "1" else how[-1]
+    shape = (image.height, image.width, len(image.getbands()))
+    count, last = math.prod(shape), 65535 if image.mode == "I" else 255
+    if codec == "ppm":
+        values = np.frombuffer(data, ">u2" if most > 255 else np.uint8, count, start)
+    else:
+        text = re.sub(rb"#[^\r\n]*", b"", data[start:])
+        if image.mode == "1":  # black is 1, and blanks may be left out
+            bits = np.frombuffer(text.translate(None, b" \t\n\v\f\r"), np.uint8, count)
+            values = ord("1") - bits.astype(int)
+        else:
+            values = np.fromstring(text, int, sep=" ")[:count]
+    if len(values) < count or (codec != "ppm" and not 0 <= values.min() <= values.max() <= most):
+        raise BadImage("damaged or cut off")
+    table = np.rint(np.arange(65536) / most * last).clip(0, last)
+    pixels = table.astype(np.uint16 if image.mode == "I" else np.uint8)[values].reshape(shape)
+    return Image.fromarray(pixels[..., 0] if shape[2] == 1 else pixels)
 
 
 def _has_many_scans(data: bytes) -> bool:
