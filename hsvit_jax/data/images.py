@@ -240,9 +240,9 @@ def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image"
     from PIL import Image, ImageOps
 
     tags = getattr(image, "tag_v2", {})
-    alpha = tags.get(_TIFF_EXTRA, ())[:1] in ((1,), (2,))
-    colours = {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(_TIFF_PHOTOMETRIC), 1)
-    if tags.get(_TIFF_SAMPLES, 0) > colours + alpha:
+    alpha = tags and tags.get(_TIFF_EXTRA, ())[:1] in ((1,), (2,))
+    colours = tags and {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(_TIFF_PHOTOMETRIC), 1)
+    if tags and tags.get(_TIFF_SAMPLES, 0) > colours + alpha:
         remark(_UNDECLARED)
         image = image if alpha or image.mode != "RGBA" else image.convert("RGB")
     pgm = image.mode == "I" and image.format == "PPM"
@@ -358,13 +358,14 @@ def _open(
         raise BadImage(f"{width}×{height} pixels; {reason}")
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
-    parts = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "GIF": len(data) // 100}
-    file.left += parts.get(image.format, 0)
-    if image.tile and image.tile[0][0] == "bmp_rle" and width * height > _MOST_RLE_PIXELS:
+    if isinstance(file, _Counted):
+        parts = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "GIF": len(data) // 100}
+        file.left += parts.get(image.format, 0)
+    if width * height > _MOST_RLE_PIXELS and image.tile[:1] and image.tile[0][0] == "bmp_rle":
         raise BadImage(_TOO_MANY.format(_MOST_RLE_PIXELS, "pixels of a run-length encoded BMP"))
-    with contextlib.suppress(Exception):  # of a frame that is not read
-        if image.format in ("GIF", "PNG", "WEBP") and image.is_animated:
-            remark(_SEVERAL)
+    if image.format in ("GIF", "PNG", "WEBP"):
+        with contextlib.suppress(Exception):  # of a frame that is not read
+            image.is_animated and remark(_SEVERAL)
     return image
 
 
