@@ -5,12 +5,11 @@ PNM by its first bytes, of at most 89,478,485 pixels (larger ones are never deco
 frames the first is read, and of a TIFF's pages the largest; EXIF rotation is applied; 16-bit grey
 is divided by 257 and rounded; transparency is composited on white, and a TIFF's further bands that
 it does not declare as alpha are left out; palette, CMYK, bilevel and the rest become RGB or, for
-one channel, ITU-R 601 grey; the image is scaled,
-antialiased bicubic, to just cover the target (for a square target: shorter side to the target) and
-its centre is cut out; or, by choice, to just fit into it with black at its sides, or to its shape
-whatever its own. An image that already has the target's size is not touched, and one that only
-has to be cut is not resampled. Floating-point images and numbers beyond 16 bits have no stated
-range and are refused.
+one channel, ITU-R 601 grey; the image is scaled, antialiased bicubic, to just cover the target (for
+a square target: shorter side to the target) and its centre is cut out; or, by choice, to just fit
+into it with black at its sides, or to its shape whatever its own. An image that already has the
+target's size is not touched, and one that only has to be cut is not resampled. Floating-point
+images and numbers beyond 16 bits have no stated range and are refused.
 """
 
 import contextlib
