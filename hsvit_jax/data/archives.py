@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from hsvit_jax.data.images import few, is_image_name, printable
+from hsvit_jax.data.images import BEGINNINGS, HEAD_BYTES, few, is_image_name, printable
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 MAX_MEMBERS = 5_000_000
@@ -73,10 +73,12 @@ class _Archive:
     def blocks(
         self, opener: Callable[[], IO[bytes]], count: Callable[[bytes], bytes] = bytes
     ) -> Iterator[bytes]:
-        """Reads a member, block by block."""
+        """Reads a member, block by block; the first is small."""
+        size = HEAD_BYTES
         with self.reading(), opener() as file:
-            while block := file.read(_BLOCK):
+            while block := file.read(size):
                 yield count(block)
+                size = _BLOCK
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -158,31 +160,38 @@ def members(path: Path) -> Iterator[Member]:
 
 
 def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """Copies wanted members to numbered files in ``folder``.
+    """Copies images and members of wanted names to numbered files in ``folder``.
 
     Returns:
-      'files', pairs of a member's name and its number, and 'dirs', the names of the folders.
+      'files', pairs of a member's name and its number, 'dirs', the names of the folders, and
+      'others', those of members that are not copied.
 
     Raises:
       BadArchive: see `members`.
     """
     files: dict[str, str] = {}  # of a name that comes again, as of `tar -r`, the last one counts
     dirs: list[str] = []
+    others: list[str] = []
     count = 0
     for member in members(path):
         if member.is_dir:
             dirs.append(member.name.strip("/"))
-        elif wanted(member.name):
+            continue
+        blocks = member.blocks()
+        head = next(blocks, b"")
+        if wanted(member.name) or BEGINNINGS.match(head):
             number = f"{count:07d}"
             count += 1
             with open(folder / number, "xb") as file:
-                file.writelines(member.blocks())
+                file.write(head)
+                file.writelines(blocks)
             if member.name in files:
                 (folder / files[member.name]).unlink()
             files[member.name] = number
         else:  # a folder without images has an entry of its own in some archives only
+            others.append(member.name)
             dirs += [str(outer) for outer in PurePosixPath(member.name).parents][:-1]
-    return {"files": list(files.items()), "dirs": sorted(set(dirs))}
+    return {"files": list(files.items()), "dirs": sorted(set(dirs)), "others": others}
 
 
 def _tar_members(archive: _Archive) -> Iterator[Member]:

@@ -26,7 +26,7 @@ import numpy as np
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 _DAY = 86400.0  # seconds
-_FORMAT = 3  # raise it when the image rules or the layout change: older folders are then unused
+_FORMAT = 4  # raise it when the image rules or the layout change: older folders are then unused
 
 
 def cache_folder(data_dir: Path, name: str, key: dict[str, Any]) -> Path:

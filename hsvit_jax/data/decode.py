@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,8 +73,10 @@ class Items:
     fetch: Callable[[int], tuple[bytes, int]]
     own: bool = False
 
-    def decode(self, index: int, request: Request) -> tuple[np.ndarray, int, bytes]:
-        """Reads one example: image uint8 (H, W, C), label, bytes of the file.
+    def decode(
+        self, index: int, request: Request, remark: Callable[[str], Any] = bool
+    ) -> tuple[np.ndarray, int, bytes]:
+        """Reads one example: image uint8 (H, W, C), label, bytes; `remark` as `read_image`.
 
         Raises:
           BadImage: it cannot be read or decoded.
@@ -84,8 +87,8 @@ class Items:
         except OSError as error:
             why = error.strerror or error
             raise BadImage(f"{printable(name)}: cannot be read: {why}") from error
-        size, channels = request.image_size, request.channels
-        return read_image(raw, size, channels, name=name, fit=request.fit), label, raw
+        how = {"name": name, "fit": request.fit, "remark": remark}
+        return read_image(raw, request.image_size, request.channels, **how), label, raw
 
 
 def items_of_splits(
@@ -144,6 +147,9 @@ def decode_items(
         shutil.rmtree(folder, ignore_errors=True)
     bad = notes["bad"]
     _report_bad(bad, len(items.names), request.on_bad_image)
+    for remark, (count, first) in sorted(notes["remarks"].items()):
+        where = f"{count:,} of {len(items.names):,} images"
+        warnings.warn(f"{where} {remark}, {printable(items.names[first])} first", stacklevel=2)
     if items.own:
         warn_of_copies(len(items.names), notes["copies"], notes["copy"])
     good = np.flatnonzero(arrays["good"])
@@ -166,7 +172,12 @@ def decode_items(
         images = images[good]
 
     def read(index: int) -> np.ndarray:
-        return items.decode(int(good[index]), request)[0]
+        number = int(good[index])
+        image, _, raw = items.decode(number, request)
+        if zlib.crc32(raw) != arrays["checks"][number]:
+            name = printable(items.names[number])
+            raise BadImage(f"{name}: replaced or changed after it was checked; start again")
+        return image
 
     names = np.array(items.names, object)[good]
     return Source(Split(labels, images, read, names), parts, class_names, notes["content"])
@@ -195,21 +206,26 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
     if resident:
         shape = (total, *request.image_size, request.channels)
         images = new_array(scratch / "images.npy", np.uint8, shape)
-    labels = np.zeros(total, np.int32)
+    labels, checks = np.zeros(total, np.int32), np.zeros(total, np.uint32)
+    remarks: dict[str, list[int]] = {}
     digests: list[bytes] = [b""] * total
     reasons: dict[int, str] = {}
     unread = []
 
     def decode(indices: range) -> int:
         for i in indices:
+            said: list[str] = []
             try:
-                image, labels[i], raw = items.decode(i, request)
+                image, labels[i], raw = items.decode(i, request, said.append)
             except BadImage as error:
                 reasons[i] = str(error)
                 why = error.__cause__
                 if isinstance(why, MemoryError) or getattr(why, "errno", None) not in _LASTING:
                     unread.append(i)
                 continue
+            for remark in said:
+                remarks.setdefault(remark, []).append(i)
+            checks[i] = zlib.crc32(raw)
             digests[i] = hashlib.sha256(raw).digest()
             if images is not None:
                 images[i] = image
@@ -232,6 +248,8 @@ def _build(items: Items, scratch: Path, request: Request, resident: bool) -> dic
             content.update(b"%d %d " % (part, label) + digest)
     copies, copy = count_copies(digests, lambda i, j: f"{items.names[i]} of {items.names[j]}")
     np.save(scratch / "labels.npy", labels)
+    np.save(scratch / "checks.npy", checks)
     np.save(scratch / "good.npy", np.array([bool(digest) for digest in digests]))
     notes = {"bad": bad, "copies": copies, "copy": copy, "unread": bool(unread)}
+    notes["remarks"] = {remark: (len(of), min(of)) for remark, of in remarks.items()}
     return notes | {"content": content.hexdigest()}

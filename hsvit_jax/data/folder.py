@@ -16,7 +16,7 @@ from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, decode_items
 from hsvit_jax.data.images import is_image_name, peek, printable, read_file
-from hsvit_jax.data.listing import HIDDEN, LAYOUT, File, Listing, Tree, arrange, walk
+from hsvit_jax.data.listing import HIDDEN, LAYOUT, File, Listing, Tree, arrange, tell_others, walk
 
 
 def find_listing(
@@ -81,13 +81,17 @@ def unpack_once(
     if not {number for _, number in index["files"]} <= set(os.listdir(folder)):
         shutil.rmtree(folder, ignore_errors=True)  # what clears temporary folders took some
         _, index = read_or_build(folder, build)
+
+    def shown(name: str) -> bool:
+        return not any(part.startswith(HIDDEN) for part in name.split("/"))
+
     files = [
-        File(name, os.fspath(folder / number))
-        for name, number in index["files"]
-        if not any(part.startswith(HIDDEN) for part in name.split("/"))
+        File(name, os.fspath(folder / number)) for name, number in index["files"] if shown(name)
     ]
     dirs = set(index["dirs"]) | {file.name.rpartition("/")[0] for file in files} - {""}
-    return Tree(where, tuple(sorted(files)), frozenset(dirs))
+    tree = Tree(where, tuple(sorted(files)), frozenset(dirs))
+    tell_others(tree, [*filter(shown, index["others"])])
+    return tree
 
 
 def describe_files(

@@ -1,24 +1,28 @@
 """Images of any format as uint8 (H, W, C), by one rule.
 
-In order: the file must be a regular one of at most 256 MiB, in JPEG, PNG, GIF (first frame), BMP,
-WebP, TIFF or PNM, of at most 89,478,485 pixels (larger ones are never decoded); EXIF rotation is
-applied; 16-bit grey is divided by 257 and rounded; transparency is composited on white; palette,
-CMYK, bilevel and the rest become RGB or, for one channel, ITU-R 601 grey; the image is scaled,
-antialiased bicubic, to just cover the target (for a square target: shorter side to the target) and
-its centre is cut out; or, by choice, to just fit into it with black at its sides, or to its shape
-whatever its own. An image that already has the target's size is not touched, and one that only
-has to be cut is not resampled. Floating-point images and numbers beyond 16 bits have no stated
-range and are refused.
+In order: the file must be a regular one of at most 256 MiB, in JPEG, PNG, GIF, BMP, WebP, TIFF or
+PNM by its first bytes, of at most 89,478,485 pixels (larger ones are never decoded); of several
+frames the first is read, and of a TIFF's pages the largest; EXIF rotation is applied; 16-bit grey
+is divided by 257 and rounded; transparency is composited on white, and a TIFF's further bands that
+it does not declare as alpha are left out; palette, CMYK, bilevel and the rest become RGB or, for
+one channel, ITU-R 601 grey; the image is scaled, antialiased bicubic, to just cover the target (for
+a square target: shorter side to the target) and its centre is cut out; or, by choice, to just fit
+into it with black at its sides, or to its shape whatever its own. An image that already has the
+target's size is not touched, and one that only has to be cut is not resampled. Floating-point
+images and numbers beyond 16 bits have no stated range and are refused.
 """
 
 import contextlib
 import errno
 import io
+import math
 import os
 import re
 import stat
+import struct
 import unicodedata
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +37,14 @@ _EXTENSIONS = {"jpg", "jpeg", "jpe", "jfif", "mpo", "png", "apng", "gif", "bmp",
 _EXTENSIONS |= {"tif", "tiff", "ppm", "pgm", "pbm", "pnm"}
 # Not read, but refused by name, as passing them over would lose images.
 _EXTENSIONS |= {"heic", "heif", "avif", "jp2", "jxl", "tga"}
+#: How images of these formats begin, in the first `HEAD_BYTES`.
+BEGINNINGS = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP|II[*+]\0|MM\0[*+]"
+    rb"|BM.{12}[\x0c(48@l|]\0\0\0|P[1-6]\s+(#|\d+\s+\d+\s)"
+    rb"|.{4}ftyp(he[iv]|mif1|msf1|avi[fs])|\0\0\0\x0c(jP  |JXL )|\xff\x0a|\xffO\xffQ",
+    re.DOTALL,
+)
+HEAD_BYTES = 32
 # Naming the formats keeps Pillow from trying others, some of which start external programs.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 # Of a JPEG: a scan of a few bytes is decoded over the whole image. The limit is that of libtiff.
@@ -45,21 +57,39 @@ _MOST_REPEATS = 100
 _REPEATS = (
     (b"\xff\xd8", b"Exif\0\0", "EXIF segments of a JPEG"),
     (b"\x89PNG", b"iCCP", "colour profiles of a PNG"),
-    (b"P[123]\\s", b"#", "comments of a plain PNM"),
 )
+# What Pillow reads one by one, in Python: a second for a megabyte.
+_PIECES = "fill bytes, blanks, comments, chunks or runs"
+_SMALL_BYTES, _MOST_READS, _BYTES_A_READ = 1 << 16, 50_000, 512
+_MOST_RLE_PIXELS = 1 << 21
+_TIFF_HEADS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"MM*\0", b"II\0*")
 # Of a TIFF: a row of a large picture may be a strip of its own.
 _MOST_STRIPS = 100_000
-_TIFF_STRIPS, _TIFF_TILES, _BIG_TIFF = 273, 324, 43
-_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES = 258, 262, 284
-_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT = 322, 323
+_MOST_PAGES, _MOST_SAMPLES, _BIG_TIFF = 10_000, 6, 43
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLES, _TIFF_PLANES, _TIFF_EXTRA = 258, 262, 277, 284, 338
+_TIFF_TILE_WIDTH, _TIFF_TILE_HEIGHT, _TIFF_STRIPS, _TIFF_INNER = 322, 323, (273, 324), 330
+_TIFF_SHAPE = 254, 256, 257, _TIFF_SAMPLES  # kind of page, width, height
+_TIFF_REDUCED, _TIFF_MASK = 1, 4  # bits of the kind
+# What pixels depend on: for each other tag that is damaged, Pillow and libtiff print a line.
+_TIFF_TAGS = {*range(254, 260), 262, 266, 273, 274, *range(277, 280), 284, 292, 293, 317, 320}
+_TIFF_TAGS |= {*range(322, 326), 330, 332, 338, 339, 347, *range(512, 522), *range(529, 533), 700}
 _MAX_SIDE = 8192  # of a network's images, as data.image_size
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"})
 _TOO_LARGE = "more than {:,} pixels are refused (decompression bomb); shrink it first"
 _TOO_MANY = "more than {:,} {} are refused (decompression bomb); save it again"
+_OTHER_TIFF = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16, or cut off"
+# What is said of images, once for all of them.
+_TRANSPARENT = "are mostly transparent (read as white)"
+_UNDECLARED = "are TIFFs with further bands, not declared as alpha (left out)"
+_SEVERAL = "have several frames, or pages of one size (the first is read)"
 
 
 class BadImage(ValueError):
     """A file that cannot be used as an image; the message names it and says why."""
+
+
+def _warn(remark: str) -> None:
+    warnings.warn(f"some images {remark}", stacklevel=2)  # which Python shows once
 
 
 def is_image_name(name: str) -> bool:
@@ -96,6 +126,7 @@ def read_image(
     name: str | None = None,
     fit: str = "crop",
     max_pixels: int = MAX_PIXELS,
+    remark: Callable[[str], Any] = _warn,
 ) -> np.ndarray:
     """Reads one image by the rules at the head of this file.
 
@@ -106,6 +137,7 @@ def read_image(
       name: the image's name in errors; default the path.
       fit: 'crop', 'pad' or 'stretch'.
       max_pixels: of the image as it is stored.
+      remark: called with what is to be said of the image, by default in a warning.
 
     Returns:
       uint8 (H, W, C).
@@ -116,17 +148,21 @@ def read_image(
     """
     check_shape(image_size, channels, fit)
     name = name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
+    remarks: list[str] = []
     try:
         raw = source if isinstance(source, bytes) else read_file(os.path.expanduser(source))
-        image = _open(raw, min(max_pixels, MAX_PIXELS))
+        image = _open(raw, min(max_pixels, MAX_PIXELS), remarks.append)
         if image.format in ("JPEG", "MPO"):
             # Decoding at half, quarter or eighth size is several times faster; asking for twice the
             # target leaves the antialiasing filter enough to work with. The longer target side
             # stands for both, as EXIF may turn the image later.
             cover = max(max(image_size) / min(image.size), 1e-9) * 2
             image.draft(None, tuple(int(n * cover) + 1 for n in image.size))
+        if image.format == "PPM" and image.tile[0][0] != "raw":
+            image = _numbers_of_pnm(image, raw)
         image.load()
-        return fit_pillow(_turned(image), image_size, channels, fit)
+        image = _turned(image, remarks.append)
+        pixels = fit_pillow(image, image_size, channels, fit, remark=remarks.append)
     except Exception as error:  # damaged files make Pillow raise nearly anything
         if isinstance(error, BadImage):
             reason = str(error)
@@ -139,6 +175,9 @@ def read_image(
         else:
             reason = f"damaged or cut off ({type(error).__name__}: {error})"
         raise BadImage(f"{printable(name)}: {reason}") from error
+    for text in remarks:
+        remark(text)
+    return pixels
 
 
 def fit_image(
@@ -189,17 +228,22 @@ def upright(image: "Image.Image") -> "Image.Image":
     """Applies the EXIF rotation of a Pillow image. Raises BadImage for one that is cut off."""
     try:
         image.load()
-        return _turned(image)
+        return _turned(image, _warn)
     except Exception as error:  # as in `read_image`
         raise BadImage(f"damaged or cut off ({type(error).__name__}: {error})") from error
 
 
-def _turned(image: "Image.Image") -> "Image.Image":
+def _turned(image: "Image.Image", remark: Callable[[str], Any]) -> "Image.Image":
     """Applies the EXIF rotation, if it can be read, a TIFF's white for zero or 12 bits, and the 16
-    of a PGM, whose mode is that of 32."""
+    of a PGM, whose mode is that of 32; drops what a TIFF does not declare as alpha."""
     from PIL import Image, ImageOps
 
     tags = getattr(image, "tag_v2", {})
+    alpha = tags and tags.get(_TIFF_EXTRA, ())[:1] in ((1,), (2,))
+    colours = tags and {2: 3, 5: 4, 6: 3, 8: 3}.get(tags.get(_TIFF_PHOTOMETRIC), 1)
+    if tags and tags.get(_TIFF_SAMPLES, 0) > colours + alpha:
+        remark(_UNDECLARED)
+        image = image if alpha or image.mode != "RGBA" else image.convert("RGB")
     pgm = image.mode == "I" and image.format == "PPM"
     white_is_zero, bits = tags.get(_TIFF_PHOTOMETRIC) == 0, tags.get(_TIFF_BITS)
     with contextlib.suppress(Exception):  # as many kinds as there are mistakes in the data
@@ -214,8 +258,15 @@ def _turned(image: "Image.Image") -> "Image.Image":
     return image
 
 
-def read_file(path: str | Path) -> bytes:
-    """Reads a regular file; pipes and devices may have no end.
+def holds_image(path: str) -> bool:
+    """Whether a file begins as an image; false for one that cannot be read."""
+    with contextlib.suppress(OSError):
+        return BEGINNINGS.match(read_file(path, HEAD_BYTES)) is not None
+    return False
+
+
+def read_file(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
+    """Reads a regular file, or its first bytes; pipes and devices may have no end.
 
     Raises:
       OSError: it is no regular file, is larger than MAX_FILE_BYTES, or cannot be read.
@@ -228,7 +279,7 @@ def read_file(path: str | Path) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
         if info.st_size > MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_FILE_BYTES >> 20} MiB", os.fspath(path))
-        return file.read(info.st_size)
+        return file.read(min(info.st_size, most))
 
 
 def peek(data: bytes) -> tuple[int, bool] | None:
@@ -256,25 +307,44 @@ def few(names: Sequence[str]) -> str:
     return (", ".join(map(printable, names[:5])) or "none") + more
 
 
-def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
+class _Counted(io.BytesIO):
+    """A large file in memory of which Pillow may read but `left` pieces."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Reads the next bytes. Raises BadImage once nothing is left."""
+        self.left -= 1
+        if self.left < 0:
+            raise BadImage(_TOO_MANY.format(_MOST_READS, _PIECES))
+        return super().read(size)
+
+
+def _open(
+    data: bytes, max_pixels: int = MAX_PIXELS, remark: Callable[[str], Any] = bool
+) -> "Image.Image":
     """Opens an image, which reads its header only, and refuses one that must not be decoded."""
     from PIL import Image, UnidentifiedImageError
 
     if not data:
         raise BadImage("the file is empty")
-    _check_header(data)
+    for start, mark, what in _REPEATS:
+        if re.match(start, data) and data.count(mark) > _MOST_REPEATS:
+            raise BadImage(_TOO_MANY.format(_MOST_REPEATS, what))
+    if data[:4] in _TIFF_HEADS:
+        data = _largest_page(data, remark)
+    file = io.BytesIO(data) if len(data) < _SMALL_BYTES else _Counted(data)
+    file.left = _MOST_READS + len(data) // _BYTES_A_READ
     Image.init()
     formats = [name for name in _FORMATS if name in Image.OPEN]  # Pillow can be built without some
     try:
-        image = Image.open(io.BytesIO(data), formats=formats)
+        image = Image.open(file, formats=formats)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImage(_TOO_LARGE.format(max_pixels)) from error
     except UnidentifiedImageError as error:
         hint = "HTML" if data[:200].lstrip()[:1] == b"<" else "neither JPEG nor PNG nor the like"
         if data[4:8] == b"ftyp":
             hint = "HEIC, AVIF or a film; save it as JPEG or PNG"
-        if data[:4] in (b"II*\0", b"MM\0*"):
-            hint = "a TIFF of another kind than 1, 3 or 4 bands of 8 bits or 1 of 16; save it so"
+        if data[:4] in _TIFF_HEADS:
+            hint = f"{_OTHER_TIFF}; save it so"
         raise BadImage(f"not an image ({hint})") from error
     if image.format in ("JPEG", "MPO") and _has_many_scans(data):
         raise BadImage(_TOO_MANY.format(_MOST_SCANS, "scans of a JPEG"))
@@ -287,27 +357,81 @@ def _open(data: bytes, max_pixels: int = MAX_PIXELS) -> "Image.Image":
         raise BadImage(f"{width}×{height} pixels; {reason}")
     if tags.get(_TIFF_PLANES) == 2 and max(tags.get(_TIFF_BITS, (8,))) > 8:  # Pillow mixes them up
         raise BadImage("a TIFF with a plane of 16 bits for each colour; save it as 8-bit RGB")
+    if isinstance(file, _Counted):
+        parts = {"TIFF": _MOST_STRIPS, "BMP": 2 * width * height, "GIF": len(data) // 100}
+        file.left += parts.get(image.format, 0)
+    if width * height > _MOST_RLE_PIXELS and image.tile[:1] and image.tile[0][0] == "bmp_rle":
+        raise BadImage(_TOO_MANY.format(_MOST_RLE_PIXELS, "pixels of a run-length encoded BMP"))
+    if image.format in ("GIF", "PNG", "WEBP"):
+        with contextlib.suppress(Exception):  # of a frame that is not read
+            image.is_animated and remark(_SEVERAL)
     return image
 
 
-def _check_header(data: bytes) -> None:
-    """Refuses a file whose header alone keeps Pillow busy: it is not opened."""
-    for start, mark, what in _REPEATS:
-        if re.match(start, data) and data.count(mark) > _MOST_REPEATS:
-            raise BadImage(_TOO_MANY.format(_MOST_REPEATS, what))
-    if data[:2] not in (b"II", b"MM"):
-        return
-    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+def _largest_page(data: bytes, remark: Callable[[str], Any]) -> bytes:
+    """A TIFF's largest page, the first of equal ones, with the tags that its pixels need alone."""
+    order, big = "little" if data[:2] == b"II" else "big", _BIG_TIFF in data[2:4]
+    head, short, word = (8, 8, 8) if big else (4, 2, 4)  # bytes
+    entry = struct.Struct("<>"[order == "big"] + ("HHQ8s" if big else "HHI4s"))
 
-    strips = 0
-    with contextlib.suppress(Exception):  # as in `read_image`; opening the file says what is wrong
-        tags = ImageFileDirectory_v2(data[: 16 if data[2] == _BIG_TIFF else 8])
-        file = io.BytesIO(data)
-        file.seek(tags.next)
-        tags.load(file)
-        strips = max(len(tags.get(tag, ())) for tag in (_TIFF_STRIPS, _TIFF_TILES))
+    def at(start: int, size: int) -> int:
+        return int.from_bytes(data[start : start + size], order)
+
+    def number(_: int, kind: int, count: int, value: bytes) -> int:
+        return int.from_bytes(value[: {1: 1, 3: 2, 16: 8}.get(kind, 4)], order)
+
+    none, pages, place, left = (0, 0, 0, b""), {}, at(head, word), len(data)
+    while place and place not in pages:
+        end = place + short + at(place, short) * entry.size
+        left -= end - place
+        if left < 0 or end > len(data):
+            break  # damaged from here on
+        if len(pages) == _MOST_PAGES:
+            raise BadImage(_TOO_MANY.format(_MOST_PAGES, "pages of a TIFF"))
+        found = entry.iter_unpack(memoryview(data)[place + short : end])
+        tags = {tag[0]: tag for tag in found if tag[0] in _TIFF_TAGS}
+        kind, width, height, samples = (number(*tags.get(tag, none)) for tag in _TIFF_SHAPE)
+        strips = max(tags.get(tag, none)[2] for tag in _TIFF_STRIPS)
+        within = kind & _TIFF_REDUCED and _TIFF_INNER in tags  # as in a camera's raw file
+        read = not within and samples <= _MOST_SAMPLES and width * height * strips > 0
+        pages[place] = (not kind & _TIFF_MASK, width * height), strips, read, tags
+        place = at(end, word)
+    start = max(pages, key=lambda place: pages[place][0], default=0)
+    area, strips, read, tags = pages.get(start, ((), 0, False, {}))
+    if not read:
+        raise BadImage(f"not an image ({_OTHER_TIFF}; save it so)")
     if strips > _MOST_STRIPS:
         raise BadImage(_TOO_MANY.format(_MOST_STRIPS, "strips of a TIFF"))
+    if [page[0] for page in pages.values()].count(area) > 1:
+        remark(_SEVERAL)
+    page = [entry.pack(*tags[tag]) for tag in sorted(tags)]
+    page = b"".join((len(page).to_bytes(short, order), *page, bytes(word)))  # in its place
+    first, rest = memoryview(data)[head + word : start], memoryview(data)[start + len(page) :]
+    return b"".join((data[:head], start.to_bytes(word, order), first, page, rest))
+
+
+def _numbers_of_pnm(image: "Image.Image", data: bytes) -> "Image.Image":
+    """Reads a PNM of texts, or of a maximum of its own, of which Pillow reads each pixel apart."""
+    from PIL import Image
+
+    codec, _, start, how = image.tile[0]
+    most = 1 if image.mode == "1" else how[-1]
+    shape = (image.height, image.width, len(image.getbands()))
+    count, last = math.prod(shape), 65535 if image.mode == "I" else 255
+    if codec == "ppm":
+        values = np.frombuffer(data, ">u2" if most > 255 else np.uint8, count, start)
+    else:
+        text = re.sub(rb"#[^\r\n]*", b"", data[start:])
+        if image.mode == "1":  # black is 1, and blanks may be left out
+            bits = np.frombuffer(text.translate(None, b" \t\n\v\f\r"), np.uint8, count)
+            values = ord("1") - bits.astype(int)
+        else:
+            values = np.fromstring(text, int, sep=" ")[:count]
+    if len(values) < count or (codec != "ppm" and not 0 <= values.min() <= values.max() <= most):
+        raise BadImage("damaged or cut off")
+    table = np.rint(np.arange(65536) / most * last).clip(0, last)
+    pixels = table.astype(np.uint16 if image.mode == "I" else np.uint8)[values].reshape(shape)
+    return Image.fromarray(pixels[..., 0] if shape[2] == 1 else pixels)
 
 
 def _has_many_scans(data: bytes) -> bool:
@@ -315,13 +439,16 @@ def _has_many_scans(data: bytes) -> bool:
     if data.count(b"\xff" + _SCAN) <= _MOST_SCANS:  # fast, but other data may hold them, too
         return False
     place, scans = 2, 0
-    while (found := _JPEG_MARKER.search(data, place)) and found[1] != _END:
+    for _ in range(_MOST_READS):
+        found = _JPEG_MARKER.search(data, place)
+        if not found or found[1] == _END:
+            return scans > _MOST_SCANS
         scans += found[1] == _SCAN
         place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    return scans > _MOST_SCANS
+    return True
 
 
-def _convert(image: "Image.Image", channels: int) -> "Image.Image":
+def _convert(image: "Image.Image", channels: int, remark: Callable[[str], Any]) -> "Image.Image":
     """Converts to mode L or RGB without saturating 16 bits and without losing transparency."""
     from PIL import Image
 
@@ -334,7 +461,9 @@ def _convert(image: "Image.Image", channels: int) -> "Image.Image":
         kind = "32-bit integer" if image.mode == "I" else "floating-point"
         raise BadImage(f"{kind} image without a stated range; save it as 8 or 16 bits")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        image = image.convert("RGBA")
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        if np.asarray(image.getchannel("A")).mean() < 128:
+            remark(_TRANSPARENT)
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     try:
@@ -352,18 +481,20 @@ def fit_pillow(
     fit: str,
     *,
     bilinear: bool = False,
+    remark: Callable[[str], Any] = _warn,
 ) -> np.ndarray:
     """Fits an upright Pillow image by the rules at the head of this file: uint8 (H, W, C).
 
     Args:
       bilinear: resample bilinearly: on tiny images bicubic resampling rings.
+      remark: as `read_image`.
     """
     from PIL import Image
 
     if not (image.width and image.height):
         raise BadImage(f"a picture of {image.width}×{image.height} pixels")
     resample = Image.Resampling.BILINEAR if bilinear else Image.Resampling.BICUBIC
-    image = _convert(image, channels)
+    image = _convert(image, channels, remark)
     height, width = image_size
     scales = height / image.height, width / image.width
     if fit == "pad":

@@ -6,18 +6,19 @@ import re
 import stat
 import unicodedata
 import warnings
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
-from hsvit_jax.data.images import few, is_image_name, is_printable, printable
+from hsvit_jax.data.images import few, holds_image, is_image_name, is_printable, printable
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 _SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
-#: What names begin with that are passed over, such as Synology's folders of thumbnails.
-HIDDEN = (".", "@eaDir", "__MACOSX")
+#: What names begin with that are passed over: hidden ones, and what systems put beside images.
+HIDDEN = (".", "@eaDir", "__MACOSX", "Thumbs.db", "ehthumbs", "desktop.ini")
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
     "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz of the "
@@ -68,13 +69,13 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
     thumbnails are passed over, links followed.
 
     Links that lead back to a folder they are in, or to themselves, are left out with a warning, as
-    are files in folders whose names have no extension.
+    are files beside images that are none by their names and none by their first bytes.
     """
     files: list[File] = []
     dirs: set[str] = set()
     outer = root.stat()
     loops: list[str] = []
-    bare: list[str] = []
+    others: list[str] = []
     stack = [(os.fspath(root), "", frozenset({(outer.st_dev, outer.st_ino)}))]
     while stack:
         path, inside, ancestors = stack.pop()
@@ -88,15 +89,16 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
                 except OSError as error:  # a link to nowhere; decoding reports an image
                     if is_image_name(entry.name):
                         files.append(File(name, entry.path))
-                    elif error.errno == errno.ELOOP:
-                        loops.append(name)
+                    else:
+                        (loops if error.errno == errno.ELOOP else others).append(name)
                     continue
                 identity = (info.st_dev, info.st_ino)
                 if not stat.S_ISDIR(info.st_mode):
-                    if is_image_name(entry.name) or entry.name.endswith(extra_suffixes):
+                    known = is_image_name(entry.name) or entry.name.endswith(extra_suffixes)
+                    if known or holds_image(entry.path):
                         files.append(File(name, entry.path, info.st_size, info.st_ctime_ns))
-                    elif inside and "." not in entry.name:
-                        bare.append(name)
+                    else:
+                        others.append(name)
                 elif identity in ancestors:
                     loops.append(name)
                 else:
@@ -107,13 +109,24 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
             f"links in {root} that lead in a circle are not followed: {few(sorted(loops))}",
             stacklevel=2,
         )
-    if bare:
+    tree = Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs))
+    tell_others(tree, others)
+    return tree
+
+
+def tell_others(tree: Tree, others: Collection[str]) -> None:
+    """Warns of files that are no images, by their endings; not of those beside folders alone."""
+    held = {file.name.rpartition("/")[0] for file in tree.files}
+    outer = {name.rpartition("/")[0] for name in tree.dirs} - held
+    others = [name for name in others if name.rpartition("/")[0] not in outer]
+    if others:
+        ends = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in others)
+        count = few([f"{count:,} {end}" for end, count in ends.most_common()])
         warnings.warn(
-            f"{len(bare)} files in folders of {root} have no extension, {printable(min(bare))} "
-            "first, and are not taken for images",
-            stacklevel=2,
+            f"{tree.where}: left out, as they are no images that can be read: {count}; "
+            f"{printable(min(others))} first",
+            stacklevel=3,
         )
-    return Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs))
 
 
 def arrange(tree: Tree, test_only: bool = False) -> Listing:

@@ -23,9 +23,9 @@ def test_every_image_of_every_batch_is_decoded(config, monkeypatch):
     seen = []
     read_image = decode.read_image
 
-    def read(raw, image_size, channels, *, name, fit):
+    def read(raw, image_size, channels, *, name, **how):
         seen.append(name)
-        return read_image(raw, image_size, channels, name=name, fit=fit)
+        return read_image(raw, image_size, channels, name=name, **how)
 
     monkeypatch.setattr(decode, "read_image", read)
     speed = decode_speed.measure(loaded, steps=3, warmup=2)

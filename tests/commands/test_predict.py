@@ -197,7 +197,7 @@ def pictures(tmp_path):
     Image.fromarray(grey).save(folder / "b.png")
     Image.fromarray(np.stack([grey] * 3, -1)).resize((50, 40)).save(folder / "more" / "a.jpg")
     (folder / "c.png").write_bytes(b"no image")
-    (folder / "notes.txt").write_text("x")
+    (folder / "Thumbs.db").write_text("x")
     (folder / ".hidden.png").write_bytes(b"")
     (folder / ".cache").mkdir()
     (folder / ".cache" / "d.png").write_bytes(b"")
@@ -213,12 +213,15 @@ def test_image_files(pictures, tmp_path):
     (tmp_path / "linked" / "photos").symlink_to(pictures)
     found = predict.image_files([str(tmp_path / "linked")])
     assert [path.name for path in found] == ["b.png", "c.png", "a.jpg"]
+    (pictures / "notes.txt").write_text("x")
+    with pytest.warns(match=r"pictures: left out, as .* images that can be read: 1 \.txt; n"):
+        assert len(predict.image_files([str(pictures)])) == 3
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no images in .*empty"):
         predict.image_files([str(tmp_path / "empty")])
     for name in ("x.png", "x" * 300 + ".png"):
         with pytest.raises(ValueError, match=r"no such file or folder: .*x.png"):
-            predict.image_files([str(pictures), str(tmp_path / name)])
+            predict.image_files([str(pictures / "b.png"), str(tmp_path / name)])
 
 
 def test_a_bad_file_spoils_no_other(classifier, pictures):

@@ -17,7 +17,9 @@ from PIL import Image
 from support.data_files import class_folders
 
 from hsvit_jax import data
+from hsvit_jax.commands import predict
 from hsvit_jax.data import archives, cache, folder, images
+from hsvit_jax.data.stream import stream_batches
 
 
 def put(path: Path, value: int, size=(6, 6), mode: str = "RGB") -> Path:
@@ -114,9 +116,79 @@ def test_what_a_folder_holds_beside_images(tmp_path, load):
     put(root / "cat/@eaDir/000.png", 1)
     (root / "LICENSE").write_text("of the set")
     assert sizes(load(root)) == (24, 8, 8)
-    (root / "cat/photo").write_bytes((root / "cat/000.png").read_bytes())
-    with pytest.warns(UserWarning, match="1 files in folders .* no extension, cat/photo first"):
+    (root / "cat/photo").write_text("of a cat")
+    with pytest.warns(match="no images that can be read: 1 without ending; cat/photo first"):
         assert sizes(load(root)) == (24, 8, 8)
+
+
+def test_first_bytes_tell_an_image_and_what_is_none_is_counted(tmp_path, load):
+    """Whatever the ending, in a folder, an archive, and a folder for `predict`."""
+    root = make(tmp_path / "set", {"": 20})
+    kinds = {".JPG": "JPEG", ".jpg?w=640": "JPEG", ".jpeg.1": "JPEG", ".jpg_large": "JPEG"}
+    kinds |= {"": "PNG", ".webp": "PNG", ".txt": "GIF", ".tif~": "TIFF", ".b": "BMP", ".w": "WEBP"}
+    kinds |= {".p": "PPM"}
+    for i, (end, kind) in enumerate(kinds.items()):
+        image = Image.new("RGB", (6, 6), (200, 3 * i, 9))
+        image.save(root / f"dog/odd{i}{end}", kind)
+    for name in (".DS_Store", "cat/.DS_Store", "cat/Thumbs.db", "dog/desktop.ini", "README.md"):
+        (root / name).write_bytes(b"BM\0\1 P5 no image")
+    assert sum(sizes(load(root))) == 51
+    others = {"a.txt": b"P2 is the second", "b.TXT": b"BM", "c.mp4": b"\0\0\0\x18ftypisom"}
+    others |= {"d": b"GIF of a dog", "e.npy": b"\x93NUMPY", "f.ico": b"\0\0\1\0", "g.txt": b""}
+    for name, content in others.items():
+        (root / "dog" / name).write_bytes(content)
+    os.mkfifo(root / "dog/h.pipe")
+    with pytest.warns() as warned:
+        whole = load(root)
+    (root / "dog/h.pipe").unlink()
+    assert sum(sizes(whole)) == 51 and len(warned) == 1 and ": 3 .txt, " in str(warned[0].message)
+    assert str(warned[0].message).endswith(" and 1 more; dog/a.txt first")
+    for name in ("a.zip", "a.tar.gz"):
+        path = pack(root, tmp_path / name)
+        for _ in range(2):  # from the cache too
+            with pytest.warns(match=r"left out, as they are .*: 3 \.txt, .*dog/a\.txt first"):
+                assert load(path).fingerprint == whole.fingerprint
+    with pytest.warns(match=r": 3 \.txt, .* first"):
+        assert len(predict.image_files([str(root / "dog")])) == 31
+    (root / "dog/photo.part").write_bytes((root / "dog/odd0.JPG").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"photo\.part: damaged or cut off"), pytest.warns():
+        load(root)
+
+
+def test_remarks_on_images_are_counted(tmp_path, load):
+    root = make(tmp_path / "set", {"": 10})
+    for i in range(3):
+        Image.new("RGBA", (6, 6), (9, 9, i, 20)).save(root / f"cat/clear{i}.png")
+    frames = [Image.new("L", (6, 6), value) for value in (3, 4)]
+    frames[0].save(root / "dog/film.gif", save_all=True, append_images=frames[1:])
+    for _ in range(2):  # from the cache too
+        with pytest.warns() as warned:
+            load(root)
+        said = sorted(str(w.message).replace(str(root), "") for w in warned)
+        assert said == [
+            "1 of 24 images have several frames, or pages of one size (the first is read), "
+            "/dog/film.gif first",
+            "3 of 24 images are mostly transparent (read as white), /cat/clear0.png first",
+        ]
+
+
+def test_a_streamed_image_that_is_replaced_is_noticed(tmp_path, load):
+    """By another one of the same size and time, too."""
+    root = make(tmp_path / "set", {"train": 10, "test": 3})
+    for path in root.rglob("*.png"):
+        os.utime(path, (1e9, 1e9))
+    streamed = load(root, resident_limit_bytes=1)
+    before = streamed.test.gather(range(6))
+    (root / "test/cat/000.png").touch()
+    np.testing.assert_array_equal(streamed.test.gather(range(6)), before)
+    (root / "test/cat/000.png").rename(tmp_path / "aside")
+    (root / "test/cat/001.png").rename(root / "test/cat/000.png")
+    (tmp_path / "aside").rename(root / "test/cat/001.png")
+    with pytest.raises(data.BadImage, match=r"cat/000\.png: replaced or changed after"):
+        streamed.test.gather([0])
+    batches = stream_batches(streamed.test, iter([np.arange(2)]))
+    with pytest.raises(data.BadImage, match="replaced or changed after it was checked; start"):
+        next(batches)
 
 
 def test_labels_follow_the_folders(tmp_path, load):
@@ -171,7 +243,7 @@ def test_a_class_of_an_archive_needs_images_as_a_folder_s_does(tmp_path, load):
         for file in (file for file in root.rglob("*") if file.is_file()):
             archive.write(file, file.relative_to(root).as_posix())
         archive.writestr("emu/heic/readme.txt", "later")
-    with pytest.raises(ValueError, match=r"without images in .*: emu;"):
+    with pytest.warns(), pytest.raises(ValueError, match=r"without images in .*: emu;"):
         load(tmp_path / "set.zip")
 
 
@@ -294,10 +366,10 @@ def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch)
         assert sum(sizes(load(root, on_bad_image="skip"))) == 19
     monkeypatch.undo()
 
-    def hungry(image, *rest):
+    def hungry(image, *rest, **how):
         if image.getpixel((0, 0)) == (3, 252, 7):
             raise MemoryError
-        return fit(image, *rest)
+        return fit(image, *rest, **how)
 
     fit = images.fit_pillow
     monkeypatch.setattr(images, "fit_pillow", hungry)
@@ -354,7 +426,7 @@ def test_copies_of_an_image_are_named(tmp_path, load):
 
 def test_hidden_and_other_files_are_passed_over(tmp_path, load):
     root = make(tmp_path / "set", {"": 10})
-    for name in (".DS_Store", "cat/._000.png", "cat/.hidden.png", "dog/Thumbs.db", "dog/a.txt"):
+    for name in (".DS_Store", "cat/._000.png", "cat/.hidden.png", "dog/Thumbs.db"):
         (root / name).write_bytes(b"junk")
     put(root / ".cache/x.png", 3)
     put(root / "cat/deeper/000.JPEG", 200)  # folders within a class belong to it

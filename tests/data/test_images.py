@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, PpmImagePlugin
 from support.data_files import encoded, noise
 
 from hsvit_jax.data import BadImage, fit_image, images, read_image
@@ -122,6 +122,7 @@ def test_a_tiff_of_twelve_bits_keeps_its_range():
     assert read_image(raw, (1, 2), 1)[0, :, 0].tolist() == [0, 255]
 
 
+@pytest.mark.filterwarnings("ignore:some images are mostly transparent")
 def test_every_mode_becomes_the_colour_that_it_shows():
     """Transparency is seen on white; the palette's second colour is (10, 20, 30)."""
     palette = Image.new("P", (4, 4), 1)
@@ -141,6 +142,120 @@ def test_every_mode_becomes_the_colour_that_it_shows():
     for content, channels, colour in cases:
         expected = np.broadcast_to(np.array(colour, np.uint8), (4, 4, channels))
         np.testing.assert_array_equal(read_image(content, (4, 4), channels), expected)
+
+
+def tiff_of_bands(
+    pixels: np.ndarray, extra: tuple[int, ...], order: str, bits: int, kind: int
+) -> bytes:
+    """A TIFF of bands that are all beside one another, of a photometric interpretation."""
+    height, width, bands = pixels.shape
+    body = (pixels.astype(np.uint32) * (257 if bits == 16 else 1)).astype(f"{order}u{bits // 8}")
+    raw, after = body.tobytes(), 8 + body.nbytes
+    tags = {256: (width,), 257: (height,), 258: (bits,) * bands, 259: (1,), 262: (kind,)}
+    tags |= {273: (8,), 277: (bands,), 278: (height,), 279: (body.nbytes,), 338: extra}
+    entries = b""
+    for tag, values in tags.items():
+        packed = struct.pack(f"{order}{len(values)}H", *values)
+        if len(packed) > 4:
+            raw, after, packed = raw + packed, after + len(packed), struct.pack(f"{order}I", after)
+        if values:
+            entries += struct.pack(f"{order}HHI4s", tag, 3, len(values), packed)
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", after)
+    return head + raw + struct.pack(f"{order}H", len(entries) // 12) + entries + bytes(4)
+
+
+@pytest.mark.filterwarnings("ignore:some images are mostly transparent")
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("bits", (8, 16))
+def test_alpha_is_what_a_tiff_declares_as_alpha(order, bits):
+    """Near infrared, 30 of 255 everywhere, is neither seen nor taken for transparency."""
+    colours, white = noise((6, 8, 3)), 255 - 30
+    bands = np.concatenate([colours, np.full((6, 8, 2), 30, np.uint8)], axis=2)
+    cases = [(bands[..., :4], (), 2), (bands[..., :4], (0,), 2)]
+    if bits == 8:
+        cases += [(bands, (0, 0), 2), (bands[..., 2:4], (0,), 1)]
+    for pixels, extra, kind in cases:
+        raw = tiff_of_bands(pixels, extra, order, bits, kind)
+        expected = np.broadcast_to(pixels[..., : 1 + kind // 2 * 2], (6, 8, 3))
+        for read in (read_image, lambda raw, *how: fit_image(Image.open(io.BytesIO(raw)), *how)):
+            with pytest.warns(match="images are TIFFs with further bands, not declared as alpha"):
+                np.testing.assert_array_equal(read(raw, (6, 8), 3), expected)
+    declared = [(bands[..., :4], (2,), 2)] + [(bands, (2, 0), 2)] * (bits == 8)
+    for pixels, extra, kind in declared:
+        with pytest.warns() as said:
+            image = read_image(tiff_of_bands(pixels, extra, order, bits, kind), (6, 8), 3)
+        assert "mostly transparent" in str(said[-1].message) and len(said) == pixels.shape[2] - 3
+        assert np.abs(image - (colours * (30 / 255) + white)).max() < 1
+    associated = bands[..., :4] // np.array([9, 9, 9, 1], np.uint8)  # at most 28 of 30
+    image = read_image(tiff_of_bands(associated, (1,), order, bits, 2), (6, 8), 3)
+    assert np.abs(image - (associated[..., :3].astype(float) + white)).max() <= 1
+    if bits == 8:
+        image = read_image(tiff_of_bands(associated[..., 2:], (1,), order, bits, 1), (6, 8), 1)
+        assert np.abs(image - (associated[..., 2:3].astype(float) + white)).max() <= 1
+
+
+def pages_of_tiff(*pages: np.ndarray, **options) -> bytes:
+    first, *rest = map(Image.fromarray, pages)
+    return encoded(first, "TIFF", save_all=True, append_images=rest, **options)
+
+
+def test_of_a_tiff_the_largest_page_is_read():
+    """Neither the thumbnail before it nor a mask nor the smaller copies behind it."""
+    picture, thumbnail = noise((24, 32, 3), 1), noise((6, 8, 3), 2)
+    for options in ({}, {"compression": "tiff_lzw"}, {"big_tiff": True}):
+        for pages in ((thumbnail, picture), (picture, thumbnail), (thumbnail, picture, thumbnail)):
+            raw = pages_of_tiff(*pages, **options)
+            np.testing.assert_array_equal(read_image(raw, (24, 32), 3), picture)
+    assert images.peek(pages_of_tiff(thumbnail, picture)) == (24, False)
+    black = np.zeros_like(picture)
+    raw = pages_of_tiff(picture, black, thumbnail)
+    with pytest.warns(match=r"some images have several .* one size \(the first is read\)"):
+        np.testing.assert_array_equal(read_image(raw, (24, 32), 3), picture)
+    loop = tiff({256: (3, 1, 2), 257: (3, 1, 2)}, b"")
+    loop = loop[:34] + struct.pack("<I", 8) + loop[38:]  # followed by itself
+    with pytest.raises(BadImage, match="a TIFF of another kind"):
+        read_image(loop, (8, 8), 3)
+
+
+def test_a_mask_or_a_raw_photo_s_thumbnail_is_no_page():
+    def page(kind: int, place: int, following: int, more: dict[int, tuple]) -> bytes:
+        tags = {254: (4, 1, kind), 256: (3, 1, 2), 257: (3, 1, 2), 258: (3, 1, 8), 259: (3, 1, 1)}
+        tags |= {262: (3, 1, 1), 273: (4, 1, place), 277: (3, 1, 1), 279: (4, 1, 4)} | more
+        return tiff(tags, b"")[8:-4] + struct.pack("<I", following)
+
+    size = len(page(0, 0, 0, {}))
+    mask, picture = page(4, 8 + 2 * size, 8 + size, {}), page(0, 12 + 2 * size, 0, {})
+    raw = b"II*\0" + struct.pack("<I", 8) + mask + picture + bytes(4) + b"\1\2\3\4"
+    assert read_image(raw, (2, 2), 1).ravel().tolist() == [1, 2, 3, 4]
+    thumbnail = page(1, 8 + size, 0, {330: (4, 1, 8)})
+    with pytest.raises(BadImage, match="a TIFF of another kind"):
+        read_image(b"II*\0" + struct.pack("<I", 8) + thumbnail + bytes(16), (2, 2), 1)
+
+
+def test_of_several_frames_the_first_is_read():
+    """A depth map behind a photo is no frame of its own."""
+    first, second = noise((8, 8)), noise((8, 8), 1)
+    how = {"save_all": True, "append_images": [Image.fromarray(second)]}
+    for kind, more in (("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True})):
+        with pytest.warns(match="some images have several frames"):
+            read = read_image(encoded(first, kind, **how, **more), (8, 8), 1)
+        assert np.abs(read[..., 0].astype(int) - first).max() <= 1
+    read_image(encoded(first, "MPO", **how), (8, 8), 1)
+
+
+def test_a_tiff_of_bad_tags_prints_nothing(capfd):
+    """Pillow warns of each one, and libtiff, which writes past Python, of each unknown type."""
+    good = encoded(noise((8, 8, 3)), "TIFF", compression="tiff_lzw")
+    start = int.from_bytes(good[4:8], "little")
+    count = int.from_bytes(good[start : start + 2], "little")
+    tags = good[start + 2 : start + 2 + 12 * count]
+    for number in range(200):
+        tags += struct.pack("<HHII", 40_000 + number, 99, 1, 8)  # of no type
+        tags += struct.pack("<HHII", 50_000 + number, 1, 1 << 20, 8)  # beyond the file
+    head = good[:4] + struct.pack("<I", len(good))
+    bad = head + good[8:] + struct.pack("<H", len(tags) // 12) + tags + bytes(4)
+    np.testing.assert_array_equal(read_image(bad, (8, 8), 3), read_image(good, (8, 8), 3))
+    assert capfd.readouterr().err == ""
 
 
 def test_decompression_bombs_are_never_decoded(monkeypatch):
@@ -198,18 +313,90 @@ PNG = encoded(noise((8, 8, 3)))
 REPEATED = {
     "EXIF segments of a JPEG": lambda n: GOOD[:2] + EXIF * n + GOOD[2:],
     "colour profiles of a PNG": lambda n: PNG[:33] + PROFILE * n + PNG[33:],
-    "comments of a plain PNM": lambda n: b"P2 2 2 255\n" + b"#\n" * n + b"1 2 3 4",
     "strips of a TIFF": lambda n: tiff_of_strips(n * 1000),
 }
 
 
 @pytest.mark.parametrize("what", REPEATED)
 def test_a_file_that_repeats_its_header_is_refused_before_it_is_opened(what, monkeypatch):
-    """Pillow takes 39 s over 8 MB of EXIF segments, and 21 s over 1 MB of comments."""
+    """Pillow takes 39 s over 8 MB of EXIF segments."""
     assert read_image(REPEATED[what](100), (8, 8), 3).shape == (8, 8, 3)
     monkeypatch.setattr(Image, "open", None)
     with pytest.raises(BadImage, match=f"more than 100(,000)? {what} are refused"):
         read_image(REPEATED[what](101), (8, 8), 3)
+
+
+@pytest.mark.parametrize("most", (1, 200, 1023, 65535))
+def test_numbers_of_a_pnm_are_read_at_once(most, monkeypatch):
+    """As Pillow reads them one by one, in minutes; of comments it copies what follows each."""
+    rng = np.random.default_rng(most)
+    files = [b"P1 6 7 # bits\n" + b"#\n" * 999 + b"10" * 21]
+    for bands in (1, 3):
+        values = rng.integers(0, most + 1, (7, 6, bands))
+        body = values.astype(">u2" if most > 255 else np.uint8).tobytes()
+        files.append(b"P%d 6 7 %d\n" % (5 + bands // 3, most) + body)
+        text = b" # a b\n".join(b"%d" % value for value in values.ravel())
+        files.append(b"P%d 6 7 %d\n" % (2 + bands // 3, most) + text + b"\n9 9")
+    pillow = [Image.open(io.BytesIO(raw)) for raw in files]
+    expected = [fit_image(image, (7, 6), channels) for image in pillow for channels in (1, 3)]
+    for decoder in (PpmImagePlugin.PpmPlainDecoder, PpmImagePlugin.PpmDecoder):
+        monkeypatch.setattr(decoder, "decode", None)
+    found = [read_image(raw, (7, 6), channels) for raw in files for channels in (1, 3)]
+    for image, whole in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(image, whole)
+    cut = [b"P2 2 2 9 1 2 3", b"P2 2 2 9 1 2 3 10", b"P2 2 2 9 1 2 3 -1", b"P3 1 1 9 1 2 x"]
+    for raw in (*cut, b"P1 2 2 0 1 2 0", b"P1 2 2 0 1", files[1][:-1]):
+        with pytest.raises(BadImage, match="damaged or cut off"):
+            read_image(raw, (2, 2), 3)
+
+
+def bmp_of_runs(width: int, height: int, runs: bytes) -> bytes:
+    start = 14 + 40 + 1024
+    head = struct.pack("<2sIHHI", b"BM", start + len(runs), 0, 0, start)
+    size = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return head + size + bytes(1024) + runs
+
+
+GIF = encoded(noise((8, 8)), "GIF")
+GIF_START = 13 + (6 << (GIF[10] & 7))
+PIECES = {
+    "fill bytes": lambda n: GOOD[:2] + b"\xff" * n + GOOD[2:],
+    "fill bytes between": lambda n: GOOD[:20] + b"\xff" * n + GOOD[20:],
+    "zeros between": lambda n: GOOD[:20] + bytes(n) + GOOD[20:],
+    "stuffed bytes": lambda n: GOOD[:20] + b"\xff\0" * n + GOOD[20:],
+    "restarts": lambda n: GOOD[:20] + b"\xff\xd0" * n + GOOD[20:],
+    "comments": lambda n: GOOD[:20] + b"\xff\xfe\0\3x" * n + GOOD[20:],
+    "empty chunks": lambda n: PNG[:33] + png_chunk(b"teSt", b"") * n + PNG[33:],
+    "empty chunks at the end": lambda n: PNG[:-12] + png_chunk(b"teSt", b"") * n + PNG[-12:],
+    "comments of a GIF": lambda n: GIF[:GIF_START] + b"!\xfe\1x\0" * n + GIF[GIF_START:],
+    "blanks": lambda n: b"P6" + b" " * n + b"2 2 255\n" + bytes(12),
+    "a comment": lambda n: b"P6 2 #" + b"x" * n + b"\n2 255\n" + bytes(12),
+    "runs": lambda n: bmp_of_runs(8, 8, b"\1\0" * n),
+}
+
+
+@pytest.mark.parametrize("what", PIECES)
+def test_pieces_that_pillow_reads_one_by_one_are_bounded(what, monkeypatch):
+    """It takes a second for a megabyte of fill bytes, and a thousand of each do no harm."""
+    if what != "runs":  # which end behind the last row
+        assert read_image(PIECES[what](1000), (8, 8), 3).shape == (8, 8, 3)
+    with pytest.raises(
+        BadImage, match="more than 50,000 fill bytes, blanks, comments, chunks or r"
+    ):
+        read_image(PIECES[what](200_000), (8, 8), 3)
+
+
+def test_runs_of_a_bmp_are_bounded_by_its_pixels():
+    row = b"\1\7" * 400 + b"\0\0"
+    assert read_image(bmp_of_runs(400, 400, row * 400), (8, 8), 1).shape == (8, 8, 1)
+    with pytest.raises(BadImage, match="more than 2,097,152 pixels of a run-length encoded BMP"):
+        read_image(bmp_of_runs(9000, 9000, b"\1\0\0\0" * 9000), (8, 8), 1)
+
+
+def test_segments_between_scans_are_bounded():
+    segments = b"\xff\xfe\0\4\xff\xda" * 60_000  # each looks like a scan
+    with pytest.raises(BadImage, match="more than 100 scans of a JPEG"):
+        read_image(GOOD[:-2] + segments + GOOD[-2:], (8, 8), 3)
 
 
 BAD_FILES = {

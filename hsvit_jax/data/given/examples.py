@@ -39,12 +39,6 @@ def from_arrays(
     Raises:
       ValueError: another number of labels than of images, or as `from_examples`.
     """
-    for name, values in (("images", images), ("labels", labels)):
-        if not hasattr(values, "__len__"):
-            raise ValueError(
-                f"{name} must be an array or a list; got {values!r:.80}: pairs that are made one "
-                "by one are for from_examples"
-            )
     if len(images) != len(labels):
         raise ValueError(
             f"{len(images):,} images and {len(labels):,} labels: give one label for each image"
@@ -139,8 +133,6 @@ def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
         )
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
         return (examples[i] for i in range(len(examples)))
-    if not isinstance(examples, Iterable):
-        raise ValueError(f"examples must be pairs (image, label); got {examples!r:.80}")
     return iter(examples)
 
 
