@@ -141,7 +141,7 @@ def test_help(capfd):
         (["--mode=summary", CONFIG, "--distributed=off"], "does not use --distributed"),
         (["--mode=eval"], "eval needs --checkpoint"),
         (["--mode=plan", CONFIG], "plan needs --devices"),
-        (["serve", "x", "--parts=2", "--deadline=30"], "--timeout=30; give a shorter one"),
+        (["serve", "x", "--parts=2", "--deadline=30"], "--deadline is beyond --timeout=30 seconds"),
         (["serve", "x", "--part_cpus=1"], "--part_cpus is of --parts, and there is none"),
         (["study", "fig5", "--epochs=1", "--config.train.steps=1"], "both say how long"),
         (["serve", "x", "--wait=nan"], "--wait=nan: expected a finite number"),
