@@ -17,7 +17,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from hsvit_jax.data.images import few, is_image_name, printable
@@ -167,11 +167,11 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
       BadArchive: see `members`.
     """
     files: dict[str, str] = {}  # of a name that comes again, as of `tar -r`, the last one counts
-    dirs: list[str] = []
+    dirs: set[str] = set()
     count = 0
     for member in members(path):
         if member.is_dir:
-            dirs.append(member.name.strip("/"))
+            dirs.add(member.name.strip("/"))
         elif wanted(member.name):
             number = f"{count:07d}"
             count += 1
@@ -181,8 +181,8 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
                 (folder / files[member.name]).unlink()
             files[member.name] = number
         else:  # a folder without images has an entry of its own in some archives only
-            dirs += [str(outer) for outer in PurePosixPath(member.name).parents][:-1]
-    return {"files": list(files.items()), "dirs": sorted(set(dirs))}
+            dirs.add(member.name.rpartition("/")[0])
+    return {"files": list(files.items()), "dirs": sorted(dirs - {""})}
 
 
 def _tar_members(archive: _Archive) -> Iterator[Member]:

@@ -23,7 +23,6 @@ from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
 from hsvit_jax.data.dataset import (
     TEST,
     TRAIN,
-    UNSPLIT,
     VAL,
     Source,
     Split,
@@ -133,7 +132,7 @@ def decode_items(
 
     Raises:
       ValueError: with ``on_bad_image='error'``, when images cannot be used; it names the first
-        five. With 'skip' they are left out with a warning, unless a class loses all its images.
+        five. With 'skip' they are left out with a warning.
     """
     resident = request.resident(len(items.names))
     shape = [*request.image_size, request.channels]
@@ -154,13 +153,6 @@ def decode_items(
             f"{len(wrong):,} of {len(labels):,} examples have none of the {len(class_names)} "
             f"classes for a label, {printable(items.names[good[wrong[0]]])} first: remove them"
         )
-    parts = items.parts[good]
-    trains = np.isin(items.parts, (TRAIN, UNSPLIT))
-    shown = trains[good] if trains.any() else slice(None)  # or all are the test
-    trained = np.bincount(labels[shown], minlength=len(class_names))
-    lost = [name for name, count in zip(class_names, trained, strict=True) if not count]
-    if bad and lost:
-        raise ValueError(f"after leaving out bad images nothing is left of: {few(lost)}")
     images = arrays.get("images")
     if bad and images is not None:
         images = images[good]
@@ -168,7 +160,7 @@ def decode_items(
     def read(index: int) -> np.ndarray:
         return items.decode(int(good[index]), request)[0]
 
-    return Source(Split(labels, images, read), parts, class_names, notes["content"])
+    return Source(Split(labels, images, read), items.parts[good], class_names, notes["content"])
 
 
 def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:

@@ -87,7 +87,7 @@ def _from_scheduler() -> Job | None:
         except Exception as error:  # of a metadata server or the cluster's interface
             raise ValueError(
                 f"this may be a process of a {name.removesuffix('Cluster')} job, which cannot be "
-                f"read ({type(error).__name__}: {error!s:.200}): give --distributed=host:port,n,i, "
+                f"read ({type(error).__name__}: {error}): give --distributed=host:port,n,i, "
                 "or --distributed=off if this process is alone"
             ) from error
     if int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # Open MPI 5 names no address

@@ -164,15 +164,15 @@ def test_archives_equal_their_folder(tmp_path, load):
         assert info.class_names == ("cat", "dog")
 
 
-def test_a_class_of_an_archive_needs_images_as_a_folder_s_does(tmp_path, load):
+def test_a_class_folder_of_an_archive_may_be_empty_as_a_folder_s_may(tmp_path, load):
     """Where folders have no entries of their own either."""
     root = make(tmp_path / "set", {"": 5})
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
         for file in (file for file in root.rglob("*") if file.is_file()):
             archive.write(file, file.relative_to(root).as_posix())
         archive.writestr("emu/heic/readme.txt", "later")
-    with pytest.raises(ValueError, match=r"without images in .*: emu;"):
-        load(tmp_path / "set.zip")
+    with pytest.warns(UserWarning, match=r"no training image of emu, .*test: emu 0/0/0\)"):
+        assert load(tmp_path / "set.zip").info.class_names == ("cat", "dog", "emu")
 
 
 def test_an_archive_may_have_a_folder_around_its_only_split(tmp_path, load):
@@ -235,13 +235,10 @@ def test_no_message_lists_more_than_five(tmp_path, load):
         load(root)
     assert str(error.value).count(".png") == 5
     assert "and 8 more" in str(error.value)
+    make(tmp_path / "two", {"train": 5, "test": 1})
     for i in range(200):
-        (root / f"class {i:03d}").mkdir()
-    with pytest.raises(ValueError, match=r"class 000, .*, class 004 and 195 more; add"):
-        load(root)
-    make(tmp_path / "two", {"train": 1, "test": 1})
-    make(tmp_path / "two", {"test": 1}, [f"class {i}" for i in range(7)])
-    with pytest.raises(ValueError, match=r"in train/ none; .*class 0, .*, class 4 and 2 more; b"):
+        (tmp_path / f"two/train/class {i:03d}").mkdir()
+    with pytest.warns(UserWarning, match=r"no training image of class 000, .*, class 004 and 195"):
         load(tmp_path / "two")
 
 
@@ -269,15 +266,9 @@ def test_bad_images_are_fatal_or_skipped_with_a_warning(tmp_path, load):
         (root / f"train/cat/{i:03d}.png").write_bytes(b"no")
     with (
         pytest.warns(UserWarning, match="10 of 20"),
-        pytest.raises(ValueError, match="nothing is left of: cat"),
+        pytest.warns(UserWarning, match=r"no training image of cat .*test: cat 0/0/3\)"),
     ):
-        load(root, on_bad_image="skip")
-    class_folders(root / "val", ("cat", "dog"), 4)  # all good, and not trained on
-    with (
-        pytest.warns(UserWarning, match="10 of 28"),
-        pytest.raises(ValueError, match="nothing is left of: cat"),
-    ):
-        load(root, on_bad_image="skip")
+        load(root, on_bad_image="skip", val_fraction=0)
 
 
 def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch):
@@ -388,18 +379,6 @@ def test_bad_layouts_are_explained(tmp_path, load):
     cases = {
         "empty": (lambda r: r.mkdir(), r"no images in class folders.*PATH/train/CLASS"),
         "one": (lambda r: make(r, {"": 3}, ("cat",)), "one class, cat"),
-        "hole": (
-            lambda r: (
-                make(r, {"train": 3, "test": 3}),
-                (r / "train/emu").mkdir(),
-                (r / "test/emu").mkdir(),
-            ),
-            r"without images in .*hole/train/: emu",
-        ),
-        "differ": (
-            lambda r: (make(r, {"train": 3, "test": 3}), put(r / "test/emu/0.png", 1)),
-            "only in train/ none; only in test/ emu;",
-        ),
         "no train": (lambda r: make(r, {"val": 3, "test": 3}), "but no train"),
         "strange": (
             lambda r: make(r, {"": 3}, ("a\x1b[1m", "b\udce9")),

@@ -97,7 +97,7 @@ def test_what_is_no_data_set_is_refused(images, labels, message):
 
 def test_classes_without_an_example_and_of_one(arrays):
     images, labels = arrays
-    with pytest.warns(UserWarning, match="no example of 0: labels count from 0"):
+    with pytest.warns(UserWarning, match="^given=examples has no training image of 0, "):
         hsvit_jax.from_arrays(images, labels + 1)
     one = hsvit_jax.from_arrays(images[:3], ["cat"] * 3, test_only=True)
     assert one.info.class_names == ("cat",) and len(one.test) == 3
@@ -283,10 +283,6 @@ def test_a_table(arrays, tmp_path):
             "image,label,split\na.png,b,exam\na.png,c,train",
             "splits exam, of which train, val, valid",
         ),
-        (
-            "file,label,split\na.png,b,train\nb.png,c,train\nc.png,C,test",
-            "no training image of C: add some, or rename it",
-        ),
         ('file,label\na.png,b\nb.png,"c\nc.png,b"\nd.png,c', r"characters: c\\nc\.png,b; rename"),
         *(
             (f"file,label\na.png,b\nb.png,c\n./a.png,b\n{again},c", r"splits to .*a\.png: give")
@@ -301,7 +297,7 @@ def test_a_table(arrays, tmp_path):
         table.write_text(text)
         with pytest.raises(ValueError, match=message):
             data.describe(f"csv={table}")
-    table.write_text("file,label,split\n0.png,b,\nb.png,c,train\n./0.png,b,train")
+    table.write_text("file,label,split\n0.png,b,train\nb.png,c,train\n./0.png,b,train")
     with pytest.warns(UserWarning, match="1 lines name an image again"):
         assert data.describe(f"csv={table}", str(tmp_path)).num_classes == 2
     table.write_text('file,label,split\n0.png, "cat, small",Train\n1.png, dog,TRAIN,,\n')
@@ -383,7 +379,9 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
     domain = type("ClassLabel", (label,), {"names": ["sketch"]})
     Rows.features = {"photo": image(decode=True), "domain": domain(), "label": label()}
     found = {"train": Rows(20), "dev": Rows(6), "test": Rows(0), "extra": Rows(1)}
-    library = types.SimpleNamespace(Image=image, ClassLabel=label, load_dataset=lambda name: found)
+    library = types.SimpleNamespace(
+        Image=image, ClassLabel=label, load_dataset=lambda name, config: found
+    )
     monkeypatch.setitem(sys.modules, "datasets", library)
     options = {"data_dir": str(tmp_path), "image_size": (8, 6)}
     dataset = data.load("hf=me/pots", **options)

@@ -1,4 +1,4 @@
-"""``hf=<name or path>``: a data set of the Hugging Face `datasets` library."""
+"""``hf=<name or path>[:<configuration>]``: a set of the Hugging Face `datasets` library."""
 
 import dataclasses
 import errno
@@ -22,7 +22,7 @@ _SPLITS = {
 
 
 def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
-    """Opens a data set by its name on the hub, or what `save_to_disk` wrote to a folder.
+    """Opens a data set by its name on the hub, by its folder, or as `save_to_disk` wrote it.
 
     It is described by its columns and the headers of a few images; splits are as TFDS' (see
     `decode.items_of_splits`).
@@ -39,7 +39,10 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         import datasets
     except ImportError:
         raise ValueError(f"hf={name} needs datasets: pip install 'hsvit_jax[hf]'") from None
-    folder = Path(os.path.expanduser(name))
+    path, config = os.path.expanduser(name), None
+    if ":" in name and not os.path.exists(path):
+        path, _, config = path.rpartition(":")
+    folder = Path(path)
     saved = [(folder / f).is_file() for f in ("dataset_dict.json", "dataset_info.json")]
     if all(saved):  # of which datasets would read the set alone, though the dict may be newer
         raise ValueError(
@@ -47,10 +50,13 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
             "folder and save again"
         )
     try:
-        found = datasets.load_from_disk(folder) if any(saved) else datasets.load_dataset(name)
+        is_saved = any(saved) and not config
+        found = datasets.load_from_disk(folder) if is_saved else datasets.load_dataset(path, config)
     except Exception as error:  # of the network, of the disk, of any reader that it has
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise ValueError(f"hf={name} cannot be read: {type(error).__name__}: {reason}") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if "config" in reason.lower():  # it lists those that there are
+            reason += f"; here, write hf={name.removesuffix(f':{config}')}:CONFIG for one of them"
+        raise ValueError(f"hf={name} cannot be read: {reason}") from None
     found = found if isinstance(found, dict) else {"train": found}
     if "train" not in found:
         raise ValueError(f"hf={name} has no split 'train', only {few(sorted(found))}")
