@@ -207,9 +207,11 @@ def test_published_files_that_were_packed_anew(tmp_path, publish, monkeypatch):
     debian = tmp_path / "usr/share/fashion"
     forms = ((str(debian), dict.fromkeys(names, "")), *unpacked.FORMS["fashion_mnist"])
     whole = data.load(
-        "fashion_mnist", data_dir=str(write(tmp_path / "a", dict(zip(names, bodies))))
+        "fashion_mnist", data_dir=str(write(tmp_path / "a", dict(zip(names, bodies, strict=True))))
     )
-    anew = {n: gzip.compress(gzip.decompress(b), 1, mtime=7) for n, b in zip(names, bodies)}
+    anew = {
+        n: gzip.compress(gzip.decompress(b), 1, mtime=7) for n, b in zip(names, bodies, strict=True)
+    }
     raw = "raw/FashionMNIST/raw"
     for known in (False, True):
         if known:

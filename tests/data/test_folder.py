@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.data_files import class_folders
 
 from hsvit_jax import data
 from hsvit_jax.data import archives, cache, folder, images

@@ -379,9 +379,8 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
     domain = type("ClassLabel", (label,), {"names": ["sketch"]})
     Rows.features = {"photo": image(decode=True), "domain": domain(), "label": label()}
     found = {"train": Rows(20), "dev": Rows(6), "test": Rows(0), "extra": Rows(1)}
-    library = types.SimpleNamespace(
-        Image=image, ClassLabel=label, load_dataset=lambda name, config: found
-    )
+    library = types.SimpleNamespace(Image=image, ClassLabel=label)
+    library.load_dataset = lambda name, config: found
     monkeypatch.setitem(sys.modules, "datasets", library)
     options = {"data_dir": str(tmp_path), "image_size": (8, 6)}
     dataset = data.load("hf=me/pots", **options)
@@ -393,6 +392,9 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
         patch.setitem(Rows.features, "style", Rows.features.pop("label"))
         with pytest.warns(UserWarning, match="of domain, style the classes are domain"):
             assert data.describe("hf=me/pots").class_names == ("sketch",)
+    Rows.features["label"] = type("ClassLabel", (label,), {"names": ["even", "odd", "both"]})()
+    with pytest.warns(match=r"hf=me/pots has no training image of both, .*test: both 0/0/0\)"):
+        data.load("hf=me/pots", **options)
     Rows.features["label"] = type("ClassLabel", (label,), {"names": ["even\n", "odd"]})()
     with pytest.raises(ValueError, match="classes of several lines"):
         data.describe("hf=me/pots")
@@ -418,6 +420,26 @@ def test_the_interface_of_hugging_face_sets(tmp_path, monkeypatch):
         data.describe("hf=me/pots")
 
 
+def test_a_configuration_of_a_hugging_face_set(tmp_path, monkeypatch):
+    """It is named after a colon, where there is no such file; the library's list is told whole."""
+    asked, names = [], [f"configuration {i}" for i in range(40)]
+
+    def load_dataset(name, config):
+        asked.append((name, config))
+        raise ValueError(f"Config name is missing.\nPlease pick one among: {names}\nExample: …")
+
+    library = types.SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    (tmp_path / "a:b").mkdir()
+    for argument in ("me/pots", "me/pots:mini", f"{tmp_path}/a:b", f"{tmp_path}/a:b:mini"):
+        with pytest.raises(ValueError, match=r"Config name is missing. Please pick") as error:
+            data.describe(f"hf={argument}")
+        assert str(names) in str(error.value)
+        whole = argument.removesuffix(":mini")
+        assert str(error.value).endswith(f"; here, write hf={whole}:CONFIG for one of them")
+        assert asked.pop() == (whole, "mini" if whole != argument else None)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of that library's own
 def test_a_hugging_face_set(arrays, tmp_path, monkeypatch):
@@ -441,6 +463,21 @@ def test_a_hugging_face_set(arrays, tmp_path, monkeypatch):
         shown.save_to_disk(tmp_path / "shown")
         same = data.load(f"hf={tmp_path / 'shown'}", data_dir=str(tmp_path), image_size=(8, 6))
         np.testing.assert_array_equal(same.test.images, found.test.images)
+    for number, names in enumerate(("full", "mini")):
+        for i in range(12):
+            path = tmp_path / f"both/{names}/train/{'ab'[i % 2]}/{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images[i + 12 * number]).save(path)
+    lines = [
+        f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train/**"
+        for name in ("full", "mini")
+    ]
+    (tmp_path / "both/README.md").write_text("\n".join(["---", "configs:", *lines, "---", ""]))
+    chosen = data.load(f"hf={tmp_path / 'both'}:mini", data_dir=str(tmp_path), image_size=(8, 6))
+    assert {x.tobytes() for x in chosen.train.images} < {x.tobytes() for x in images[12:24]}
+    for argument in (tmp_path / "both", f"{tmp_path / 'both'}:tiny"):
+        with pytest.raises(ValueError, match=r"\['full', 'mini'\].*both:CONFIG for one of them$"):
+            data.describe(f"hf={argument}")
     whole.save_to_disk(tmp_path / "set")
     with pytest.raises(ValueError, match="a Dataset and a DatasetDict, one saved over the other"):
         data.describe(f"hf={tmp_path / 'set'}")
