@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import tarfile
+import time
 import zipfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from PIL import Image
 
 from hsvit_jax import data
-from hsvit_jax.data import archives, cache, folder, images
+from hsvit_jax.data import archives, cache, folder, images, listing
 
 
 def put(path: Path, value: int, size=(6, 6), mode: str = "RGB") -> Path:
@@ -565,6 +566,31 @@ def test_hostile_archives(tmp_path, load, monkeypatch):
         load(tar_with(tmp_path / "many.tar", *(tarfile.TarInfo(f"{i}.txt") for i in range(5))))
     assert not (tmp_path / "evil.png").exists()
     assert not list((tmp_path / "data").rglob("*.part-*"))
+
+
+def test_many_and_deep_folders_are_grouped_at_once(tmp_path, load):
+    """In one pass over the files, without recursion; a depth that no set has is refused."""
+    deep = "/".join(["a"] * 1200)
+    with zipfile.ZipFile(tmp_path / "deep.zip", "w") as archive:
+        for name in ("train", "test"):
+            archive.writestr(f"{name}/{deep}/0.png", b"")
+            archive.writestr(f"{name}/{deep}/notes.txt", b"")
+    with pytest.raises(ValueError, match=r"images more than 100 folders deep, in t.*/a…: move"):
+        load(tmp_path / "deep.zip")
+    files = [
+        listing.File(f"set/test_{i}/{part}/{k}.png", "")
+        for i in range(4000)
+        for k, part in enumerate(("left", "right"))
+    ]
+    dirs = frozenset(file.name.rpartition("/")[0] for file in files)
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=r"test_0, test_1, .* 3,995 more, which look like splits"):
+        listing.arrange(listing.Tree("many.zip", tuple(files), dirs))
+    inside = {f"train/{part}" for part in "ab"} | {f"aside_{i}" for i in range(4000)}
+    files = [listing.File(f"{folder}/0.png", "") for folder in sorted(inside)]
+    with pytest.warns(UserWarning, match=r"beside train are left out: aside_0, .* 3,995 more"):
+        listing.arrange(listing.Tree("aside.zip", tuple(files), frozenset(inside)))
+    assert time.perf_counter() - start < 5  # a second pass for each folder takes over a minute
 
 
 def test_every_unpacked_byte_counts(tmp_path, load, monkeypatch):
