@@ -404,11 +404,13 @@ def _plain_warnings(is_lead: Callable[[], bool]) -> Iterator[None]:
         message: Warning | str, category: type[Warning], filename: str, *rest: Any, **more: Any
     ) -> None:
         if category.__module__.startswith("hsvit_jax") or "hsvit_jax" in Path(filename).parts:
-            if is_lead():
+            if is_lead() and str(message) not in told:
+                told.add(str(message))  # data are read again for the report, say
                 note(f"warning: {message}")
         elif not compile_cache.forget(str(message)):
             before(message, category, filename, *rest, **more)
 
+    told: set[str] = set()
     before = warnings.showwarning
     with warnings.catch_warnings():  # which restores it
         warnings.showwarning = show

@@ -13,7 +13,6 @@ import ml_collections
 import numpy as np
 from jax.experimental import topologies
 
-from hsvit_jax import checkpoint
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.ops import conv
@@ -32,7 +31,7 @@ def devices(topology: str) -> list:
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
     except Exception as error:  # jax and libtpu raise several kinds
-        reason = checkpoint.shortened(str(error))
+        reason = " ".join(str(error).split())
         raise ValueError(
             f"cannot compile for {topology!r}: {reason}. Expected a topology such as v5e:2x2, "
             "v4:2x2x1 or v6e:4x4, and libtpu: pip install 'hsvit_jax[tpu]'"

@@ -3,7 +3,7 @@
 from hsvit_jax.checkpoint.directory import local, probe
 from hsvit_jax.checkpoint.manager import Checkpoints, CheckpointWarning, Which, load_tree
 from hsvit_jax.checkpoint.orbax_arrays import alone
-from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, few, misfits, shortened
+from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, few, misfits
 
 __all__ = [
     "CheckpointError",
@@ -18,5 +18,4 @@ __all__ = [
     "local",
     "misfits",
     "probe",
-    "shortened",
 ]

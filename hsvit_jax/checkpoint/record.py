@@ -225,21 +225,16 @@ def dotted(path: TreePath) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """A library's message, `shortened`; of what the system refuses its own words alone."""
+    """A library's message in one line; of a long one the beginning and the end, where advice
+    stands: Orbax and TensorStore append whole specifications."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):  # after a long path
         if os.strerror(number) in str(error):
             return os.strerror(number)
-    kind = "" if isinstance(error, Damage) else f"{type(error).__name__}: "
-    return shortened(f"{kind}{error}")
-
-
-def shortened(text: str) -> str:
-    """Puts a library's message into one line, and of a long one its beginning and its end, where
-    its advice stands: Orbax and TensorStore append whole specifications."""
-    line = " ".join(text.split())
-    return line if len(line) <= 1000 else f"{line[:300]} … {line[-600:]}"
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 1000 else f"{text[:300]} … {text[-600:]}"
+    return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
 
 
 def few(items: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from hsvit_jax.data import archives, unpacked
 from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, decode_items
-from hsvit_jax.data.images import is_image_name, peek, printable, read_file
+from hsvit_jax.data.images import few, is_image_name, is_printable, peek, printable, read_file
 from hsvit_jax.data.listing import HIDDEN, LAYOUT, File, Listing, Tree, arrange, walk
 
 
@@ -97,7 +97,15 @@ def describe_files(
 
     The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128;
     one channel only if every file peeked at is grey.
+
+    Raises:
+      ValueError: a class name that no message can show.
     """
+    if strange := [label for label in class_names if not is_printable(label)]:
+        raise ValueError(
+            f"{name} has classes whose names are not UTF-8, of several lines or with control "
+            f"characters: {few(strange)}; rename them (in a table, look for an open quotation mark)"
+        )
     headers = []
     for i in sorted({*np.linspace(0, count - 1, min(count, 20)).astype(int).tolist()}):
         with contextlib.suppress(OSError):  # decoding reports it, with its name

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
-from hsvit_jax.data.images import few, is_image_name, is_printable, printable
+from hsvit_jax.data.images import few, is_image_name, printable
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 _SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
@@ -172,7 +172,10 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
     by_part = {part: _classes(tree, at) for part, at in groups.items()}
     found = {name for classes in by_part.values() for name, files in classes.items() if files}
     class_names = tuple(sorted(found if test_only else found.union(*by_part.values())))
-    _check_classes(tree, found, class_names, least=1 if test_only else 2)
+    if not found:
+        raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
+    if len(found) < 2 and not test_only:
+        raise ValueError(f"{tree.where} has one class, {few(list(found))}. {LAYOUT}")
     rows = (
         Row(file, label, part)
         for part in sorted(by_part)
@@ -293,15 +296,3 @@ def _classes(tree: Tree, prefix: str) -> dict[str, list[File]]:
             stacklevel=2,
         )
     return classes
-
-
-def _check_classes(tree: Tree, found: set[str], names: Collection[str], least: int) -> None:
-    if not found:
-        raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
-    if len(found) < least:
-        raise ValueError(f"{tree.where} has one class, {few(list(found))}. {LAYOUT}")
-    if strange := [name for name in names if not is_printable(name)]:
-        raise ValueError(
-            f"class folders in {tree.where} whose names are not UTF-8 or hold control "
-            f"characters: {few(strange)}; rename them"
-        )

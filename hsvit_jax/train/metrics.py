@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Self
 
-from hsvit_jax import checkpoint, report
+from hsvit_jax import report
 from hsvit_jax.train import loggers
 
 
@@ -91,7 +91,7 @@ class MetricLog:
                 use(logger)
             except Exception as error:  # a library's own, of any kind
                 self._loggers.remove(logger)
-                why = checkpoint.shortened(f"{type(error).__name__}: {error}")
+                why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 self._warn(f"no more figures for {logger.name}: {why}; metrics.jsonl has all")
 
     def _warn(self, text: str) -> None:

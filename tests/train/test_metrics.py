@@ -167,16 +167,6 @@ def test_a_logger_that_fails_is_dropped_with_one_warning(tmp_path, monkeypatch, 
     assert [line["step"] for line in lines(tmp_path)] == list(range(1, 21))
 
 
-def test_the_advice_at_the_end_of_a_logger_s_error_is_told(tmp_path, monkeypatch):
-    def refused(*_):
-        raise RuntimeError(f"no store\n\n{'at that place ' * 99}\nset MLFLOW_TRACKING_URI")
-
-    monkeypatch.setattr(tensorboard, "TensorBoard", refused)
-    told = "RuntimeError: no store at that .* … .* place set MLFLOW_TRACKING_URI; metrics"
-    with pytest.warns(UserWarning, match=told), metrics.MetricLog(tmp_path) as log:
-        log.write(1, TRAIN)
-
-
 def test_services_get_every_figure(tmp_path, monkeypatch):
     """Of both libraries no more is used than these stand-ins have."""
     seen, ids = [], []

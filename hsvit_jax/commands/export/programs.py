@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import augment, checkpoint, cli, report
+from hsvit_jax import augment, cli, report
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import parts as parts_lib
 from hsvit_jax.ops import conv
@@ -158,7 +158,7 @@ def onnx(program: Program) -> bytes:
             converted = jax2onnx.to_onnx(program.closed, shapes, **names).SerializeToString()
             session = onnxruntime.InferenceSession(converted, options)
         except Exception as error:  # whatever a plug-in of it, or the runtime, is caught by
-            reason = checkpoint.shortened(f"{type(error).__name__}: {error}")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
                 f"jax2onnx cannot convert this network, take --format=stablehlo: {reason}"
             ) from error

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 from hsvit_jax.data.dataset import used_as
-from hsvit_jax.data.images import few, is_printable, printable
+from hsvit_jax.data.images import few, printable
 from hsvit_jax.data.listing import SPLIT_NAMES, File, Listing, Row
 
 _COLUMNS = {
@@ -27,8 +27,8 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
       test_only: one class will do, and none needs a training image.
 
     Raises:
-      ValueError: there is no such table, it lacks a column, fewer than two classes, one with
-        control characters, or an image with several labels or splits.
+      ValueError: there is no such table, it lacks a column, fewer than two classes, or an image
+        with several labels or splits.
     """
     table = Path(os.path.expanduser(path))
     try:
@@ -88,11 +88,6 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
         raise ValueError(
             f"csv={path} has the splits {few(sorted(unknown))}, of which {few(list(SPLIT_NAMES))} "
             "are known"
-        )
-    if strange := [name for name in names if not is_printable(name)]:
-        raise ValueError(
-            f"csv={path} has labels of several lines or with control characters: {few(strange)}; "
-            "rename them, or close the quotation mark that swallowed the lines"
         )
     first: dict[str, dict[str, str]] = {}
     twice = []

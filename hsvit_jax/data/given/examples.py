@@ -38,12 +38,6 @@ def from_arrays(
     Raises:
       ValueError: another number of labels than of images, or as `from_examples`.
     """
-    for name, values in (("images", images), ("labels", labels)):
-        if not hasattr(values, "__len__"):
-            raise ValueError(
-                f"{name} must be an array or a list; got {values!r:.80}: pairs that are made one "
-                "by one are for from_examples"
-            )
     if len(images) != len(labels):
         raise ValueError(
             f"{len(images):,} images and {len(labels):,} labels: give one label for each image"

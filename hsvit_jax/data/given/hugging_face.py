@@ -11,7 +11,7 @@ from typing import Any
 from hsvit_jax.data.dataset import DataInfo, Source, keeps_label_mirrored
 from hsvit_jax.data.decode import Request, decode_items, items_of_splits
 from hsvit_jax.data.folder import describe_files
-from hsvit_jax.data.images import few, is_printable, read_file
+from hsvit_jax.data.images import few, read_file
 
 # What the parts are called, by the names that `items_of_splits` knows.
 _SPLITS = {
@@ -83,11 +83,6 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         part: rows.with_format(None).cast_column(image[0], raw) for part, rows in parts.items()
     }
     train, names = parts["train"], tuple(features[label[0]].names)
-    if strange := [name for name in names if not is_printable(name)]:
-        raise ValueError(
-            f"hf={name} has classes of several lines or with control characters: {few(strange)}; "
-            "rename them"
-        )
     for part, rows in parts.items():  # encoded one by one, each counts the classes that it has
         own = rows.features.get(label[0], features[label[0]])
         if tuple(getattr(own, "names", None) or ()) != names:
