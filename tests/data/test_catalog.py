@@ -100,6 +100,12 @@ def test_cifar10(tmp_path, publish, monkeypatch):
         np.testing.assert_array_equal(found.test.images, images[50:])
         np.testing.assert_array_equal(found.train.labels, labels[:50])
         assert found.info == data.describe("cifar10")
+    changed = binary["data_batch_1.bin"][:-1] + b"?"
+    for place, batch in (("anew", {}), ("changed", {"data_batch_1.bin": changed})):
+        body = tar_gz({"c/LICENSE": b"", **{f"c/{k}": v for k, v in (binary | batch).items()}})
+        write(tmp_path / place, dict.fromkeys(archive, body))
+        found = data.load("cifar10", data_dir=str(tmp_path / place), val_fraction=0)
+        assert (found.train.images == images[:50]).all() == (place == "anew")
     (tmp_path / "archive/cifar-10-binary.tar.gz").unlink()  # no longer needed
     where = {"data_dir": str(tmp_path / "archive")}
     held = data.load("cifar10", **where)
