@@ -162,7 +162,7 @@ def _load_imagenet(request: Request) -> Source:
 def _load_published(name: str, request: Request) -> Source:
     entry, of, data_dir = REGISTRY[name], name.partition("/")[0], request.data_dir.absolute()
     checksums = [file.checksum for file in entry.files]
-    key = {"name": name, "files": checksums}
+    key, content = {"name": name, "files": checksums}, " ".join(checksums)
     kept = cache_folder(data_dir, name if entry.parse else f"archive-{name}", key)
     copies = [find_copy(file, data_dir, of) for file in entry.files]
     if all(copies):  # where these are no files as published, one of them was packed anew
@@ -179,20 +179,31 @@ def _load_published(name: str, request: Request) -> Source:
 
     if entry.parse is not None:
         files = found.paths if found else lambda: ([get(file) for file in entry.files], True)
-        return _load_arrays(entry, files, request, key, " ".join(checksums))
-    if found and not all(copies):
-        tree, key = found.tree(), None
-        lists = found.paths()[0] if entry.files[1:] else ()
+        source = _load_arrays(entry, files, request, key, content)
+        other = source.content not in (content, entry.pixels)  # KMNIST's, for example
+        other = other and (entry.pixels or any(found.checksums.values()))
     else:
-        lists = [get(file) for file in entry.files[1:]]
-        tree = unpack_once(
-            *(lambda: copies[0] if found else get(entry.files[0]), name, name, key),
-            *(data_dir, request.progress, (".txt", ".json")),
+        other = found and all(copies)
+        if found and not other:
+            tree, key = found.tree(), None
+            lists = found.paths()[0] if entry.files[1:] else ()
+        else:
+            lists = [get(file) for file in entry.files[1:]]
+            tree = unpack_once(
+                *(lambda: copies[0] if found else get(entry.files[0]), name, name, key),
+                *(data_dir, request.progress, (".txt", ".json")),
+            )
+        listing = entry.list_images(tree, *lists)
+        if found:
+            _check_counts(name, found.folder, np.array([row.part for row in listing.rows]))
+        source = load_listing(listing, name, request, key)
+    if other:
+        warnings.warn(
+            f"{name}: the files hold as many images as those published, but by their checksums "
+            "they are others: move them away unless they are meant",
+            stacklevel=2,
         )
-    listing = entry.list_images(tree, *lists)
-    if found:
-        _check_counts(name, found.folder, np.array([row.part for row in listing.rows]))
-    return load_listing(listing, name, request, key)
+    return source
 
 
 def _load_arrays(
@@ -223,11 +234,6 @@ def _load_arrays(
         return notes
 
     arrays, notes = read_or_build(cache_folder(request.data_dir, name, key), build)
-    if entry.pixels and notes["content"] not in (content, entry.pixels):  # as KMNIST's files
-        warnings.warn(
-            f"{name}: the images are as many as those published, but others: move their files away",
-            stacklevel=2,
-        )
     images, labels, parts = (np.asarray(arrays[key]) for key in ("images", "labels", "parts"))
     shape = (*request.image_size, request.channels)
 

@@ -50,10 +50,8 @@ class Found:
     checksums: Mapping[str, str]
 
     def paths(self) -> tuple[list[Path], bool]:
-        """The files, and whether all are as published; ValueError for one that cannot be told.
-
-        One that was packed anew holds a checksum of its content, which is to be looked at.
-        """
+        """The files, and whether all are as published, which those that were packed anew are not;
+        ValueError for another one with a wrong checksum."""
         published = True
         for name, checksum in self.checksums.items():
             path = self.folder / name
@@ -92,8 +90,7 @@ def refuse_named(root: Path) -> None:
         if found and root in (found.folder, *found.folder.parents):
             name, data_dir = known, base
     if name:
-        anywhere = find(name, Path(os.devnull))
-        where = "" if anywhere else f", with --config.data.dir={data_dir}"
+        where = "" if find(name, Path(os.devnull)) else f", with --config.data.dir={data_dir}"
         raise ValueError(
             f"folder={root.name}: this is {name}, which has a name of its own: use :{name} after "
             f"the colon{where}"

@@ -24,7 +24,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     Paths are relative to the table's folder; without `split` a part of every class is held out.
 
     Args:
-      test_only: one class will do, and none needs a training image.
+      test_only: one class will do.
 
     Raises:
       ValueError: there is no such table, it lacks a column, fewer than two classes, or an image

@@ -125,8 +125,6 @@ def _each(examples: Any) -> Iterator[tuple[Any, Any]]:
         )
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
         return (examples[i] for i in range(len(examples)))
-    if not isinstance(examples, Iterable):
-        raise ValueError(f"examples must be pairs (image, label); got {examples!r:.80}")
     return iter(examples)
 
 
