@@ -231,18 +231,21 @@ def test_other_ends(capfd, monkeypatch):
             assert f"  python -m hsvit_jax train {CONFIG} '--config.data.dir=a b'" in err
 
 
-def test_warnings_are_one_line(capfd, monkeypatch):
+def test_warnings_are_one_line_and_told_once(capfd, monkeypatch):
     import warnings
 
     def mode(_):
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.warn("step 5 is damaged", checkpoint.CheckpointWarning, stacklevel=1)
+            for step in (5, 5, 6, 5):
+                text = f"step {step} is damaged"
+                warnings.warn(text, checkpoint.CheckpointWarning, stacklevel=1)
         return 0
 
     monkeypatch.setattr("hsvit_jax.commands.train.run", mode)
     before = warnings.showwarning
-    assert call(capfd, CONFIG) == (0, "", "warning: step 5 is damaged\n")
+    told = "warning: step 5 is damaged\nwarning: step 6 is damaged\n"
+    assert call(capfd, CONFIG) == (0, "", told)
     assert warnings.showwarning is before
 
 
