@@ -54,7 +54,7 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         found = datasets.load_from_disk(folder) if is_saved else datasets.load_dataset(path, config)
     except Exception as error:  # of the network, of the disk, of any reader that it has
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        if "config" in reason.lower():  # it lists those that there are
+        if "Config name" in reason or "BuilderConfig" in reason:  # it lists those that there are
             reason += f"; here, write hf={name.removesuffix(f':{config}')}:CONFIG for one of them"
         raise ValueError(f"hf={name} cannot be read: {reason}") from None
     found = found if isinstance(found, dict) else {"train": found}
