@@ -86,7 +86,7 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
     named = path.stem, argument
     try:
         if path.exists() and not path.is_file():  # a pipe may have no end
-            raise OSError(errno.EINVAL, "not a regular file")
+            raise OSError(errno.EINVAL, "a directory, pipe or device, not a regular file")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error

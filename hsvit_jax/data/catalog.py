@@ -199,8 +199,7 @@ def _load_published(name: str, request: Request) -> Source:
         source = load_listing(listing, name, request, key)
     if other:
         warnings.warn(
-            f"{name}: the files hold as many images as those published, but by their checksums "
-            "they are others: move them away unless they are meant",
+            f"{name}: the files hold as many images as published, but have other checksums",
             stacklevel=2,
         )
     return source

@@ -185,10 +185,7 @@ class Source:
 def split(
     source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
 ) -> Dataset:
-    """Splits the examples by `assign_splits`, or puts all into the test split.
-
-    Warns of classes that a split lacks, and of names that may be one class.
-    """
+    """Splits the examples by `assign_splits`, with warnings of classes, or puts all into test."""
     info = dataclasses.replace(info, class_names=source.class_names, fit=fit)
     if test_only:
         every = np.arange(len(source.examples))
@@ -220,8 +217,7 @@ def _warn_of_classes(info: DataInfo, labels: Sequence[np.ndarray]) -> None:
         alike.setdefault(_plain(name), []).append(name)
     if again := ["/".join(same) for same in alike.values() if len(same) > 1]:
         warnings.warn(
-            f"{info.name} has classes whose names differ only in case, blanks or the form of a "
-            f"number or letter: {few(again)}; write those that are one class alike",
+            f"{info.name} has class names that differ only in case, blanks or form: {few(again)}",
             stacklevel=4,
         )
 

@@ -97,9 +97,6 @@ def describe_files(
 
     The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128;
     one channel only if every file peeked at is grey.
-
-    Raises:
-      ValueError: a class name that no message can show.
     """
     if strange := [label for label in class_names if not is_printable(label)]:
         raise ValueError(

@@ -32,10 +32,9 @@ def open_builder(name: str, data_dir: Path) -> Any:
         try:
             builder = tfds.builder(name, data_dir=folder, file_format=file_format)
         except (tfds.core.DatasetNotFoundError, ImportError) as error:
-            lines = [line for line in str(error).splitlines() if line[:3] != "\t- "]  # all names
-            reason = " ".join(" ".join(lines).split())
+            lines = (x.strip() for x in str(error).splitlines() if x[:3] != "\t- ")  # all names
             raise ValueError(
-                f"tfds={name} cannot be opened ({reason}); the names are at "
+                f"tfds={name} cannot be opened ({' '.join(lines)}); the names are at "
                 "https://www.tensorflow.org/datasets/catalog"
             ) from error
         except ValueError as error:  # prepared there in another form

@@ -94,9 +94,9 @@ def test_names_that_may_be_one_class_are_told(one, other, alike):
         hsvit_jax.from_arrays(images, labels)
         return
     pair = "/".join(map(data.printable, sorted((one, other))))
-    with pytest.warns(UserWarning, match="names differ only in case, blanks or ") as caught:
+    with pytest.warns(UserWarning, match="names that differ only in case, blanks or ") as caught:
         hsvit_jax.from_arrays(images, labels)
-    assert f": {pair};" in str(caught[0].message)
+    assert f"or form: {pair}" in str(caught[0].message)
 
 
 def test_blank_splits_of_a_table_are_counted(tmp_path):

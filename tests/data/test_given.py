@@ -424,11 +424,12 @@ def test_a_configuration_of_a_hugging_face_set(tmp_path, monkeypatch):
     """It is named after a colon, where there is no such file; the library's list is told whole."""
     asked, names = [], [f"configuration {i}" for i in range(40)]
 
-    def load_dataset(name, config):
+    def load_dataset(name, config, cache_dir=None):
         asked.append((name, config))
         raise ValueError(f"Config name is missing.\nPlease pick one among: {names}\nExample: …")
 
-    library = types.SimpleNamespace(load_dataset=load_dataset)
+    where = types.SimpleNamespace(HF_DATASETS_CACHE=str(tmp_path / "kept"))
+    library = types.SimpleNamespace(load_dataset=load_dataset, config=where)
     monkeypatch.setitem(sys.modules, "datasets", library)
     (tmp_path / "a:b").mkdir()
     for argument in ("me/pots", "me/pots:mini", f"{tmp_path}/a:b", f"{tmp_path}/a:b:mini"):
@@ -463,18 +464,20 @@ def test_a_hugging_face_set(arrays, tmp_path, monkeypatch):
         shown.save_to_disk(tmp_path / "shown")
         same = data.load(f"hf={tmp_path / 'shown'}", data_dir=str(tmp_path), image_size=(8, 6))
         np.testing.assert_array_equal(same.test.images, found.test.images)
-    for number, names in enumerate(("full", "mini")):
+    for number, place in enumerate(("old/both/mini", "both/full", "both/mini", "old/both/full")):
         for i in range(12):
-            path = tmp_path / f"both/{names}/train/{'ab'[i % 2]}/{i}.png"
+            path = tmp_path / f"{place}/train/{'ab'[i % 2]}/{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(images[i + 12 * number]).save(path)
     lines = [
         f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train/**"
         for name in ("full", "mini")
     ]
-    (tmp_path / "both/README.md").write_text("\n".join(["---", "configs:", *lines, "---", ""]))
-    chosen = data.load(f"hf={tmp_path / 'both'}:mini", data_dir=str(tmp_path), image_size=(8, 6))
-    assert {x.tobytes() for x in chosen.train.images} < {x.tobytes() for x in images[12:24]}
+    for number, place in ((0, tmp_path / "old/both"), (2, tmp_path / "both")):
+        (place / "README.md").write_text("\n".join(["---", "configs:", *lines, "---", ""]))
+        chosen = data.load(f"hf={place}:mini", data_dir=str(tmp_path), image_size=(8, 6))
+        own = {x.tobytes() for x in images[12 * number : 12 * number + 12]}
+        assert {x.tobytes() for x in chosen.train.images} < own  # though the folders' names agree
     for argument in (tmp_path / "both", f"{tmp_path / 'both'}:tiny"):
         with pytest.raises(ValueError, match=r"\['full', 'mini'\].*both:CONFIG for one of them$"):
             data.describe(f"hf={argument}")

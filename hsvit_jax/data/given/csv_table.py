@@ -33,7 +33,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     table = Path(os.path.expanduser(path))
     try:
         if table.exists() and not table.is_file():  # a pipe may have no end
-            raise OSError(errno.EINVAL, "not a regular file")
+            raise OSError(errno.EINVAL, "a directory, pipe or device, not a regular file")
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             columns = [str(name).strip().lower() for name in reader.fieldnames or ()]
@@ -75,8 +75,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
         raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None
     if 0 < blank < len(lines):
         warnings.warn(
-            f"csv={path}: {blank:,} of {len(lines):,} lines have a blank split and count as train: "
-            "write train, val or test there, or take the lines out",
+            f"csv={path}: {blank:,} of {len(lines):,} lines have a blank split and count as train",
             stacklevel=2,
         )
     names = sorted({line["label"] for line in lines})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import os
 import warnings
 from collections.abc import Callable
@@ -49,9 +50,16 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
             f"hf={name} holds a Dataset and a DatasetDict, one saved over the other: remove the "
             "folder and save again"
         )
+    where = {}
+    if folder.is_dir():  # where datasets would read what it kept of another one of that name
+        stamps = [(str(f), f.lstat().st_ctime_ns) for f in sorted(folder.resolve().rglob("*"))]
+        digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
+        where["cache_dir"] = os.path.join(datasets.config.HF_DATASETS_CACHE, digest[:16])
     try:
-        is_saved = any(saved) and not config
-        found = datasets.load_from_disk(folder) if is_saved else datasets.load_dataset(path, config)
+        if any(saved) and not config:
+            found = datasets.load_from_disk(folder)
+        else:
+            found = datasets.load_dataset(path, config, **where)
     except Exception as error:  # of the network, of the disk, of any reader that it has
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         if "Config name" in reason or "BuilderConfig" in reason:  # it lists those that there are
@@ -103,7 +111,9 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
 
     def load(request: Request) -> Source:
         items = items_of_splits(f"hf={name}", parts, read)
-        key = {"hf": [(split, len(part), part._fingerprint) for split, part in parts.items()]}
+        key = {
+            "hf": [(split, len(part), part._fingerprint) for split, part in parts.items()]
+        } | where
         return decode_items(items, names, request, f"hf-{Path(name).name}", key)
 
     return info, load
