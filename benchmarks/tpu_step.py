@@ -37,7 +37,7 @@ def devices(topology: str) -> list:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
     except Exception as error:  # jax and libtpu raise several kinds
         raise ValueError(
-            f"cannot compile for {topology!r}: {str(error).splitlines()[0]}. Expected a topology "
+            f"cannot compile for {topology!r}: {' '.join(str(error).split())}. Expected a topology "
             "such as v5e:2x2, v4:2x2x1 or v6e:4x4, and libtpu: pip install 'hsvit_jax[tpu]'"
         ) from error
 

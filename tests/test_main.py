@@ -230,7 +230,7 @@ def test_other_ends(capfd, monkeypatch):
             assert f"  python -m hsvit_jax train {CONFIG} '--config.data.dir=a b'" in err
 
 
-def test_warnings_are_one_line(capfd, monkeypatch):
+def test_warnings_are_one_line_and_told_once(capfd, monkeypatch):
     import warnings
 
     def mode(_):

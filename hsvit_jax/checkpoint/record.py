@@ -225,13 +225,15 @@ def dotted(path: TreePath) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of a message: Orbax and TensorStore append whole specifications."""
+    """A library's message in one line; of a long one the beginning and the end, where advice
+    stands: Orbax and TensorStore append whole specifications."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):  # after a long path
         if os.strerror(number) in str(error):
             return os.strerror(number)
-    text = next(iter(str(error).splitlines()), "")[:300]
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 1000 else f"{text[:300]} … {text[-600:]}"
     return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
 
 

@@ -16,7 +16,7 @@ from hsvit_jax import classifier, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Misuse, Request
 from hsvit_jax.commands.report.measures import CALIBRATION
-from hsvit_jax.data.listing import walk
+from hsvit_jax.data.listing import tell_others, walk
 from hsvit_jax.runtime import cluster, coordination
 from hsvit_jax.weights import sources
 
@@ -98,7 +98,12 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
         path = Path(name)
         if not os.path.exists(name):  # false for a name too long, which Path refuses to look up
             raise ValueError(f"no such file or folder: {name}")
-        files += [Path(file.path) for file in walk(path).files] if path.is_dir() else [path]
+        if not path.is_dir():
+            files.append(path)
+            continue
+        tree = walk(path)
+        tell_others(tree)
+        files += [Path(file.path) for file in tree.files]
     if not files:
         raise ValueError(f"no images in {', '.join(paths)}: {how}")
     return list(dict.fromkeys(files))

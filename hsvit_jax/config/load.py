@@ -6,6 +6,7 @@ trust. The named networks (`c2a2`, `c3a4`, `c4a8`) and the sibling families (`vi
 """
 
 import difflib
+import errno
 import math
 import os
 import reprlib
@@ -84,6 +85,8 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
     """Runs the file and its `get_config`; errors name the line."""
     named = path.stem, argument
     try:
+        if path.exists() and not path.is_file():  # a pipe may have no end
+            raise OSError(errno.EINVAL, "a directory, pipe or device, not a regular file")
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error

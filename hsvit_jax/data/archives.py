@@ -17,7 +17,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from hsvit_jax.data.images import BEGINNINGS, HEAD_BYTES, few, is_image_name, printable
@@ -170,12 +170,12 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
       BadArchive: see `members`.
     """
     files: dict[str, str] = {}  # of a name that comes again, as of `tar -r`, the last one counts
-    dirs: list[str] = []
+    dirs: set[str] = set()
     others: list[str] = []
     count = 0
     for member in members(path):
         if member.is_dir:
-            dirs.append(member.name.strip("/"))
+            dirs.add(member.name.strip("/"))
             continue
         blocks = member.blocks()
         head = next(blocks, b"")
@@ -190,8 +190,8 @@ def unpack(path: Path, folder: Path, wanted: Callable[[str], bool]) -> dict[str,
             files[member.name] = number
         else:  # a folder without images has an entry of its own in some archives only
             others.append(member.name)
-            dirs += [str(outer) for outer in PurePosixPath(member.name).parents][:-1]
-    return {"files": list(files.items()), "dirs": sorted(set(dirs)), "others": others}
+            dirs.add(member.name.rpartition("/")[0])
+    return {"files": list(files.items()), "dirs": sorted(dirs - {""}), "others": others}
 
 
 def _tar_members(archive: _Archive) -> Iterator[Member]:

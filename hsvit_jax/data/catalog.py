@@ -1,6 +1,7 @@
 """The catalog of data sets known by name: descriptions, published files and their readers."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from hsvit_jax.data import dataset, formats, unpacked
 from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, DataInfo, Source, Split
 from hsvit_jax.data.decode import Request
-from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch
+from hsvit_jax.data.download import DataUnavailable, RemoteFile, fetch, find_copy
 from hsvit_jax.data.folder import load_listing, unpack_once
 from hsvit_jax.data.images import fit_image, fit_pillow
 from hsvit_jax.data.listing import Listing, arrange, walk
@@ -28,6 +29,7 @@ class Named:
     Attributes:
       examples: numbers of training and test images.
       files: the published files; of image files the archive, then lists beside it.
+      pixels: SHA-256 of all images and labels, where it is known.
       parse: parses the files, for sets published as arrays.
       list_images: lists the images of the unpacked archive, by the lists beside it if there are
         any, for sets published as image files.
@@ -36,6 +38,7 @@ class Named:
     info: DataInfo
     examples: tuple[int, int] = (0, 0)
     files: tuple[RemoteFile, ...] = ()
+    pixels: str = ""
     parse: Callable[[list[Path]], formats.Arrays] | None = None
     list_images: Callable[..., Listing] | None = None
 
@@ -90,6 +93,7 @@ _SETS = (
     ),
     _named(
         *("fashion_mnist", 28, _FASHION_NAMES, (0.2860,), (0.3530,), (60_000, 10_000)),
+        pixels="06a254446df5df7b010e3758b59611ac2654722bf0942c5b7759926f5e809d35",
         parse=partial(formats.parse_fashion_mnist, class_names=_FASHION_NAMES),
     ),
     _named(
@@ -156,57 +160,74 @@ def _load_imagenet(request: Request) -> Source:
 
 
 def _load_published(name: str, request: Request) -> Source:
-    entry, of, data_dir = REGISTRY[name], name.partition("/")[0], request.data_dir
-    archived = all(
-        (data_dir / of / file.name).is_file() or (data_dir / file.name).is_file()
-        for file in entry.files
-    )
-    found = None if archived else unpacked.find(name, data_dir)
-    key = {"name": name, "files": [remote.checksum for remote in entry.files]}
+    entry, of, data_dir = REGISTRY[name], name.partition("/")[0], request.data_dir.absolute()
+    checksums = [file.checksum for file in entry.files]
+    key, content = {"name": name, "files": checksums}, " ".join(checksums)
+    kept = cache_folder(data_dir, name if entry.parse else f"archive-{name}", key)
+    copies = [find_copy(file, data_dir, of) for file in entry.files]
+    if all(copies):  # where these are no files as published, one of them was packed anew
+        given = dict(zip(map(str, copies), checksums, strict=True))
+        found = unpacked.Found(copies[0].parent, given)
+        found = None if kept.is_dir() or found.paths()[1] else found
+    else:
+        found = unpacked.find(name, data_dir)
+    if found:
+        key["files"] = found.identity()
 
     def get(file: RemoteFile) -> Path:
         return fetch(file, data_dir, of, request.progress)
 
     if entry.parse is not None:
-        paths = found.paths if found else lambda: [get(file) for file in entry.files]
-        return _load_arrays(entry, found, paths, request, key)
-    if found:
-        lists = found.paths() if entry.files[1:] else ()
-        listing = entry.list_images(found.tree(), *lists)
-        _check_counts(name, found.folder, np.array([row.part for row in listing.rows]))
-        return load_listing(listing, name, request)
-    lists = [get(file) for file in entry.files[1:]]
-    tree = unpack_once(
-        *(lambda: get(entry.files[0]), name, name, key),
-        *(data_dir, request.progress, (".txt", ".json")),
-    )
-    return load_listing(entry.list_images(tree, *lists), name, request, key)
+        files = found.paths if found else lambda: ([get(file) for file in entry.files], True)
+        source = _load_arrays(entry, files, request, key, content)
+        other = source.content not in (content, entry.pixels)  # KMNIST's, for example
+        other = other and (entry.pixels or any(found.checksums.values()))
+    else:
+        other = found and all(copies)
+        if found and not other:
+            tree, key = found.tree(), None
+            lists = found.paths()[0] if entry.files[1:] else ()
+        else:
+            lists = [get(file) for file in entry.files[1:]]
+            tree = unpack_once(
+                *(lambda: copies[0] if found else get(entry.files[0]), name, name, key),
+                *(data_dir, request.progress, (".txt", ".json")),
+            )
+        listing = entry.list_images(tree, *lists)
+        if found:
+            _check_counts(name, found.folder, np.array([row.part for row in listing.rows]))
+        source = load_listing(listing, name, request, key)
+    if other:
+        warnings.warn(
+            f"{name}: the files hold as many images as published, but have other checksums",
+            stacklevel=2,
+        )
+    return source
 
 
 def _load_arrays(
     entry: Named,
-    found: unpacked.Found | None,
-    paths: Callable[[], list[Path]],
+    files: Callable[[], tuple[list[Path], bool]],
     request: Request,
     key: dict[str, Any],
+    content: str,
 ) -> Source:
-    name, content = key["name"], " ".join(key["files"])
-    counted = found is not None and not found.published
-    if counted:
-        key = {**key, "files": found.identity()}
+    name = entry.info.name
 
     def build(scratch: Path) -> dict[str, Any]:
-        images, labels, parts, class_names = entry.parse(paths())
+        paths, published = files()
+        images, labels, parts, class_names = entry.parse(paths)
         notes = {"class_names": class_names, "content": content}
-        if counted:
-            _check_counts(name, found.folder, parts)
-            counts_K = np.bincount(labels)
+        if not published:
+            folder, counts_K = paths[0].parent, np.bincount(labels)
+            _check_counts(name, folder, parts)
             if counts_K.min() < counts_K.max():  # MNIST's files have Fashion-MNIST's names
                 raise ValueError(
-                    f"{found.folder} is not {name} as published: its classes have {counts_K.min()} "
-                    f"to {counts_K.max()} images, expected equally many; move the files away"
+                    f"{folder} is not {name} as published: its classes have {counts_K.min()} to "
+                    f"{counts_K.max()} images, expected equally many; move the files away"
                 )
-            notes["content"] = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+            pixels = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+            notes["content"] = content if pixels == entry.pixels else pixels
         for stem, array in (("images", images), ("labels", labels), ("parts", parts)):
             np.save(scratch / f"{stem}.npy", array)
         return notes

@@ -4,14 +4,16 @@ import dataclasses
 import hashlib
 import json
 import numbers
+import unicodedata
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 import numpy as np
 
-from hsvit_jax.data.images import printable
+from hsvit_jax.data.images import few, printable
 
 TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
@@ -186,17 +188,51 @@ class Source:
 def split(
     source: Source, info: DataInfo, fit: str, val_fraction: float, test_only: bool
 ) -> Dataset:
-    """Splits the examples by `assign_splits`, or puts all into the test split."""
+    """Splits the examples by `assign_splits`, with warnings of classes, or puts all into test."""
     info = dataclasses.replace(info, class_names=source.class_names, fit=fit)
     if test_only:
         every = np.arange(len(source.examples))
         parts = every[:0], every[:0], every
     else:
         parts = assign_splits(source.examples.labels, source.parts, val_fraction)
+        _warn_of_classes(info, [source.examples.labels[indices] for indices in parts])
     splits = [source.examples.take(indices) for indices in parts]
     rule = split_rule(source.parts, val_fraction) + (f", fit {fit}" if fit != "crop" else "")
     name = fingerprint(info, source.content, rule)
     return Dataset(info, *splits, fingerprint=name, val_fraction=val_fraction)
+
+
+def _warn_of_classes(info: DataInfo, labels: Sequence[np.ndarray]) -> None:
+    names, lost, told = info.class_names, set(), []
+    counts = [np.bincount(part, minlength=len(names)) for part in labels]
+    for what, n in zip(("training", "validation", "test"), counts, strict=True):
+        if n.any() and (missing := np.flatnonzero(n == 0).tolist()):
+            told.append(f"no {what} image of {few([names[k] for k in missing])}")
+            lost |= {*missing}
+    if told:
+        each = few([f"{names[k]} {'/'.join(str(n[k]) for n in counts)}" for k in sorted(lost)])
+        warnings.warn(
+            f"{info.name} has {', '.join(told)} (images for training/validation/test: {each})",
+            stacklevel=4,
+        )
+    alike: dict[str | Decimal, list[str]] = {}
+    for name in names:
+        alike.setdefault(_plain(name), []).append(name)
+    if again := ["/".join(same) for same in alike.values() if len(same) > 1]:
+        warnings.warn(
+            f"{info.name} has class names that differ only in case, blanks or form: {few(again)}",
+            stacklevel=4,
+        )
+
+
+def _plain(name: str) -> str | Decimal:
+    """A class name without what people write differently, and a number as its value."""
+    letters = unicodedata.normalize("NFKC", name).casefold()
+    text = "".join(c for c in letters if not c.isspace() and unicodedata.category(c) != "Cf")
+    try:
+        return Decimal(text).normalize()
+    except ArithmeticError:
+        return text
 
 
 def check_indices(indices: Sequence[int] | np.ndarray, examples: int) -> np.ndarray:

@@ -24,7 +24,6 @@ from hsvit_jax.data.cache import cache_folder, new_array, read_or_build
 from hsvit_jax.data.dataset import (
     TEST,
     TRAIN,
-    UNSPLIT,
     VAL,
     Source,
     Split,
@@ -136,7 +135,7 @@ def decode_items(
 
     Raises:
       ValueError: with ``on_bad_image='error'``, when images cannot be used; it names the first
-        five. With 'skip' they are left out with a warning, unless a class loses all its images.
+        five. With 'skip' they are left out with a warning.
     """
     resident = request.resident(len(items.names))
     shape = [*request.image_size, request.channels]
@@ -160,13 +159,6 @@ def decode_items(
             f"{len(wrong):,} of {len(labels):,} examples have none of the {len(class_names)} "
             f"classes for a label, {printable(items.names[good[wrong[0]]])} first: remove them"
         )
-    parts = items.parts[good]
-    trains = np.isin(items.parts, (TRAIN, UNSPLIT))
-    shown = trains[good] if trains.any() else slice(None)  # or all are the test
-    trained = np.bincount(labels[shown], minlength=len(class_names))
-    lost = [name for name, count in zip(class_names, trained, strict=True) if not count]
-    if bad and lost:
-        raise ValueError(f"after leaving out bad images nothing is left of: {few(lost)}")
     images = arrays.get("images")
     if bad and images is not None:
         images = images[good]
@@ -180,7 +172,8 @@ def decode_items(
         return image
 
     names = np.array(items.names, object)[good]
-    return Source(Split(labels, images, read, names), parts, class_names, notes["content"])
+    split = Split(labels, images, read, names)
+    return Source(split, items.parts[good], class_names, notes["content"])
 
 
 def _report_bad(bad: Sequence[str], total: int, on_bad_image: str) -> None:

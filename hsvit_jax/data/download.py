@@ -56,16 +56,15 @@ def fetch(
       DataUnavailable: no copy and no connection, or the download is not what it should be.
       ValueError: a copy is there whose checksum is wrong; it is left alone.
     """
+    if path := find_copy(remote, data_dir, name):
+        verify(path, remote.checksum, f" (from {remote.url})")
+        return path
     target = data_dir / name / remote.name
-    for path in (target, data_dir / remote.name):
-        if path.is_file():
-            verify(path, remote.checksum, f" (from {remote.url})")
-            return path
     try:
         with _request(remote.url) as response, scratch_folder(target) as scratch:
             part = scratch / target.name
             _receive(response, part, remote, progress)
-            digest = _digest(part, remote.checksum)
+            digest = digest_of(part, remote.checksum)
             if digest != remote.checksum:
                 raise _Failed(f"what came has checksum {digest}, expected {remote.checksum}")
             os.replace(part, target)
@@ -80,10 +79,15 @@ def fetch(
     return target
 
 
+def find_copy(remote: RemoteFile, data_dir: Path, name: str) -> Path | None:
+    """Finds a copy of a file in ``data_dir/name`` or ``data_dir``, of whatever content."""
+    places = (data_dir / name / remote.name, data_dir / remote.name)
+    return next((path for path in places if path.is_file()), None)
+
+
 def verify(path: Path, checksum: str, origin: str = "") -> None:
     """Raises ValueError unless a file has the checksum, such as 'md5:…', of the published one."""
-    digest = _digest(path, checksum)
-    if digest != checksum:
+    if (digest := digest_of(path, checksum)) != checksum:
         raise ValueError(
             f"{path} is not the published file: its checksum is {digest}, expected {checksum}. "
             f"Remove it to have it downloaded again, or put a good copy there{origin}"
@@ -147,7 +151,8 @@ def _receive(response: HTTPResponse, part: Path, remote: RemoteFile, progress: P
         raise _Failed(f"the connection ended after {received:,} of {expected:,} bytes")
 
 
-def _digest(path: Path, checksum: str) -> str:
+def digest_of(path: Path, checksum: str) -> str:
+    """The checksum of a file by the algorithm of another, such as 'md5:…'."""
     algorithm = checksum.partition(":")[0]
     with open(path, "rb") as file:
         return f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"

@@ -15,7 +15,7 @@ from hsvit_jax.data import archives, unpacked
 from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, decode_items
-from hsvit_jax.data.images import is_image_name, peek, printable, read_file
+from hsvit_jax.data.images import few, is_image_name, is_printable, peek, printable, read_file
 from hsvit_jax.data.listing import HIDDEN, LAYOUT, File, Listing, Tree, arrange, tell_others, walk
 
 
@@ -37,12 +37,15 @@ def find_listing(
         )
     unpacked.refuse_named(root)
     if os.path.isdir(root):
-        return arrange(walk(root), test_only)
+        tree = walk(root)
+        tell_others(tree)
+        return arrange(tree, test_only)
     if not os.path.isfile(root) or not root.name.lower().endswith(archives.SUFFIXES):
         raise ValueError(f"folder={path} is neither a folder nor an archive. {LAYOUT}")
     info = root.stat()
     key = {"archive": os.path.realpath(root), "size": info.st_size, "time": info.st_ctime_ns}
     tree = unpack_once(lambda: root, os.fspath(root), root.name, key, data_dir, progress)
+    tell_others(tree)
     return arrange(tree, test_only)
 
 
@@ -89,9 +92,8 @@ def unpack_once(
         File(name, os.fspath(folder / number)) for name, number in index["files"] if shown(name)
     ]
     dirs = set(index["dirs"]) | {file.name.rpartition("/")[0] for file in files} - {""}
-    tree = Tree(where, tuple(sorted(files)), frozenset(dirs))
-    tell_others(tree, [*filter(shown, index["others"])])
-    return tree
+    others = tuple(filter(shown, index["others"]))
+    return Tree(where, tuple(sorted(files)), frozenset(dirs), others)
 
 
 def describe_files(
@@ -102,6 +104,11 @@ def describe_files(
     The size is the smallest of 32, 64 and 128 that is at least the median shorter side, else 128;
     one channel only if every file peeked at is grey.
     """
+    if strange := [label for label in class_names if not is_printable(label)]:
+        raise ValueError(
+            f"{name} has classes whose names are not UTF-8, of several lines or with control "
+            f"characters: {few(strange)}; rename them (in a table, look for an open quotation mark)"
+        )
     headers = []
     for i in sorted({*np.linspace(0, count - 1, min(count, 20)).astype(int).tolist()}):
         with contextlib.suppress(OSError):  # decoding reports it, with its name

@@ -1,6 +1,7 @@
 """Listings of image files in a folder or an archive: the classes and splits in their paths."""
 
 import errno
+import functools
 import os
 import re
 import stat
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
-from hsvit_jax.data.images import few, holds_image, is_image_name, is_printable, printable
+from hsvit_jax.data.images import few, holds_image, is_image_name, printable
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 _SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
 #: What names begin with that are passed over: hidden ones, and what systems put beside images.
 HIDDEN = (".", "@eaDir", "__MACOSX", "Thumbs.db", "ehthumbs", "desktop.ini")
+MAX_DEPTH = 100  # of folders within each other
 LAYOUT = (
     "Expected PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg with PATH/test/CLASS/*.jpg, "
     "PATH/val/CLASS/*.jpg, both or neither; or a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz of the "
@@ -40,11 +42,30 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The image files of a folder or archive, and the names of all its folders."""
+    """The image files of a folder or archive, and the names of its folders and other files."""
 
     where: str
     files: tuple[File, ...]
     dirs: frozenset[str]
+    others: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def held(self) -> dict[str, set[str]]:
+        """Folder with images at any depth → names of such folders in it, and '' for own images."""
+        held: dict[str, set[str]] = {}
+        for folder in {file.name.rpartition("/")[0] for file in self.files}:
+            if folder.count("/") >= MAX_DEPTH:
+                raise ValueError(
+                    f"{self.where} holds images more than {MAX_DEPTH} folders deep, in "
+                    f"{printable(folder[:60])}…: move them up"
+                )
+            held.setdefault(folder, set()).add("")
+            while folder:
+                folder, _, name = folder.rpartition("/")
+                if name in (names := held.setdefault(folder, set())):
+                    break  # and so has every folder above
+                names.add(name)
+        return held
 
 
 class Row(NamedTuple):
@@ -68,8 +89,7 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
     """Finds all image files below ``root``, and those with ``extra_suffixes``; hidden names and
     thumbnails are passed over, links followed.
 
-    Links that lead back to a folder they are in, or to themselves, are left out with a warning, as
-    are files beside images that are none by their names and none by their first bytes.
+    Links that lead back to a folder they are in, or to themselves, are left out with a warning.
     """
     files: list[File] = []
     dirs: set[str] = set()
@@ -109,22 +129,20 @@ def walk(root: Path, extra_suffixes: tuple[str, ...] = ()) -> Tree:
             f"links in {root} that lead in a circle are not followed: {few(sorted(loops))}",
             stacklevel=2,
         )
-    tree = Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs))
-    tell_others(tree, others)
-    return tree
+    return Tree(os.fspath(root), tuple(sorted(files)), frozenset(dirs), tuple(others))
 
 
-def tell_others(tree: Tree, others: Collection[str]) -> None:
+def tell_others(tree: Tree) -> None:
     """Warns of files that are no images, by their endings; not of those beside folders alone."""
     held = {file.name.rpartition("/")[0] for file in tree.files}
     outer = {name.rpartition("/")[0] for name in tree.dirs} - held
-    others = [name for name in others if name.rpartition("/")[0] not in outer]
+    others = [name for name in tree.others if name.rpartition("/")[0] not in outer]
     if others:
         ends = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in others)
         count = few([f"{count:,} {end}" for end, count in ends.most_common()])
         warnings.warn(
             f"{tree.where}: left out, as they are no images that can be read: {count}; "
-            f"{printable(min(others))} first",
+            f"{printable(min(others)[-80:])} first",
             stacklevel=3,
         )
 
@@ -140,11 +158,11 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
     sorted class names.
 
     Args:
-      test_only: of the classes some may be missing or empty, as nothing is trained.
+      test_only: one class will do, and empty class folders are passed over.
 
     Raises:
-      ValueError: nothing found, fewer than two classes, an empty class folder, class sets of
-        the splits that differ, or folders that look like splits and would become classes.
+      ValueError: nothing found, fewer than two classes, or folders that look like splits and would
+        become classes.
     """
     prefix = _wrapper(tree)
     tops = _children(tree, prefix)
@@ -152,8 +170,7 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
     if TRAIN in splits.values():
         groups = _named_splits(tree, prefix, splits)
         unused = [f"{prefix}{name}" for name in sorted(tops - set(splits))]
-        unused = [n for n in unused if any(file.name.startswith(f"{n}/") for file in tree.files)]
-        if unused:
+        if unused := [name for name in unused if name in tree.held]:
             warnings.warn(
                 f"{tree.where}: folders beside train are left out: {few(unused)}", stacklevel=2
             )
@@ -164,16 +181,17 @@ def arrange(tree: Tree, test_only: bool = False) -> Listing:
         groups = {UNSPLIT: prefix}
     _tell_folders_within(tree, groups.values())
     by_part = {part: _classes(tree, at) for part, at in groups.items()}
-    if test_only and len(by_part) == 1:
-        by_part = {part: {k: v for k, v in of.items() if v} for part, of in by_part.items()}
-    first = by_part[min(by_part)]
-    _check_classes(tree, groups, by_part, first, least=1 if test_only else 2)
-    class_names = tuple(sorted(first))
+    found = {name for classes in by_part.values() for name, files in classes.items() if files}
+    class_names = tuple(sorted(found if test_only else found.union(*by_part.values())))
+    if not found:
+        raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
+    if len(found) < 2 and not test_only:
+        raise ValueError(f"{tree.where} has one class, {few(list(found))}. {LAYOUT}")
     rows = (
         Row(file, label, part)
         for part in sorted(by_part)
         for label, name in enumerate(class_names)
-        for file in by_part[part][name]
+        for file in by_part[part].get(name, ())
     )
     return Listing(tree.where, class_names, tuple(rows))
 
@@ -216,22 +234,16 @@ def _splits(tree: Tree, prefix: str, tops: set[str]) -> dict[str, int]:
 
 def _held(tree: Tree, folder: str) -> set[str]:
     """Names of the folders with images in a folder, or in the only folder that it holds."""
-    outer = f"{folder}/"
-    inside = (file.name[len(outer) :] for file in tree.files if file.name.startswith(outer))
-    names = {name.partition("/")[0] if "/" in name else "" for name in inside}
-    if len(names) == 1 and "" not in names:
-        return _held(tree, outer + names.pop())
+    while len(names := tree.held.get(folder, set())) == 1 and "" not in names:
+        folder = f"{folder}/{next(iter(names))}"
     return names - {""}
 
 
 def _refuse_splits_as_classes(tree: Tree, prefix: str, tops: set[str]) -> None:
     """Refuses splits that are not called so, and splits within classes; warns of a class test."""
-    inner: dict[str, set[int | None]] = {name: set() for name in tops}
-    for file in tree.files:
-        top, _, below = file.name[len(prefix) :].partition("/")
-        if file.name.startswith(prefix) and top in inner and "/" in below:
-            inner[top].add(_SPELLINGS.get(below.partition("/")[0].lower()))
-    if inner and all(TRAIN in parts and len(parts) > 1 for parts in inner.values()):
+    inner = [tree.held.get(prefix + name, set()) - {""} for name in tops]
+    spelt = [{_SPELLINGS.get(name.lower()) for name in names} for names in inner]
+    if spelt and all(TRAIN in parts and len(parts) > 1 for parts in spelt):
         raise ValueError(f"the class folders of {tree.where} hold splits of their own. {LAYOUT}")
     like = [name for name in sorted(tops) if {*re.split("[^a-z]+", name.lower())} & {*_SPELLINGS}]
     held = {name: _held(tree, prefix + name) for name in like}
@@ -255,11 +267,9 @@ def _wrapper(tree: Tree) -> str:
     if len(tops) != 1 or "train" in tops:
         return ""
     outer = f"{next(iter(tops))}/"
-    below = [file.name[len(outer) :] for file in tree.files if file.name.startswith(outer)]
-    direct = any("/" not in name for name in below)
     inner = _children(tree, outer)
     is_set = len(inner) > 1 or TRAIN in _splits(tree, outer, inner).values()
-    return outer if is_set and not direct else ""
+    return outer if is_set and "" not in tree.held.get(outer[:-1], ()) else ""
 
 
 def _children(tree: Tree, prefix: str) -> set[str]:
@@ -273,6 +283,7 @@ def _named_splits(tree: Tree, prefix: str, splits: dict[str, int]) -> dict[int, 
         names = sorted(name for name, of in splits.items() if of == part)
         if len(names) > 1:
             raise ValueError(f"{tree.where} holds several {kind} folders: {few(names)}; keep one")
+    splits = {n: part for n, part in splits.items() if part == TRAIN or prefix + n in tree.held}
     used = used_as(splits.values())
     return {used[part]: f"{prefix}{name}/" for name, part in splits.items()}
 
@@ -296,36 +307,3 @@ def _classes(tree: Tree, prefix: str) -> dict[str, list[File]]:
             stacklevel=2,
         )
     return classes
-
-
-def _check_classes(
-    tree: Tree,
-    groups: dict[int, str],
-    by_part: dict[int, dict[str, list]],
-    first: dict[str, list],
-    least: int,
-) -> None:
-    if not any(files for classes in by_part.values() for files in classes.values()):
-        raise ValueError(f"no images in class folders were found in {tree.where}. {LAYOUT}")
-    if len(first) < least:
-        raise ValueError(f"{tree.where} has one class, {few(list(first))}. {LAYOUT}")
-    strange = [name for name in sorted(first) if not is_printable(name)]
-    if strange:
-        raise ValueError(
-            f"class folders in {tree.where} whose names are not UTF-8 or hold control "
-            f"characters: {few(strange)}; rename them"
-        )
-    for part, classes in sorted(by_part.items()):
-        if set(classes) != set(first):
-            one, other = groups[min(groups)], groups[part]
-            raise ValueError(
-                f"the classes of {other} and {one} in {tree.where} differ: only in {one} "
-                f"{few(sorted(set(first) - set(classes)))}; only in {other} "
-                f"{few(sorted(set(classes) - set(first)))}; both need the same class folders"
-            )
-        empty = sorted(name for name, files in classes.items() if not files)
-        if empty:
-            raise ValueError(
-                f"class folders without images in {tree.where}/{groups[part]}: {few(empty)}; "
-                "add images (.jpg, .png, …) or remove the folders"
-            )

@@ -32,9 +32,10 @@ def open_builder(name: str, data_dir: Path) -> Any:
         try:
             builder = tfds.builder(name, data_dir=folder, file_format=file_format)
         except (tfds.core.DatasetNotFoundError, ImportError) as error:
+            lines = (x.strip() for x in str(error).splitlines() if x[:3] != "\t- ")  # all names
             raise ValueError(
-                f"tfds={name} cannot be opened ({str(error).splitlines()[0]}); the names are "
-                "at https://www.tensorflow.org/datasets/catalog"
+                f"tfds={name} cannot be opened ({' '.join(lines)}); the names are at "
+                "https://www.tensorflow.org/datasets/catalog"
             ) from error
         except ValueError as error:  # prepared there in another form
             other_form = other_form or error

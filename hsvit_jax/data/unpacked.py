@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 from hsvit_jax.data import archives
-from hsvit_jax.data.download import RemoteFile, verify
+from hsvit_jax.data.download import RemoteFile, digest_of, verify
 from hsvit_jax.data.listing import Tree, walk
 
 Forms = tuple[tuple[str, Mapping[str, str]], ...]
@@ -48,17 +49,16 @@ class Found:
     folder: Path
     checksums: Mapping[str, str]
 
-    @property
-    def published(self) -> bool:
-        """Whether every file has a published checksum."""
-        return all(self.checksums.values())
-
-    def paths(self) -> list[Path]:
-        """The files, once their checksums are right; ValueError for one that is not."""
+    def paths(self) -> tuple[list[Path], bool]:
+        """The files, and whether all are as published, which those that were packed anew are not;
+        ValueError for another one with a wrong checksum."""
+        published = True
         for name, checksum in self.checksums.items():
-            if checksum:
-                verify(self.folder / name, checksum)
-        return [self.folder / name for name in self.checksums]
+            path = self.folder / name
+            published &= bool(checksum) and digest_of(path, checksum) == checksum
+            if checksum and not published and not name.endswith((".gz", ".zip")):
+                verify(path, checksum)
+        return [self.folder / name for name in self.checksums], published
 
     def identity(self) -> list:
         """Place, sizes and times of the files: other ones when a file changes."""
@@ -90,7 +90,8 @@ def refuse_named(root: Path) -> None:
         if found and root in (found.folder, *found.folder.parents):
             name, data_dir = known, base
     if name:
+        where = "" if find(name, Path(os.devnull)) else f", with --config.data.dir={data_dir}"
         raise ValueError(
             f"folder={root.name}: this is {name}, which has a name of its own: use :{name} after "
-            f"the colon, with --config.data.dir={data_dir}"
+            f"the colon{where}"
         )

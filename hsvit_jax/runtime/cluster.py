@@ -85,9 +85,10 @@ def _from_scheduler() -> Job | None:
                 [kind.get_local_process_id()] if local_count() > 1 else None,
             )
         except Exception as error:  # of a metadata server or the cluster's interface
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
                 f"this may be a process of a {name.removesuffix('Cluster')} job, which cannot be "
-                f"read ({type(error).__name__}: {error!s:.200}): give --distributed=host:port,n,i, "
+                f"read ({reason}): give --distributed=host:port,n,i, "
                 "or --distributed=off if this process is alone"
             ) from error
     if int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # Open MPI 5 names no address

@@ -181,11 +181,6 @@ def _check_held_out(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
         raise ValueError(
             f"{config.data.name} has no test images: the run could not be evaluated; add some"
         )
-    tested, names = set(dataset.test.labels.tolist()), dataset.info.class_names
-    if untested := [name for label, name in enumerate(names) if label not in tested]:
-        warnings.warn(
-            f"{config.data.name} has no test image of {config_lib.few(untested)}", stacklevel=2
-        )
     if config.train.select_on in ("val", "macro_f1") and not len(dataset.val):
         raise ValueError(
             f"train.select_on={config.train.select_on!r}, but {config.data.name} has no validation "

@@ -168,6 +168,6 @@ def _of_hub(name: str) -> Path:
     except EntryNotFoundError:
         raise ValueError(f"hub:{name} has no {_FILE}, and nothing else is read") from None
     except Exception as error:  # of the network, of the disk, of a name that is none
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise ValueError(f"hub:{name} cannot be read: {type(error).__name__}: {reason}") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"hub:{name} cannot be read: {reason}") from None
     return file

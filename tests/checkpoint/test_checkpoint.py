@@ -20,6 +20,7 @@ from hsvit_jax.checkpoint import (
     CheckpointError,
     Checkpoints,
     CheckpointWarning,
+    brief,
     checksum,
     diff,
     load_tree,
@@ -589,6 +590,15 @@ def test_a_failed_save_is_reported_and_does_not_hide_another_error(tmp_path, mon
     checkpoints.save(3, make_state(3), {}, wait=True)
     checkpoints.close()
     assert same(make_state(3), load_tree(tmp_path)[1])
+
+
+def test_the_advice_at_the_end_of_a_library_s_message_is_kept():
+    short = brief(RuntimeError("no driver\n\n  Please run: repair"))
+    assert short == "RuntimeError: no driver Please run: repair"
+    long = brief(ValueError(f"no chunk\n{'[spec=…] ' * 999}\nPlease run: repair"))
+    assert long.startswith("ValueError: no chunk [spec") and len(long) < 1000
+    assert long.endswith("Please run: repair") and " … " in long
+    assert brief(OSError(28, "No space left on device", "/x")) == "No space left on device"
 
 
 def test_two_processes_share_a_checkpoint_and_its_damage(tmp_path):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ def publish(monkeypatch):
             checksum = f"{kind}:{hashlib.new(kind, body).hexdigest()}"
             files.append(dataclasses.replace(remote, checksum=checksum))
         entry = dataclasses.replace(
-            entry, files=tuple(files) or entry.files, examples=examples or entry.examples
+            entry, files=tuple(files) or entry.files, examples=examples or entry.examples, pixels=""
         )
         monkeypatch.setitem(catalog.REGISTRY, name, entry)
         forms = []
@@ -47,6 +48,9 @@ def publish(monkeypatch):
         return dict(zip((file.name for file in entry.files), bodies, strict=False))
 
     return call
+
+
+OTHERS = "^[a-z0-9_/]+: the files hold as many images as published, but have other checksums"
 
 
 def refusal(folder: Path) -> str:
@@ -100,6 +104,13 @@ def test_cifar10(tmp_path, publish, monkeypatch):
         np.testing.assert_array_equal(found.test.images, images[50:])
         np.testing.assert_array_equal(found.train.labels, labels[:50])
         assert found.info == data.describe("cifar10")
+    changed = binary["data_batch_1.bin"][:-1] + b"?"
+    for place, batch in (("anew", {}), ("changed", {"data_batch_1.bin": changed})):
+        body = tar_gz({"c/LICENSE": b"", **{f"c/{k}": v for k, v in (binary | batch).items()}})
+        write(tmp_path / place, dict.fromkeys(archive, body))
+        with pytest.warns(match=OTHERS):
+            found = data.load("cifar10", data_dir=str(tmp_path / place), val_fraction=0)
+        assert (found.train.images == images[:50]).all() == (place == "anew")
     (tmp_path / "archive/cifar-10-binary.tar.gz").unlink()  # no longer needed
     where = {"data_dir": str(tmp_path / "archive")}
     held = data.load("cifar10", **where)
@@ -135,7 +146,8 @@ def test_cifar100_takes_the_fine_label(tmp_path, publish):
     files = {"c/train.bin": records.tobytes(), "c/test.bin": records[:7].tobytes()}
     files |= {"c/fine_label_names.txt": "\n".join(names).encode(), "c/coarse_label_names.txt": b"a"}
     write(tmp_path, publish("cifar100", tar_gz(files)))
-    dataset = data.load("cifar100", data_dir=str(tmp_path), val_fraction=0)
+    with pytest.warns(match="^cifar100 has no test image of thing 0, .* thing 4 and 88 more "):
+        dataset = data.load("cifar100", data_dir=str(tmp_path), val_fraction=0)
     assert dataset.info.class_names == names
     np.testing.assert_array_equal(dataset.train.labels, fine)
     assert dataset.test.images[6, 1, 2].tolist() == planes[6, [34, 1058, 2082]].tolist()
@@ -195,6 +207,53 @@ def test_fashion_mnist(tmp_path, publish):
     write(tmp_path / "digits", digits)
     with pytest.raises(ValueError, match=r"digits is not fashion_mnist .* 3 to 5 images, expected"):
         data.load("fashion_mnist", data_dir=str(tmp_path / "digits"))
+
+
+def test_published_files_that_were_packed_anew(tmp_path, publish, monkeypatch):
+    """Counts and contents decide, not the container; equal data have equal fingerprints."""
+    train, labels = noise((30, 28, 28)), np.arange(30, dtype=np.uint8) % 10
+    bodies = [gzip.compress(idx(array)) for array in (train, labels, train[:10], labels[:10])]
+    publish("fashion_mnist", *bodies, examples=(30, 10))
+    names = [file.name for file in catalog.REGISTRY["fashion_mnist"].files]
+    debian = tmp_path / "usr/share/fashion"
+    forms = ((str(debian), dict.fromkeys(names, "")), *unpacked.FORMS["fashion_mnist"])
+    whole = data.load(
+        "fashion_mnist", data_dir=str(write(tmp_path / "a", dict(zip(names, bodies, strict=True))))
+    )
+    anew = {
+        n: gzip.compress(gzip.decompress(b), 1, mtime=7) for n, b in zip(names, bodies, strict=True)
+    }
+    raw = "raw/FashionMNIST/raw"
+    for known in (False, True):
+        if known:
+            images = np.concatenate([train, train[:10]])[..., None]
+            pixels = images.tobytes() + np.r_[labels, labels[:10]].astype(np.int32).tobytes()
+            digest = hashlib.sha256(pixels).hexdigest()
+            entry = dataclasses.replace(catalog.REGISTRY["fashion_mnist"], pixels=digest)
+            monkeypatch.setitem(catalog.REGISTRY, "fashion_mnist", entry)
+        for place in ("flat", raw):
+            write(tmp_path / f"{known}" / place, anew)
+            where = {"data_dir": str(tmp_path / f"{known}" / place.partition("/")[0])}
+            with nullcontext() if known else pytest.warns(match=OTHERS):
+                found = data.load("fashion_mnist", **where)
+            np.testing.assert_array_equal(found.test.images, whole.test.images)
+            assert (found.fingerprint == whole.fingerprint) is known
+    write(debian, anew)
+    monkeypatch.setitem(unpacked.FORMS, "fashion_mnist", forms)
+    nowhere = {"data_dir": str(tmp_path / "nowhere")}
+    assert data.load("fashion_mnist", **nowhere).fingerprint == whole.fingerprint
+    assert refusal(debian).endswith("use :fashion_mnist after the colon")
+    other = {**anew, names[0]: gzip.compress(idx(train[::-1]))}
+    write(tmp_path / "kmnist", other)
+    with pytest.warns(match=OTHERS):
+        data.load("fashion_mnist", data_dir=str(tmp_path / "kmnist"))
+    for at, message in ((-6, "damaged or cut off"), (-1, "holds 29 training and 10 test images")):
+        damaged = bytearray(anew[names[0]])
+        damaged[at] ^= 1
+        few = {names[0]: gzip.compress(idx(train[:29])), names[1]: gzip.compress(idx(labels[:29]))}
+        write(tmp_path / f"at{at}", anew | ({names[0]: bytes(damaged)} if at == -6 else few))
+        with pytest.raises(ValueError, match=message):
+            data.load("fashion_mnist", data_dir=str(tmp_path / f"at{at}"))
 
 
 def test_bad_idx_files(tmp_path):
@@ -283,18 +342,26 @@ def test_image_files(name, build, pack, folder, classes, train, test, tmp_path, 
     assert dataset.info.class_names == classes
     for split, labels in ((dataset.train, train), (dataset.test, test)):
         assert split.labels[split.images[:, 8, 8, 0].argsort()].tolist() == labels
-    (archive / catalog.REGISTRY[name].files[0].name).unlink()  # no longer needed
+    file = archive / catalog.REGISTRY[name].files[0].name
+    anew = {file.name: pack({"LICENSE": b"of the set", **files})}
+    repacked = write(tmp_path / "repacked", anew | lists)
+    counts = f"holds {len(train)} training and {len(test)} test images, expected "
+    with pytest.raises(ValueError, match=rf"{counts}[0-9,]{{6}}"):
+        data.load(name, data_dir=str(repacked), **how)
+    file.unlink()  # no longer needed
     again = data.load(name, **where, **how, resident_limit_bytes=0)
     assert not again.resident and again.fingerprint == dataset.fingerprint
     np.testing.assert_array_equal(again.test.gather(range(len(test))), dataset.test.images)
     mine = write(tmp_path / "mine" / name.partition("/")[0], files | lists)
     where = {"data_dir": str(tmp_path / "mine")}
-    counts = f"holds {len(train)} training and {len(test)} test images, expected "
     with pytest.raises(ValueError, match=rf"{counts}[0-9,]{{6}}"):
         data.load(name, **where, **how)
     assert f"use :{name} after" in refusal(mine / folder)
     publish(name, examples=(len(train), len(test)))
     assert data.load(name, **where, **how).fingerprint == dataset.fingerprint
+    with pytest.warns(match=OTHERS):
+        found = data.load(name, data_dir=str(repacked), **how)
+    assert found.fingerprint == dataset.fingerprint
     if name == "tiny_imagenet":  # many sort its validation images into class folders
         for i, wnid in enumerate(("n02", "n03", "n01")):
             (mine / folder / f"val/{wnid}").mkdir()

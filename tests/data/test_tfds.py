@@ -99,6 +99,27 @@ def test_which_splits_are_used(tmp_path):
         assert (len(dataset.train), len(dataset.val), len(dataset.test)) == expected
 
 
+def test_a_class_without_training_images_is_told(tmp_path):
+    class Third(_Builder):
+        counts = {"train": 20, "test": 6}  # noqa: RUF012 (read-only)
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(None, None, 3)),
+                "label": tfds.features.ClassLabel(names=["dark", "light", "Dark"]),
+            }
+            features = tfds.features.FeaturesDict(features)
+            keys = ("image", "label")
+            return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=keys)
+
+    prepare(Third, tmp_path)
+    with (
+        pytest.warns(match=r"tfds=third has no training image of Dark, .*test: Dark 0/0/0\)"),
+        pytest.warns(match="^tfds=third has class names that differ only in .*: dark/Dark$"),
+    ):
+        data.load("tfds=third", data_dir=str(tmp_path), image_size=(6, 6))
+
+
 def test_examples_without_a_label_are_refused(tmp_path):
     prepare(two_tone("E", unlabelled=[("train", 3), ("test", 3)]), tmp_path)
     with pytest.raises(ValueError, match=r"2 of 26 examples have none .*train\[\d+\] first"):
@@ -140,7 +161,7 @@ def test_descriptions_come_from_the_features(tmp_path):
 
 
 def test_sets_that_are_unknown_or_no_labelled_images(tmp_path):
-    with pytest.raises(ValueError, match=r"tfds=cifar1O cannot be opened"):
+    with pytest.raises(ValueError, match=r"tfds=cifar1O cannot be opened .* Did you mean: cifar1"):
         data.load("tfds=cifar1O", data_dir=str(tmp_path))
     with pytest.raises(ValueError, match="not a set of images with one class label each"):
         data.load("tfds=without_labels", data_dir=str(tmp_path))

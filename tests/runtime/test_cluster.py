@@ -120,13 +120,13 @@ def test_a_job_that_cannot_be_read(monkeypatch):
     """As of a metadata server that does not answer, or an account without rights."""
 
     def unreachable():
-        raise ConnectionError("metadata.google.internal")
+        raise ConnectionError(f"metadata.google.internal\n{'said ' * 60}\nstart the server")
 
     kind = scheduler("GkeTpuCluster", is_env_present=True)
     kind.get_process_count = staticmethod(unreachable)
     others = [c for c in cluster.clusters.ClusterEnv._cluster_types if c.__name__ != kind.__name__]
     monkeypatch.setattr(cluster.clusters.ClusterEnv, "_cluster_types", [*others, kind])
-    with pytest.raises(ValueError, match=r"GkeTpu job.*ConnectionError: metadata.*=off if this"):
+    with pytest.raises(ValueError, match=r"GkeTpu job.*ConnectionError: metadata.*server\).*=off"):
         cluster.find("auto")
 
 

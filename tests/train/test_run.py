@@ -290,11 +290,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, sizes,
     assert not (tmp_path / "run").exists()
 
 
-def test_classes_without_a_test_image_are_told():
-    with pytest.warns(UserWarning, match="^.* has no test image of row 5, row 6$"):
-        train.prepare(small_config(), dataset=small_dataset((70, 21, 5)))
-
-
 def test_a_validation_part_that_cannot_be_trained_on_is_told():
     own = dataclasses.replace(small_dataset(), val_fraction=0.0)
     settings = {"train__select_on": "last", "data__val_fraction": 0.0}

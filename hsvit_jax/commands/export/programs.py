@@ -167,9 +167,9 @@ def onnx(program: Program) -> bytes:
             converted = jax2onnx.to_onnx(program.closed, shapes, **names).SerializeToString()
             session = onnxruntime.InferenceSession(converted, options)
         except Exception as error:  # whatever a plug-in of it, or the runtime, is caught by
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
-                f"jax2onnx cannot convert this network, take --format=stablehlo: {reason:.300}"
+                f"jax2onnx cannot convert this network, take --format=stablehlo: {reason}"
             ) from error
         rng = np.random.default_rng(0)
         given = [rng.integers(1, 256, s.shape).astype(s.dtype) for s in program.shapes(2)]

@@ -1,13 +1,14 @@
 """``csv=<path>``: a table of image files and their labels."""
 
 import csv
+import errno
 import os
 import unicodedata
 import warnings
 from pathlib import Path
 
-from hsvit_jax.data.dataset import TRAIN, used_as
-from hsvit_jax.data.images import few, is_printable, printable
+from hsvit_jax.data.dataset import used_as
+from hsvit_jax.data.images import few, printable
 from hsvit_jax.data.listing import SPLIT_NAMES, File, Listing, Row
 
 _COLUMNS = {
@@ -23,15 +24,16 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     Paths are relative to the table's folder; without `split` a part of every class is held out.
 
     Args:
-      test_only: one class will do, and none needs a training image.
+      test_only: one class will do.
 
     Raises:
-      ValueError: there is no such table, it lacks a column, fewer than two classes, one
-        without a training image or with control characters, or an image with several labels or
-        splits.
+      ValueError: there is no such table, it lacks a column, fewer than two classes, or an image
+        with several labels or splits.
     """
     table = Path(os.path.expanduser(path))
     try:
+        if table.exists() and not table.is_file():  # a pipe may have no end
+            raise OSError(errno.EINVAL, "a directory, pipe or device, not a regular file")
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             columns = [str(name).strip().lower() for name in reader.fieldnames or ()]
@@ -50,7 +52,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
                 raise ValueError(f"csv={path} has several columns {few(again)}: keep one of each")
             if unread := [n for n in head.values() if n and n not in found.values()]:
                 warnings.warn(f"csv={path}: columns not read: {few(unread)}", stacklevel=2)
-            lines = []
+            lines, blank = [], 0
             for cells in reader:
                 if any(cells.get(None, ())):  # beyond the head
                     raise ValueError(
@@ -63,6 +65,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
                         f"csv={path}: line {reader.line_num} lacks its image or its label"
                     )
                 lines.append(line)
+                blank += not line.get("split")
                 line["split"] = line.get("split", "").lower() or "train"
                 line["label"] = unicodedata.normalize("NFC", line["label"])  # as a folder's name
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -70,6 +73,11 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
         if isinstance(error, UnicodeDecodeError):
             why = f"{error}; save the table as UTF-8"
         raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None
+    if 0 < blank < len(lines):
+        warnings.warn(
+            f"csv={path}: {blank:,} of {len(lines):,} lines have a blank split and count as train",
+            stacklevel=2,
+        )
     names = sorted({line["label"] for line in lines})
     unknown = {line["split"] for line in lines} - set(SPLIT_NAMES)
     least = 1 if test_only else 2
@@ -79,11 +87,6 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
         raise ValueError(
             f"csv={path} has the splits {few(sorted(unknown))}, of which {few(list(SPLIT_NAMES))} "
             "are known"
-        )
-    if strange := [name for name in names if not is_printable(name)]:
-        raise ValueError(
-            f"csv={path} has labels of several lines or with control characters: {few(strange)}; "
-            "rename them, or close the quotation mark that swallowed the lines"
         )
     first: dict[str, dict[str, str]] = {}
     twice = []
@@ -102,9 +105,6 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
         )
         lines = list(first.values())
     parts = [SPLIT_NAMES[line["split"]] for line in lines]
-    trained = {line["label"] for line, part in zip(lines, parts, strict=True) if part == TRAIN}
-    if trained and not test_only and (lost := [name for name in names if name not in trained]):
-        raise ValueError(f"csv={path} has no training image of {few(lost)}: add some, or rename it")
     used = used_as(set(parts))
     number = {name: i for i, name in enumerate(names)}
     rows = []

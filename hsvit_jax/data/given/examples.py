@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import unicodedata
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -98,13 +97,6 @@ def from_examples(
     if not images:
         raise ValueError("no examples: give pairs of an image and its label")
     names, numbers = _numbered(labels, class_names, 1 if test_only else 2)
-    counts_K = np.bincount(numbers, minlength=len(names))
-    if not test_only and not counts_K.all():
-        missing = [name for name, count in zip(names, counts_K, strict=True) if not count]
-        warnings.warn(
-            f"no example of {few(missing)}: labels count from 0, in the order of class_names",
-            stacklevel=3,
-        )
     pixels = np.stack(images)
     if not test_only:
         digests = [hashlib.sha256(image).digest() for image in pixels]

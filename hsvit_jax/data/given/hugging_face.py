@@ -1,7 +1,8 @@
-"""``hf=<name or path>``: a data set of the Hugging Face `datasets` library."""
+"""``hf=<name or path>[:<configuration>]``: a set of the Hugging Face `datasets` library."""
 
 import dataclasses
 import errno
+import hashlib
 import os
 import warnings
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 from hsvit_jax.data.dataset import DataInfo, Source, keeps_label_mirrored
 from hsvit_jax.data.decode import Request, decode_items, items_of_splits
 from hsvit_jax.data.folder import describe_files
-from hsvit_jax.data.images import few, is_printable, read_file
+from hsvit_jax.data.images import few, read_file
 
 # What the parts are called, by the names that `items_of_splits` knows.
 _SPLITS = {
@@ -22,7 +23,7 @@ _SPLITS = {
 
 
 def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
-    """Opens a data set by its name on the hub, or what `save_to_disk` wrote to a folder.
+    """Opens a data set by its name on the hub, by its folder, or as `save_to_disk` wrote it.
 
     It is described by its columns and the headers of a few images; splits are as TFDS' (see
     `decode.items_of_splits`).
@@ -39,18 +40,31 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         import datasets
     except ImportError:
         raise ValueError(f"hf={name} needs datasets: pip install 'hsvit_jax[hf]'") from None
-    folder = Path(os.path.expanduser(name))
+    path, config = os.path.expanduser(name), None
+    if ":" in name and not os.path.exists(path):
+        path, _, config = path.rpartition(":")
+    folder = Path(path)
     saved = [(folder / f).is_file() for f in ("dataset_dict.json", "dataset_info.json")]
     if all(saved):  # of which datasets would read the set alone, though the dict may be newer
         raise ValueError(
             f"hf={name} holds a Dataset and a DatasetDict, one saved over the other: remove the "
             "folder and save again"
         )
+    where = {}
+    if folder.is_dir():  # where datasets would read what it kept of another one of that name
+        stamps = [(str(f), f.lstat().st_ctime_ns) for f in sorted(folder.resolve().rglob("*"))]
+        digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
+        where["cache_dir"] = os.path.join(datasets.config.HF_DATASETS_CACHE, digest[:16])
     try:
-        found = datasets.load_from_disk(folder) if any(saved) else datasets.load_dataset(name)
+        if any(saved) and not config:
+            found = datasets.load_from_disk(folder)
+        else:
+            found = datasets.load_dataset(path, config, **where)
     except Exception as error:  # of the network, of the disk, of any reader that it has
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise ValueError(f"hf={name} cannot be read: {type(error).__name__}: {reason}") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if "Config name" in reason or "BuilderConfig" in reason:  # it lists those that there are
+            reason += f"; here, write hf={name.removesuffix(f':{config}')}:CONFIG for one of them"
+        raise ValueError(f"hf={name} cannot be read: {reason}") from None
     found = found if isinstance(found, dict) else {"train": found}
     if "train" not in found:
         raise ValueError(f"hf={name} has no split 'train', only {few(sorted(found))}")
@@ -77,11 +91,6 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
         part: rows.with_format(None).cast_column(image[0], raw) for part, rows in parts.items()
     }
     train, names = parts["train"], tuple(features[label[0]].names)
-    if strange := [name for name in names if not is_printable(name)]:
-        raise ValueError(
-            f"hf={name} has classes of several lines or with control characters: {few(strange)}; "
-            "rename them"
-        )
     for part, rows in parts.items():  # encoded one by one, each counts the classes that it has
         own = rows.features.get(label[0], features[label[0]])
         if tuple(getattr(own, "names", None) or ()) != names:
@@ -102,7 +111,9 @@ def open_hf(name: str) -> tuple[DataInfo, Callable[[Request], Source]]:
 
     def load(request: Request) -> Source:
         items = items_of_splits(f"hf={name}", parts, read)
-        key = {"hf": [(split, len(part), part._fingerprint) for split, part in parts.items()]}
+        key = {
+            "hf": [(split, len(part), part._fingerprint) for split, part in parts.items()]
+        } | where
         return decode_items(items, names, request, f"hf-{Path(name).name}", key)
 
     return info, load
