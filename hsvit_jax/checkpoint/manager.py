@@ -207,12 +207,14 @@ class Checkpoints:
             with self._reporting(f"the last save in {self.directory} failed"):
                 self._manager.wait_until_finished()
 
-    def alone(self) -> None:
-        """Lets process 0 save without the others from now on, because some of them are gone.
+    def check(self) -> None:
+        """Raises CheckpointError if the last save has failed; waits for none under way."""
+        if self._manager is not None and not self._manager.is_saving_in_progress():
+            self.wait()
 
-        A save under way is given up: only all of them could finish it.
-        """
-        self._manager, self._alone = None, True
+    def alone(self) -> None:
+        """Lets process 0 save without the others from now on, because some of them may be lost."""
+        self._alone = True
 
     def close(self) -> None:
         """Waits as `wait` does and ends Orbax's threads; the object can be used again."""

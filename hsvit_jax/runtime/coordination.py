@@ -10,11 +10,12 @@ import contextlib
 import hashlib
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -25,6 +26,9 @@ from hsvit_jax.runtime import signals, watchdog
 
 T = TypeVar("T")
 
+#: Seconds of silence after which another process is given up. TCP tries again after 51 s at most
+#: where a connection was cut for 25 s.
+SILENCE = 60
 #: Steps between the request to stop and the stop: more than any process can be ahead of another.
 LEAD = 8
 _EVERY = 4  # steps between two polls of the store
@@ -37,6 +41,7 @@ _PRINTED_MS = 5_000  # how long others wait for process 0 to print the same mess
 _numbers = itertools.count()
 _barriers: collections.Counter[str] = collections.Counter()
 _survivors: list[int] | None = None  # the processes that are left, once some are lost
+_peers: set[int] = set()  # the ports at which the job's processes listen for each other's sums
 
 
 def _client() -> Any:
@@ -229,6 +234,61 @@ def go_on_with(processes: set[int]) -> None:
     _survivors = sorted(processes)
 
 
+def listening() -> set[int]:
+    """The TCP ports at which this process listens."""
+    return {
+        one.getsockname()[1]
+        for one in _sockets()
+        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    }
+
+
+def meet(ports: set[int]) -> None:
+    """Tells every process at which ports the others listen; `ports` are this one's."""
+    for text in _gather(" ".join(map(str, ports))):
+        _peers.update(map(int, text.split()))
+
+
+def drop_peers() -> None:
+    """Ends the connections of collectives, after one has failed here.
+
+    Another process may wait for this one in it, and does not hear of the one that was lost.
+    """
+    for connection in _connections(_peers):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """This process's TCP sockets, those of libraries included; each is valid for its turn."""
+    for number in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # no socket, or closed meanwhile
+            one = socket.socket(fileno=int(number))
+            if one.family != socket.AF_UNIX and one.type == socket.SOCK_STREAM:
+                yield one
+            one.detach()
+
+
+def _connections(ports: set[int]) -> Iterator[socket.socket]:
+    """This process's connections of which one end listens at one of these ports."""
+    for one in _sockets():
+        with contextlib.suppress(OSError):  # it is no connection
+            if {one.getsockname()[1], one.getpeername()[1]} & ports:
+                yield one
+
+
+def _be_patient() -> None:
+    """Lets the job's connections be cut for `SILENCE` seconds, and no longer.
+
+    Process 0 would close those of the store after 20 s, and TCP those of collectives hardly ever.
+    """
+    ports = {*_peers, int(distributed.global_state.coordinator_address.rpartition(":")[2])}
+    for one in _connections(ports):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE // 6)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE // 6)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE)
+
+
 def barrier(what: str, seconds: float) -> bool:
     """Waits until every process has called this.
 
@@ -305,6 +365,8 @@ def _pull_down(code: int, why: str) -> None:
 def _listen() -> None:
     """Ends this process soon after another one has ended, unless a collective noticed first."""
     while (client := _client()) is not None:
+        if sys.platform == "linux":
+            _be_patient()
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             code, _, why = client.key_value_try_get("hsvit/down").partition(" ")
             time.sleep(2 * _PAUSE)  # a collective that notices has a traceback to show
