@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -236,11 +236,9 @@ def go_on_with(processes: set[int]) -> None:
 
 def listening() -> set[int]:
     """The TCP ports at which this process listens."""
-    return {
-        one.getsockname()[1]
-        for one in _sockets()
-        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    }
+    ports, asked = set(), (socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    _on_sockets(lambda one: one.getsockopt(*asked) and ports.add(one.getsockname()[1]))
+    return ports
 
 
 def meet(ports: set[int]) -> None:
@@ -254,39 +252,37 @@ def drop_peers() -> None:
 
     Another process may wait for this one in it, and does not hear of the one that was lost.
     """
-    for connection in _connections(_peers):
-        connection.shutdown(socket.SHUT_RDWR)
+    _on_sockets(lambda one: _joins(one, _peers) and one.shutdown(socket.SHUT_RDWR))
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """This process's TCP sockets, those of libraries included; each is valid for its turn."""
-    for number in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # no socket, or closed meanwhile
-            one = socket.socket(fileno=int(number))
-            if one.family != socket.AF_UNIX and one.type == socket.SOCK_STREAM:
-                yield one
-            one.detach()
-
-
-def _connections(ports: set[int]) -> Iterator[socket.socket]:
-    """This process's connections of which one end listens at one of these ports."""
-    for one in _sockets():
-        with contextlib.suppress(OSError):  # it is no connection
-            if {one.getsockname()[1], one.getpeername()[1]} & ports:
-                yield one
-
-
-def _be_patient() -> None:
-    """Lets the job's connections be cut for `SILENCE` seconds, and no longer.
+def _be_patient(one: socket.socket) -> None:
+    """Lets a connection of the job be cut for `SILENCE` seconds, and no longer.
 
     Process 0 would close those of the store after 20 s, and TCP those of collectives hardly ever.
     """
-    ports = {*_peers, int(distributed.global_state.coordinator_address.rpartition(":")[2])}
-    for one in _connections(ports):
+    service = int(distributed.global_state.coordinator_address.rpartition(":")[2])
+    if _joins(one, {*_peers, service}):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE // 6)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE // 6)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE)
+
+
+def _on_sockets(act: Callable[[socket.socket], object]) -> None:
+    """Calls `act` with every internet socket of this process, those of libraries included."""
+    for number in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # no socket, closed meanwhile, or without another end
+            one = socket.socket(fileno=int(number))
+            try:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    act(one)
+            finally:
+                one.detach()
+
+
+def _joins(one: socket.socket, ports: set[int]) -> bool:
+    """Whether an end of a connection is at one of these ports; OSError where it is none."""
+    return not ports.isdisjoint((one.getsockname()[1], one.getpeername()[1]))
 
 
 def barrier(what: str, seconds: float) -> bool:
@@ -366,7 +362,7 @@ def _listen() -> None:
     """Ends this process soon after another one has ended, unless a collective noticed first."""
     while (client := _client()) is not None:
         if sys.platform == "linux":
-            _be_patient()
+            _on_sockets(_be_patient)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             code, _, why = client.key_value_try_get("hsvit/down").partition(" ")
             time.sleep(2 * _PAUSE)  # a collective that notices has a traceback to show

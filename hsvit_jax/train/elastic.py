@@ -64,7 +64,6 @@ class RecoverableLoop(Loop):
     def take_steps(self, state: dict) -> dict:
         """As `Loop.take_steps`, with the processes that are left."""
         self.complete_run, self.all_devices = self.run, list(self.run.mesh.devices.flat)
-        self.checkpoints.alone()
         while True:
             try:
                 return super().take_steps(state)
@@ -117,8 +116,8 @@ class RecoverableLoop(Loop):
         plain = mesh_lib.fetch(self.run.mesh, step_lib.to_plain(self.state))
         if coordination.is_lead():
             plain = self._with_fresh_groups(plain) if self.run.model.lost else plain
+            meta = self.meta | self.remarks
             with checkpoint.alone():
-                meta = self.meta | self.remarks
                 self.checkpoints.save(number, plain, meta, metric=metric, wait=True)
         self.watchdog.heartbeat(f"saving step {number}")
 

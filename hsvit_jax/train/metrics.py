@@ -53,10 +53,8 @@ class MetricLog:
 
     def check(self) -> None:
         """Raises ValueError once the file is another one, or gone, and this one's lines with it."""
-        if self._file is None:
-            return
-        path = Path(self._file.name)
-        if not (path.exists() and os.path.samefile(path, self._file.fileno())):
+        path = Path(self._file.name) if self._file else None
+        if path and not (path.exists() and os.path.samefile(path, self._file.fileno())):
             raise ValueError(
                 f"{path.parent} was removed or moved while the run was in it, or its {path.name}: "
                 "start again, and leave the work folder where it is"

@@ -236,7 +236,7 @@ def test_connections_may_be_cut_for_a_while(monkeypatch, connections):
     monkeypatch.setattr(coordination, "_peers", {connections[2]})
     state = types.SimpleNamespace(coordinator_address="host:1")
     monkeypatch.setattr(coordination, "distributed", types.SimpleNamespace(global_state=state))
-    coordination._be_patient()
+    coordination._on_sockets(coordination._be_patient)
     for end in connections[:2]:
         limit = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
         assert limit == 1000 * coordination.SILENCE and limit > 2 * 25_000

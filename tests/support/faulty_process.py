@@ -3,11 +3,12 @@
 PROCESS is a number, or several with commas between them; $SILENCE replaces coordination.SILENCE.
 term, int, kill, raise, hang: when process PROCESS looks at step STEP it is sent that signal, raises
 what nobody expects, or sleeps. full: no file can grow from then on, as on a full disk. clock: it is
-set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written, by a process
-that writes a part of it. kill_giving: before it gives process 0, which writes all, its part of the
-checkpoint of STEP. kill_testing: before the test split is evaluated. kill_loading, term_loading: before the data are
-loaded. late: PROCESS starts its first step STEP seconds after it was compiled. stream: made-up
-images that are read one by one, each reading noted in $READS-<process>. none: as it is.
+set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written, by a
+process that writes a part of it. kill_giving: before it gives process 0, which writes all, its part
+of the checkpoint of STEP. kill_testing: before the test split is evaluated. kill_loading,
+term_loading: before the data are loaded. late: PROCESS starts its first step STEP seconds after it
+was compiled. stream: made-up images that are read one by one, each reading noted in
+$READS-<process>. none: as it is.
 """
 
 import dataclasses
