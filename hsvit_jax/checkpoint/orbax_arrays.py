@@ -164,10 +164,7 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Context in which this process reads and writes for itself: no other is there to agree.
-
-    Process 0 saves so, and a directory is saved to in no other way then.
-    """
+    """Context in which this process reads and writes for itself: no other is there to agree."""
     token = _by_itself.set(True)
     try:
         yield

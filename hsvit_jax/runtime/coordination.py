@@ -29,6 +29,8 @@ T = TypeVar("T")
 #: Seconds of silence after which another process is given up. TCP tries again after 51 s at most
 #: where a connection was cut for 25 s.
 SILENCE = 60
+# TCP's options, in seconds; its own limit, which may count from an earlier cut on, is off.
+_PATIENCE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 99, "TCP_USER_TIMEOUT": 0}
 #: Steps between the request to stop and the stop: more than any process can be ahead of another.
 LEAD = 8
 _EVERY = 4  # steps between two polls of the store
@@ -256,16 +258,18 @@ def drop_peers() -> None:
 
 
 def _be_patient(one: socket.socket) -> None:
-    """Lets a connection of the job be cut for `SILENCE` seconds, and no longer.
+    """Ends a connection of the job once its other end was silent for `SILENCE` seconds.
 
-    Process 0 would close those of the store after 20 s, and TCP those of collectives hardly ever.
+    Process 0 would end those of the store after 20 s, and nobody those of collectives.
     """
     service = int(distributed.global_state.coordinator_address.rpartition(":")[2])
     if _joins(one, {*_peers, service}):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE // 6)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE // 6)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENCE)
+        for option, value in _PATIENCE.items():
+            one.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        since = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)[56:]  # its last answer
+        if int.from_bytes(since, sys.byteorder) > 1000 * SILENCE:
+            one.shutdown(socket.SHUT_RDWR)
 
 
 def _on_sockets(act: Callable[[socket.socket], object]) -> None:

@@ -23,8 +23,7 @@ _MARGIN = 2
 
 
 def available() -> float:
-    """Bytes of one accelerator, or of one host's memory and swap, as far as this process may use
-    them; infinite where unknown."""
+    """Bytes that this process may use of a host, or of one accelerator; infinite where unknown."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         return float((device.memory_stats() or {}).get("bytes_limit", math.inf))

@@ -339,7 +339,7 @@ def test_a_cut_between_two_hosts(tmp_path, command, hosts):
             time.sleep(0.5)
 
     wait_for(lambda: (run / "metrics.jsonl").exists() and steps())
-    for seconds in (7, 0):
+    for seconds in (8, 8, 0):
         hosts.cut(seconds)
         before = steps()
         wait_for(lambda before=before: steps() > before + 1)
