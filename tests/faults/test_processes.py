@@ -373,7 +373,7 @@ def test_the_launcher_leaves_the_survivors_to_go_on(tmp_path):
     done = subprocess.run(
         [LAUNCH / "local.sh", "-n", "2", "--cpu", *words, *(f"--config.{s}" for s in settings)],
         cwd=ROOT,
-        env=environment(PYTHON=str(python), HSVIT_GRACE="1"),
+        env=environment(PYTHON=str(python), HSVIT_GRACE="1", SILENCE="10"),
         capture_output=True,
         text=True,
         timeout=520,
