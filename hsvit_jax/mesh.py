@@ -243,7 +243,12 @@ def compiler_options(mesh: Mesh | None = None, *, runs: bool = True) -> dict[str
 
 def fetch(mesh: Mesh, tree: Any) -> Any:
     """Gathers arrays that are spread over `mesh` as NumPy arrays on every process."""
-    return jax.device_get(jax.jit(lambda x: x, out_shardings=replicated(mesh))(tree))
+    return jax.device_get(_gather(mesh)(tree))
+
+
+@functools.cache
+def _gather(mesh: Mesh) -> Callable[[Any], Any]:
+    return jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
 
 
 def _to_bf16(x: jax.Array) -> jax.Array:

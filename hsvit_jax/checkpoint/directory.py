@@ -12,8 +12,6 @@ import jax
 from hsvit_jax.checkpoint.record import CheckpointError, Damage
 
 _TEMPORARY = ".orbax-checkpoint-tmp"
-#: What a path must not hold: TensorStore takes a backslash for a slash, and no bytes but UTF-8.
-UNREADABLE = r"\\|[\ud800-\udfff]"
 
 
 def local(directory: str | os.PathLike) -> Path:
@@ -30,7 +28,7 @@ def probe(directory: Path) -> None:
     Raises:
       CheckpointError: it cannot be made or written, or Orbax would not find its own files in it.
     """
-    if re.search(rf"\[.*\]|{UNREADABLE}", directory.absolute().as_posix()):
+    if re.search(r"\[.*\]|\\|[\ud800-\udfff]", directory.absolute().as_posix()):
         raise CheckpointError(
             f"cannot write checkpoints in {directory}: Orbax takes brackets and backslashes in a "
             "path for patterns, and no name that is not UTF-8; choose another folder"
@@ -40,12 +38,9 @@ def probe(directory: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-") as file:
             file.write(b"0")
     except OSError as error:
-        fix = "or make this one writable"
-        if isinstance(error, FileExistsError):
-            fix = "or move the file of this name away"
         raise CheckpointError(
             f"cannot write to the work folder {directory}: {error.strerror or error}; choose "
-            f"another, {fix}"
+            "another, or make this one a writable folder"
         ) from error
 
 

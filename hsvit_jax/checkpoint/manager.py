@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -93,15 +92,8 @@ class Checkpoints:
         self._keep = _Keep(keep_latest, keep_best)
         self._read_only = read_only
         self._manager: Any = None
-        self._alone = False
         if not read_only:
             disk.probe(self.directory)
-        elif re.search(disk.UNREADABLE, self.directory.as_posix()):
-            raise CheckpointError(
-                f"cannot read checkpoints in {self.directory}: a backslash in a path is taken for "
-                "a slash, and a name that is not UTF-8 for none; rename the folder, or move what "
-                "is in it"
-            )
 
     def save(
         self, step: int, state: dict, meta: dict, *, metric: float | None = None, wait: bool = False
@@ -112,7 +104,7 @@ class Checkpoints:
         bit (a final save after a periodic one), and an error otherwise.
 
         Args:
-          step: not negative, and newer than every step in the directory.
+          step: newer than every step in the directory.
           state: nested dict of jax or NumPy arrays, any sharding; keys are strings or integers.
           meta: anything `json` can write; it is read back as JSON has it (tuples as lists).
           metric: higher is better. None, NaN and infinities are never best. That of a step that is
@@ -121,13 +113,10 @@ class Checkpoints:
 
         Raises:
           CheckpointError: read-only, a full disk, a newer or a different step in the way.
-          ValueError: `state` is not such a dict, or `meta` is not JSON.
+          ValueError: `state` has other leaves.
         """
         if self._read_only:
             raise CheckpointError(f"{self.directory} was opened read-only; step {step} not saved")
-        if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-            raise ValueError(f"step is {step!r}, expected an integer that is not negative")
-        step = int(step)
         metric = None if metric is None or not math.isfinite(metric) else float(metric)
         leaves, empty = flatten(state, ARRAYS)
         for path, leaf in leaves.items():
@@ -207,12 +196,10 @@ class Checkpoints:
             with self._reporting(f"the last save in {self.directory} failed"):
                 self._manager.wait_until_finished()
 
-    def alone(self) -> None:
-        """Lets process 0 save without the others from now on, because some of them are gone.
-
-        A save under way is given up: only all of them could finish it.
-        """
-        self._manager, self._alone = None, True
+    def check(self) -> None:
+        """Raises CheckpointError if the last save has failed; waits for none under way."""
+        if self._manager is not None and not self._manager.is_saving_in_progress():
+            self.wait()
 
     def close(self) -> None:
         """Waits as `wait` does and ends Orbax's threads; the object can be used again."""
@@ -253,6 +240,7 @@ class Checkpoints:
     def _open(self, orbax: Any) -> Any:
         """Opens Orbax's manager, which learns neither metrics nor the number of steps to keep: a
         NaN or a damaged file there would cost it the best step, or the start."""
+        saving = None if jax.process_count() == 1 or arrays.others() else {0}
         return orbax.CheckpointManager(
             self.directory,
             options=orbax.CheckpointManagerOptions(
@@ -260,12 +248,9 @@ class Checkpoints:
                 save_root_metadata=False,
                 lightweight_initialize=True,
                 preservation_policy=self._keep,
-                async_options=orbax.options.AsyncOptions(
-                    barrier_sync_fn=arrays.barrier({0} if self._alone else None)
-                ),
+                async_options=orbax.options.AsyncOptions(barrier_sync_fn=arrays.barrier(saving)),
                 multiprocessing_options=orbax.options.MultiprocessingOptions(
-                    active_processes={0} if self._alone else None,
-                    barrier_sync_key_prefix="alone" if self._alone else None,
+                    active_processes=saving, barrier_sync_key_prefix="alone" if saving else None
                 ),
             ),
         )
@@ -382,12 +367,9 @@ def load_tree(path: str | Path, which: Which = "latest") -> tuple[int, dict, dic
     checkpoints = Checkpoints(inner if inner.is_dir() else path, read_only=True)
     first = checkpoints._first(which, lambda path, record: arrays.read(path, record, None))
     if first is None:
-        problem = "holds no checkpoint" if path.is_dir() else "is not a directory"
-        problem = problem if path.exists() else "does not exist"
         if inner.is_dir():
             raise CheckpointError(f"{path}: the run has not saved a checkpoint yet; train on first")
-        if path.name.isdecimal() and path.parent.name == "checkpoints":
-            problem = f"is one step, which={path.name} (--which) of {path.parent.parent}"
+        problem = "holds no checkpoint" if path.exists() else "does not exist"
         raise CheckpointError(
             f"{path} {problem}; expected a work directory with checkpoints/, a directory of "
             "numbered steps such as checkpoints/ itself (of which `which`, --which, names one), an "

@@ -172,13 +172,14 @@ def alone() -> Iterator[None]:
         _by_itself.reset(token)
 
 
-def _others() -> bool:
+def others() -> bool:
+    """Whether there are other processes to agree with."""
     return jax.process_count() > 1 and not _by_itself.get()
 
 
 def from_lead(steps: list[int]) -> list[int]:
     """Process 0's steps on every process, as a file system may show each another directory."""
-    if not _others():
+    if not others():
         return steps
     from jax.experimental import multihost_utils
 
@@ -195,7 +196,7 @@ def agree(attempt: Callable[[], Any]) -> Any:
         result = attempt()
     except Damage as error:
         damage = error
-    if _others():
+    if others():
         from jax.experimental import multihost_utils
 
         if not multihost_utils.process_allgather(np.array(damage is None)).all():

@@ -6,9 +6,11 @@ TPU VM stay as they are.
 """
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -164,6 +166,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
         _end(stopped.exit_code, f"{stopped} before the other processes came")
 
     stop = signals.StopRequests(leave)
+    ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
     try:
         with stop:  # jax waits in a call that hears no signal
             if job.index:  # jax's wait for process 0 never ends if a stranger has its port
@@ -181,7 +184,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
                 local_device_ids=job.local_devices,
                 cluster_detection_method="deactivate",
                 initialization_timeout=int(timeout) + 60,  # after which jax aborts
-                heartbeat_timeout_seconds=20 if recoverable else 100,
+                heartbeat_timeout_seconds=coordination.SILENCE if recoverable else 100,
             )
     finally:
         patience.cancel()
@@ -190,6 +193,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
     signals.divert_output()
     coordination.install_excepthook()
     coordination.check_count(job.count, recoverable)
+    listened = coordination.listening()
     try:
         jax.devices()
     except RuntimeError as error:
@@ -201,6 +205,7 @@ def start(job: Job, *, timeout: float = 300.0, recoverable: bool = False) -> Non
             f"{name}, through which CPUs exchange sums: add a line to /etc/hosts, '127.0.0.1 "
             f"{name}' where all processes are here, or else the address that the others reach"
         ) from error
+    coordination.meet(coordination.listening() - listened)
 
 
 def _say_waiting(job: Job) -> None:
@@ -212,6 +217,13 @@ def _end(code: int, text: str) -> None:
     """Ends this process at once, as its main thread may be in a call of jax that would abort."""
     print(text, file=sys.stderr, flush=True)
     os._exit(code)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _on_abort(signum: int) -> None:
+    """Ends this process as stalled where jax aborts it, which takes no Python function to call."""
+    os.write(2, b"jax has ended this process, as it says above: start all again\n")
+    os._exit(watchdog.EXIT_CODE)
 
 
 def _wait_for(address: str, timeout: float) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,6 +26,11 @@ from hsvit_jax.runtime import signals, watchdog
 
 T = TypeVar("T")
 
+#: Seconds of silence after which another process is given up. TCP tries again after 51 s at most
+#: where a connection was cut for 25 s.
+SILENCE = 60
+# TCP's options, in seconds; its own limit, which may count from an earlier cut on, is off.
+_PATIENCE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 99, "TCP_USER_TIMEOUT": 0}
 #: Steps between the request to stop and the stop: more than any process can be ahead of another.
 LEAD = 8
 _EVERY = 4  # steps between two polls of the store
@@ -37,6 +43,7 @@ _PRINTED_MS = 5_000  # how long others wait for process 0 to print the same mess
 _numbers = itertools.count()
 _barriers: collections.Counter[str] = collections.Counter()
 _survivors: list[int] | None = None  # the processes that are left, once some are lost
+_peers: set[int] = set()  # the ports at which the job's processes listen for each other's sums
 
 
 def _client() -> Any:
@@ -229,6 +236,59 @@ def go_on_with(processes: set[int]) -> None:
     _survivors = sorted(processes)
 
 
+def listening() -> set[int]:
+    """The TCP ports at which this process listens."""
+    ports, asked = set(), (socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    _on_sockets(lambda one: one.getsockopt(*asked) and ports.add(one.getsockname()[1]))
+    return ports
+
+
+def meet(ports: set[int]) -> None:
+    """Tells every process at which ports the others listen; `ports` are this one's."""
+    for text in _gather(" ".join(map(str, ports))):
+        _peers.update(map(int, text.split()))
+
+
+def drop_peers() -> None:
+    """Ends the connections of collectives, after one has failed here.
+
+    Another process may wait for this one in it, and does not hear of the one that was lost.
+    """
+    _on_sockets(lambda one: _joins(one, _peers) and one.shutdown(socket.SHUT_RDWR))
+
+
+def _be_patient(one: socket.socket) -> None:
+    """Ends a connection of the job once its other end was silent for `SILENCE` seconds.
+
+    Process 0 would end those of the store after 20 s, and nobody those of collectives.
+    """
+    service = int(distributed.global_state.coordinator_address.rpartition(":")[2])
+    if _joins(one, {*_peers, service}):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _PATIENCE.items():
+            one.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        since = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)[56:]  # its last answer
+        if int.from_bytes(since, sys.byteorder) > 1000 * SILENCE:
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def _on_sockets(act: Callable[[socket.socket], object]) -> None:
+    """Calls `act` with every internet socket of this process, those of libraries included."""
+    for number in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # no socket, closed meanwhile, or without another end
+            one = socket.socket(fileno=int(number))
+            try:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    act(one)
+            finally:
+                one.detach()
+
+
+def _joins(one: socket.socket, ports: set[int]) -> bool:
+    """Whether an end of a connection is at one of these ports; OSError where it is none."""
+    return not ports.isdisjoint((one.getsockname()[1], one.getpeername()[1]))
+
+
 def barrier(what: str, seconds: float) -> bool:
     """Waits until every process has called this.
 
@@ -305,6 +365,8 @@ def _pull_down(code: int, why: str) -> None:
 def _listen() -> None:
     """Ends this process soon after another one has ended, unless a collective noticed first."""
     while (client := _client()) is not None:
+        if sys.platform == "linux":
+            _on_sockets(_be_patient)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             code, _, why = client.key_value_try_get("hsvit/down").partition(" ")
             time.sleep(2 * _PAUSE)  # a collective that notices has a traceback to show

@@ -1,8 +1,11 @@
 """Memory checks: refuses a network or batch that needs more memory than the devices have."""
 
+import contextlib
 import math
 import re
-from pathlib import Path
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
@@ -11,6 +14,8 @@ import numpy as np
 
 #: The kernel's account of a host's memory.
 _MEMINFO = Path("/proc/meminfo")
+#: This process's control groups, and where their limits are.
+_OWN_GROUPS, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 #: More values than a network keeps for a pixel of an image, but for the largest.
 _VALUES_PER_PIXEL = 1000
 #: Programs need less than their shapes say where operations are fused, hardly by this factor.
@@ -18,15 +23,31 @@ _MARGIN = 2
 
 
 def available() -> float:
-    """Bytes of one host's memory and swap, or of one accelerator; infinite where unknown."""
+    """Bytes that this process may use of a host, or of one accelerator; infinite where unknown."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         return float((device.memory_stats() or {}).get("bytes_limit", math.inf))
-    try:
-        text = _MEMINFO.read_text("ascii")
-    except OSError:  # not Linux
-        return math.inf
-    return sum(1024 * int(n) for n in re.findall(r"^(?:MemTotal|SwapTotal): +(\d+)", text, re.M))
+    return min(_limits(), default=math.inf)
+
+
+def _limits() -> Iterator[float]:
+    """The host's memory, and the limits of this process's address space and control groups."""
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        yield address_space
+    with contextlib.suppress(OSError):  # not Linux
+        sizes = re.findall(r"^(?:MemTotal|SwapTotal): +(\d+)", _MEMINFO.read_text("ascii"), re.M)
+        yield sum(1024 * int(size) for size in sizes)
+        for line in _OWN_GROUPS.read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            kind, file = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+            if kind not in controllers.split(","):
+                continue
+            # In a container the path may be the host's, and the limit is found at the top.
+            group = PurePosixPath(path)
+            for folder in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError):  # no such file; 'max' for no limit
+                    yield int((_GROUPS / kind / folder.relative_to("/") / file).read_text("ascii"))
 
 
 def check_network(config: ml_collections.ConfigDict, model: Any) -> None:

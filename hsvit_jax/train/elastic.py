@@ -13,7 +13,7 @@ at the start of training: once all processes are back, a new start goes on with 
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -51,9 +51,15 @@ class RecoverableLoop(Loop):
     donate, in_flight = False, 0  # a step that is not taken leaves the state before it
     wait_for_others = 60.0  # jax's barrier waits for a lost process too, as it might come back
 
-    def agreement(self) -> contextlib.AbstractContextManager:
+    @contextlib.contextmanager
+    def agreement(self) -> Iterator[None]:
         """Raises ProcessFailureError on every process that is left once one is lost."""
-        return multihost_utils.live_devices(self.all_devices)
+        with multihost_utils.live_devices(self.all_devices):
+            try:
+                yield
+            except jax.errors.JaxRuntimeError:
+                coordination.drop_peers()
+                raise
 
     def take_steps(self, state: dict) -> dict:
         """As `Loop.take_steps`, with the processes that are left."""
@@ -93,10 +99,8 @@ class RecoverableLoop(Loop):
         mesh = mesh_lib.make(len(devices), 1, groups=model.group_axis_limit, devices=devices)
         self.run = dataclasses.replace(self.run, model=model, mesh=mesh)
         self.evaluator = self.make_evaluator()
-        self.checkpoints.alone()
         coordination.go_on_with({device.process_index for device in devices})
         self.remarks = {"lost_groups": sorted(model.lost)}
-        self.watchdog.heartbeat("the loss of a process", slow=True)
         processes = sorted({device.process_index for device in lost_devices})
         self.bar.say(
             f"lost process {', '.join(map(str, processes))} and with it groups or towers "
@@ -106,18 +110,18 @@ class RecoverableLoop(Loop):
         return mesh_lib.relabel(mesh, state, model)
 
     def save(self, number: int, metric: float | None, *, wait: bool) -> None:
-        """As `Loop.save`, on disk when it returns; after a loss process 0 saves for all."""
-        if not self.run.model.lost:
-            return super().save(number, metric, wait=True)
+        """As `Loop.save`, on disk when it returns: process 0 saves for all, and waits for none."""
+        self.log.check()
         self.watchdog.heartbeat(f"the start of saving step {number}")
-        with checkpoint.alone():
-            plain = self._with_fresh_groups(step_lib.to_plain(self.state))
-            if coordination.is_lead():
-                meta = self.meta | self.remarks
+        plain = mesh_lib.fetch(self.run.mesh, step_lib.to_plain(self.state))
+        if coordination.is_lead():
+            plain = self._with_fresh_groups(plain) if self.run.model.lost else plain
+            meta = self.meta | self.remarks
+            with checkpoint.alone():
                 self.checkpoints.save(number, plain, meta, metric=metric, wait=True)
         self.watchdog.heartbeat(f"saving step {number}")
 
-    def _with_fresh_groups(self, plain: dict) -> dict:
+    def _with_fresh_groups(self, fetched: dict) -> dict:
         """The complete network's state as NumPy arrays: lost groups as they were at the start."""
         run = self.complete_run
         init = jax.jit(
@@ -134,7 +138,6 @@ class RecoverableLoop(Loop):
             filled[surviving] = kept  # groups and towers lie along the first axis
             return filled
 
-        fetched = mesh_lib.fetch(self.run.mesh, plain)
         try:
             start, _ = resume.start(run, verbose=False)
         except ValueError:  # the weights of init.from are gone, and the state must be saved

@@ -96,10 +96,12 @@ class Loop:
                     self.end_epoch(number)
             if epoch_ends and self.out_of_patience(number):
                 return self.state
+            self.checkpoints.check()
             signum = self.stop.due()
             if signum is not None:
                 self.drain()
-                self.save(number, None, wait=True)
+                with self.agreement():
+                    self.save(number, None, wait=True)
                 raise signals.Interrupted(signum, number)
             if number >= run.total_steps:
                 return self.state
@@ -121,6 +123,7 @@ class Loop:
         Gloo gives up when the first collective of some processes is 30 s ahead of the others'.
         """
         self.bar.phase("the training step", compiling=True)
+        self.watchdog.heartbeat("the start of compiling the training step", slow=True)
         jitted = step_lib.jit_step(self.run, donate=self.donate)
         compiled = jitted.lower(self.state, batch).compile()
         memory.check_step(compiled, self.run.config, len(self.run.mesh.local_devices))
@@ -261,6 +264,7 @@ class Loop:
 
     def save(self, number: int, metric: float | None, *, wait: bool) -> None:
         """Saves the state as step `number`."""
+        self.log.check()
         self.watchdog.heartbeat(f"the start of saving step {number}")
         plain = step_lib.to_plain(self.state)
         self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)

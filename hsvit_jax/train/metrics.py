@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -52,10 +53,20 @@ class MetricLog:
         about = workdir, start_step, anew, config
         self._loggers = [loggers.Background(name, *about) for name in names]
 
+    def check(self) -> None:
+        """Raises ValueError once the file is another one, or gone, and this one's lines with it."""
+        path = Path(self._file.name) if self._file else None
+        if path and not (path.exists() and os.path.samefile(path, self._file.fileno())):
+            raise ValueError(
+                f"{path.parent} was removed or moved while the run was in it, or its {path.name}: "
+                "start again, and leave the work folder where it is"
+            )
+
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes one line, {'step': step, **values}; floats that are not finite become null."""
         if self._file is None:
             return
+        self.check()
         key, text = (step, values.get("split")), to_line(step, values)
         line = json.loads(text)
         if key in self._logged and (key[1] is None or line == self._logged[key]):

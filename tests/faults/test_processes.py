@@ -3,6 +3,7 @@
 import fcntl
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from support.launch_programs import LAUNCH, program
-from support.processes import ROOT, environment, finish, free_port
+from support.processes import PATIENCE, ROOT, environment, finish, free_port
 from support.small_runs import digest, losses, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
@@ -27,6 +28,7 @@ GROUPS = (
     *("train.steps=26", "model.depth=1", "train.eval_every=9", "checkpoint.every=9"),
     *("mesh.group=4", "mesh.aggregate=ordered"),
 )
+RECOVERABLE = ("--recoverable", "--stall_timeout=400")
 
 
 @pytest.fixture
@@ -170,11 +172,13 @@ def test_an_exception_in_one_ends_all(tmp_path, job):
 
 
 @pytest.mark.slow
-def test_a_lost_process_ends_the_others_as_a_stall_does(tmp_path, job):
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_the_others_as_a_stall_does(tmp_path, job, lost):
     """Another start helps, so that schedulers must not take it for a mistake."""
-    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=("kill", 1, 5))
-    assert [code for code, _ in ends] == [75, -9], ends
-    assert "process 0 of 2:" in ends[0][1]
+    ends = job(tmp_path / "run", GROUPS, count=2, devices=2, twist=("kill", lost, 5))
+    assert [code for code, _ in ends] == ([75, -9] if lost else [-9, 75]), ends
+    told = "process 0 of 2:" if lost else "jax has ended this process|process 1 of 2:"
+    assert re.search(told, ends[1 - lost][1])
 
 
 @pytest.mark.slow
@@ -282,8 +286,9 @@ def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
         *("model.groups=6", "model.conv_channels=(8,12)", "model.depth=1", "train.steps=50"),
         *("mesh.group=3", "mesh.data=1"),
     )
-    cut, flags = tmp_path / "cut", ("--recoverable", "--stall_timeout=200")
-    ends = job(cut, settings, count=3, devices=1, twist=("kill", 1, 9), flags=flags)
+    options = {"flags": RECOVERABLE, "SILENCE": "10"}
+    cut = tmp_path / "cut"
+    ends = job(cut, settings, count=3, devices=1, twist=("kill", 1, 9), **options)
     assert [code for code, _ in ends] == [0, -9, 0], ends
     assert "lost process 1 and with it groups or towers 2, 3" in ends[0][1]
     lines = [line for line in metric_lines(cut) if "split" not in line]
@@ -300,22 +305,58 @@ def test_a_lost_process_takes_its_groups_and_no_more(tmp_path, job):
 
 
 @pytest.mark.slow
-def test_a_process_lost_in_the_final_evaluation(tmp_path, job):
-    """The other one evaluates the network that is left."""
-    settings = ("train.steps=3", "model.depth=1", "mesh.group=2", "mesh.data=1")
-    cut, flags = tmp_path / "cut", ("--recoverable", "--stall_timeout=200")
-    ends = job(cut, settings, count=2, devices=1, twist=("kill_testing", 1, 0), flags=flags)
-    assert [code for code, _ in ends] == [0, -9], ends
-    last = metric_lines(cut)[-1]
-    assert (last["split"], last["step"], last["lost_groups"]) == ("test", 3, [2, 3])
+@pytest.mark.parametrize(
+    ("twist", "lost"), [(("kill_giving", 2, 3), [2]), (("kill_testing", "1,3", 0), [1, 3])]
+)
+def test_processes_lost_in_a_save_and_in_an_evaluation(tmp_path, job, twist, lost):
+    """One of four in the save, two at once in the final evaluation: the others notice together,
+    also those that wait for a process that lives, and evaluate the network that is left."""
+    settings = ("train.steps=3", "model.depth=1", "mesh.group=4", "mesh.data=1")
+    options = {"flags": RECOVERABLE, "SILENCE": "10"}
+    ends = job(tmp_path / "cut", settings, count=4, devices=1, twist=twist, **options)
+    assert [code for code, _ in ends] == [-9 if i in lost else 0 for i in range(4)], ends
+    last = metric_lines(tmp_path / "cut")[-1]
+    assert (last["split"], last["step"], last["lost_groups"]) == ("test", 3, lost)
+
+
+@pytest.mark.slow
+def test_a_cut_between_two_hosts(tmp_path, command, hosts):
+    """Short, it costs nothing; for good, the host of process 0 goes on with its own groups."""
+    settings = ("train.steps=100000", "model.depth=1", "mesh.group=2", "mesh.data=1")
+    options = {"twist": ("kill", 9, 0), "SILENCE": "20", "JAX_NUM_CPU_DEVICES": "1"}
+    run, errors, place = tmp_path / "run", "", f"--distributed={hosts.address(0)}:8476,2,"
+    both = [
+        command(run, *settings, flags=(f"{place}{i}", *RECOVERABLE), host=hosts[i], **options)
+        for i in range(2)
+    ]
+
+    def steps():
+        return max((x["step"] for x in metric_lines(run) if "split" not in x), default=0)
+
+    def wait_for(enough):
+        deadline = time.monotonic() + PATIENCE
+        while not enough() and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+    wait_for(lambda: (run / "metrics.jsonl").exists() and steps())
+    for seconds in (8, 8, 0):
+        hosts.cut(seconds)
+        before = steps()
+        wait_for(lambda before=before: steps() > before + 1)
+        lost = metric_lines(run)[-1].get("lost_groups")
+        assert lost == (None if seconds else [2, 3])
+    code, errors = finish(both[1])
+    assert code == 75, errors
+    both[0].send_signal(signal.SIGTERM)
+    assert finish(both[0])[0] == 42
 
 
 @pytest.mark.slow
 def test_a_process_lost_before_the_first_step(tmp_path, job):
     """The others end, and do not wait for it."""
     settings = ("train.steps=3", "model.depth=1", "mesh.group=2", "mesh.data=1")
-    twist, flags = ("kill_loading", 1, 0), ("--recoverable", "--stall_timeout=200")
-    ends = job(tmp_path / "cut", settings, count=2, devices=1, twist=twist, flags=flags)
+    options = {"twist": ("kill_loading", 1, 0), "flags": RECOVERABLE, "SILENCE": "10"}
+    ends = job(tmp_path / "cut", settings, count=2, devices=1, **options)
     assert [code for code, _ in ends] == [1, -9], ends
     assert "process 1 was lost before the first step: start all again" in ends[0][1]
 
@@ -332,7 +373,7 @@ def test_the_launcher_leaves_the_survivors_to_go_on(tmp_path):
     done = subprocess.run(
         [LAUNCH / "local.sh", "-n", "2", "--cpu", *words, *(f"--config.{s}" for s in settings)],
         cwd=ROOT,
-        env=environment(PYTHON=str(python), HSVIT_GRACE="1"),
+        env=environment(PYTHON=str(python), HSVIT_GRACE="1", SILENCE="10"),
         capture_output=True,
         text=True,
         timeout=520,

@@ -1,10 +1,15 @@
 """A work folder that somebody else has prepared: no link in it is followed, and nothing waits."""
 
+import errno
 import os
+import shutil
+import time
 
 import pytest
+from orbax.checkpoint import JsonCheckpointHandler
+from support.small_runs import small_config, small_dataset
 
-from hsvit_jax import main
+from hsvit_jax import main, train
 from hsvit_jax.train import workdir
 
 RUN = ("--config=c2a2:digits,tiny", "--config.train.steps=2", "--config.model.depth=1")
@@ -53,3 +58,42 @@ def test_a_run_in_such_a_folder(tmp_path, plant, capfd):
     assert out == "" and err.count("\n") == 1
     assert err.startswith(f"{lock} is a link or no regular file, and nothing is written ")
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [".lock", ".probe-0"]
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "emptied"])
+def test_a_folder_that_goes_away_in_mid_run(tmp_path, how):
+    """The run ends at the next line or checkpoint: nobody would find what it wrote on."""
+    folder = tmp_path / "run"
+
+    class Vandal(train.Callback):
+        def on_step(self, step, figures):
+            if step == 3 and how == "moved":
+                folder.rename(tmp_path / "elsewhere")
+            elif step == 3:
+                shutil.rmtree(folder)
+                if how == "emptied":
+                    folder.mkdir()
+            assert step < 5
+
+    config = small_config(train__steps=12)
+    with pytest.raises(ValueError, match=f"{folder} was removed or moved while the run was in it"):
+        train.train(config, folder, dataset=small_dataset(), verbose=False, callbacks=[Vandal()])
+
+
+def test_a_save_that_fails_in_the_background_ends_the_run_before_the_next(tmp_path, monkeypatch):
+    seen = []
+
+    class Watcher(train.Callback):
+        def on_step(self, step, figures):
+            seen.append(step)
+            time.sleep(0.5 if step > 4 else 0)
+
+    async def full(self, item, directory):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(JsonCheckpointHandler, "_save_fn", full)
+    config = small_config(train__steps=100, train__eval_every=1)
+    config.checkpoint.every = 1
+    with pytest.raises(ValueError, match=r"the last save in .* failed: No space left on device"):
+        train.train(config, tmp_path, dataset=small_dataset(), verbose=False, callbacks=[Watcher()])
+    assert max(seen) < 8  # the next save

@@ -8,7 +8,7 @@ import threading
 import types
 
 import pytest
-from support.processes import environment, free_port
+from support.processes import environment, free_port, script
 
 from hsvit_jax.runtime import cluster, coordination
 from hsvit_jax.train import loop
@@ -204,6 +204,21 @@ def test_a_job_that_does_not_become_complete(timeout, code, told):
     )
     assert done.returncode == code, done.stderr
     assert told in done.stderr
+
+
+def test_an_abort_by_jax_ends_as_a_stall_does():
+    """As where process 0 is lost: another start helps."""
+    code = """
+        import os
+        import jax
+        from hsvit_jax.runtime import cluster
+        jax.distributed.initialize = lambda *_, **__: os.abort()
+        cluster.start(cluster.Job("127.0.0.1:0", 2, 0))
+    """
+    with script(code) as process:
+        errors = process.communicate(timeout=120)[1]
+    assert process.returncode == 75
+    assert errors == "jax has ended this process, as it says above: start all again\n"
 
 
 def test_a_port_that_is_taken(untouched, monkeypatch, capfd):

@@ -1,6 +1,9 @@
 """What processes do together, with threads for processes and a dictionary for jax's store."""
 
+import socket
+import sys
 import threading
+import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -204,3 +207,45 @@ def test_one_voice(processes, capfd, monkeypatch):
     monkeypatch.setattr(coordination, "_PRINTED_MS", 10)
     processes(lambda: coordination.print_once("mine"), lambda: coordination.print_once("my own"))
     assert sorted(capfd.readouterr().err.splitlines()) == ["mine", "process 1: my own"]
+
+
+@pytest.fixture
+def connections():
+    """The two ends of a connection, and the port at which one of them listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as one, server.accept()[0] as other:
+            one.settimeout(5)
+            yield one, other, port
+
+
+def test_connections_of_collectives_are_dropped_and_no_others(monkeypatch, connections):
+    one, other, port = connections
+    assert port in coordination.listening()
+    monkeypatch.setattr(coordination, "_peers", {port - 1})
+    coordination.drop_peers()
+    other.sendall(b"sum")
+    assert one.recv(9) == b"sum"
+    monkeypatch.setattr(coordination, "_peers", {port})
+    coordination.drop_peers()
+    assert one.recv(9) == b""
+    socket.create_connection(("127.0.0.1", port)).close()  # survivors find each other anew
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options are Linux's")
+def test_connections_may_be_cut_for_a_while(monkeypatch, connections):
+    connections[1].setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)  # as gRPC's
+    monkeypatch.setattr(coordination, "_peers", {connections[2]})
+    state = types.SimpleNamespace(coordinator_address="host:1")
+    monkeypatch.setattr(coordination, "distributed", types.SimpleNamespace(global_state=state))
+    coordination._on_sockets(coordination._be_patient)
+    for end in connections[:2]:
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert coordination.SILENCE > 2 * 25
+    connections[1].sendall(b"sum")
+    assert connections[0].recv(9) == b"sum"
+    monkeypatch.setattr(coordination, "SILENCE", 0)
+    time.sleep(0.1)
+    coordination._on_sockets(coordination._be_patient)
+    assert connections[0].recv(9) == b""

@@ -1,6 +1,7 @@
 """What needs more memory than there is ends in one line, before data is read or a run is begun."""
 
 import math
+import resource
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,35 @@ def test_a_host_s_memory_is_the_kernel_s_account(monkeypatch, tmp_path):
     told = tmp_path / "meminfo"
     told.write_text("MemTotal:  2048 kB\nMemFree: 9 kB\nSwapTotal:   1024 kB\n")
     monkeypatch.setattr(memory, "_MEMINFO", told)
+    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "none")
     assert memory.available() == 3 * 2**20
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
     assert memory.available() == math.inf
+    limits = {resource.RLIMIT_AS: (2**29, 2**30)}
+    monkeypatch.setattr(memory.resource, "getrlimit", limits.__getitem__)
+    assert memory.available() == 2**29
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "found"),
+    [
+        ("0::/\n", {"memory.max": 7 * 2**30}, 7),  # v2, in a container
+        ("0::/a/b\n", {"memory.max": "max", "a/memory.max": 5 * 2**30, "a/b/memory.max": "max"}, 5),
+        ("0::/a\n", {"a/memory.max": 90 * 2**30}, 64),  # more than the host has
+        ("0::/\n", {}, 64),
+        ("3:cpu,memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": 4 * 2**30}, 4),  # v1
+        ("3:memory:/docker/1f\n", {"memory/memory.limit_in_bytes": 6 * 2**30}, 6),
+        ("3:cpuset:/a\n", {"memory.max": 2**30, "memory/a/memory.limit_in_bytes": 2**30}, 64),
+    ],
+)
+def test_the_limit_of_a_container_is_its_memory(monkeypatch, tmp_path, groups, limits, found):
+    (tmp_path / "own").write_text(groups)
+    (tmp_path / "meminfo").write_text("MemTotal:  67108864 kB\nSwapTotal:   0 kB\n")
+    for name, limit in limits.items():
+        path = tmp_path / "fs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{limit}\n")
+    names = {"_MEMINFO": "meminfo", "_OWN_GROUPS": "own", "_GROUPS": "fs"}
+    for name, file in names.items():
+        monkeypatch.setattr(memory, name, tmp_path / file)
+    assert memory.available() == found * 2**30

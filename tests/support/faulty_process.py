@@ -1,11 +1,14 @@
 """The command line with a twist: `python faulty_process.py TWIST PROCESS STEP [flags]`.
 
+PROCESS is a number, or several with commas between them; $SILENCE replaces coordination.SILENCE.
 term, int, kill, raise, hang: when process PROCESS looks at step STEP it is sent that signal, raises
 what nobody expects, or sleeps. full: no file can grow from then on, as on a full disk. clock: it is
-set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written.
-kill_testing: before the test split is evaluated. kill_loading, term_loading: before the data are
-loaded. late: PROCESS starts its first step STEP seconds after it was compiled. stream: made-up
-images that are read one by one, each reading noted in $READS-<process>. none: as it is.
+set back by 400 days. kill_saving, hang_saving: while the checkpoint of STEP is written, by a
+process that writes a part of it. kill_giving: before it gives process 0, which writes all, its part
+of the checkpoint of STEP. kill_testing: before the test split is evaluated. kill_loading,
+term_loading: before the data are loaded. late: PROCESS starts its first step STEP seconds after it
+was compiled. stream: made-up images that are read one by one, each reading noted in
+$READS-<process>. none: as it is.
 """
 
 import dataclasses
@@ -49,17 +52,19 @@ def before(owner: Any, name: str, act: Callable[..., object]) -> None:
     setattr(owner, name, faulty)
 
 
-def arrange(twist: str, process: int, step: int) -> None:
+def arrange(twist: str, processes: set[int], step: int) -> None:
     """Arranges for the fault."""
     import jax
     from orbax.checkpoint import JsonCheckpointHandler
 
-    from hsvit_jax.train import loop, run
+    from hsvit_jax.runtime import coordination
+    from hsvit_jax.train import elastic, loop, run
 
+    coordination.SILENCE = int(os.environ.get("SILENCE", coordination.SILENCE))
     kind, _, place = twist.partition("_")
 
     def strike(here: bool = True) -> None:
-        if here and jax.process_index() == process:
+        if here and jax.process_index() in processes:
             time.sleep(step) if kind == "late" else fault(kind)
 
     save = JsonCheckpointHandler._save_fn
@@ -72,6 +77,10 @@ def arrange(twist: str, process: int, step: int) -> None:
         before(loop.Loop, "compile", lambda *_: strike())
     elif place == "saving":
         JsonCheckpointHandler._save_fn = faulty_save
+    elif place == "giving":
+        before(
+            elastic.RecoverableLoop, "save", lambda _, number, *__, **___: strike(number == step)
+        )
     elif place == "testing":
         before(loop.Loop, "evaluate", lambda self, state, split, *_: strike(split == "test"))
     elif place == "loading":
@@ -102,9 +111,9 @@ def stream() -> None:
 
 
 if __name__ == "__main__":
-    twist, process, step, *words = sys.argv[1:]
+    twist, processes, step, *words = sys.argv[1:]
     if twist == "stream":
         stream()
     elif twist != "none":
-        arrange(twist, int(process), int(step))
+        arrange(twist, {*map(int, processes.split(","))}, int(step))
     sys.exit(main.main([sys.argv[0], *words]))
