@@ -23,16 +23,16 @@ _COSTS += "train.ema_decay"
 _WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
 _FOLDS = (define_path, "workdir", None, "Folder of all, less its -foldsN; default as of train.")
 _RUN = (
-    (define_path, "checkpoint", None, "A run or checkpoint, exported file, or zoo:NAME."),
-    _WORKDIR,
-    (flags.DEFINE_string, "which", "best", "Of --checkpoint: 'best', 'latest' or a step."),
+    (define_path, "checkpoint", None, "As RUN: a run or checkpoint, exported file, or zoo:NAME."),
+    (define_path, "workdir", None, "As RUN: the folder of a run."),
+    (flags.DEFINE_string, "which", "best", "Checkpoint of RUN: 'best', 'latest' or a step."),
 )
 _DISTRIBUTED = "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."
 _JOB = (flags.DEFINE_string, "distributed", "auto", _DISTRIBUTED)
 _STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
-_SPLIT = "Which images; default: all of a folder or csv in --config beside --checkpoint, else test."
+_SPLIT = "Which images; default: all of a folder or csv in --config beside RUN, else test."
 _EXPORT_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
-_EXPORT_FORMAT = "safetensors, a folder for the hub, the authors' PyTorch names, or programs."
+_EXPORT_FORMAT = "Default: by OUT's ending. hub: a folder; reference: the authors' PyTorch names."
 _TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), 1e-5 for logits."
 _WORK = ["train", "infer", "input", "eval", "decode"]
 _LENGTHS = ["256", "512", "1024", "2048", "4096"]
@@ -58,7 +58,8 @@ COMMANDS: Mapping[str, Command] = {
     "eval": Command(
         "Evaluates a trained network on a split, on other data, or with groups lost.",
         "commands.evaluate",
-        "$ --checkpoint=runs/c2a2-digits-strong-seed0 --split=test",
+        "$ runs/c2a2-digits-strong-seed0 --split=test\n"
+        "$ runs/pets --config=c2a2:folder=other_photos",
         (
             *_RUN,
             _JOB,
@@ -71,7 +72,7 @@ COMMANDS: Mapping[str, Command] = {
     "predict": Command(
         "Classifies image files and folders of them.",
         "commands.predict",
-        "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg photos/",
+        "$ runs/c2a2-digits-strong-seed0 cat.jpg photos/",
         (
             *_RUN,
             _JOB,
@@ -84,7 +85,7 @@ COMMANDS: Mapping[str, Command] = {
     "visualize": Command(
         "Draws feature maps, votes and attention maps of images.",
         "commands.visualize",
-        "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg --out=views",
+        "$ runs/c2a2-digits-strong-seed0 cat.jpg --out=views",
         (*_RUN, _JOB, (define_path, "out", "views", "Folder of the PNGs.")),
         config=MESH,
         words="IMAGE ...",
@@ -95,7 +96,7 @@ COMMANDS: Mapping[str, Command] = {
         "$ runs/c2a2-digits-strong-seed0 --port=8000\n"
         "$ zoo:c2a2-digits --host=0.0.0.0 --token=SECRET",
         (
-            (flags.DEFINE_string, "which", "best", "Of checkpoints: 'best', 'latest' or a step."),
+            *_RUN,
             (flags.DEFINE_string, "host", "127.0.0.1", "Address; beyond loopback with --token."),
             (flags.DEFINE_integer, "port", 8000, "Port; 0 for a free one.", 0, 65535),
             (flags.DEFINE_string, "token", "", "Requests must bear it: Authorization: Bearer …"),
@@ -110,21 +111,20 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_float, "part_cpus", 0.0, "--parts: CPUs of each, as Ray counts.", 0.0),
             (flags.DEFINE_float, "part_gpus", 0.0, "--parts: GPUs of each.", 0.0),
         ),
-        words="RUN",
     ),
     "export": Command(
         "Writes a trained network as one file, for the hub, under other names, or as programs.",
         "commands.export",
         "$ runs/c2a2-digits-strong-seed0 model.safetensors\n"
-        "$ runs/c2a2-digits-strong-seed0 model.onnx --format=onnx\n"
+        "$ runs/c2a2-digits-strong-seed0 model.onnx\n"
         "$ runs/c2a2-digits-strong-seed0 four --format=stablehlo --parts=4",
         (
             *_RUN,
-            (flags.DEFINE_enum, "format", "file", _EXPORT_FORMATS, _EXPORT_FORMAT),
+            (flags.DEFINE_enum, "format", None, _EXPORT_FORMATS, _EXPORT_FORMAT),
             (flags.DEFINE_integer, "parts", None, "Programs of an HSViT's groups, and a head.", 1),
             (flags.DEFINE_bool, "fused", False, "A FastViT's branches as single convolutions."),
         ),
-        words="RUN OUT",
+        words="OUT",
     ),
     "report": Command(
         "Writes a run's curves, figures by class, calibration and hardest images as one HTML file.",
@@ -135,7 +135,11 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_enum, "split", "val", ["train", "val", "test"], "Which images."),
             (define_path, "out", None, "Default: report.html of the run, or NAME-report.html."),
         ),
-        words="RUN",
+    ),
+    "list": Command(
+        "Lists the networks, data sets, recipes and trained networks that have names.",
+        "commands.listing",
+        "$",
     ),
     "summary": Command(
         "Prints parameters, FLOPs by module, and memory of a network.",

@@ -70,10 +70,10 @@ def _images(
         for key in ("batch", "tta"):
             if f"eval.{key}" in given:
                 config.eval[key] = request.config.eval[key]
-    name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
+    name = config.data.name
     if split is None:  # of a folder beside a named run, which is other data than the run's, all
         other_data = request.config is not None and name.startswith(("folder=", "csv="))
-        split = "all" if run_is_named and other_data else "test"
+        split = "all" if request.run and other_data else "test"
     dataset = train.load_data(config, test_only=split == "all")
     coordination.check_same("data set", dataset.fingerprint)
     same_name = name == classifier.config.data.name

@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 from flax import traverse_util
 
-from hsvit_jax.config import keys, recipes
+from hsvit_jax.config import keys, recipes, synonyms
 from hsvit_jax.models import FAMILIES
 
 #: Data sets with a name of their own, beside those of `DATA_KINDS`.
@@ -51,11 +51,15 @@ def is_word(word: str) -> bool:
     return _is_data(word) or word in (*RECIPES, *SWITCHES)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' of an unknown word: a path by its kind, or the closest known word."""
+def nearest(word: str, known: Iterable[str], family: str = "") -> str:
+    """' Did you mean …?' of an unknown word: a path by its kind, what other programs mean by it, of
+    a `family` a variant, or the closest known word."""
     if os.path.exists(word):
         return f" Did you mean {'csv' if word.endswith('.csv') else 'folder'}={word}?"
-    return keys.nearest(word, known)
+    network = synonyms.network(f"{family} {word}".lstrip())
+    network = network if ":" in network or not family else ""
+    near = synonyms.meant(word, known) or [network] * bool(network)
+    return f" Did you mean {' or '.join(near)}?" if near else keys.nearest(word, known)
 
 
 def comma_hint(words: Sequence[str]) -> str:

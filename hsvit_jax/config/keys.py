@@ -484,6 +484,12 @@ MODEL_KEYS: Mapping[str, Key] = {
 _BACKBONES = ("resnet", "efficientnet", "mobilenet_v2")
 
 
+def all_keys() -> list[str]:
+    """Every key by its sections and name, those of all networks among them."""
+    of_model = dict.fromkeys(f"model.{name.rpartition('.')[2]}" for name in MODEL_KEYS)
+    return [key for key in (*KEYS, *of_model) if key not in LABELS]
+
+
 def leaves(config: ml_collections.ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every setting as ('section.key', value)."""
     for key in sorted(config.keys()):

@@ -59,7 +59,7 @@ def _split(record: Family, argument: str | None) -> tuple[str, str]:
             variant.append(word)
         else:
             common = (*defaults.DATA_SETS, *defaults.RECIPES, *defaults.SWITCHES)
-            near = defaults.nearest(word, (*names, *sorted(known), *common))
+            near = defaults.nearest(word, (*names, *sorted(known), *common), record.name)
             raise ValueError(
                 f"unknown word {word!r} after the colon.{near} {_known(record)}; other words: "
                 f"{keys.few(common)}{defaults.comma_hint(words)}"

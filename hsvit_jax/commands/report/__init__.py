@@ -26,14 +26,7 @@ CHANGED = (
 
 def run(request: Request) -> int:
     """Writes the report and prints its path."""
-    values, words = request.flags, request.words
-    named = values.checkpoint or values.workdir or (request.config and request.workdir)
-    if len(words) != 1 - bool(named):
-        raise cli.Misuse(
-            f"expected one RUN, as in {request.name} runs/c2a2-digits-strong-seed0; got "
-            f"{' '.join(filter(None, [named, *words])) or 'none'}"
-        )
-    source = named or words[0]
+    values, source = request.flags, request.run or request.workdir
     folder = Path(source)
     if folder.resolve().name == "checkpoints":
         folder = folder.parent if folder.name else folder / ".."

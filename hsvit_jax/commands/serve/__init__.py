@@ -23,11 +23,6 @@ _NOTICE = b"\nrequests in flight are answered; a second signal stops at once\n"
 def run(request: Request) -> int:
     """Serves until SIGTERM or Ctrl-C, and answers what is in flight; 1 where it cannot start."""
     values = request.flags
-    if len(request.words) != 1:
-        raise cli.Misuse(
-            "expected one RUN or FILE, as in serve runs/c2a2-digits-strong-seed0; got "
-            f"{' '.join(request.words) or 'none'}"
-        )
     if values.host not in _LOOPBACK and not values.token:
         raise cli.Misuse(
             f"--host={values.host} is reached by other machines: give --token, which requests must "
@@ -72,7 +67,8 @@ def run(request: Request) -> int:
     )
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bound(values.host, values.port))
-        trained = classifier.load(request.words[0], values.which, devices=jax.devices()[:1])
+        source = request.run or request.workdir
+        trained = classifier.load(source, values.which, devices=jax.devices()[:1])
         voters = network = votes.Network(trained)
         sizes = batching.sizes_up_to(values.batch)
         if values.parts:
