@@ -190,10 +190,11 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
         compile_cache.remember_compilations()  # before jax is imported
     request = Request(program, name, words, make_flags(command.flags))
     try:
-        spec, settings, rest, wants_help = _split_config(words)
+        spec, settings, rest, help_word = _split_config(words)
         found = request.flags([name, *rest])[1:]
-        if wants_help:
-            text = _help(start, command, about, request.flags, spec, settings)
+        if help_word:
+            every = help_word == "helpfull" or command.config != EVERYTHING
+            text = _help(start, command, about, request.flags, spec, settings, every)
             with _exit_code(start, note) as end:
                 print(text)
             return end.code
@@ -317,9 +318,9 @@ def refuse_unused(request: Request, command: Command) -> None:
             )
 
 
-def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], bool]:
-    """(--config, its overrides as KEY=VALUE, all other words, whether help is asked for)."""
-    spec, settings, rest, wants_help = None, [], [], False
+def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], str]:
+    """(--config, its overrides as KEY=VALUE, all other words, the one that asks for help)."""
+    spec, settings, rest, help_word = None, [], [], ""
     waiting = iter(words)
     for word in waiting:
         if word == "--":
@@ -328,7 +329,7 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], b
         text = word.lstrip("-") if word.startswith("-") else ""
         name = text.partition("=")[0]
         if name in _HELP:
-            wants_help = True
+            help_word = name
         elif name == "config" or name.startswith("config."):
             if "=" not in text:
                 text += "=" + next(waiting, "")
@@ -338,7 +339,7 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], b
                 settings.append(text.removeprefix("config."))
         else:
             rest.append(word)
-    return spec, settings, rest, wants_help
+    return spec, settings, rest, help_word
 
 
 def _list(program: str, commands: Mapping[str, Command], about: str) -> str:
@@ -356,8 +357,13 @@ def _help(
     values: flags.FlagValues,
     spec: str | None,
     settings: list[str],
+    every: bool,
 ) -> str:
-    """A command's sentence, examples and flags, and the keys of the configuration that it reads."""
+    """A command's sentence, examples and flags, and the keys of the configuration that it reads.
+
+    Args:
+      every: key, not only those that people change first.
+    """
     config = ("--config=FILE", "[--config.KEY=VALUE ...]") if command.config else ()
     words = ("RUN" * command.takes_run, command.words, "[--FLAG=VALUE ...]")
     parts = (*config[: command.needs_config], *words, *config[1:])
@@ -370,7 +376,9 @@ def _help(
         whose = "" if spec else f" of --config={_EXAMPLE}; beside another --config, its own"
         keys = config_lib.get_config(spec or _EXAMPLE, *settings)
         lines += ["", about, "", f"Keys that it reads, and their values{whose}:"]
-        lines += [config_lib.describe(keys, command.reads_key)]
+        shown = command.reads_key if every else config_lib.FIRST.__contains__
+        lines += [config_lib.describe(keys, shown)]
+        lines += [] if every else ["", f"All keys: {start} --helpfull"]
     return "\n".join(lines)
 
 

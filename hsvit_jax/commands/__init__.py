@@ -13,7 +13,7 @@ c2a2:cifar100,paper.
             domainnet/clipart (infograph, painting, quickdraw, real, sketch)
             folder=<path> csv=<path> hf=<name or path> tfds=<name>      (default: cifar10)
   RECIPE    strong (default; small for few images of one's own) fast small paper finetune
-  SWITCHES  tiny bf16 conv_only attention_only"""
+  SWITCHES  tiny (a smoke run: its accuracy means nothing) bf16 conv_only attention_only"""
 
 _DATA = "data.name data.dir"
 _EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval {MESH}"
@@ -105,7 +105,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_integer, "queue", 256, "Requests at a time, and images that wait.", 1),
             (flags.DEFINE_float, "timeout", 30.0, "Seconds until a request is given up.", 0.1),
             (flags.DEFINE_integer, "max_megabytes", 32, "Of a request.", 1, 256),
-            (flags.DEFINE_integer, "max_pixels", 25_000_000, "Of an image.", 1),
+            (flags.DEFINE_integer, "max_pixels", 25_000_000, "Of an image.", 1, 89_478_485),
             (flags.DEFINE_integer, "parts", 0, "Ray deployments to cut it into; 0: none.", 0),
             (flags.DEFINE_float, "deadline", 1.0, "--parts: seconds that a part may take.", 0.01),
             (flags.DEFINE_float, "part_cpus", 0.0, "--parts: CPUs of each, as Ray counts.", 0.0),
@@ -156,9 +156,9 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_integer, "devices", None, "The most devices.", 1),
             (flags.DEFINE_integer, "group", None, "Devices on the group axis.", 1),
             (flags.DEFINE_integer, "batch", None, "Examples per step.", 1),
-            (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices."),
-            (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device."),
-            (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message."),
+            (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices.", 1.0),
+            (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device.", 1.0),
+            (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message.", 0.0),
             (flags.DEFINE_bool, "verify", False, "Compile on 1-8 devices and compare."),
             (flags.DEFINE_bool, "json", False, "Print JSON."),
             (define_path, "out", None, "A PNG to draw."),

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 import time
 import warnings
@@ -284,7 +283,7 @@ def train(
         KeyboardInterrupt: SIGTERM or Ctrl-C came, and the state is saved: the same call goes on.
         Diverged: train.bad_steps_limit non-finite steps came in a row.
     """
-    _check_arguments(config, workdir, stall_timeout, dataset, callbacks)
+    _check_arguments(config)
     started, workdir, lead = time.monotonic(), checkpoint.local(workdir), coordination.is_lead()
     several, verbose = jax.process_count() > 1, verbose and lead
     if stall_timeout is None:
@@ -329,7 +328,7 @@ def train(
                 stop.check(first)
 
             run = feature_cache.attach(run, state, bar.say, before_batch)
-        bar.say(_opening(run, first))
+        bar.say(_opening(run, first, workdir))
 
         kind = elastic.RecoverableLoop if recoverable and several else Loop
         loop = kind(run, checkpoints, log, bar, stop, dog, callbacks if lead else ())
@@ -380,29 +379,7 @@ def _open_metrics(
     return log, bar
 
 
-def _check_arguments(
-    config: object, workdir: object, stall_timeout: object, dataset: object, callbacks: object
-) -> None:
-    frozen = isinstance(config, ml_collections.FrozenConfigDict)
-    if frozen or not isinstance(config, ml_collections.ConfigDict):
-        raise ValueError(
-            f"the configuration to train must be one that get_config returns; got {config!r:.80}"
-        )
-    if not isinstance(workdir, str | os.PathLike) or not os.fspath(workdir):
-        raise ValueError(f"training needs a folder for the run; got {workdir!r}")
-    seconds = isinstance(stall_timeout, int | float) and stall_timeout >= 0  # NaN neither
-    if not (stall_timeout is None or seconds):
-        raise ValueError(
-            f"stall_timeout={stall_timeout!r} must be seconds, 0 for never, or None: leave it out"
-        )
-    if not isinstance(dataset, data.Dataset | None):
-        raise ValueError(
-            "dataset must be what hsvit_jax.from_arrays, from_examples or from_csv returns; got "
-            f"{type(dataset).__name__}"
-        )
-    several = isinstance(callbacks, list | tuple)
-    if not several or not all(isinstance(one, Callback) for one in callbacks):
-        raise ValueError(f"callbacks must be a list of hsvit_jax.Callback; got {callbacks!r:.80}")
+def _check_arguments(config: ml_collections.ConfigDict) -> None:
     config_lib.validate(config)  # it may have been changed since `get_config`
     if config.recipe not in ("strong", "small") and "recipe" not in config.by_hand:
         raise ValueError(
@@ -412,22 +389,26 @@ def _check_arguments(
     loggers.check(config.train.loggers)
 
 
-#: What the opening line says of the recipe `small`, beside the batch and the warm-up.
-_BY_SIZE = ("train.epochs", "train.eval_every", "augment.mixup", "augment.cutmix")
+#: What the opening says of the recipe `small`, beside epochs, batch and warm-up.
+_BY_SIZE = ("augment.mixup", "augment.cutmix")
 
 
 def _devices(mesh: jax.sharding.Mesh) -> str:
-    """The devices of a mesh, as in '4 of 6 TPU v4', where two are idle."""
+    """Several devices and the axes they are on, as in ', on 4 of 6 TPU v4 (data 2, group 2)'."""
+    if mesh.size == 1:
+        return ""
     every = jax.device_count()
     of = f" of {every}" if mesh.size < every else ""
-    return f"{mesh.size}{of} {mesh.devices.flat[0].device_kind}"
+    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    return f", on {mesh.size}{of} {mesh.devices.flat[0].device_kind} ({axes})"
 
 
-def _opening(run: Run, first: int) -> str:
-    config = run.config
-    sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
-    source = config.init["from"]
+def _opening(run: Run, first: int, workdir: Path) -> str:
+    """Four lines on the data, the network, the length of the run and its folder."""
+    config, source = run.config, run.config.init["from"]
+    train, val, test = (f"{len(getattr(run.dataset, x)):,}" for x in ("train", "val", "test"))
     fresh = f"from the network in {source}" if source else "from scratch"
+    start = f"from step {first:,}" if first else fresh
     warmup = optim.warmup_steps(config.optim, run.steps_per_epoch)
     if not warmup:
         warmup_text = "no warm-up"
@@ -438,18 +419,20 @@ def _opening(run: Run, first: int) -> str:
         )
     else:
         warmup_text = f"{warmup:,} of them warm-up"
-    by_size = ""
-    if config.recipe == "small":
-        leaves = dict(config_lib.leaves(config))
-        own = (key for key in _BY_SIZE if leaves[key] and key not in config.by_hand)
-        chosen = ", ".join(f"{key}={leaves[key]:g}" for key in own)
-        by_size = f"; recipe small, by the number of images: {chosen}"
-    on_test = "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
+    leaves = dict(config_lib.leaves(config))
+    own = [key for key in _BY_SIZE if leaves[key] and key not in config.by_hand]
+    chosen = [f"{key}={leaves[key]:g}" for key in own if config.recipe == "small"]
+    epochs = f"{run.total_steps / run.steps_per_epoch:.3g} epochs"
+    recipe = " ".join(["recipe", config.recipe, *chosen])
+    if "tiny" in config.by_hand:
+        recipe = "smoke run: its accuracy means nothing"
+    on_test = ", whose best checkpoint is chosen on the TEST split, as train.select_on asks"
+    parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))
     return (
-        f"{config.data.name}: {sizes} images (train/val/test), {config.data.num_classes} classes, "
-        f"{config.data.image_size[0]}×{config.data.image_size[1]} "
-        f"(data.fit={config.data.fit}); mesh {dict(run.mesh.shape)} on {_devices(run.mesh)}; "
-        f"{run.total_steps:,} steps of {config.train.batch} "
-        f"{f'from step {first:,}' if first else fresh}, {warmup_text}"
-        f"{by_size}{on_test if config.train.select_on == 'test' else ''}"
+        f"data     {config.data.name}: {train} training, {val} validation and {test} test images "
+        f"of {config.data.num_classes} classes, {'×'.join(map(str, config.data.image_size))}\n"
+        f"network  {config.model.variant}, {parameters:,} parameters, {start}{_devices(run.mesh)}\n"
+        f"length   {run.total_steps:,} steps of {config.train.batch} images ({epochs}), "
+        f"{warmup_text}; {recipe}\n"
+        f"folder   {workdir}{on_test if config.train.select_on == 'test' else ''}"
     )

@@ -10,7 +10,6 @@ import jax
 
 from hsvit_jax import classifier, cli
 from hsvit_jax.cli import Request
-from hsvit_jax.data.images import MAX_PIXELS
 from hsvit_jax.runtime import signals
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -28,24 +27,10 @@ def run(request: Request) -> int:
             f"--host={values.host} is reached by other machines: give --token, which requests must "
             "then bear, or listen at 127.0.0.1 behind a reverse proxy that asks for one"
         )
-    of_parts = [name for name in ("deadline", "part_cpus", "part_gpus") if values[name].present]
-    if of_parts and not values.parts:
-        raise cli.Misuse(f"--{of_parts[0]} is of --parts, and there is none: leave it out")
     if values.parts and values.deadline >= values.timeout:
         raise cli.Misuse(
             f"--deadline={values.deadline:g}: a part that is late would hold a request up beyond "
             f"--timeout={values.timeout:g}; give a shorter one"
-        )
-    if values.wait >= 1000 * values.timeout:
-        raise cli.Misuse(
-            f"--wait={values.wait:g} milliseconds hold every image up beyond --timeout="
-            f"{values.timeout:g} seconds; give a shorter one"
-        )
-    if values.max_pixels > MAX_PIXELS:
-        raise cli.Misuse(f"--max_pixels={values.max_pixels} is beyond {MAX_PIXELS}, the most read")
-    if values.batch > values.queue:
-        raise cli.Misuse(
-            f"--batch={values.batch} is never full: no more than --queue={values.queue} images wait"
         )
     try:
         import uvicorn
