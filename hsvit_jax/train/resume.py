@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def latest(
     meta = checkpoints.meta()
     if meta is not None:
         try:
-            _refuse_mismatch(meta, run.meta)
+            _refuse_mismatch(meta, run.meta, checkpoints.directory.parent)
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
             _refuse_other_state(meta["config"], config)
             who = {"by_hand": None}  # of both: by whom a setting is given is no setting
@@ -71,14 +72,19 @@ def latest(
         if not as_begun:  # a run may go on with others, but one that has ended would not
             named = {re.split(r"[:\[]", x)[0] for x in lines}
             # The state's were compared by what they mean.
-            kept = {*_LENGTH, *_OF_THE_STATE, *(_BY_LENGTH if named & {*_LENGTH} else ())}
+            kept = {
+                "data.name",
+                *_LENGTH,
+                *_OF_THE_STATE,
+                *(_BY_LENGTH if named & {*_LENGTH} else ()),
+            }
             lines = [x for x in lines if ended and re.split(r"[:\[]", x)[0] not in kept]
         if lines:
             how = "was begun" if as_begun else "has ended"
             raise ValueError(
                 f"the run in {checkpoints.directory.parent} {how} with other settings, and its "
-                f"result would be another's: {'; '.join(lines)}; remove that run, or name another "
-                "folder"
+                f"result would be another's: {'; '.join(lines)}; remove that run, name another "
+                f"folder, or start from its weights ({_from(checkpoints.directory.parent)})"
             )
         was = meta.get("origin")
         if was and (as_begun or ended) and origin(run) not in ("", was):
@@ -190,7 +196,7 @@ def _meaning(key: str, value: Any) -> Any:
     return value.partition("@")[0] if str(value).startswith("hub:") else value
 
 
-def _refuse_mismatch(saved: dict, wanted: dict) -> None:
+def _refuse_mismatch(saved: dict, wanted: dict, workdir: Path) -> None:
     """Refuses a checkpoint of another network, other classes or data; settings that may have caused
     the differences come first."""
     sizes = [
@@ -221,9 +227,14 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
         lines = checkpoint.diff(*settings) + lines
         raise ValueError(
             "the checkpoint in this folder is of another network or other data: "
-            f"{checkpoint.few(lines)}. Go on with the old settings and data, or start afresh in "
-            "another --workdir"
+            f"{checkpoint.few(lines)}. Go on with the old settings and data, or in another folder: "
+            f"afresh (--workdir=ANOTHER) or from its weights ({_from(workdir)})"
         )
+
+
+def _from(workdir: Path) -> str:
+    """The words of a command that starts from a run's weights in another folder."""
+    return f"--config.init.from={shlex.quote(str(workdir))} --workdir=ANOTHER"
 
 
 def _sizes(config: dict) -> Any:

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import os
+import shlex
 import sys
 import time
 import warnings
@@ -294,6 +296,12 @@ def train(
         workdir_lib.check_apart(name, workdir)
         if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
             init_from.refuse_random(config)
+        elif name.startswith(("folder=", "csv=")) and not os.path.exists(name.partition("=")[2]):
+            raise ValueError(
+                f"{name} is not there, with which the run in {workdir} was begun. To go on with "
+                f"data that have moved: --config=NETWORK:{name.partition('=')[0]}=NEW "
+                f"--workdir={shlex.quote(str(workdir))}"
+            )
         started_as = resume.as_started(config, workdir)
         run = prepare(started_as, dataset=dataset, devices=devices, verbose=verbose)
         if recoverable:
