@@ -327,8 +327,6 @@ def test_what_cannot_be_served(capsys, monkeypatch):
             ("--host=0.0.0.0", 2, "--token"),
             ("--parts=4", 1, "hsvit_jax[ray]"),
             (f"--port={port}", 1, "choose another --port"),
-            ("--wait=30000", 2, "--timeout=30"),
-            ("--batch=512", 2, "--queue=256"),
             ("--max_pixels=90000000", 2, "89478485"),
         ):
             assert main.main(["hsvit", "serve", "zoo:c2a2-digits", flag]) == code

@@ -123,23 +123,6 @@ def test_folds_that_chose_their_checkpoint_say_so(tmp_path, monkeypatch, capsys)
     assert head == "fold,images,accuracy (best on test),macro_f1,loss"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["title=None", "data=5", "cells=[Cell(1, 2, 'c2a2', None)]", "cells=[Cell(1, 2, 'c2a2', [3])]"],
-)
-def test_a_study_s_file_with_wrong_types_is_refused(wrong, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from hsvit_jax.commands.studies.study import Cell, Study\n"
-        "values = dict(title='t', x='x', line='l', data='digits', cells=[Cell(1, 2, 'c2a2')])\n"
-        f"def get_study():\n    return Study(**values | dict({wrong}))\n"
-    )
-    with pytest.raises(
-        ValueError, match=r"mine\.py: title, .* must be a text, and settings a list"
-    ):
-        study.load(str(file))
-
-
 def test_axes_without_order_are_drawn_in_order_and_infinities_as_names(tmp_path):
     def drawn(*xs):
         sizes = {"parameters": 1, "flops": 1, "training_images": 9, "steps": 1, "batch": 1}
