@@ -70,6 +70,7 @@ class Loop:
         self.remarks: dict[str, Any] = {}  # in every line of the metrics
         self.pending: collections.deque = collections.deque()  # [step, figures, when it was done]
         self.since, self.told = (0.0, 0), False  # when a step was done, for the pace of those after
+        self.first = 0  # step of this start
         self.closed: int | None = None  # up to this step every epoch was ended
 
     def make_evaluator(self, lost: Sequence[int] = ()) -> Callable[..., evaluate_lib.Evaluation]:
@@ -87,7 +88,7 @@ class Loop:
     def take_steps(self, state: dict) -> dict:
         """Takes the remaining steps and returns the last state."""
         run, number, train_step = self.run, int(state["step"]), None
-        source, first = batches.source(run, number), number + 1
+        source, self.first = batches.source(run, number), number + 1
         self.state = state
         self.mark(number)
         if self.closed is None:
@@ -119,9 +120,9 @@ class Loop:
             for step in self.pending:
                 if step[2] is None and step[1]["loss"].is_ready():
                     step[2] = time.monotonic()
-            if len(self.pending) > self.in_flight or number == first:
+            if len(self.pending) > self.in_flight or number == self.first:
                 self.process_oldest_step()
-            if number == first:  # it takes what the others do not
+            if number == self.first:  # it takes what the others do not
                 self.mark(number)
 
     def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
@@ -160,7 +161,7 @@ class Loop:
             callback.on_step(number, figures)
         since, before = self.since
         pace = (number - before) / max(done - since, 1e-9)
-        if not self.told and (number - before > 3 or (number > before and done - since > 10)):
+        if not self.told and (number >= self.first + 3 or done - since > 10):
             self.tell_time(self.run.total_steps - number, 1 / pace)
         if number % train.log_every and number != self.run.total_steps:
             return

@@ -207,7 +207,7 @@ def test_time_is_told_within_the_first_steps(tmp_path, capsys, monkeypatch):
         told = capsys.readouterr().err.splitlines()
         assert sum(line.startswith("compiled in ") for line in told) == 1
         (about,) = (line for line in told if line.startswith("about "))
-        assert re.fullmatch(r"about 0:00:\d\d for the 3 steps to go, with their evaluations", about)
+        assert re.fullmatch(r"about 0:00:\d\d for the 4 steps to go, with their evaluations", about)
         assert [line for line in told if line.startswith("cheaper")] == cheaper
 
 
