@@ -153,6 +153,14 @@ class Request:
         return f"{self.program} {shlex.join(['train', *config])}"
 
     @property
+    def source(self) -> str:
+        """The run, which the configuration may name. Raises Misuse where nothing does."""
+        if not (self.run or self.config):
+            example = f"hsvit {self.name} runs/c2a2-digits-strong-seed0"
+            raise Misuse(f"{self.name} needs RUN, the folder of a run, as in {example}")
+        return self.run or self.workdir
+
+    @property
     def workdir(self) -> str:
         """The folder given, or the configuration's default."""
         settings = self.config, self.spec, self.settings
@@ -268,7 +276,7 @@ def meant(word: str, command: Command, own: Sequence[str], value: str = "") -> s
 def _with_run(request: Request, command: Command) -> Request:
     """The request with its run, which is the first word where nothing else names it.
 
-    Raises Misuse where several things name it, or none.
+    Raises Misuse where two flags name it.
     """
     values, words, named = request.flags, request.words, request.flags.checkpoint
     if named and values.workdir:
@@ -277,9 +285,6 @@ def _with_run(request: Request, command: Command) -> Request:
     # A command without words of its own may read a configuration's data beside the run.
     if words and not named and (request.config is None or not command.words):
         named, *words = words
-    if not (named or request.config):
-        example = f"{request.name} runs/c2a2-digits-strong-seed0 {command.words}".rstrip()
-        raise Misuse(f"{request.name} needs RUN, the folder of a run, as in {example}")
     return replace(request, run=named or "", words=words)
 
 

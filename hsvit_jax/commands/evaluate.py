@@ -75,13 +75,13 @@ def _images(
     if split is None:  # of a folder beside a named run, which is other data than the run's, all
         other_data = request.config is not None and name.startswith(("folder=", "csv="))
         split = "all" if request.run and other_data else "test"
+    whole = {"test_only": split == "all"}
     if request.config is None:
-        kind, run = name.partition("=")[0], shlex.quote(request.run)
-        dataset = load_own(
-            config, f"{request.program} eval {run} --config=c2a2:{kind}=NEW --split=test"
-        )
+        how = f"{request.program} eval {shlex.quote(request.run)} --config=c2a2:"
+        how += f"{name.partition('=')[0]}=NEW --split=test"
+        dataset = load_own(config, how, **whole)
     else:
-        dataset = train.load_data(config, test_only=split == "all")
+        dataset = train.load_data(config, **whole)
     coordination.check_same("data set", dataset.fingerprint)
     same_name = name == classifier.config.data.name
     if same_name and classifier.fingerprint not in (None, dataset.fingerprint):

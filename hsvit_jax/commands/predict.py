@@ -54,7 +54,7 @@ def load_classifier(request: Request) -> classifier.Classifier:
         coordination.check_same("command line", re.sub(own, "", given, flags=re.MULTILINE))
     mesh = (request.config or config_lib.get_config("c2a2", *request.settings)).mesh
     return classifier.load(
-        request.run or request.workdir,
+        request.source,
         request.flags.which,
         **{name: mesh[name] for name in ("group", "data", "aggregate")},
     )

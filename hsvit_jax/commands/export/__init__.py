@@ -24,7 +24,7 @@ _LICENCES = {
 
 def run(request: Request) -> None:
     """Writes the network of a run to OUT, and prints what was written."""
-    values, source = request.flags, request.run or request.workdir
+    values, source = request.flags, request.source
     if len(request.words) != 1:
         raise cli.Misuse(
             f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "

@@ -26,10 +26,10 @@ CHANGED = (
 )
 
 
-def load_own(config: ml_collections.ConfigDict, how: str) -> data.Dataset:
+def load_own(config: ml_collections.ConfigDict, how: str, **options: Any) -> data.Dataset:
     """Loads the data of a run. Raises ValueError that says `how` to name them, where it cannot."""
     try:
-        return train.load_data(config)
+        return train.load_data(config, **options)
     except ValueError as error:
         if "=" not in config.data.name or config.data.name.startswith("given="):
             raise
@@ -38,7 +38,7 @@ def load_own(config: ml_collections.ConfigDict, how: str) -> data.Dataset:
 
 def run(request: Request) -> int:
     """Writes the report and prints its path."""
-    values, source = request.flags, request.run or request.workdir
+    values, source = request.flags, request.source
     folder = Path(source)
     if folder.resolve().name == "checkpoints":
         folder = folder.parent if folder.name else folder / ".."

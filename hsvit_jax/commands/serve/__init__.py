@@ -52,8 +52,7 @@ def run(request: Request) -> int:
     )
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bound(values.host, values.port))
-        source = request.run or request.workdir
-        trained = classifier.load(source, values.which, devices=jax.devices()[:1])
+        trained = classifier.load(request.source, values.which, devices=jax.devices()[:1])
         voters = network = votes.Network(trained)
         sizes = batching.sizes_up_to(values.batch)
         if values.parts:
