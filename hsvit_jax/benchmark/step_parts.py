@@ -36,8 +36,6 @@ def measure_parts(
         ValueError: the configuration cannot be trained, is not HSViT's, or has towers or a sharded
             trunk.
     """
-    if {"mesh.group", "mesh.data"} & set(config.by_hand):
-        raise ValueError("--parts times one device: leave --config.mesh.group and mesh.data out")
     config = config.copy_and_resolve_references()
     config.mesh.group = config.mesh.data = 1
     sizes = config.model

@@ -179,7 +179,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
             (define_path, "out", "runs/comparison", "Folder of the runs and one table."),
             (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
-            (flags.DEFINE_list, "fractions", None, "Shares of the training images, as 0.01,0.1,1."),
+            (flags.DEFINE, Numbers(float), "fractions", None, "Shares of the images, as 0.01,0.1."),
         ),
         config=EVERYTHING,
         words="SPEC SPEC ...",

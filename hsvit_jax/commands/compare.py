@@ -212,7 +212,9 @@ def run(request: cli.Request) -> None:
         print(table(rows), *write(rows, out, request.line), sep="\n")
         refuse_left_out(len(systems), len(rows))
         return
-    fractions = _fractions(values.fractions)
+    fractions = sorted(set(values.fractions))
+    if not 0 < fractions[0] <= fractions[-1] <= 1:
+        raise cli.Misuse(f"--fractions are above 0, at most 1; got {fractions}")
     points = learning_curves(systems, out, fractions, settings=settings, seeds=seeds)
     labels = grid.Labels(
         title="Accuracy against training images, at equal compute for each number of images",
@@ -221,16 +223,3 @@ def run(request: cli.Request) -> None:
     )
     print(*grid.write(points, labels, out, "fractions", request.line), sep="\n")
     refuse_left_out(len(systems) * len(fractions), len(points))
-
-
-def _fractions(words: Sequence[str]) -> list[float]:
-    """Reads --fractions, in ascending order."""
-    try:
-        fractions = sorted({float(word) for word in words})
-    except ValueError:
-        fractions = [0.0]
-    if not fractions or not all(0 < fraction <= 1 for fraction in fractions):
-        raise cli.Misuse(
-            f"--fractions needs numbers above 0, at most 1; got {','.join(words) or 'none'}"
-        )
-    return fractions

@@ -224,10 +224,6 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
             [f"--config={CONFIG_FILE}", "--batch=8", "--config.train.batch=4"],
             *(2, "leave one out"),
         ),
-        (
-            [f"--config={CONFIG_FILE}", "--parts", "--config.mesh.group=2"],
-            *(1, "--parts times one device"),
-        ),
         ([f"--config={CONFIG_FILE}", "--parts", "--config.model.towers=2"], 1, "model.towers=1"),
         ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),
     ],
