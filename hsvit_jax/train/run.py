@@ -294,12 +294,14 @@ def train(
     def open_run() -> tuple[Run, checkpoint.Checkpoints]:
         name = dataset.info.name if dataset else config.data.name
         workdir_lib.check_apart(name, workdir)
-        if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
+        if not (begun := (workdir / "checkpoints").is_dir()):  # before data are read for nothing
             init_from.refuse_random(config)
-        elif name.startswith(("folder=", "csv=")) and not os.path.exists(name.partition("=")[2]):
+        kind, _, place = name.partition("=")
+        gone = kind in ("folder", "csv") and not os.path.exists(os.path.expanduser(place))
+        if begun and gone and dataset is None:
             raise ValueError(
                 f"{name} is not there, with which the run in {workdir} was begun. To go on with "
-                f"data that have moved: --config=NETWORK:{name.partition('=')[0]}=NEW "
+                f"data that have moved: --config=NETWORK:{kind}=NEW "
                 f"--workdir={shlex.quote(str(workdir))}"
             )
         started_as = resume.as_started(config, workdir)
