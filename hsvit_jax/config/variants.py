@@ -62,7 +62,7 @@ def _split(record: Family, argument: str | None) -> tuple[str, str]:
             near = defaults.nearest(word, (*names, *sorted(known), *common), record.name)
             raise ValueError(
                 f"unknown word {word!r} after the colon.{near} {_known(record)}; other words: "
-                f"{keys.few(common)}"
+                f"{keys.few(common)} (a path with a comma: --config.data.name=KIND=PATH)"
             )
     return _variant(record, variant, "finetune" in rest), ",".join(rest)
 
