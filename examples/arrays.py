@@ -21,7 +21,7 @@ inside = np.select(
 images = (rng.integers(0, 90, (600, 32, 32, 1)) + 120 * inside[..., None]).astype(np.uint8)
 
 dataset = hsvit_jax.from_arrays(images, labels, class_names=("square", "disc", "diamond"))
-config = hsvit_jax.get_config("c2a2:tiny", *sys.argv[1:])
+config = hsvit_jax.get_config("c2a2", *(sys.argv[1:] or ["train.epochs=8"]))
 hsvit_jax.fit(config, "runs/arrays", dataset=dataset)
 
 classifier = hsvit_jax.load("runs/arrays")

@@ -40,7 +40,7 @@ def pixels(images):
 
 
 rng = np.random.default_rng(0)
-for i in range(int(sys.argv[1]) if len(sys.argv) > 1 else 200):
+for i in range(int(sys.argv[1]) if len(sys.argv) > 1 else 80):
     chosen = rng.integers(0, len(digits.train.labels), 64)
     images, labels = pixels(digits.train.images[chosen]), digits.train.labels[chosen]
     key = jax.random.fold_in(jax.random.key(1), i)

@@ -14,7 +14,8 @@ from hsvit_jax import train
 if len(sys.argv) < 2:
     sys.exit(__doc__)
 folder, *settings = sys.argv[1:]
-config = hsvit_jax.get_config(f"c2a2:folder={folder}", *settings)
+# Small images, for a minute on a laptop; data.image_size=128 is better for photos, and slower.
+config = hsvit_jax.get_config(f"c2a2:folder={folder}", *(settings or ["data.image_size=32"]))
 dataset = train.load_data(config)
 result = hsvit_jax.fit(config, "runs/own-folder", dataset=dataset)
 print(f"test {result.test}, curves in {result.curves}")

@@ -17,8 +17,8 @@ import jax
 
 import hsvit_jax
 
-config = hsvit_jax.get_config(
-    "c2a2:digits", "model.towers=4", "mesh.group=4", "mesh.data=1", *sys.argv[1:]
-)
+settings = sys.argv[1:] or ["train.epochs=2"]
+towers = "model.towers=4", "mesh.group=4", "mesh.data=1"
+config = hsvit_jax.get_config("c2a2:digits,fast", *towers, *settings)
 result = hsvit_jax.fit(config, "runs/towers")
 print(f"{jax.device_count()} devices: test {result.test}, {result.parameters:,} parameters")

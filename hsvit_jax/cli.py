@@ -16,7 +16,7 @@ import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ class Command:
         `checkpoint` may be given a configuration in its place, which then names the run.
       needs_config: whether --config is required.
       words: names of the words that are no flags, such as 'FILE [OUT]'; empty where there are none.
+        A command with the flag `checkpoint` takes RUN before them, unless a flag names the run.
       remember: keep compiled programs for the next start.
     """
 
@@ -106,6 +107,11 @@ class Command:
     needs_config: bool = False
     words: str = ""
     remember: bool = True
+
+    @property
+    def takes_run(self) -> bool:
+        """Whether the command reads a run."""
+        return any("checkpoint" in row for row in self.flags)
 
     def reads_key(self, key: str) -> bool:
         """Whether the command reads a configuration key, such as 'train.batch'."""
@@ -121,6 +127,7 @@ class Request:
       settings: its KEY=VALUE overrides.
       config: the configuration of both; None without --config.
       words: all that is no flag, such as names of files.
+      run: the one named by place or a flag; '' where the configuration alone names it.
     """
 
     program: str
@@ -131,6 +138,7 @@ class Request:
     settings: list[str] = field(default_factory=list)
     config: ml_collections.ConfigDict | None = None
     words: list[str] = field(default_factory=list)
+    run: str = ""
 
     @property
     def line(self) -> str:
@@ -143,6 +151,14 @@ class Request:
         words = [*kept, *(f"{key}={value}" for key, value in changes.items())]
         config = [f"--config={self.spec}", *(f"--config.{word}" for word in words)]
         return f"{self.program} {shlex.join(['train', *config])}"
+
+    @property
+    def source(self) -> str:
+        """The run, which the configuration may name. Raises Misuse where nothing does."""
+        if not (self.run or self.config):
+            example = f"hsvit {self.name} runs/c2a2-digits-strong-seed0"
+            raise Misuse(f"{self.name} needs RUN, the folder of a run, as in {example}")
+        return self.run or self.workdir
 
     @property
     def workdir(self) -> str:
@@ -174,22 +190,25 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     if not name:
         name, words = _name_of(words, commands)
     if name not in commands:
-        near = config_lib.nearest(name, commands)
+        near = config_lib.meant(name, commands)
+        near = f" Did you mean {near[0]}?" if near else config_lib.nearest(name, commands)
         return _misused(f"unknown command {name!r}.{near}", program)
     command, start = commands[name], f"{program} {name}"
     if argv is None and command.remember:
         compile_cache.remember_compilations()  # before jax is imported
     request = Request(program, name, words, make_flags(command.flags))
     try:
-        spec, settings, rest, wants_help = _split_config(words)
+        spec, settings, rest, help_word = _split_config(words)
         found = request.flags([name, *rest])[1:]
-        if wants_help:
-            text = _help(start, command, about, request.flags, spec, settings)
+        if help_word:
+            every = help_word == "helpfull" or command.config != EVERYTHING
+            text = _help(start, command, about, request.flags, spec, settings, every)
             with _exit_code(start, note) as end:
                 print(text)
             return end.code
         config = None if spec is None else config_lib.get_config(spec, *settings)
         request = replace(request, spec=spec or "", settings=settings, config=config, words=found)
+        request = _with_run(request, command) if command.takes_run else request
         refuse_unused(request, command)
         work = importlib.import_module(f"hsvit_jax.{command.module}").run
     except flags.UnrecognizedFlagError as error:
@@ -233,12 +252,40 @@ def _name_of(words: list[str], commands: Mapping[str, Command]) -> tuple[str, li
 def _users_of(
     error: flags.UnrecognizedFlagError, name: str, commands: Mapping[str, Command]
 ) -> str:
-    """The message for a flag that a command has not: which commands have it."""
+    """The message for a flag that a command has not: what was meant, or which commands have it."""
+    own = [f"--{flag}" for flag in make_flags(commands[name].flags)]
+    if near := meant(error.flagname, commands[name], own, error.flagvalue.partition("=")[2]):
+        return f"{name} has no --{error.flagname}; did you mean {near}?"
     for flag in (error.flagname, error.flagname.removeprefix("no")):
         if users := [other for other in commands if flag in make_flags(commands[other].flags)]:
             of = config_lib.few(users)
             return f"{name} does not use --{flag}, which is for {of}: leave it out"
     return str(error)
+
+
+def meant(word: str, command: Command, own: Sequence[str], value: str = "") -> str:
+    """What a word of another program would be here: flags, keys with their `value`, or advice."""
+    keys = [key for key in config_lib.all_keys() if command.reads_key(key)]
+    found = config_lib.meant(word, [*keys, *own])
+    if not command.reads_key("data.name"):
+        found = [x for x in found if not x.startswith("--config")]
+    found = [f"--config.{x}={value or '...'}" if x in keys else x for x in found]
+    return " or ".join(f"{x}={value}" if x in own and value else x for x in found)
+
+
+def _with_run(request: Request, command: Command) -> Request:
+    """The request with its run, which is the first word where nothing else names it.
+
+    Raises Misuse where two flags name it.
+    """
+    values, words, named = request.flags, request.words, request.flags.checkpoint
+    if named and values.workdir:
+        raise Misuse("--checkpoint and --workdir both name the run: leave one out")
+    named = named or values.workdir
+    # A command without words of its own may read a configuration's data beside the run.
+    if words and not named and (request.config is None or not command.words):
+        named, *words = words
+    return replace(request, run=named or "", words=words)
 
 
 def refuse_unused(request: Request, command: Command) -> None:
@@ -248,14 +295,15 @@ def refuse_unused(request: Request, command: Command) -> None:
     """
     values, name, read = request.flags, request.name, config_lib.few(command.config.split())
     if request.words and not command.words:
-        raise Misuse(f"unexpected words: {' '.join(request.words)} (flags are --name=value)")
+        own, pairs = [f"--{x}" for x in values], (x.partition("=") for x in request.words)
+        near = [meant(key, command, own, value) for key, equals, value in pairs if equals]
+        near = " ".join(filter(None, near))
+        hint = f"; did you mean {near}?" if near else " (flags are --name=value)"
+        raise Misuse(f"unexpected words: {' '.join(request.words)}{hint}")
     for flag, value in values.flag_values_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise Misuse(f"flag --{flag}={value}: expected a finite number")
-    finds_run = "checkpoint" in values
-    named = [flag for flag in ("checkpoint", "workdir") if finds_run and values[flag].present]
-    if len(named) == 2:
-        raise Misuse("--checkpoint and --workdir both name the run: leave one out")
+    named, finds_run = request.run, command.takes_run
     more = set(command.config.split()) - set(MESH.split())
     if request.config is None:
         by_words = more and command.words  # these name configurations
@@ -265,7 +313,7 @@ def refuse_unused(request: Request, command: Command) -> None:
             why = f"--config.{alone[0]}" if alone else name
             raise Misuse(f"{why} needs --config=FILE")
     elif not more and (named or not finds_run):
-        beside = f" beside --{named[0]}" if named else ""
+        beside = f" beside {named}" if named else ""
         raise Misuse(f"{name} does not use --config{beside}: leave it out")
     for key in (setting.partition("=")[0] for setting in request.settings):
         by_config = finds_run and not named and config_lib.names_run(key)
@@ -275,9 +323,9 @@ def refuse_unused(request: Request, command: Command) -> None:
             )
 
 
-def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], bool]:
-    """(--config, its overrides as KEY=VALUE, all other words, whether help is asked for)."""
-    spec, settings, rest, wants_help = None, [], [], False
+def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], str]:
+    """(--config, its overrides as KEY=VALUE, all other words, the one that asks for help)."""
+    spec, settings, rest, help_word = None, [], [], ""
     waiting = iter(words)
     for word in waiting:
         if word == "--":
@@ -286,7 +334,7 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], b
         text = word.lstrip("-") if word.startswith("-") else ""
         name = text.partition("=")[0]
         if name in _HELP:
-            wants_help = True
+            help_word = name
         elif name == "config" or name.startswith("config."):
             if "=" not in text:
                 text += "=" + next(waiting, "")
@@ -296,7 +344,7 @@ def _split_config(words: list[str]) -> tuple[str | None, list[str], list[str], b
                 settings.append(text.removeprefix("config."))
         else:
             rest.append(word)
-    return spec, settings, rest, wants_help
+    return spec, settings, rest, help_word
 
 
 def _list(program: str, commands: Mapping[str, Command], about: str) -> str:
@@ -314,10 +362,16 @@ def _help(
     values: flags.FlagValues,
     spec: str | None,
     settings: list[str],
+    every: bool,
 ) -> str:
-    """A command's sentence, examples and flags, and the keys of the configuration that it reads."""
+    """A command's sentence, examples and flags, and the keys of the configuration that it reads.
+
+    Args:
+      every: key, not only those that people change first.
+    """
     config = ("--config=FILE", "[--config.KEY=VALUE ...]") if command.config else ()
-    parts = (*config[: command.needs_config], command.words, "[--FLAG=VALUE ...]", *config[1:])
+    words = ("RUN" * command.takes_run, command.words, "[--FLAG=VALUE ...]")
+    parts = (*config[: command.needs_config], *words, *config[1:])
     lines = [f"usage: {start} {' '.join(filter(None, parts))}", "", command.purpose, ""]
     lines += [re.sub(r"(?m)^", "  ", command.examples.replace("$", start)), "", "Flags:"]
     for flag in (values[name] for name in values):
@@ -327,7 +381,9 @@ def _help(
         whose = "" if spec else f" of --config={_EXAMPLE}; beside another --config, its own"
         keys = config_lib.get_config(spec or _EXAMPLE, *settings)
         lines += ["", about, "", f"Keys that it reads, and their values{whose}:"]
-        lines += [config_lib.describe(keys, command.reads_key)]
+        shown = command.reads_key if every else config_lib.FIRST.__contains__
+        lines += [config_lib.describe(keys, shown)]
+        lines += [] if every else ["", f"All keys: {start} --helpfull"]
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import pydoc
+import re
 import shutil
 import signal
 import stat
@@ -23,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import logging_config
 from jax.experimental.compilation_cache import compilation_cache
 from PIL import Image
 from support import small_runs
@@ -32,7 +34,9 @@ import hsvit_jax
 from hsvit_jax import checkpoint, classifier, cli, commands, main, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import evaluate
-from hsvit_jax.models import costs
+from hsvit_jax.commands import report as commands_report
+from hsvit_jax.config import keys
+from hsvit_jax.models import FAMILIES, costs
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.train import loop, metrics
 
@@ -89,12 +93,16 @@ def test_help(capfd):
     for word in ("--help", "-h", "--helpshort", "-help", "--helpfull"):
         code, out, err = call(capfd, word, "--config.train.batch=5")
         assert (code, err) == (0, "")
+        every = word == "--helpfull"
+        assert ("--config.optim.beta2=" in out) == every != ("train --helpfull" in out)
+        assert every or len(out.splitlines()) <= 80
+        assert every or set(re.findall(r"--config\.([\w.]+)=", out)) == {"KEY", *config_lib.FIRST}
         for flag in ("workdir", "distributed", "stall_timeout", "config.train.batch"):
             assert f"\n  --{flag}=" in out
         assert "--split" not in out and "--config.train.batch=5\n" in out
         for key in ("recipe", "model.family", "model.variant"):  # which follow from --config
             assert f"--config.{key}=" not in out
-    code, out, _ = call(capfd, "--help", CONFIG, "--config.train.batch=99")
+    code, out, _ = call(capfd, "--helpfull", CONFIG, "--config.train.batch=99")
     assert code == 0 and "--config.train.batch=99" in out and "--config.data.name=digits" in out
     code, out, _ = call(capfd, "compare", "--help")
     assert code == 0 and "\n  --seeds=0 " in out  # as the flag takes it
@@ -118,16 +126,34 @@ def test_help(capfd):
         ([CONFIG, "--mode=evla"], "unknown command 'evla'. Did you mean eval?"),
         ([CONFIG, "--wrokdir=x"], "Did you mean: workdir"),
         (["--mode=predict"], "no images given"),
+        (["predict", "x"], "no images given"),
+        (["export", "x", "y.pt"], "the ending of y.pt names no format: write .safetensors, .onnx"),
+        (["export", "x"], "expected RUN OUT"),
+        (["serve"], "serve needs RUN"),
+        (["report", "x", "y"], "unexpected words: y"),
+        (["eval", "x", "--workdir=y"], "unexpected words: x"),
         (["--config=c2a2:folder="], "'folder='"),
         (["study", "fig5", "--epochs=-1"], "train.epochs must be a number from 0"),
         (["compare", CONFIG.removeprefix("--config=") + "x"], "Did you mean tiny?"),
         (["--mode=predict", "--top_k=0"], "--top_k=0"),
         ([CONFIG, "stray"], "unexpected words: stray"),
-        ([CONFIG, "--checkpoint=x"], "does not use --checkpoint, which is for eval, predict"),
+        ([CONFIG, "--curve=x"], "does not use --curve, which is for eval"),
+        ([CONFIG, "--epochs=5"], "train has no --epochs; did you mean --config.train.epochs=5?"),
+        ([CONFIG, "--lr", "0.1"], "did you mean --config.optim.learning_rate=...?"),
+        ([CONFIG, "--seed=1"], "did you mean --config.seed=1?"),
+        ([CONFIG, "--num_workers=4"], "to leave it out, as every core decodes images?"),
+        ([CONFIG, "--resume"], "the same command, which goes on with the run?"),
+        ([CONFIG, "--output_dir=x"], "did you mean --workdir=x?"),
+        ([CONFIG, "--model=vit"], "did you mean --config=NETWORK:DATA?"),
+        ([CONFIG, "--data=photos"], "did you mean --config=NETWORK:folder=PATH?"),
+        (["train", "epochs=5", "imgsz=64"], "--config.train.epochs=5 --config.data.image_size=64?"),
+        (["eval", "x", "--batch-size=5"], "did you mean --config.eval.batch=5?"),
+        (["predict", "x", "--data=y"], "predict does not use --data, which is for study"),
+        (["validate", "x"], "unknown command 'validate'. Did you mean eval?"),
         (["--mode=predict", "--drop_groups=1"], "predict does not use --drop_groups"),
         (["--mode=predict", "--nojson", "x.png"], "predict does not use --json"),
         (["--mode=eval", "--checkpoint=x", "--workdir=y"], "both name the run: leave one out"),
-        (["--mode=predict", "--checkpoint=x", CONFIG], "not use --config beside --checkpoint"),
+        (["--mode=predict", "--checkpoint=x", CONFIG], "not use --config beside x"),
         (
             ["--mode=eval", "--checkpoint=x", CONFIG, "--config.mesh.gradients=bf16"],
             "not use --config.mesh.gradients: leave it out (keys that it reads: data.name, ",
@@ -139,10 +165,9 @@ def test_help(capfd):
         (["--mode=summary", CONFIG, "--config.train.epochs=2"], "does not use --config.train.epoc"),
         (["--mode=plan", CONFIG, "--config.mesh.group=2"], "does not use --config.mesh.group"),
         (["--mode=summary", CONFIG, "--distributed=off"], "does not use --distributed"),
-        (["--mode=eval"], "eval needs --checkpoint"),
+        (["--mode=eval"], "eval needs RUN"),
         (["--mode=plan", CONFIG], "plan needs --devices"),
         (["serve", "x", "--parts=2", "--deadline=30"], "--deadline is beyond --timeout=30 seconds"),
-        (["serve", "x", "--part_cpus=1"], "--part_cpus is of --parts, and there is none"),
         (["study", "fig5", "--epochs=1", "--config.train.steps=1"], "both say how long"),
         (["serve", "x", "--wait=nan"], "--wait=nan: expected a finite number"),
         ([CONFIG, "--", "--mode=eval"], "unexpected words: --mode=eval"),
@@ -164,7 +189,7 @@ def test_mistakes_in_the_command_line(capfd, words, message):
         (["plan", "--config=c2a2:conv_only", "--devices=2", "--config.model.depth=9"], "no effect"),
         ([CONFIG, "--config.mesh.group=3"], "mesh.group"),
         (["--config=c2a2:folder=/no/such"], "/no/such"),
-        (["--mode=predict", "x.png"], "no such file or folder: x.png"),
+        (["--mode=predict", "x", "x.png"], "no such file or folder: x.png"),
         (["--mode=eval", "--checkpoint=/no/such"], "/no/such does not exist"),
         (["--mode=eval", "--config=c2a2:cifar10"], "runs/c2a2-cifar10-strong-seed0"),
         (
@@ -276,6 +301,58 @@ def test_a_run_leaves_what_it_promises(run):
         assert image.format == "PNG"
 
 
+def test_the_names_are_listed(capfd):
+    code, out, err = call(capfd, "list")
+    assert (code, err) == (0, "")
+    words = set(re.split(r"[\s:,]+", out))
+    assert words.issuperset(
+        f.config_file or name for name, f in FAMILIES.items() if name != "hsvit"
+    )
+    assert words.issuperset(variant for f in FAMILIES.values() for variant in f.variants)
+    assert words.issuperset((*config_lib.DATA_SETS, *config_lib.RECIPES, *config_lib.SWITCHES))
+    assert {"folder=<path>", "c2a2-digits", "c2a2-cifar10"} <= words
+    assert {*config_lib.RECIPES} == {*keys.KEYS["recipe"].choices}
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_a_run_is_named_by_place_or_by_a_flag(capfd, run, tmp_path):
+    picture = class_folders(tmp_path, ["one"], 1) / "one/0.png"
+    for words in (["eval"], ["predict", str(picture)], ["eval", "--config=c2a2:digits"]):
+        placed = call(capfd, words[0], str(run), *words[1:])
+        assert placed[0] == 0, placed[2]
+        assert call(capfd, words[0], f"--checkpoint={run}", *words[1:]) == placed
+        assert call(capfd, words[0], f"--workdir={run}", *words[1:]) == placed
+    out = tmp_path / "a.safetensors"
+    assert call(capfd, "export", f"--workdir={run}", str(out))[0] == 0
+    assert call(capfd, "export", str(out), str(tmp_path / "b.safetensors"))[0] == 0
+    assert call(capfd, "report", str(run), CONFIG)[0] == 2
+
+
+def test_data_that_moved_are_named_again(tmp_path, monkeypatch, capfd):
+    """With a complete command, where the run is evaluated and where it goes on."""
+    gone = config_lib.get_config("c2a2:folder=gone")
+    monkeypatch.chdir(tmp_path)
+    request = types.SimpleNamespace(config=None, flags=types.SimpleNamespace(split=None), run="a b")
+    request.program = "hsvit"
+    with pytest.raises(ValueError, match="hsvit eval 'a b' --config=c2a2:folder=NEW --split=test"):
+        evaluate._images(request, types.SimpleNamespace(config=gone))
+    with pytest.raises(ValueError, match="moved: ln -s NEW gone"):
+        commands_report.write(types.SimpleNamespace(config=gone), tmp_path, tmp_path / "r.html")
+    (tmp_path / "a b" / "checkpoints").mkdir(parents=True)
+    message = "--config=NETWORK:folder=NEW --workdir='a b'"
+    with pytest.raises(ValueError, match=message):
+        train.train(gone, "a b")
+
+
+def test_a_slow_compilation_raises_no_alarm(monkeypatch):
+    """XLA's level of logging is fatal errors meanwhile, and warnings before and after."""
+    levels, before = [], jax.config.jax_logging_level
+    monkeypatch.setattr(logging_config.utils, "absl_set_min_log_level", levels.append)
+    with compile_cache.quiet():
+        assert levels == [3]
+    assert levels == [3, 1] and jax.config.jax_logging_level == before
+
+
 def test_a_report(capfd, run, tmp_path):
     assert "Most wrong" in (run / "report.html").read_text("utf-8")  # written by training
     assert "python" in json.loads((run / "environment.json").read_text())["command"]
@@ -290,7 +367,7 @@ def test_a_report(capfd, run, tmp_path):
     code, _, err = call(capfd, "report", str(run), f"--out={tmp_path}")
     assert code == 1 and "expected the name of an HTML file" in err
     code, _, err = call(capfd, "report", str(run), f"--checkpoint={run}")
-    assert code == 2 and "expected one RUN" in err
+    assert code == 2 and "unexpected words" in err
 
 
 def test_five_functions_lie_between_main_and_the_steps(capfd, run, monkeypatch):
@@ -313,7 +390,7 @@ def test_the_same_command_again_is_done_at_once(capfd, run):
     assert code == 0 and "from step 2" in err
     assert f"  curves    {run}/curves.png\n" in out and "  report" not in out
     assert out.splitlines()[0].startswith("done: test accuracy")
-    assert f"--checkpoint='{run}'" in out  # ready to paste, in spite of the space
+    assert f"eval '{run}'\n" in out  # ready to paste, in spite of the space
     assert (run / "metrics.jsonl").read_text() == before
 
 
@@ -406,9 +483,9 @@ def test_eval_on_other_data(capfd, run, tmp_path):
 
 def test_other_data_are_not_cut_to_the_share_that_was_trained_on(tmp_path):
     folder = class_folders(tmp_path / "pets", ["cat", "dog"], 40)
-    flags = types.SimpleNamespace(split="val", checkpoint="run", workdir=None)
+    flags = types.SimpleNamespace(split="val")
     other = config_lib.get_config(f"c2a2:folder={folder}", f"data.dir={tmp_path}")
-    request = types.SimpleNamespace(config=other, flags=flags)
+    request = types.SimpleNamespace(config=other, flags=flags, run="run")
     same = config_lib.get_config(f"c2a2:folder={folder}", "eval.batch=2")
     trained = config_lib.get_config("c2a2:folder=own", "data.fraction=0.1")
     network = types.SimpleNamespace(config=trained, class_names=("cat", "dog"), fingerprint="")
@@ -436,9 +513,9 @@ def test_the_images_of_the_training_are_known_by_any_path(tmp_path, monkeypatch,
     for name in ("trained_on", "_load_data"):
         setattr(network, name, functools.partial(getattr(classifier.Classifier, name), network))
     other = config_lib.get_config(f"c2a2:folder={pets.parent}/./pets")
-    flags = types.SimpleNamespace(split=None, checkpoint="run", workdir=None)
+    flags = types.SimpleNamespace(split=None)
     for flags.split, images in ((None, 80), ("val", 12), ("test", 8)):
-        request = types.SimpleNamespace(config=other, flags=flags)
+        request = types.SimpleNamespace(config=other, flags=flags, run="run")
         assert len(evaluate._images(request, network)[2]) == images
         assert ("images of the training" in capsys.readouterr().err) == (images == 80)
     assert len(network._load_data(other.data.name).train) == 24
@@ -457,8 +534,6 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: hsvit_jax.get_config(None), "for example configs/.* got None"),
-        (lambda: hsvit_jax.get_config("c2a2", 5), "for example configs/.* got 5"),
         (
             lambda: hsvit_jax.build_model("c2a2:digits,tiny"),
             "digits names no network; a data set's",

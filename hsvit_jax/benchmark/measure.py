@@ -17,13 +17,6 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import jobs, machine, versus
 from hsvit_jax.models import costs
 
-#: What is measured → flags that it would ignore.
-_IGNORED = {
-    "peak": ("work", "batch", "steps", "warmup", "trace", "data", "no_augment"),
-    "work=eval": ("no_augment",),
-    "work=infer": ("no_augment",),
-}
-
 
 def run(request: cli.Request) -> None:
     """Measures what the command line asks for, and prints a line of JSON."""
@@ -33,16 +26,6 @@ def run(request: cli.Request) -> None:
         raise cli.Misuse("--config is missing")
     if len(modes) > 1:
         raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
-    if modes == ["peak"] and request.spec:
-        raise cli.Misuse("--peak is the machine's, of no network: leave --config out")
-    if modes != ["vs"] and values["rounds"].present and not values["vs"].present:
-        raise cli.Misuse("--rounds is of --vs, and there is none: leave it out")
-    mode = modes[0] if modes else f"work={values.work}"
-    measured = {mode, f"work={values.work}"} if mode == "vs" else {mode}
-    for one in measured & _IGNORED.keys():
-        for name in _IGNORED[one]:
-            if values[name].value != values[name].default:
-                raise cli.Misuse(f"--{one} has no use for --{name}: leave out one of them")
     print(json.dumps(_record(request, modes)))
 
 
@@ -94,10 +77,8 @@ def measure(
         the fields of the JSON line.
 
     Raises:
-        ValueError: unknown work, or configuration, data and devices do not fit together.
+        ValueError: configuration, data and devices do not fit together.
     """
-    if work not in jobs.JOBS:
-        raise ValueError(f"unknown work {work!r}; choose one of {', '.join(jobs.JOBS)}")
     if trace:  # before the work, as it may fail
         report.make_folder(Path(trace))
     run = jobs.prepare(config, real_data, devices)

@@ -13,7 +13,7 @@ c2a2:cifar100,paper.
             domainnet/clipart (infograph, painting, quickdraw, real, sketch)
             folder=<path> csv=<path> hf=<name or path> tfds=<name>      (default: cifar10)
   RECIPE    strong (default; small for few images of one's own) fast small paper finetune
-  SWITCHES  tiny bf16 conv_only attention_only"""
+  SWITCHES  tiny (a smoke run: its accuracy means nothing) bf16 conv_only attention_only"""
 
 _DATA = "data.name data.dir"
 _EVALUATION = f"{_DATA} data.val_fraction data.on_bad_image eval {MESH}"
@@ -23,16 +23,16 @@ _COSTS += "train.ema_decay"
 _WORKDIR = (define_path, "workdir", None, "Folder of the run; default: a name under runs/.")
 _FOLDS = (define_path, "workdir", None, "Folder of all, less its -foldsN; default as of train.")
 _RUN = (
-    (define_path, "checkpoint", None, "A run or checkpoint, exported file, or zoo:NAME."),
-    _WORKDIR,
-    (flags.DEFINE_string, "which", "best", "Of --checkpoint: 'best', 'latest' or a step."),
+    (define_path, "checkpoint", None, "As RUN: a run or checkpoint, exported file, or zoo:NAME."),
+    (define_path, "workdir", None, "As RUN: the folder of a run."),
+    (flags.DEFINE_string, "which", "best", "Checkpoint of RUN: 'best', 'latest' or a step."),
 )
 _DISTRIBUTED = "auto, off, or COORDINATOR:PORT,PROCESSES,INDEX."
 _JOB = (flags.DEFINE_string, "distributed", "auto", _DISTRIBUTED)
 _STALL = "Seconds without a step, then exit 75; 0: never. Default: 600, alone 3600."
-_SPLIT = "Which images; default: all of a folder or csv in --config beside --checkpoint, else test."
+_SPLIT = "Which images; default: all of a folder or csv in --config beside RUN, else test."
 _EXPORT_FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
-_EXPORT_FORMAT = "safetensors, a folder for the hub, the authors' PyTorch names, or programs."
+_EXPORT_FORMAT = "Default: by OUT's ending. hub: a folder; reference: the authors' PyTorch names."
 _TOLERANCE = "Of the largest logit; default: 1e-9 for logits_f64 (rotary 1e-6), 1e-5 for logits."
 _WORK = ["train", "infer", "input", "eval"]
 
@@ -57,7 +57,8 @@ COMMANDS: Mapping[str, Command] = {
     "eval": Command(
         "Evaluates a trained network on a split, on other data, or with groups lost.",
         "commands.evaluate",
-        "$ --checkpoint=runs/c2a2-digits-strong-seed0 --split=test",
+        "$ runs/c2a2-digits-strong-seed0 --split=test\n"
+        "$ runs/pets --config=c2a2:folder=other_photos",
         (
             *_RUN,
             _JOB,
@@ -70,7 +71,7 @@ COMMANDS: Mapping[str, Command] = {
     "predict": Command(
         "Classifies image files and folders of them.",
         "commands.predict",
-        "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg photos/",
+        "$ runs/c2a2-digits-strong-seed0 cat.jpg photos/",
         (
             *_RUN,
             _JOB,
@@ -84,7 +85,7 @@ COMMANDS: Mapping[str, Command] = {
     "visualize": Command(
         "Draws feature maps, votes and attention maps of images.",
         "commands.visualize",
-        "$ --checkpoint=runs/c2a2-digits-strong-seed0 cat.jpg --out=views",
+        "$ runs/c2a2-digits-strong-seed0 cat.jpg --out=views",
         (*_RUN, _JOB, (define_path, "out", "views", "Folder of the PNGs.")),
         config=MESH,
         words="IMAGE ...",
@@ -95,7 +96,7 @@ COMMANDS: Mapping[str, Command] = {
         "$ runs/c2a2-digits-strong-seed0 --port=8000\n"
         "$ zoo:c2a2-digits --host=0.0.0.0 --token=SECRET",
         (
-            (flags.DEFINE_string, "which", "best", "Of checkpoints: 'best', 'latest' or a step."),
+            *_RUN,
             (flags.DEFINE_string, "host", "127.0.0.1", "Address; beyond loopback with --token."),
             (flags.DEFINE_integer, "port", 8000, "Port; 0 for a free one.", 0, 65535),
             (flags.DEFINE_string, "token", None, "Requests must bear it; or give HSVIT_TOKEN."),
@@ -110,21 +111,20 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_float, "part_cpus", 0.0, "--parts: CPUs of each, as Ray counts.", 0.0),
             (flags.DEFINE_float, "part_gpus", 0.0, "--parts: GPUs of each.", 0.0),
         ),
-        words="RUN",
     ),
     "export": Command(
         "Writes a trained network as one file, for the hub, under other names, or as programs.",
         "commands.export",
         "$ runs/c2a2-digits-strong-seed0 model.safetensors\n"
-        "$ runs/c2a2-digits-strong-seed0 model.onnx --format=onnx\n"
+        "$ runs/c2a2-digits-strong-seed0 model.onnx\n"
         "$ runs/c2a2-digits-strong-seed0 four --format=stablehlo --parts=4",
         (
             *_RUN,
-            (flags.DEFINE_enum, "format", "file", _EXPORT_FORMATS, _EXPORT_FORMAT),
+            (flags.DEFINE_enum, "format", None, _EXPORT_FORMATS, _EXPORT_FORMAT),
             (flags.DEFINE_integer, "parts", None, "Programs of an HSViT's groups, and a head.", 1),
             (flags.DEFINE_bool, "fused", False, "A FastViT's branches as single convolutions."),
         ),
-        words="RUN OUT",
+        words="OUT",
     ),
     "report": Command(
         "Writes a run's curves, figures by class, calibration and hardest images as one HTML file.",
@@ -135,7 +135,11 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_enum, "split", "val", ["train", "val", "test"], "Which images."),
             (define_path, "out", None, "Default: report.html of the run, or NAME-report.html."),
         ),
-        words="RUN",
+    ),
+    "list": Command(
+        "Lists the networks, data sets, recipes and trained networks that have names.",
+        "commands.listing",
+        "$",
     ),
     "summary": Command(
         "Prints parameters, FLOPs by module, and memory of a network.",
@@ -152,9 +156,9 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_integer, "devices", None, "The most devices.", 1),
             (flags.DEFINE_integer, "group", None, "Devices on the group axis.", 1),
             (flags.DEFINE_integer, "batch", None, "Examples per step.", 1),
-            (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices."),
-            (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device."),
-            (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message."),
+            (flags.DEFINE_float, "bandwidth", 5e10, "Bytes/s between two devices.", 1.0),
+            (flags.DEFINE_float, "flops", 1e14, "FLOP/s of a device.", 1.0),
+            (flags.DEFINE_float, "latency", 5e-6, "Seconds of one message.", 0.0),
             (flags.DEFINE_bool, "json", False, "Print JSON."),
             (define_path, "out", None, "A PNG to draw."),
         ),
@@ -174,7 +178,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_list, "seeds", ["0"], "A run of every system for each of these."),
             (define_path, "out", "runs/comparison", "Folder of the runs and one table."),
             (flags.DEFINE_integer, "batch", 64, "Images of the memory columns.", 1),
-            (flags.DEFINE_list, "fractions", None, "Shares of the training images, as 0.01,0.1,1."),
+            (flags.DEFINE, Numbers(float), "fractions", None, "Shares of the images, as 0.01,0.1."),
         ),
         config=EVERYTHING,
         words="SPEC SPEC ...",

@@ -12,12 +12,10 @@ from typing import Any
 
 import jax
 
-from hsvit_jax import cli, report, train
-from hsvit_jax import config as config_lib
+from hsvit_jax import cli, report
 from hsvit_jax.commands.studies import grid
 from hsvit_jax.commands.studies.systems import System, point, refuse_left_out, seeds_of, train_all
 from hsvit_jax.models import costs
-from hsvit_jax.train import init_from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +189,6 @@ def learning_curves(
     named = [*settings, *(setting for system in systems for setting in system.settings)]
     if any(setting.startswith("data.fraction=") for setting in named):
         raise ValueError("--fractions names the shares of all systems: leave data.fraction out")
-    _check_shares(systems[0].spec, [*settings, *systems[0].settings], fractions)
     for fraction in fractions:
         given = [*settings, f"data.fraction={fraction:g}"]
         for one in train_all(systems, out, settings=given, seeds=seeds, equal="compute"):
@@ -199,21 +196,6 @@ def learning_curves(
             images = len(one.run.dataset.train) / classes
             points.append(point(one, f"{images:g}", one.system.name))
     return points
-
-
-def _check_shares(spec: str, settings: Sequence[str], fractions: Sequence[float]) -> None:
-    """Raises ValueError for shares of equally many images, which would be one point."""
-    config = config_lib.get_config(spec, *settings)
-    whole = train.load_data(init_from.as_named(config))
-    found: dict[int, float] = {}
-    for fraction in fractions:
-        images = len(whole.subset(fraction).train)
-        if images in found:
-            raise ValueError(
-                f"--fractions={found[images]:g} and {fraction:g} both keep {images:,} images, one "
-                "of each class at least: leave one of them out"
-            )
-        found[images] = fraction
 
 
 def run(request: cli.Request) -> None:
@@ -225,14 +207,14 @@ def run(request: cli.Request) -> None:
         raise cli.Misuse(f"compare does not use --config: name {request.spec} as a word")
     out, seeds = Path(values.out), seeds_of(values.seeds)
     systems, settings = System.parse_all(request.words), request.settings
-    if values.fractions is not None and values["batch"].present:
-        raise cli.Misuse("--batch is of the memory columns, and --fractions has none: leave it out")
     if values.fractions is None:
         rows = compare(systems, out, settings=settings, seeds=seeds, batch=values.batch)
         print(table(rows), *write(rows, out, request.line), sep="\n")
         refuse_left_out(len(systems), len(rows))
         return
-    fractions = _fractions(values.fractions)
+    fractions = sorted(set(values.fractions))
+    if not 0 < fractions[0] <= fractions[-1] <= 1:
+        raise cli.Misuse(f"--fractions are above 0, at most 1; got {fractions}")
     points = learning_curves(systems, out, fractions, settings=settings, seeds=seeds)
     labels = grid.Labels(
         title="Accuracy against training images, at equal compute for each number of images",
@@ -241,16 +223,3 @@ def run(request: cli.Request) -> None:
     )
     print(*grid.write(points, labels, out, "fractions", request.line), sep="\n")
     refuse_left_out(len(systems) * len(fractions), len(points))
-
-
-def _fractions(words: Sequence[str]) -> list[float]:
-    """Reads --fractions, in ascending order."""
-    try:
-        fractions = sorted({float(word) for word in words})
-    except ValueError:
-        fractions = [0.0]
-    if not fractions or not all(0 < fraction <= 1 for fraction in fractions):
-        raise cli.Misuse(
-            f"--fractions needs numbers above 0, at most 1; got {','.join(words) or 'none'}"
-        )
-    return fractions

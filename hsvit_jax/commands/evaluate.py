@@ -1,5 +1,6 @@
 """hsvit eval: accuracy on a split of the data, on other data, or with attention groups lost."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.commands import lost_groups
 from hsvit_jax.commands.predict import load_classifier
-from hsvit_jax.commands.report import CHANGED, measures
+from hsvit_jax.commands.report import CHANGED, load_own, measures
 from hsvit_jax.runtime import coordination
 from hsvit_jax.train import evaluate, metrics
 
@@ -70,11 +71,17 @@ def _images(
         for key in ("batch", "tta"):
             if f"eval.{key}" in given:
                 config.eval[key] = request.config.eval[key]
-    name, run_is_named = config.data.name, request.flags.checkpoint or request.flags.workdir
+    name = config.data.name
     if split is None:  # of a folder beside a named run, which is other data than the run's, all
         other_data = request.config is not None and name.startswith(("folder=", "csv="))
-        split = "all" if run_is_named and other_data else "test"
-    dataset = train.load_data(config, test_only=split == "all")
+        split = "all" if request.run and other_data else "test"
+    whole = {"test_only": split == "all"}
+    if request.config is None:
+        how = f"{request.program} eval {shlex.quote(request.run)} --config=c2a2:"
+        how += f"{name.partition('=')[0]}=NEW --split=test"
+        dataset = load_own(config, how, **whole)
+    else:
+        dataset = train.load_data(config, **whole)
     coordination.check_same("data set", dataset.fingerprint)
     same_name = name == classifier.config.data.name
     if same_name and classifier.fingerprint not in (None, dataset.fingerprint):

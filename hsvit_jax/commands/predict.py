@@ -46,25 +46,20 @@ def run(request: Request) -> int:
 
 
 def load_classifier(request: Request) -> classifier.Classifier:
-    """Loads the network of --checkpoint, of --workdir or of the configuration's default folder."""
-    values = request.flags
-    if not (values.checkpoint or values.workdir or request.config):
-        raise Misuse(
-            f"{request.name} needs --checkpoint=<folder of a run>, for example "
-            "--checkpoint=runs/c2a2-digits-strong-seed0"
-        )
-    job = cluster.find(values.distributed)
+    """Loads the network of the run named, or of the configuration's default folder."""
+    job = cluster.find(request.flags.distributed)
     if job is not None:
         cluster.start(job)
         given = "\n".join([request.name, *request.argv])
         own = r"^--?distributed[=\n].*$"  # of each process
         coordination.check_same("command line", re.sub(own, "", given, flags=re.MULTILINE))
     mesh = (request.config or config_lib.get_config("c2a2", *request.settings)).mesh
-    source = values.checkpoint or request.workdir
     devices = {name: mesh[name] for name in ("group", "data", "aggregate")}
-    network = classifier.load(source, values.which, **devices)
+    values = request.flags
+    network = classifier.load(request.source, values.which, **devices)
     if "calibrated" in values and values.calibrated:
-        return dataclasses.replace(network, temperature=_temperature(source, network.step))
+        temperature = _temperature(request.source, network.step)
+        return dataclasses.replace(network, temperature=temperature)
     return network
 
 
@@ -89,8 +84,7 @@ def image_files(paths: Sequence[str], command: str = "predict") -> list[Path]:
       ValueError: a path does not exist, or there is no image at all.
     """
 
-    how = f"name image files or folders of them, as in hsvit {command} --checkpoint=runs/my-run "
-    how += "cat.jpg photos/"
+    how = f"name image files or folders of them, as in hsvit {command} runs/my-run cat.jpg photos/"
     if not paths:
         raise Misuse(f"no images given: {how}")
     files: list[Path] = []

@@ -74,7 +74,7 @@ def run(request: Request) -> int:
         f"images, checkpoint of step {result.best_step:,}, {result.parameters:,} parameters, "
         f"{result.seconds:.0f} s\n"
         + "".join(f"  {name}    {path}\n" for name, path in files.items() if path)
-        + f"  evaluate  {request.program} eval --checkpoint={folder}\n"
-        f"  predict   {request.program} predict --checkpoint={folder} IMAGE ..."
+        + f"  evaluate  {request.program} eval {folder}\n"
+        f"  predict   {request.program} predict {folder} IMAGE ..."
     )
     return 0

@@ -16,9 +16,10 @@ _NAMES = {
     "defaults": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
     "derived": "eval_batch for_few_images per_channel refuse_unread resolve selection total_steps "
     "validate with_warmup",
-    "keys": "describe few leaves nearest",
+    "keys": "FIRST all_keys describe few leaves nearest",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",
+    "synonyms": "meant",
     "stored": "completed default_workdir from_json names_run to_json",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -7,7 +7,7 @@ strides) follow from the data set once it is known: see `derived.resolve`.
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import ml_collections
 from flax import traverse_util
 
-from hsvit_jax.config import keys, recipes
+from hsvit_jax.config import keys, recipes, synonyms
 from hsvit_jax.models import FAMILIES
 
 #: Data sets with a name of their own, beside those of `DATA_KINDS`.
@@ -26,9 +26,21 @@ DATA_SETS = (
 )
 #: Data sets that are named by an argument.
 DATA_KINDS = ("folder=<path>", "csv=<path>", "hf=<name or path>", "tfds=<name>")
-RECIPES = keys.KEYS["recipe"].choices
-_ABLATIONS = ("conv_only", "attention_only")  # of hsvit
-SWITCHES = ("tiny", "bf16", *_ABLATIONS)
+#: Recipes, each in a phrase.
+RECIPES: Mapping[str, str] = {
+    "strong": "the default: 100 epochs (digits 12), with much augmentation",
+    "fast": "a dozen epochs, with crop and flip alone",
+    "paper": "that of the network's own paper, often 300 epochs",
+    "small": "the default for few images of one's own, from whose number the length follows",
+    "finetune": "for the weights of init.from: a low rate and a new classifier",
+}
+_ABLATIONS = {"conv_only": "HSViT without attention", "attention_only": "without convolutions"}
+#: Switches, each in a phrase.
+SWITCHES: Mapping[str, str] = {
+    "tiny": "a smoke run of a tiny network and eight steps: its accuracy means nothing",
+    "bf16": "computation in bfloat16",
+    **_ABLATIONS,
+}
 
 #: optim.warmup_epochs that is not set by hand: see `derived.with_warmup`.
 AUTOMATIC = -1.0
@@ -51,19 +63,15 @@ def is_word(word: str) -> bool:
     return _is_data(word) or word in (*RECIPES, *SWITCHES)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' of an unknown word: a path by its kind, or the closest known word."""
+def nearest(word: str, known: Iterable[str], family: str = "") -> str:
+    """' Did you mean …?' of an unknown word: a path by its kind, what other programs mean by it, of
+    a `family` a variant, or the closest known word."""
     if os.path.exists(word):
         return f" Did you mean {'csv' if word.endswith('.csv') else 'folder'}={word}?"
-    return keys.nearest(word, known)
-
-
-def comma_hint(words: Sequence[str]) -> str:
-    """How to name a path with a comma, where one of the words names a data set by a path."""
-    named = next((word for word in words if names_kind(word)), "")
-    kind = named.partition("=")[0]
-    hint = f"; a comma ends a path here: one that holds it is set by --config.data.name={kind}=PATH"
-    return hint if named else ""
+    network = synonyms.network(f"{family} {word}".lstrip())
+    network = network if ":" in network or not family else ""
+    near = synonyms.meant(word, known) or [network] * bool(network)
+    return f" Did you mean {' or '.join(near)}?" if near else keys.nearest(word, known)
 
 
 def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
@@ -80,7 +88,7 @@ def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
             known = (*DATA_SETS, *DATA_KINDS, *RECIPES, *SWITCHES)
             raise ValueError(
                 f"unknown word {word!r} after the colon.{nearest(word, known)} Known: "
-                f"{keys.few(known)} ({_EXAMPLE}){comma_hint(words)}"
+                f"{keys.few(known)} ({_EXAMPLE}; a path with a comma: --config.data.name=KIND=PATH)"
             )
     data = [word for word in words if _is_data(word)] or ["cifar10"]
     recipe = [word for word in words if word in RECIPES] or ["strong"]
@@ -158,6 +166,7 @@ def apply_switch(config: ml_collections.ConfigDict, switch: str) -> None:
         config.train.update({"batch": TINY_BATCH, "epochs": 0.0, "steps": 8, "log_every": 1})
         config.optim.warmup_epochs = 0.0
         config.init.freeze = ""  # nobody has trained weights for so small a network
+        config.by_hand = (*config.by_hand, "tiny")  # to be told
     elif switch == "bf16":
         config.model.dtype = "bfloat16"
     else:

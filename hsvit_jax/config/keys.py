@@ -120,6 +120,14 @@ class Key:
 #: Keys that follow from --config and are not set alone.
 LABELS = ("recipe", "by_hand", "model.family", "model.variant", "model.backbone")
 
+#: Keys that people change first, which --help shows; --helpfull has all.
+FIRST = (
+    *("train.epochs", "train.batch", "train.patience", "train.eval_every", "train.select_on"),
+    *("optim.learning_rate", "optim.weight_decay", "data.image_size", "data.val_fraction"),
+    *("data.balance", "data.on_bad_image", "augment.flip", "augment.mixup", "augment.cutmix"),
+    *("model.dropout", "eval.tta", "init.from", "init.freeze", "data.fit", "seed"),
+)
+
 _whole = partial(Key, kind=int)
 _number = partial(Key, kind=float)
 _positive = partial(Key, kind=float, above=0.0)
@@ -148,7 +156,9 @@ KEYS: Mapping[str, Key] = {
         "recipe of training and augmentation, named after the colon",
         *("strong", "fast", "paper", "small", "finetune"),
     ),
-    "by_hand": _each(_text("keys set by hand, which the recipe small leaves as they are")),
+    "by_hand": _each(
+        _text("keys set by hand, which the recipe small leaves as they are, and the switch tiny")
+    ),
     "data.name": _text(
         "data set: a name, folder=PATH, csv=PATH, hf=NAME or tfds=NAME", default="cifar10"
     ),
@@ -482,6 +492,12 @@ MODEL_KEYS: Mapping[str, Key] = {
     "queries": _choice("pooling of queries", "equal", "weighted"),
 }
 _BACKBONES = ("resnet", "efficientnet", "mobilenet_v2")
+
+
+def all_keys() -> list[str]:
+    """Every key by its sections and name, those of all networks among them."""
+    of_model = dict.fromkeys(f"model.{name.rpartition('.')[2]}" for name in MODEL_KEYS)
+    return [key for key in (*KEYS, *of_model) if key not in LABELS]
 
 
 def leaves(config: ml_collections.ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:

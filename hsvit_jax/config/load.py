@@ -18,7 +18,7 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax.config import defaults, derived, keys, variants
+from hsvit_jax.config import defaults, derived, keys, synonyms, variants
 from hsvit_jax.models import FAMILIES
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
@@ -38,11 +38,6 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
       ValueError: there is no such file or name, the file fails, or a word, key or value does not
         fit.
     """
-    for text in (spec, *settings):
-        if not isinstance(text, str):
-            is_config = isinstance(text, ml_collections.ConfigDict)  # a page when it is written out
-            given = "a ConfigDict" if is_config else reprlib.repr(text)
-            raise ValueError(f"a configuration is named by texts, {_EXAMPLE}; got {given}")
     place, _, argument = spec.partition(":")
     if not place:
         raise ValueError(f"--config names no file; {_EXAMPLE}")
@@ -75,8 +70,8 @@ def named_model(name: str) -> dict[str, Any]:
         return FAMILIES[name].settings()
     if name not in _NAMES:
         raise ValueError(
-            f"unknown network {name!r}.{keys.nearest(name, _NAMES)} "
-            f"Known: {keys.few(_NAMES)}, or a file ending in .py ({_EXAMPLE})"
+            f"unknown network {name!r}.{defaults.nearest(name, _NAMES)} Known: "
+            f"{keys.few(_NAMES)} (hsvit list), or a file ending in .py ({_EXAMPLE})"
         )
     return FAMILIES["hsvit"].settings(name)
 
@@ -94,6 +89,8 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
         hint = f" {path.parent}/ has {keys.few(others)}." if others else ""
         if variants.OF_FILE.get(path.stem, path.stem) in _NAMES:
             hint += f" The network needs no file: --config={':'.join(filter(None, named))}"
+        elif not path.exists():
+            hint += defaults.nearest(str(path), ())
         raise ValueError(f"cannot read the config file {path}: {why}.{hint}") from None
     module = {"__name__": f"hsvit_config_{path.stem}", "__file__": str(path)}
     try:
@@ -208,12 +205,14 @@ def override(
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    """Suggests known keys for an unknown one: the same last word elsewhere, or the closest."""
+    """Suggests known keys for an unknown one: what it means elsewhere, or the closest."""
     section = [k for k in known if k.startswith(f"{key}.")]
     if section:
         return f"{key} is a section; its keys are {keys.few(section)}"
     leaf = key.rpartition(".")[2]
-    near = [k for k in known if k.rpartition(".")[2] == leaf]
+    near = synonyms.meant(key, [*known, "--workdir"])
+    if not near and (others := synonyms.meant(key, keys.all_keys())):
+        return f"unknown configuration key {key!r}: no {others[0]} in this network"
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:
         words = difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in known], 1, 0.6)

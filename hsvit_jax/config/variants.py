@@ -59,10 +59,10 @@ def _split(record: Family, argument: str | None) -> tuple[str, str]:
             variant.append(word)
         else:
             common = (*defaults.DATA_SETS, *defaults.RECIPES, *defaults.SWITCHES)
-            near = defaults.nearest(word, (*names, *sorted(known), *common))
+            near = defaults.nearest(word, (*names, *sorted(known), *common), record.name)
             raise ValueError(
                 f"unknown word {word!r} after the colon.{near} {_known(record)}; other words: "
-                f"{keys.few(common)}{defaults.comma_hint(words)}"
+                f"{keys.few(common)} (a path with a comma: --config.data.name=KIND=PATH)"
             )
     return _variant(record, variant, "finetune" in rest), ",".join(rest)
 

@@ -168,7 +168,7 @@ def _open(
     if kind == "given":
         raise ValueError(
             f"the images of this run, {argument!r:.80}, were given from Python and are not stored "
-            "with it: evaluate images of the same classes, by hsvit eval --checkpoint=RUN "
+            "with it: evaluate images of the same classes, by hsvit eval RUN "
             "--config=c2a2:folder=PATH or from Python by load(RUN).evaluate(dataset)"
         )
     near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.0)

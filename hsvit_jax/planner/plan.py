@@ -79,11 +79,8 @@ def plan(
     """Computes everything that `run` formats, as plain lists, dicts and numbers.
 
     Raises:
-        ValueError: the configuration cannot be spread so, or a number below 1.
+        ValueError: the configuration cannot be spread so, or too few devices.
     """
-    for name, value in (("devices", devices), ("group", group), ("batch", batch)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
     networks = costs.networks(config)
     layouts = [
         (way, n, costs.group_axis(way, network, n, group))

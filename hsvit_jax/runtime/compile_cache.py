@@ -1,11 +1,13 @@
-"""The folder of JAX's compilation cache: machine code that is run unchecked."""
+"""Compilation: the folder of JAX's cache, machine code that is run unchecked; XLA's alarm."""
 
+import contextlib
 import hashlib
 import os
 import platform
 import stat
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -46,6 +48,20 @@ def forget(warning: str) -> bool:
     for entry in Path(folder).glob(f"{program}-*"):
         entry.unlink(missing_ok=True)
     return True
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps XLA's "Very slow compile?" off the screen, which a CPU logs as an error."""
+    import jax
+
+    before, on_cpu = jax.config.jax_logging_level, jax.default_backend() == "cpu"
+    jax.config.update("jax_logging_level", "CRITICAL" if on_cpu else before)
+    try:
+        yield
+    finally:
+        for level in ("WARNING", before) if on_cpu else ():  # XLA takes the former, Python both
+            jax.config.update("jax_logging_level", level)
 
 
 def _processor() -> str:

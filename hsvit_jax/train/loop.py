@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import datetime
 import functools
 import itertools
 import math
@@ -14,12 +15,17 @@ import numpy as np
 
 from hsvit_jax import checkpoint
 from hsvit_jax import config as config_lib
-from hsvit_jax.runtime import coordination, memory, signals
+from hsvit_jax.config import recipes
+from hsvit_jax.models import costs
+from hsvit_jax.runtime import compile_cache, coordination, memory, signals
 from hsvit_jax.runtime import watchdog as watchdog_lib
 from hsvit_jax.train import batches, metrics, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
-from hsvit_jax.train.run_spec import Run
+from hsvit_jax.train.run_spec import Run, build_model
+
+_LONG = 1800.0  # seconds, from which a run on a CPU is told what is cheaper
+_VIEWS = {"none": 1, "flip": 2, "shift": 10}  # of an image, by eval.tta
 
 
 class Callback:
@@ -62,8 +68,9 @@ class Loop:
         self.evaluated: set[str] = set()  # splits whose program is compiled
         self.state: dict = {}
         self.remarks: dict[str, Any] = {}  # in every line of the metrics
-        self.pending: collections.deque = collections.deque()
-        self.marks = (0.0, 0.0, 0)  # of the last line: when its step was done, and begun; the step
+        self.pending: collections.deque = collections.deque()  # [step, figures, when it was done]
+        self.since, self.told = (0.0, 0), False  # when a step was done, for the pace of those after
+        self.first = 0  # step of this start
         self.closed: int | None = None  # up to this step every epoch was ended
 
     def make_evaluator(self, lost: Sequence[int] = ()) -> Callable[..., evaluate_lib.Evaluation]:
@@ -81,7 +88,7 @@ class Loop:
     def take_steps(self, state: dict) -> dict:
         """Takes the remaining steps and returns the last state."""
         run, number, train_step = self.run, int(state["step"]), None
-        source, first = batches.source(run, number), number + 1
+        source, self.first = batches.source(run, number), number + 1
         self.state = state
         self.mark(number)
         if self.closed is None:
@@ -110,12 +117,16 @@ class Loop:
                 if train_step is None:
                     train_step = self.compile(batch)
                     self.mark(number)
-                begun = time.monotonic()
                 state, values = train_step(self.state, batch)
             self.state, number = state, number + 1
-            self.pending.append((number, begun, values))
-            if len(self.pending) > self.in_flight or number == first:
+            self.pending.append([number, values, None])
+            for step in self.pending:
+                if step[2] is None and step[1]["loss"].is_ready():
+                    step[2] = time.monotonic()
+            if len(self.pending) > self.in_flight or number == self.first:
                 self.process_oldest_step()
+            if number == self.first:  # it takes what the others do not
+                self.mark(number)
 
     def compile(self, batch: step_lib.Batch) -> Callable[..., tuple[dict, dict]]:
         """Compiles the train step for the state and a batch; all processes have when it returns.
@@ -124,17 +135,21 @@ class Loop:
         """
         self.bar.phase("the training step", compiling=True)
         self.watchdog.heartbeat("the start of compiling the training step", slow=True)
-        jitted = step_lib.jit_step(self.run, donate=self.donate)
-        compiled = jitted.lower(self.state, batch).compile()
+        begun, jitted = time.monotonic(), step_lib.jit_step(self.run, donate=self.donate)
+        with compile_cache.quiet():
+            compiled = jitted.lower(self.state, batch).compile()
+        seconds = time.monotonic() - begun
+        self.bar.say(f"compiled in {seconds:.0f} s" if seconds >= 1 else "compiled in under 1 s")
         memory.check_step(compiled, self.run.config, len(self.run.mesh.local_devices))
         coordination.barrier("compiled", self.wait_for_others)
         return compiled
 
     def process_oldest_step(self) -> None:
         """Waits for the oldest step in flight, checks it, and logs it where a line is due."""
-        number, begun, values = self.pending.popleft()
+        number, values, done = self.pending.popleft()
         train = self.run.config.train
-        bad = int(values["bad"])
+        bad = int(values["bad"])  # waits for the step
+        done = done or time.monotonic()
         self.watchdog.heartbeat(f"step {number}")
         self.bar.advance(number)
         if bad >= train.bad_steps_limit:
@@ -149,14 +164,13 @@ class Loop:
         for callback in self.callbacks:
             figures = {name: float(values[name]) for name in ("loss", "accuracy", "grad_norm")}
             callback.on_step(number, figures)
+        since, before = self.since
+        pace = (number - before) / max(done - since, 1e-9)
+        if not self.told and (number >= self.first + 3 or done - since > 10):
+            self.tell_time(self.run.total_steps - number, 1 / pace)
         if number % train.log_every and number != self.run.total_steps:
             return
         values = jax.device_get(values)
-        now, (since, since_begun, before) = time.monotonic(), self.marks
-        self.marks = (now, begun, number)
-        # Before an evaluation steps that were done long ago follow at once: none is faster than the
-        # steps were begun.
-        pace = (number - before) / max(now - since, begun - since_begun, 1e-9)
         epoch = self.run.position(number - 1) // self.run.steps_per_epoch
         line = {
             "epoch": epoch,
@@ -173,8 +187,21 @@ class Loop:
         self.bar.update(number, {**line, "seconds_left": left})
 
     def mark(self, number: int) -> None:
-        """Starts the clock of the next line's pace after step `number`."""
-        self.marks = (time.monotonic(),) * 2 + (number,)
+        """Starts the clock of the pace after step `number`."""
+        self.since = time.monotonic(), number
+
+    def tell_time(self, steps: int, seconds_each: float) -> None:
+        """Says how long the run will take, and what is cheaper where that is long on a CPU."""
+        run, self.told = self.run, True
+        evaluated = len(getattr(run.dataset, config_lib.selection(run.config)[0]))
+        epochs = 1 + steps / (run.steps_per_epoch * run.config.train.eval_every)
+        # An image's forward pass is a third of its training.
+        steps_more = epochs * evaluated * _VIEWS[run.config.eval.tta] / (3 * run.config.train.batch)
+        about = datetime.timedelta(seconds=round((steps + steps_more) * seconds_each))
+        self.bar.say(f"about {about} for the {steps:,} steps to go, with their evaluations")
+        slow = about.total_seconds() > _LONG and jax.default_backend() == "cpu"
+        if slow and (ways := _cheaper(run)):
+            self.bar.say(f"cheaper: {'; '.join(ways)}")
 
     def drain(self) -> None:
         """Processes every step in flight."""
@@ -219,14 +246,16 @@ class Loop:
         part = getattr(self.run.dataset, split)
         batch = config_lib.eval_batch(self.run.config)
         seen = itertools.count()
-        self.bar.phase(f"evaluation on the {split} split", compiling=split not in self.evaluated)
+        fresh = split not in self.evaluated
+        self.bar.phase(f"evaluation on {split}", compiling=fresh)
         self.evaluated.add(split)
 
         def before() -> None:
             self.watchdog.heartbeat(f"a batch of the {split} split", slow=next(seen) == 0)
             before_batch()
 
-        result = self.evaluator(params, stats, part, batch, before)
+        with compile_cache.quiet() if fresh else contextlib.nullcontext():
+            result = self.evaluator(params, stats, part, batch, before)
         self.watchdog.heartbeat(f"the evaluation on the {split} split")
         return result
 
@@ -269,3 +298,21 @@ class Loop:
         plain = step_lib.to_plain(self.state)
         self.checkpoints.save(number, plain, self.meta, metric=metric, wait=wait)
         self.watchdog.heartbeat(f"saving step {number}")
+
+
+def _cheaper(run: Run) -> list[str]:
+    """What makes a run shorter, each with its factor: smaller images, a shorter recipe."""
+    config, ways = run.config, []
+    size = tuple(side // 2 for side in config.data.image_size)
+    if not config.init["from"] and min(size) >= 32:
+        smaller = config.copy_and_resolve_references().unlock()
+        smaller.data.image_size = size
+        with contextlib.suppress(ValueError):  # the network takes no such images
+            factor = costs.multiply_adds(run.model) / costs.multiply_adds(build_model(smaller))
+            value = ",".join(map(str, size))
+            ways.append(f"--config.data.image_size={value} ({factor:.2g} times fewer FLOPs)")
+    fast = recipes.values("fast", config.model, config.data.name)["train.epochs"]
+    factor = run.total_steps / run.steps_per_epoch / fast
+    if factor > 1.5:
+        ways.append(f"the recipe fast, after the colon ({factor:.2g} times fewer epochs)")
+    return ways

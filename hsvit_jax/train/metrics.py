@@ -238,6 +238,7 @@ class Progress:
         self._total, self._steps_per_epoch = total, steps_per_epoch
         self._enabled = enabled
         self._bar, self._printed = None, -math.inf
+        self._figures: list[str] = []  # behind the bar, the most important first
         if not enabled:
             return
         from tqdm import auto, std
@@ -254,14 +255,15 @@ class Progress:
     def phase(self, text: str, *, compiling: bool) -> None:
         """Says what goes on between steps; as a line only where it has to be compiled."""
         if self._bar is not None:
-            self._bar.set_description_str(f"compiling {text}" if compiling else text)
+            self._draw(f"compiling {text}" if compiling else text)
+            self._bar.refresh()
         elif compiling:
             self.say(f"compiling {text} ...")
 
     def advance(self, step: int) -> None:
         """Moves the bar to `step`."""
         if self._bar is not None:
-            self._bar.desc = self._epoch(step)
+            self._draw(self._epoch(step))
             self._bar.update(step - self._bar.n)
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
@@ -272,18 +274,24 @@ class Progress:
         if not self._enabled:
             return
         left = datetime.timedelta(seconds=round(values["seconds_left"]))
-        text = (
-            f"loss {values['loss']:.4f}  accuracy {values['accuracy']:.2%}  "
-            f"{'' if self.best is None else f'best {self.best:.2%}  '}"
-            f"{values['images_per_second']:,.0f} images/s  rate {values['learning_rate']:.1e}  "
-            f"{left} left"
-        )
+        figures = [f"loss {values['loss']:.4f}", f"accuracy {values['accuracy']:.2%}"]
+        figures += [] if self.best is None else [f"best {self.best:.2%}"]
+        figures += [f"{values['images_per_second']:,.0f} images/s"]
+        figures += [f"rate {values['learning_rate']:.1e}"]
         if self._bar is not None:
-            self._bar.postfix = text
+            self._figures = [f"{left} left", *figures]
             self.advance(step)
         elif time.monotonic() - self._printed >= self._EVERY or step == self._total:
             self._printed = time.monotonic()
+            text = "  ".join([*figures, f"{left} left"])
             self.say(f"step {step:,}/{self._total:,}  {self._epoch(step)}  {text}")
+
+    def _draw(self, what: str) -> None:
+        """Puts `what` before the bar, and behind it as many figures as the terminal shows."""
+        around = len(what) + 2 * len(str(self._total)) + 11  # with the bar and the counts
+        texts = ["  ".join(self._figures[:n]) for n in range(1, len(self._figures) + 1)]
+        fit = [text for text in texts if around + len(text) <= (self._bar.ncols or math.inf)]
+        self._bar.desc, self._bar.postfix = what, max(fit, key=len, default="")
 
     def say(self, text: str) -> None:
         """Prints a line of its own, above the bar."""

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,9 @@ def latest(
     meta = checkpoints.meta()
     if meta is not None:
         try:
-            _refuse_mismatch(meta, run.meta)
+            _refuse_mismatch(meta, run.meta, checkpoints.directory.parent)
             number = max(checkpoints.steps(), default=0)
-            was, run = _as_saved(run, meta), _from(run, meta, number)
+            was, run = _as_saved(run, meta), _moved(run, meta, number)
             config = json.loads(json.dumps(run.config.to_dict()))  # tuples are lists, as in meta
             _refuse_other_state(meta["config"], config)
             who = {"by_hand": None}  # of both: by whom a setting is given is no setting
@@ -76,15 +77,20 @@ def latest(
         if not as_begun:  # a run may go on with others, but one that has ended would not
             named = {re.split(r"[:\[]", x)[0] for x in lines}
             # The state's were compared by what they mean.
-            kept = {*_LENGTH, *_OF_THE_STATE, *(_BY_LENGTH if named & {*_LENGTH} else ())}
+            kept = {
+                "data.name",
+                *_LENGTH,
+                *_OF_THE_STATE,
+                *(_BY_LENGTH if named & {*_LENGTH} else ()),
+            }
             lines = [x for x in lines if ended and re.split(r"[:\[]", x)[0] not in kept]
         if lines:
             how = "has ended" if number >= was.total_steps else f"is at step {number:,} already"
             how = "was begun" if as_begun else how
             raise ValueError(
                 f"the run in {checkpoints.directory.parent} {how} with other settings, and its "
-                f"result would be another's: {'; '.join(lines)}; remove that run, or name another "
-                "folder"
+                f"result would be another's: {'; '.join(lines)}; remove that run, name another "
+                f"folder, or start from its weights ({_from(checkpoints.directory.parent)})"
             )
         was = meta.get("origin")
         if was and (as_begun or ended) and origin(run) not in ("", was):
@@ -100,7 +106,7 @@ def latest(
     if restored is None:
         return run, None
     number, plain, meta = restored
-    run, was = _from(run, meta, number), _as_saved(run, meta)
+    run, was = _moved(run, meta, number), _as_saved(run, meta)
     if verbose:
         for line in _moves(was, run, number, int(plain["skipped"])):
             print(line, flush=True)
@@ -115,7 +121,7 @@ def _as_saved(run: Run, meta: dict) -> Run:
     return was.shifted(meta.get("offset", 0))
 
 
-def _from(run: Run, meta: dict, number: int) -> Run:
+def _moved(run: Run, meta: dict, number: int) -> Run:
     """Returns the run that goes on after the images of a checkpoint, whatever their batch was."""
     was = _as_saved(run, meta)
     epoch, steps = divmod(was.position(number), was.steps_per_epoch)
@@ -237,7 +243,7 @@ def _meaning(key: str, value: Any) -> Any:
     return value.partition("@")[0] if str(value).startswith("hub:") else value
 
 
-def _refuse_mismatch(saved: dict, wanted: dict) -> None:
+def _refuse_mismatch(saved: dict, wanted: dict, workdir: Path) -> None:
     """Refuses a checkpoint of another network, other classes or data; settings that may have caused
     the differences come first."""
     sizes = [
@@ -268,9 +274,14 @@ def _refuse_mismatch(saved: dict, wanted: dict) -> None:
         lines = checkpoint.diff(*settings) + lines
         raise ValueError(
             "the checkpoint in this folder is of another network or other data: "
-            f"{checkpoint.few(lines)}. Go on with the old settings and data, or start afresh in "
-            "another --workdir"
+            f"{checkpoint.few(lines)}. Go on with the old settings and data, or in another folder: "
+            f"afresh (--workdir=ANOTHER) or from its weights ({_from(workdir)})"
         )
+
+
+def _from(workdir: Path) -> str:
+    """The words of a command that starts from a run's weights in another folder."""
+    return f"--config.init.from={shlex.quote(str(workdir))} --workdir=ANOTHER"
 
 
 def _sizes(config: dict) -> Any:

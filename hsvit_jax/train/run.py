@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import os
+import shlex
 import sys
 import time
 import warnings
@@ -288,8 +290,16 @@ def train(
     def open_run() -> tuple[Run, checkpoint.Checkpoints]:
         name = dataset.info.name if dataset else config.data.name
         workdir_lib.check_apart(name, workdir)
-        if not (workdir / "checkpoints").is_dir():  # before a large data set is read for nothing
+        if not (begun := (workdir / "checkpoints").is_dir()):  # before data are read for nothing
             init_from.refuse_random(config)
+        kind, _, place = name.partition("=")
+        gone = kind in ("folder", "csv") and not os.path.exists(os.path.expanduser(place))
+        if begun and gone and dataset is None:
+            raise ValueError(
+                f"{name} is not there, with which the run in {workdir} was begun. To go on with "
+                f"data that have moved: --config=NETWORK:{kind}=NEW "
+                f"--workdir={shlex.quote(str(workdir))}"
+            )
         started_as = resume.as_started(config, workdir)
         run = prepare(started_as, dataset=dataset, devices=devices, verbose=verbose)
         if recoverable:
@@ -324,7 +334,7 @@ def train(
                 stop.check(first)
 
             run = feature_cache.attach(run, state, bar.say, before_batch)
-        bar.say(_opening(run, first))
+        bar.say(_opening(run, first, workdir))
         if verbose and not first and not run.config.init.cache:
             with metrics.forgiven("picture of the first batch"):
                 batches_lib.draw_first(run, workdir / "batch.png")
@@ -389,22 +399,26 @@ def _check_config(config: ml_collections.ConfigDict) -> None:
     loggers.check(config.train.loggers)
 
 
-#: What the opening line says of the recipe `small`, beside the batch and the warm-up.
-_BY_SIZE = ("train.epochs", "train.eval_every", "augment.mixup", "augment.cutmix")
+#: What the opening says of the recipe `small`, beside epochs, batch and warm-up.
+_BY_SIZE = ("augment.mixup", "augment.cutmix")
 
 
 def _devices(mesh: jax.sharding.Mesh) -> str:
-    """The devices of a mesh, as in '4 of 6 TPU v4', where two are idle."""
+    """Several devices and the axes they are on, as in ', on 4 of 6 TPU v4 (data 2, group 2)'."""
+    if mesh.size == 1:
+        return ""
     every = jax.device_count()
     of = f" of {every}" if mesh.size < every else ""
-    return f"{mesh.size}{of} {mesh.devices.flat[0].device_kind}"
+    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    return f", on {mesh.size}{of} {mesh.devices.flat[0].device_kind} ({axes})"
 
 
-def _opening(run: Run, first: int) -> str:
-    config = run.config
-    sizes = "/".join(f"{len(s):,}" for s in (run.dataset.train, run.dataset.val, run.dataset.test))
-    source = config.init["from"]
+def _opening(run: Run, first: int, workdir: Path) -> str:
+    """Four lines on the data, the network, the length of the run and its folder."""
+    config, source = run.config, run.config.init["from"]
+    train, val, test = (f"{len(getattr(run.dataset, x)):,}" for x in ("train", "val", "test"))
     fresh = f"from the network in {source}" if source else "from scratch"
+    start = f"from step {first:,}" if first else fresh
     warmup = optim.warmup_steps(config.optim, run.steps_per_epoch)
     if not warmup:
         warmup_text = "no warm-up"
@@ -415,18 +429,20 @@ def _opening(run: Run, first: int) -> str:
         )
     else:
         warmup_text = f"{warmup:,} of them warm-up"
-    by_size = ""
-    if config.recipe == "small":
-        leaves = dict(config_lib.leaves(config))
-        own = (key for key in _BY_SIZE if leaves[key] and key not in config.by_hand)
-        chosen = ", ".join(f"{key}={leaves[key]:g}" for key in own)
-        by_size = f"; recipe small, by the number of images: {chosen}"
-    on_test = "; the best checkpoint is chosen on the TEST split, as train.select_on asks"
+    leaves = dict(config_lib.leaves(config))
+    own = [key for key in _BY_SIZE if leaves[key] and key not in config.by_hand]
+    chosen = [f"{key}={leaves[key]:g}" for key in own if config.recipe == "small"]
+    epochs = f"{run.total_steps / run.steps_per_epoch:.3g} epochs"
+    recipe = " ".join(["recipe", config.recipe, *chosen])
+    if "tiny" in config.by_hand:
+        recipe = "smoke run: its accuracy means nothing"
+    on_test = ", whose best checkpoint is chosen on the TEST split, as train.select_on asks"
+    parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))
     return (
-        f"{config.data.name}: {sizes} images (train/val/test), {config.data.num_classes} classes, "
-        f"{config.data.image_size[0]}×{config.data.image_size[1]} "
-        f"(data.fit={config.data.fit}); mesh {dict(run.mesh.shape)} on {_devices(run.mesh)}; "
-        f"{run.total_steps:,} steps of {config.train.batch} "
-        f"{f'from step {first:,}' if first else fresh}, {warmup_text}"
-        f"{by_size}{on_test if config.train.select_on == 'test' else ''}"
+        f"data     {config.data.name}: {train} training, {val} validation and {test} test images "
+        f"of {config.data.num_classes} classes, {'×'.join(map(str, config.data.image_size))}\n"
+        f"network  {config.model.variant}, {parameters:,} parameters, {start}{_devices(run.mesh)}\n"
+        f"length   {run.total_steps:,} steps of {config.train.batch} images ({epochs}), "
+        f"{warmup_text}; {recipe}\n"
+        f"folder   {workdir}{on_test if config.train.select_on == 'test' else ''}"
     )

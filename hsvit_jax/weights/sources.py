@@ -134,12 +134,17 @@ def run_folder(source: str | os.PathLike) -> Path:
     return place.parent if of_steps else place
 
 
-def _of_zoo(name: str) -> Path:
+def zoo() -> dict[str, Path]:
+    """The files of the package's own trained networks, by name."""
     folder = Path(str(resources.files("hsvit_jax") / "weights" / "zoo"))
-    known = sorted(path.stem for path in folder.glob("*.safetensors"))
+    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+
+
+def _of_zoo(name: str) -> Path:
+    known = zoo()
     if name not in known:
         raise ValueError(f"no network {name!r:.80} in the zoo; it has {', '.join(known) or 'none'}")
-    return folder / f"{name}.safetensors"
+    return known[name]
 
 
 def _of_hub(name: str) -> Path:

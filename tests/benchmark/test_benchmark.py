@@ -221,18 +221,10 @@ def test_data_that_do_not_fit_in_memory_are_refused(monkeypatch):
         ([], 2, "(see: hsvit benchmark --help)"),
         ([f"--config={CONFIG_FILE}", "--work=sleep"], 2, "train|infer|input|eval"),
         ([f"--config={CONFIG_FILE}", "--peak", "--vs=true"], 2, "choose one of --vs, --peak"),
-        *(
-            ([f"--config={CONFIG_FILE}", f"--work={work}", "--no_augment"], 2, "no use for --no_")
-            for work in ("eval", "infer")
-        ),
         (
             [f"--config={CONFIG_FILE}", "--batch=8", "--config.train.batch=4"],
             *(2, "leave one out"),
         ),
-        (["--peak", "--steps=3"], 2, "--peak has no use for --steps"),
-        ([f"--config={CONFIG_FILE}", "--peak"], 2, "leave --config out"),
-        ([f"--config={CONFIG_FILE}", "--rounds=3"], 2, "--rounds is of --vs"),
-        (["--peak", "--batch=3"], 2, "--peak has no use for --batch"),
         ([f"--config={CONFIG_FILE}", "--config.mesh.group=3"], 1, "set mesh.group to one of"),
     ],
 )

@@ -138,7 +138,6 @@ def test_names_of_systems_are_drawn_as_they_are(tmp_path):
         (["c2a2:digits"], ["model.groups=5"], [0], "c2a2: .*groups=5"),
         (["c2a2:digits model.groups=5"], [], [0], "c2a2 groups=5: .*groups=5"),
         (["c9a9:digits"], [], [0], "unknown network"),
-        (["c2a2:digits model.depth=1"], ["model.depth=7"], [0], "model.depth=7 has no use"),
     ],
 )
 def test_what_cannot_be_compared(tmp_path, specs, settings, seeds, said):
@@ -160,8 +159,6 @@ def test_equal_training_is_that_of_the_runs(tmp_path):
 def test_the_shares_are_those_of_fractions(tmp_path):
     with pytest.raises(ValueError, match="--fractions names the shares of all systems"):
         compare.learning_curves([SYSTEM], tmp_path, [0.1], settings=["data.fraction=0.5"])
-    with pytest.raises(ValueError, match=r"--fractions=0\.001 and 0\.002 both keep 10 images"):
-        compare.learning_curves([SYSTEM], tmp_path, [0.001, 0.002], settings=SETTINGS)
     assert not list(tmp_path.iterdir())
 
 
@@ -227,9 +224,8 @@ def test_mistakes_on_the_command_line(capsys):
         ([" "], "--config names no file"),
         (["c2a2:digits", "--seeds=x"], "whole numbers; got x"),
         (["c2a2:digits", "--seeds=0,4294967296"], "0 to 4294967295; got 4294967296"),
-        (["c2a2:digits", "--fractions=0.1,2"], "above 0, at most 1; got 0.1,2"),
-        (["c2a2:digits", "--fractions="], "above 0, at most 1; got none"),
-        (["c2a2:digits", "--fractions=0.1", "--batch=8"], "of the memory columns"),
+        (["c2a2:digits", "--fractions=0.1,2"], "above 0, at most 1"),
+        (["c2a2:digits", "--fractions="], "expected numbers"),
         (["c2a2:digits", "--sedes=1"], "sedes"),
     ):
         assert main.main(["hsvit", "compare", *words]) == 2

@@ -444,7 +444,6 @@ def test_what_cannot_be_served(capsys, monkeypatch):
             ("--token=", 2, "token is empty"),
             ("--parts=4", 1, "hsvit_jax[ray]"),
             ("--batch=512", 1, "choose another --port"),
-            ("--wait=30000", 2, "--timeout=30"),
             ("--max_pixels=90000000", 2, "89478485"),
         ):
             assert main.main([*here, flag]) == code

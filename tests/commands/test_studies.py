@@ -51,12 +51,6 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path, monkeyp
         assert str(tmp_path / out.partition("/")[0]) in capsys.readouterr().err
 
 
-def test_a_search_takes_no_features_in_place_of_images(tmp_path, capsys):
-    words = [*TINY, "--config.init.cache=ram", f"--out={tmp_path / 'found.png'}"]
-    assert main.main(["hsvit", "lr-find", *words]) == 1
-    assert "not on the features of init.cache" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_every_example_is_tested_once(streamed):
     whole = small_dataset((70, 21, 23), streamed=streamed)

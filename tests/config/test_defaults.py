@@ -56,7 +56,7 @@ def test_words_after_the_colon(argument, expected):
         ("paper,strong", "one recipe at a time"),
         ("qqqq", "Known: digits"),
         ("folder", "unknown word 'folder'"),
-        ("folder=a,b/c", "a comma ends a path here.* by --config.data.name=folder=PATH"),
+        ("folder=a,b/c", "a path with a comma: --config.data.name=KIND=PATH"),
     ],
 )
 def test_a_wrong_word_names_the_nearest(argument, message):

@@ -48,6 +48,9 @@ def test_truth_values_and_a_path_with_commas():
     [
         ("train.bacth=5", r"'train.bacth'; did you mean train.batch\?"),
         ("batch=5", r"'batch'; did you mean eval.batch or train.batch\?"),
+        ("optim.lr=1", r"did you mean optim.learning_rate\?"),
+        ("model.drop_path_rate=0.1", "no model.drop_path in this network"),
+        ("train.output_dir=x", r"did you mean --workdir\?"),
         ("trian.batch=5", r"did you mean eval.batch or train.batch\?"),
         ("learning_rat=5", r"did you mean optim.learning_rate\?"),
         ("zzz=1", "known: augment.crop_padding"),
@@ -119,7 +122,7 @@ def test_a_file_and_a_name(tmp_path, monkeypatch):
     assert config.is_locked
     assert config.by_hand == ("recipe", "train.batch")
     tiny = config_lib.get_config(f"{file}:digits,tiny,bf16", "seed=3")
-    assert tiny.by_hand == ("train.batch", "seed")
+    assert tiny.by_hand == ("tiny", "train.batch", "seed")
     monkeypatch.setenv("HOME", str(tmp_path))  # of --config=~/mine.py a shell hands on the ~
     assert config_lib.get_config("~/mine.py:digits,paper").train.batch == 7
 

@@ -214,7 +214,7 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     assert main.main(["hsvit", "report", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
     assert "'pots', were given from Python" in error
-    assert "hsvit eval --checkpoint=RUN --config=c2a2:folder=PATH" in error
+    assert "hsvit eval RUN --config=c2a2:folder=PATH" in error
 
 
 def test_a_run_stores_how_the_data_given_to_it_are_found_again(arrays, tmp_path):

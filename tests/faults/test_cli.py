@@ -44,7 +44,7 @@ def test_a_closed_standard_output_is_refused():
 
 def test_a_closed_standard_error_takes_no_file(tmp_path):
     """The lines for it are lost, and go to none of the files that are opened in its place."""
-    code, out, err = start("--mode=predict", f"{tmp_path}/none.png", shell="0<&- 2>&-")
+    code, out, err = start("predict", "x", f"{tmp_path}/none.png", shell="0<&- 2>&-")
     assert (code, out, err) == (1, "", "")
 
 

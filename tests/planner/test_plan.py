@@ -338,12 +338,6 @@ def test_one_device_and_networks_with_nothing_to_spread(tmp_path):
     ("changes", "message"),
     [
         ({"devices": 8, "group": 5}, r"--group=5 does not divide the 16 .* such as 4"),
-        ({"devices": 0}, "devices must be at least 1; got 0"),
-        ({"devices": 8, "group": -2}, "group must be at least 1; got -2"),
-        ({"devices": 8, "batch": 0}, "batch must be at least 1; got 0"),
-        ({"devices": 8, "bandwidth": 0.0}, "--bandwidth must be .*positive"),
-        ({"devices": 8, "flops": float("nan")}, "--flops must be finite"),
-        ({"devices": 8, "latency": -1.0}, "--latency must be .*at least 0"),
     ],
 )
 def test_mistakes_say_what_fits(changes, message):

@@ -294,6 +294,7 @@ def test_lines_wait_for_space_on_a_full_disk(tmp_path, monkeypatch):
         class Disk:
             name = file.name
             close = staticmethod(file.close)
+            fileno = staticmethod(file.fileno)
 
             def write(self, data):
                 if not full:
@@ -361,6 +362,23 @@ def test_a_live_bar_on_a_terminal(monkeypatch):
         assert part in text
     figures = "loss 1.2500  accuracy 50.00%  best 75.00%  1,234 images/s  rate 5.0e-04"
     assert "epoch 2/4" in text and figures in text
+
+
+def test_a_narrow_terminal_cuts_no_figure(monkeypatch):
+    """The least important ones are left out, also behind the longer text of an evaluation."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("COLUMNS", "80")
+    with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with metrics.Progress(1000, 0, 30, best=0.75) as progress:
+            for what in ("", "evaluation on val"):
+                progress.update(50, VALUES)
+                if what:
+                    progress.phase(what, compiling=True)
+                drawn = progress._bar.format_meter(**progress._bar.format_dict).rstrip()
+                assert "1 day, 1:01:01 left" in drawn and len(drawn) < 80
+                assert progress._bar.postfix in drawn
+    os.close(ours)
 
 
 def test_a_notebook_has_its_own_bar(monkeypatch, capsys):

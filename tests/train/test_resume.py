@@ -116,7 +116,10 @@ def test_an_end_at_a_step_that_was_not_evaluated_is_said(tmp_path, cut, capsys, 
 def test_a_changed_learning_rate_is_allowed_and_told(tmp_path, whole, capsys):
     """Of a run that goes on; one that has ended would be taken for a run with it."""
     shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
-    with pytest.raises(ValueError, match=r"has ended with other .*: optim\.learning_rate: "):
+    with pytest.raises(
+        ValueError,
+        match=r"has ended with other .*: optim\.learning_rate: .*from=.* --workdir=ANOTHER",
+    ):
         train.train(small_config(optim__learning_rate=0.5), tmp_path, dataset=small_dataset())
     with pytest.raises(ValueError, match=r"has ended with other .*: optim\.warmup_epochs: "):
         train.train(small_config(optim__warmup_epochs=1.0), tmp_path, dataset=small_dataset())

@@ -7,9 +7,11 @@ import functools
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -23,7 +25,7 @@ from hsvit_jax import augment, checkpoint, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import train as commands_train
 from hsvit_jax.runtime import coordination, signals
-from hsvit_jax.train import evaluate, loop
+from hsvit_jax.train import evaluate, loop, metrics
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
 
@@ -222,8 +224,8 @@ def test_the_last_checkpoint_may_be_taken(tmp_path, monkeypatch, spy):
 @pytest.mark.parametrize(
     ("by_hand", "said"),
     [
-        ({}, "40 steps of 16 from scratch, 4 of them warm-up"),
-        ({"optim__warmup_epochs": 0.0}, "40 steps of 16 from scratch, no warm-up"),
+        ({}, "40 steps of 16 images (10 epochs), 4 of them warm-up; recipe strong\n"),
+        ({"optim__warmup_epochs": 0.0}, "(10 epochs), no warm-up"),
         (
             {"optim__warmup_epochs": 20.0},
             "all of them warm-up: the learning rate ends at 50.00% of optim.learning_rate "
@@ -231,10 +233,76 @@ def test_the_last_checkpoint_may_be_taken(tmp_path, monkeypatch, spy):
         ),
     ],
 )
-def test_the_opening_line_says_the_warm_up(by_hand, said):
+def test_the_opening_says_data_network_length_and_folder(by_hand, said):
     config = small_config(train__steps=0, train__epochs=10.0, **by_hand)
     run = train.prepare(config, dataset=small_dataset())
-    assert said in train.run._opening(run, 0)
+    opening = train.run._opening(run, 0, Path("runs/x"))
+    assert said in opening
+    heads = ["data", "network", "length", "folder"]
+    assert [line.split()[0] for line in opening.splitlines()] == heads
+    assert "{" not in opening and "mesh" not in opening and "from scratch\n" in opening
+    assert "from step 3\n" in train.run._opening(run, 3, Path("runs/x"))
+    tiny = run.config.copy_and_resolve_references().unlock()
+    tiny.by_hand = ("tiny",)
+    opening = train.run._opening(dataclasses.replace(run, config=tiny), 0, Path("runs/x"))
+    assert "smoke run: its accuracy means nothing\n" in opening
+
+
+def test_time_is_told_within_the_first_steps(tmp_path, capsys, monkeypatch):
+    """Once, with what is cheaper where the run is long; and how long compiling took."""
+    monkeypatch.setattr(loop, "_cheaper", lambda run: ["a tent"])
+    for longest, cheaper in ((1800.0, []), (-1.0, ["cheaper: a tent"])):
+        monkeypatch.setattr(loop, "_LONG", longest)
+        config = small_config(train__steps=8)
+        train.train(config, tmp_path / str(longest), dataset=small_dataset())
+        told = capsys.readouterr().err.splitlines()
+        assert sum(line.startswith("compiled in ") for line in told) == 1
+        (about,) = (line for line in told if line.startswith("about "))
+        assert re.fullmatch(r"about 0:00:\d\d for the 4 steps to go, with their evaluations", about)
+        assert [line for line in told if line.startswith("cheaper")] == cheaper
+
+
+def test_what_is_cheaper_has_its_factor():
+    settings = "c2a2:cifar10", "data.image_size=128", "mesh.data=1"
+    resolved = config_lib.resolve(config_lib.get_config(*settings), small_dataset().info)
+    whole = types.SimpleNamespace(config=resolved, model=train.build_model(resolved))
+    whole.total_steps, whole.steps_per_epoch = 1000, 10
+    smaller, recipe = loop._cheaper(whole)
+    assert re.fullmatch(r"--config.data.image_size=64,64 \(3\.\d times fewer FLOPs\)", smaller)
+    assert "the recipe fast" in recipe and "(8.3 times fewer epochs)" in recipe
+    whole.total_steps = 120
+    resolved = resolved.copy_and_resolve_references().unlock()
+    resolved.init["from"] = "zoo:c2a2-cifar10"  # whose size it is
+    whole.config = resolved
+    assert loop._cheaper(whole) == []
+
+
+def test_images_per_second_are_of_completed_steps(tmp_path, monkeypatch):
+    """No line of a short run, each step logged, is faster than the steps were."""
+    plain = step_lib.jit_step
+
+    class Slow:
+        def __init__(self, *arguments, **options):
+            self.jitted = plain(*arguments, **options)
+
+        def lower(self, *arguments):
+            compiled = self.jitted.lower(*arguments).compile()
+
+            def take(state, batch):
+                done = jax.block_until_ready(compiled(state, batch))
+                time.sleep(0.1)
+                return done
+
+            return types.SimpleNamespace(compile=lambda: take)
+
+    monkeypatch.setattr(step_lib, "jit_step", Slow)
+    monkeypatch.setattr(loop.memory, "check_step", lambda *_: None)
+    run(tmp_path, train__steps=8, train__log_every=1)
+    lines = metrics.read_metrics(tmp_path / "metrics.jsonl")
+    rates = [line["images_per_second"] for line in lines if "split" not in line]
+    most = small_config().train.batch / 0.1
+    assert len(rates) == 8 and max(rates) <= 1.05 * most
+    assert min(rates[1:]) > 0.3 * most
 
 
 def test_no_steps_leave_the_fresh_network(tmp_path, spy, monkeypatch):

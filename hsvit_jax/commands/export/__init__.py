@@ -24,26 +24,30 @@ _LICENCES = {
 
 def run(request: Request) -> None:
     """Writes the network of a run to OUT, and prints what was written."""
-    values, words = request.flags, request.words
-    named = values.checkpoint or values.workdir or (request.config and request.workdir)
-    source = named or words[0] if words else ""
-    if len(words) != 2 - bool(named):
+    values, source = request.flags, request.source
+    if len(request.words) != 1:
         raise cli.Misuse(
             f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "
-            f"{' '.join(words) or 'neither'}"
+            f"{' '.join([source, *request.words])}"
         )
-    stored = init_from.of_survivors(init_from.stored_network(source, request.flags.which))
-    stored = init_from.fused(stored) if values.fused else stored
-    about, out = describe(stored, source), Path(words[-1])
-    if about["config"]["eval"]["tta"] != "none" and (values.parts or values.format == "reference"):
-        about["measured"] = {}  # of more views of an image than what is written has
-    if values.format in programs.FORMATS:
-        lines = programs.write(stored, about, out, values.format, values.parts)
-    elif values.parts is not None:
+    out = Path(request.words[0])
+    form = values.format or {".safetensors": "file"}.get(out.suffix, out.suffix[1:])
+    if values.parts is not None and form not in programs.FORMATS:
         raise cli.Misuse(f"--parts={values.parts} needs --format={'|'.join(programs.FORMATS)}")
+    if form not in (*_FORMATS, *programs.FORMATS):
+        raise cli.Misuse(
+            f"the ending of {out} names no format: write .safetensors, .onnx or .stablehlo, or "
+            "give --format (hub: a folder)"
+        )
+    stored = init_from.of_survivors(init_from.stored_network(source, values.which))
+    stored = init_from.fused(stored) if values.fused else stored
+    about = describe(stored, source)
+    if about["config"]["eval"]["tta"] != "none" and (values.parts or form == "reference"):
+        about["measured"] = {}  # of more views of an image than what is written has
+    if form in programs.FORMATS:
+        lines = programs.write(stored, about, out, form, values.parts)
     else:
-        formats = {"file": write_file, "hub": write_hub, "reference": write_reference}
-        paths = formats[values.format](stored, about, out)
+        paths = _FORMATS[form](stored, about, out)
         lines = [f"{path}  {report.byte_text(path.stat().st_size)}" for path in paths]
     print(report.printable("\n".join(lines)))
     count = sum(x.size for x in jax.tree.leaves(stored.params))
@@ -148,6 +152,7 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
 
 
 _FILE = "model.safetensors"
+_FORMATS = {"file": write_file, "hub": write_hub, "reference": write_reference}
 
 
 def _is_ours(out: Path, names: set[str]) -> bool:

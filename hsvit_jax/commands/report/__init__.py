@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
 from hsvit_jax import classifier, cli, data, report, train
@@ -20,20 +21,24 @@ from hsvit_jax.train import metrics
 #: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
 CHANGED = (
     "note: {} is not what it was when this network was trained, or is split otherwise: images that "
-    "it was trained on may be counted here"
+    "it was trained on may be counted here. New images alone: hsvit eval RUN --config=c2a2:folder="
+    "NEW; to learn from them: hsvit train ... --config.init.from=RUN --workdir=ANOTHER"
 )
+
+
+def load_own(config: ml_collections.ConfigDict, how: str, **options: Any) -> data.Dataset:
+    """Loads the data of a run. Raises ValueError that says `how` to name them, where it cannot."""
+    try:
+        return train.load_data(config, **options)
+    except ValueError as error:
+        if "=" not in config.data.name or config.data.name.startswith("given="):
+            raise
+        raise ValueError(f"{error}\nTo go on with data that have moved: {how}") from error
 
 
 def run(request: Request) -> int:
     """Writes the report and prints its path."""
-    values, words = request.flags, request.words
-    named = values.checkpoint or values.workdir or (request.config and request.workdir)
-    if len(words) != 1 - bool(named):
-        raise cli.Misuse(
-            f"expected one RUN, as in {request.name} runs/c2a2-digits-strong-seed0; got "
-            f"{' '.join(filter(None, [named, *words])) or 'none'}"
-        )
-    source = named or words[0]
+    values, source = request.flags, request.source
     folder = Path(source)
     if folder.resolve().name == "checkpoints":
         folder = folder.parent if folder.name else folder / ".."
@@ -83,7 +88,8 @@ def write(
       ValueError: the data has no such split or other classes.
     """
     config = trained.config
-    dataset = train.load_data(config) if dataset is None else dataset
+    if dataset is None:
+        dataset = load_own(config, f"ln -s NEW {config.data.name.partition('=')[2]}")
     split = "test" if split == "val" and not len(dataset.val) else split
     if not len(getattr(dataset, split)):
         raise ValueError(f"{config.data.name} has no {split} split here")

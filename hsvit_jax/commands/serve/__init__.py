@@ -22,11 +22,6 @@ _NOTICE = b"\nrequests in flight are answered; a second signal stops at once\n"
 def run(request: Request) -> int:
     """Serves until SIGTERM or Ctrl-C, and answers what is in flight; 1 where it cannot start."""
     values = request.flags
-    if len(request.words) != 1:
-        raise cli.Misuse(
-            "expected one RUN or FILE, as in serve runs/c2a2-digits-strong-seed0; got "
-            f"{' '.join(request.words) or 'none'}"
-        )
     token = os.environ.get("HSVIT_TOKEN") if values.token is None else values.token
     if token is not None and not (token := token.strip()):
         raise cli.Misuse("the token is empty: give --token or HSVIT_TOKEN one, or leave both out")
@@ -35,12 +30,8 @@ def run(request: Request) -> int:
             f"--host={values.host} is reached by other machines: set HSVIT_TOKEN or give --token, "
             "which requests must then bear, or listen at 127.0.0.1 behind a proxy that asks for one"
         )
-    of_parts = [name for name in ("deadline", "part_cpus", "part_gpus") if values[name].present]
-    if of_parts and not values.parts:
-        raise cli.Misuse(f"--{of_parts[0]} is of --parts, and there is none: leave it out")
-    late = {"deadline": values.parts and values.deadline, "wait": values.wait / 1000}
-    for flag in (flag for flag, seconds in late.items() if seconds >= values.timeout):
-        raise cli.Misuse(f"--{flag} is beyond --timeout={values.timeout:g} seconds: shorten it")
+    if values.parts and values.deadline >= values.timeout:
+        raise cli.Misuse(f"--deadline is beyond --timeout={values.timeout:g} seconds: shorten it")
     try:
         import uvicorn
 
@@ -61,7 +52,7 @@ def run(request: Request) -> int:
     )
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(bound(values.host, values.port))
-        trained = classifier.load(request.words[0], values.which, devices=jax.devices()[:1])
+        trained = classifier.load(request.source, values.which, devices=jax.devices()[:1])
         voters = network = votes.Network(trained)
         sizes = batching.sizes_up_to(min(values.batch, values.queue))
         if values.parts:

@@ -61,10 +61,6 @@ def search(config: ml_collections.ConfigDict, steps: int) -> Search:
     Raises:
       ValueError: as `hsvit_jax.train.prepare`; or the loss was never finite.
     """
-    if config.init.cache:
-        raise ValueError(
-            "lr-find takes its few steps on images, not on the features of init.cache: leave it out"
-        )
     run = train.prepare(config_lib.override(config, ["train.log_every=1"]))
 
     def rate(number: jax.Array) -> jax.Array:

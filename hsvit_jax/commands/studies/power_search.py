@@ -45,8 +45,6 @@ def search(
             f"power-search learns the tokens of a DeiT that keeps all of them; {model.variant} "
             f"({model.family}) is another network: say --config=deit:ti or deit:s"
         )
-    if config.init.cache:
-        raise ValueError("power-search trains on images, not on features: leave init.cache out")
     run = train.prepare(config_lib.override(config, ["train.ema_decay=0"]))
     if not run.total_steps:
         raise ValueError("power-search takes no step so: give --epochs above 0")

@@ -108,12 +108,6 @@ def train_all(
         `hsvit_jax.train.train`.
     """
     chosen = {system: [*settings, *system.settings] for system in systems}
-    of_all = [{s.partition("=")[0] for s in system.settings} for system in systems]
-    for setting in settings:
-        if systems and all(setting.partition("=")[0] in own for own in of_all):
-            raise cli.Misuse(
-                f"{setting} has no use: every network here sets it itself; leave it out"
-            )
     try:
         configs = {system: _config(system, given) for system, given in chosen.items()}
         _check({system.name: config for system, config in configs.items()}, systems, seeds)
