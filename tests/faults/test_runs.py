@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path):
     )
     assert (done.returncode, done.stdout) == (1, "")
     told = f"cannot write to the work folder {tmp_path}/run: File too large; choose another, or"
-    assert done.stderr == f"{told} make this one writable\n"
+    assert done.stderr == f"{told} make this one a writable folder\n"
 
 
 @pytest.mark.slow
