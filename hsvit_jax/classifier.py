@@ -20,6 +20,7 @@ from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.config import keys
+from hsvit_jax.text import few
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -304,7 +305,7 @@ class Classifier:
         Raises:
           ValueError: the data set has a class that the network does not know.
         """
-        known, names, few = self.class_names, info.class_names, config_lib.few
+        known, names = self.class_names, info.class_names
         if extra := [name for name in names if name not in known]:
             missing = [name for name in known if name not in names]
             named = ", numbered labels with their class_names" * info.name.startswith("given=")
@@ -397,7 +398,7 @@ def build_model(
     words = [word for word in map(str.strip, variant.partition(":")[2].split(",")) if word]
     if other := [w for w in words if config_lib.is_word(w) and w not in config_lib.SWITCHES]:
         raise ValueError(
-            f"build_model({variant!r}): {config_lib.few(other)} names no network; a data set's "
+            f"build_model({variant!r}): {few(other)} names no network; a data set's "
             "sizes are image_size=, channels= and num_classes="
         )
     rows, columns = np.broadcast_to(image_size, 2).tolist()

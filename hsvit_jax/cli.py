@@ -26,8 +26,8 @@ from absl import flags
 
 import hsvit_jax
 from hsvit_jax import config as config_lib
-from hsvit_jax import report
 from hsvit_jax.runtime import compile_cache, signals
+from hsvit_jax.text import few, nearest, printable
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
 _EXAMPLE = "c4a8"  # whose keys --help shows, without --config
@@ -191,7 +191,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
         name, words = _name_of(words, commands)
     if name not in commands:
         near = config_lib.meant(name, commands)
-        near = f" Did you mean {near[0]}?" if near else config_lib.nearest(name, commands)
+        near = f" Did you mean {near[0]}?" if near else nearest(name, commands)
         return _misused(f"unknown command {name!r}.{near}", program)
     command, start = commands[name], f"{program} {name}"
     if argv is None and command.remember:
@@ -258,7 +258,7 @@ def _users_of(
         return f"{name} has no --{error.flagname}; did you mean {near}?"
     for flag in (error.flagname, error.flagname.removeprefix("no")):
         if users := [other for other in commands if flag in make_flags(commands[other].flags)]:
-            of = config_lib.few(users)
+            of = few(users)
             return f"{name} does not use --{flag}, which is for {of}: leave it out"
     return str(error)
 
@@ -293,7 +293,7 @@ def refuse_unused(request: Request, command: Command) -> None:
 
     Overrides that name a run are read where the run is found by its configuration.
     """
-    values, name, read = request.flags, request.name, config_lib.few(command.config.split())
+    values, name, read = request.flags, request.name, few(command.config.split())
     if request.words and not command.words:
         own, pairs = [f"--{x}" for x in values], (x.partition("=") for x in request.words)
         near = [meant(key, command, own, value) for key, equals, value in pairs if equals]
@@ -424,13 +424,13 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
     except ValueError as error:
         if not _is_ours(error):
             raise
-        print_line(report.printable(str(error)))
+        print_line(printable(str(error)))
         end.code = _MISTAKE
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
         _drop_output()
-        print_line(report.printable(f"{error.strerror}: {error.filename or 'writing'}"))
+        print_line(printable(f"{error.strerror}: {error.filename or 'writing'}"))
         end.code = _MISTAKE
 
 
@@ -441,7 +441,7 @@ def _misused(message: str, start: str) -> int:
 
 def note(text: str) -> None:
     """Prints a remark to standard error; standard output is for results."""
-    print(report.printable(text), file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:

@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from hsvit_jax.text import printable
+
 # A link fails to open, a fifo without a partner does not wait.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 # What moves a terminal's cursor, turns the direction of writing or is half a character.
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 
 # Where a spreadsheet may begin to read a formula: in a cell, and behind what parts cells elsewhere.
 _FORMULA = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@＝＋－＠])")
@@ -235,15 +234,6 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 def save_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Writes rows of cells as `csv_text` formats them, the header first, as `write_file` does."""
     write_file(path, csv_text(rows))
-
-
-def printable(text: str) -> str:
-    r"""Escapes control characters of a text for a terminal; newlines and tabs stay.
-
-    >>> printable("a\x1b[2J")
-    'a\\x1b[2J'
-    """
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def table(columns: Mapping[str, Callable[[Any], str]], rows: Iterable[Any]) -> list[tuple]:

@@ -14,6 +14,7 @@ import pytest
 
 import hsvit_jax
 from hsvit_jax import report
+from hsvit_jax.text import printable
 
 PACKAGE = Path(hsvit_jax.__file__).parent
 
@@ -191,10 +192,10 @@ def test_nothing_else_writes_files():
 
 
 def test_text_for_a_terminal_has_no_control_characters():
-    text = "cat\x1b[2J \x9b31m \u202edog\u2066 \ud800\nnext\tline ü 猫"
-    shown = report.printable(text)
+    raw = "cat\x1b[2J \x9b31m \u202edog\u2066 \ud800\nnext\tline ü 猫"
+    shown = printable(raw)
     assert shown == (r"cat\x1b[2J \x9b31m \u202edog\u2066 \ud800" + "\nnext\tline ü 猫")
-    assert report.printable(shown) == shown
+    assert printable(shown) == shown
 
 
 def test_wilson_intervals():

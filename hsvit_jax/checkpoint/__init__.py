@@ -3,7 +3,7 @@
 from hsvit_jax.checkpoint.directory import local, probe
 from hsvit_jax.checkpoint.manager import Checkpoints, CheckpointWarning, Which, load_tree
 from hsvit_jax.checkpoint.orbax_arrays import alone
-from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, few, misfits
+from hsvit_jax.checkpoint.record import CheckpointError, brief, diff, misfits
 
 __all__ = [
     "CheckpointError",
@@ -13,7 +13,6 @@ __all__ = [
     "alone",
     "brief",
     "diff",
-    "few",
     "load_tree",
     "local",
     "misfits",

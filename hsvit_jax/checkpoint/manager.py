@@ -34,13 +34,13 @@ from hsvit_jax.checkpoint.record import (
     Damage,
     Record,
     brief,
-    few,
     flatten,
     nest,
     read_record,
     seal,
     unseal,
 )
+from hsvit_jax.text import few
 
 Which = Literal["latest", "best"] | int
 
@@ -294,7 +294,7 @@ class Checkpoints:
         self.wait()
         numbered = arrays.from_lead(self._numbered())
         order = arrays.from_lead(self._order(which, numbered))
-        strangers = [repr(p.name) for p in disk.entries(self.directory) if not disk.is_ours(p)]
+        strangers = [p.name for p in disk.entries(self.directory) if not disk.is_ours(p)]
         if strangers and numbered:
             _warn(
                 f"{self.directory} also holds what is no checkpoint, ignored: "
@@ -318,7 +318,7 @@ class Checkpoints:
             return None
         raise CheckpointError(
             f"no good checkpoint in {self.directory}, "
-            + few([f"step {step}: {why}" for step, why in failures.items()])
+            + few((f"step {step}: {why}" for step, why in failures.items()), "; ")
             + ("" if self._read_only else ". Move these steps away to start afresh.")
         )
 
@@ -332,7 +332,7 @@ class Checkpoints:
         if isinstance(which, str | float):
             raise ValueError(f"which is {which!r}, expected 'latest', 'best' or a step")
         if which not in numbered:
-            steps = few([str(step) for step in numbered]) or "none"
+            steps = few(numbered)
             raise CheckpointError(f"no step {which!r} in {self.directory}, only {steps}")
         return [which]
 

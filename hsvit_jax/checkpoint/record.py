@@ -20,6 +20,7 @@ import numpy as np
 from flax import traverse_util
 
 from hsvit_jax.checkpoint import checksum
+from hsvit_jax.text import few
 
 FORMAT = 1
 _MAX_BYTES = 1 << 28  # of metadata, which 100,000 arrays and class names do not reach
@@ -138,7 +139,7 @@ def check_fits(directory: Path, record: Record, wanted: dict[TreePath, Any]) -> 
     if lines := _misfits(saved, wanted):
         raise CheckpointError(
             f"{directory} holds another model or training state; restore it with the "
-            f"configuration it was saved with, or start in another directory: {few(lines)}"
+            f"configuration it was saved with, or start in another directory: {few(lines, '; ')}"
         )
 
 
@@ -219,12 +220,6 @@ def brief(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= 1000 else f"{text[:300]} … {text[-600:]}"
     return text if isinstance(error, Damage) else f"{type(error).__name__}: {text}"
-
-
-def few(items: Sequence[str]) -> str:
-    """The first five items in one line, and how many more there are."""
-    more = [f"and {len(items) - 5} more"] if len(items) > 5 else []
-    return "; ".join([*items[:5], *more])
 
 
 def diff(saved: Any, wanted: Any, name: str = "") -> list[str]:

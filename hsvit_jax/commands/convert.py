@@ -22,6 +22,7 @@ from hsvit_jax import config as configs
 from hsvit_jax.checkpoint import Checkpoints, probe
 from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.report import write_file
+from hsvit_jax.text import few
 from hsvit_jax.train import run_spec
 from hsvit_jax.weights import files, release
 
@@ -93,7 +94,7 @@ def convert_file(
     if fitting and record.name not in fitting:
         raise ValueError(
             f"{path}: the names of its tensors are not those of the family {record.name!r} but, it "
-            f"may be, of {configs.few(fitting)}: say which with --family"
+            f"may be, of {few(fitting)}: say which with --family"
         )
     for flag, setting, value in (("heads", "heads", heads), ("strides", "pool_strides", strides)):
         if value is not None and setting not in record.defaults:
@@ -155,7 +156,7 @@ def _class_names(description: dict[str, Any], given: Sequence[str] | None, count
         if len(given) != count or len(set(given)) != count:
             raise ValueError(
                 f"--class_names takes {count} different names, one per logit in their order; got "
-                f"{len(given)} ({configs.few(given)})"
+                f"{len(given)} ({few(given)})"
             )
         return list(given)
     names = description.get("class_names")

@@ -18,6 +18,7 @@ from hsvit_jax.cli import Misuse, Request
 from hsvit_jax.commands.report.measures import CALIBRATION
 from hsvit_jax.data.listing import tell_others, walk
 from hsvit_jax.runtime import cluster, coordination
+from hsvit_jax.text import one_line, printable
 from hsvit_jax.weights import sources
 
 # Decoded images of a large folder would not fit in memory together.
@@ -145,12 +146,12 @@ def render(rows: list[dict[str, Any]], form: str, *, head: bool = True) -> str:
     if form == "csv":
         columns = ["file", "rank", "label", "probability"]
         cells = [[r["file"], r["rank"], r["label"], f"{r['probability']:.6f}"] for r in rows]
-        return report.printable(report.csv_text([columns] * head + cells).rstrip("\n"))
+        return printable(report.csv_text([columns] * head + cells).rstrip("\n"))
     by_file: dict[str, list[str]] = {}
     for row in rows:
-        by_file.setdefault(data.printable(row["file"]), []).append(
+        by_file.setdefault(one_line(row["file"]), []).append(
             f"{row['label']} {row['probability']:.1%}"
         )
     width = max((len(name) for name in by_file), default=0)
     lines = (f"{name:<{width}}  {'  '.join(top)}" for name, top in by_file.items())
-    return report.printable("\n".join(lines))
+    return printable("\n".join(lines))

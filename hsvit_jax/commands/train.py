@@ -11,8 +11,8 @@ import ml_collections
 from hsvit_jax import train
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.report import write_after_training
-from hsvit_jax.config import few
 from hsvit_jax.runtime import cluster, coordination, signals
+from hsvit_jax.text import few
 
 _LONGEST_REPORT = 6 * 3600.0  # seconds
 _OF_LOADING = {f"data.{key}" for key in ("fraction", "val_fraction", "fit", "on_bad_image", "dir")}

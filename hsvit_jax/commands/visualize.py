@@ -11,6 +11,7 @@ from hsvit_jax.cli import Request
 from hsvit_jax.commands import visualize_figures
 from hsvit_jax.commands.predict import image_files, load_classifier
 from hsvit_jax.runtime import coordination
+from hsvit_jax.text import printable
 from hsvit_jax.train.workdir import check_apart
 
 _KINDS = ("votes", "maps", "looks", "matrices", "heads", "features")
@@ -37,7 +38,7 @@ def run(request: Request) -> int:
     written, errors = write_views(network, files, out)
     if coordination.is_lead():
         for path in written:
-            print(report.printable(str(path)))
+            print(printable(str(path)))
     for error in errors:
         coordination.print_once(error)
     return 1 if errors else 0
@@ -78,7 +79,7 @@ def write_views(
         if not coordination.is_lead():
             continue
         for kind, figure in visualize_figures.figures(
-            views, image_HWC, names, report.printable(f"{Path(*path.parts[-2:])}{network}{alone}")
+            views, image_HWC, names, printable(f"{Path(*path.parts[-2:])}{network}{alone}")
         ):
             written.append(out / f"{stem}-{kind}.png")
             report.save_figure(figure, written[-1])

@@ -17,6 +17,7 @@ from flax import traverse_util
 
 from hsvit_jax.config import keys, recipes, synonyms
 from hsvit_jax.models import FAMILIES
+from hsvit_jax.text import few, nearest
 
 #: Data sets with a name of their own, beside those of `DATA_KINDS`.
 DATA_SETS = (
@@ -63,7 +64,7 @@ def is_word(word: str) -> bool:
     return _is_data(word) or word in (*RECIPES, *SWITCHES)
 
 
-def nearest(word: str, known: Iterable[str], family: str = "") -> str:
+def hint(word: str, known: Iterable[str], family: str = "") -> str:
     """' Did you mean …?' of an unknown word: a path by its kind, what other programs mean by it, of
     a `family` a variant, or the closest known word."""
     if os.path.exists(word):
@@ -71,7 +72,7 @@ def nearest(word: str, known: Iterable[str], family: str = "") -> str:
     network = synonyms.network(f"{family} {word}".lstrip())
     network = network if ":" in network or not family else ""
     near = synonyms.meant(word, known) or [network] * bool(network)
-    return f" Did you mean {' or '.join(near)}?" if near else keys.nearest(word, known)
+    return f" Did you mean {' or '.join(near)}?" if near else nearest(word, known)
 
 
 def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
@@ -87,8 +88,8 @@ def parse_argument(argument: str | None) -> tuple[str, str, tuple[str, ...]]:
         if not is_word(word):
             known = (*DATA_SETS, *DATA_KINDS, *RECIPES, *SWITCHES)
             raise ValueError(
-                f"unknown word {word!r} after the colon.{nearest(word, known)} Known: "
-                f"{keys.few(known)} ({_EXAMPLE}; a path with a comma: --config.data.name=KIND=PATH)"
+                f"unknown word {word!r} after the colon.{hint(word, known)} Known: "
+                f"{few(known)} ({_EXAMPLE}; a path with a comma: --config.data.name=KIND=PATH)"
             )
     data = [word for word in words if _is_data(word)] or ["cifar10"]
     recipe = [word for word in words if word in RECIPES] or ["strong"]

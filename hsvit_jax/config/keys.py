@@ -6,10 +6,9 @@ built; a conflict with data, devices or other sizes is refused where these are k
 """
 
 import dataclasses
-import difflib
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -540,19 +539,6 @@ def check(config: ml_collections.ConfigDict) -> None:
         key = of(path, config.model)
         if not key.fits(value):
             raise ValueError(f"{path} must be {key.expected}; got {reprlib.repr(value)}")
-
-
-def few(words: Iterable[str], separator: str = ", ") -> str:
-    """Joins the first five words and counts the rest; 'none' for no words."""
-    words = list(words)
-    more = f" and {len(words) - 5} more" if len(words) > 5 else ""
-    return (separator.join(words[:5]) or "none") + more
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggests the closest known word: ' Did you mean …?', or nothing."""
-    close = difflib.get_close_matches(word, list(known), 1, 0.5)
-    return f" Did you mean {close[0]}?" if close else ""
 
 
 def shown(value: Any) -> str:

@@ -20,6 +20,7 @@ import ml_collections
 
 from hsvit_jax.config import defaults, derived, keys, synonyms, variants
 from hsvit_jax.models import FAMILIES
+from hsvit_jax.text import few
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or c2a2:digits"
 
@@ -70,8 +71,8 @@ def named_model(name: str) -> dict[str, Any]:
         return FAMILIES[name].settings()
     if name not in _NAMES:
         raise ValueError(
-            f"unknown network {name!r}.{defaults.nearest(name, _NAMES)} Known: "
-            f"{keys.few(_NAMES)} (hsvit list), or a file ending in .py ({_EXAMPLE})"
+            f"unknown network {name!r}.{defaults.hint(name, _NAMES)} Known: "
+            f"{few(_NAMES)} (hsvit list), or a file ending in .py ({_EXAMPLE})"
         )
     return FAMILIES["hsvit"].settings(name)
 
@@ -86,11 +87,11 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         others = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        hint = f" {path.parent}/ has {keys.few(others)}." if others else ""
+        hint = f" {path.parent}/ has {few(others)}." if others else ""
         if variants.OF_FILE.get(path.stem, path.stem) in _NAMES:
             hint += f" The network needs no file: --config={':'.join(filter(None, named))}"
         elif not path.exists():
-            hint += defaults.nearest(str(path), ())
+            hint += defaults.hint(str(path), ())
         raise ValueError(f"cannot read the config file {path}: {why}.{hint}") from None
     module = {"__name__": f"hsvit_config_{path.stem}", "__file__": str(path)}
     try:
@@ -147,7 +148,7 @@ def _check_keys(config: Any, path: Path) -> None:
             if key not in expected:
                 raise ValueError(_unknown(key, expected))
         if missing := [key for key in expected if key not in given]:
-            raise ValueError(f"missing {keys.few(missing)}")
+            raise ValueError(f"missing {few(missing)}")
         if config.recipe != "strong" and "recipe" not in config.by_hand:
             raise ValueError(
                 f"recipe={config.recipe!r} alone changes no setting: give base(...) the word"
@@ -208,7 +209,7 @@ def _unknown(key: str, known: list[str]) -> str:
     """Suggests known keys for an unknown one: what it means elsewhere, or the closest."""
     section = [k for k in known if k.startswith(f"{key}.")]
     if section:
-        return f"{key} is a section; its keys are {keys.few(section)}"
+        return f"{key} is a section; its keys are {few(section)}"
     leaf = key.rpartition(".")[2]
     near = synonyms.meant(key, [*known, "--workdir"])
     if not near and (others := synonyms.meant(key, keys.all_keys())):
@@ -217,5 +218,5 @@ def _unknown(key: str, known: list[str]) -> str:
     if not near:
         words = difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in known], 1, 0.6)
         near = [k for k in known if words and k.rpartition(".")[2] == words[0]]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {keys.few(known)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {few(known)}"
     return f"unknown configuration key {key!r}; {hint}"

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from hsvit_jax.config import defaults, keys
+from hsvit_jax.config import defaults
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import Family
+from hsvit_jax.text import few, nearest
 
 #: Families other than HSViT, whose variants are networks with names of their own.
 SIBLINGS: Mapping[str, Family] = {k: v for k, v in FAMILIES.items() if k != "hsvit"}
@@ -41,8 +42,8 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
 def family_of(name: str) -> Family:
     """The record of a family. Raises ValueError for an unknown name."""
     if name not in FAMILIES:
-        near = keys.nearest(name, FAMILIES)
-        raise ValueError(f"unknown family {name!r}.{near} Known: {keys.few(FAMILIES)}")
+        near = nearest(name, FAMILIES)
+        raise ValueError(f"unknown family {name!r}.{near} Known: {few(FAMILIES)}")
     return FAMILIES[name]
 
 
@@ -59,10 +60,10 @@ def _split(record: Family, argument: str | None) -> tuple[str, str]:
             variant.append(word)
         else:
             common = (*defaults.DATA_SETS, *defaults.RECIPES, *defaults.SWITCHES)
-            near = defaults.nearest(word, (*names, *sorted(known), *common), record.name)
+            near = defaults.hint(word, (*names, *sorted(known), *common), record.name)
             raise ValueError(
                 f"unknown word {word!r} after the colon.{near} {_known(record)}; other words: "
-                f"{keys.few(common)} (a path with a comma: --config.data.name=KIND=PATH)"
+                f"{few(common)} (a path with a comma: --config.data.name=KIND=PATH)"
             )
     return _variant(record, variant, "finetune" in rest), ",".join(rest)
 
@@ -90,12 +91,12 @@ def _variant(record: Family, words: list[str], finetuned: bool) -> str:
         return native[0]
     if wider:
         raise ValueError(
-            f"{wanted} could be {keys.few(wider, ' or ')}: name one of them after the colon, whole "
+            f"{wanted} could be {few(wider, ' or ')}: name one of them after the colon, whole "
             "or by its parts"
         )
-    near = keys.nearest("_".join(parts), names)
+    near = nearest("_".join(parts), names)
     raise ValueError(f"{wanted} names no variant of {record.name}.{near} {_known(record)}")
 
 
 def _known(record: Family) -> str:
-    return f"Known variants of {record.name}: {keys.few(record.variants)}"
+    return f"Known variants of {record.name}: {few(record.variants)}"

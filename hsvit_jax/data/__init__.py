@@ -27,13 +27,12 @@ from hsvit_jax.data.given.hugging_face import open_hf
 from hsvit_jax.data.images import (
     BadImage,
     check_shape,
-    few,
     fit_image,
-    printable,
     read_file,
     read_image,
 )
 from hsvit_jax.data.tfds import describe_tfds, load_tfds, open_builder
+from hsvit_jax.text import few
 
 __all__ = [
     "BadImage",
@@ -47,7 +46,6 @@ __all__ = [
     "from_csv",
     "from_examples",
     "load",
-    "printable",
     "read_image",
 ]
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from hsvit_jax.data.images import BEGINNINGS, HEAD_BYTES, few, is_image_name, printable
+from hsvit_jax.data.images import BEGINNINGS, HEAD_BYTES, is_image_name
+from hsvit_jax.text import few, one_line
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 MAX_MEMBERS = 5_000_000
@@ -90,8 +91,8 @@ class _Archive:
         except Exception as error:
             if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise  # the disk's own errors keep their meaning; a zip's wrong offset is EINVAL
-            why = printable(str(error) or type(error).__name__)
-            where = f"{self.path}{self.member and f', at member {printable(self.member)},'}"
+            why = one_line(str(error) or type(error).__name__)
+            where = f"{self.path}{self.member and f', at member {one_line(self.member)},'}"
             if isinstance(error, RuntimeError):  # zipfile: encrypted, unknown method
                 raise BadArchive(f"{where} cannot be read: {why}") from error
             raise BadArchive(f"{where} is damaged or cut off ({why}); get it again") from error
@@ -205,7 +206,7 @@ def _tar_members(archive: _Archive) -> Iterator[Member]:
                 name = info.name.removeprefix("./")
                 if info.issparse():
                     raise NotImplementedError(
-                        f"{printable(name)} is sparse; pack it without --sparse"
+                        f"{one_line(name)} is sparse; pack it without --sparse"
                     )
                 if info.isdir() or info.isreg():
                     opener = functools.partial(tar.extractfile, info)
@@ -223,7 +224,7 @@ def _zip_members(archive: _Archive) -> Iterator[Member]:
         for info in file.infolist():
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise NotImplementedError(  # others are decompressed without a limit
-                    f"member {printable(info.filename)} is neither stored nor deflated"
+                    f"member {one_line(info.filename)} is neither stored nor deflated"
                 )
             name = _zip_name(info)
             if not stat.S_ISLNK(info.external_attr >> 16):

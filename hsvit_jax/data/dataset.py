@@ -13,7 +13,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from hsvit_jax.data.images import few, printable
+from hsvit_jax.text import few, one_line
 
 TRAIN, VAL, TEST, UNSPLIT = 0, 1, 2, 3
 TEST_FRACTION = 0.1
@@ -283,7 +283,7 @@ def warn_of_copies(total: int, copies: int, first: str) -> None:
     """Warns of what `count_copies` has found among `total` images of one's own, if anything."""
     if copies:
         warnings.warn(
-            f"{copies:,} of {total:,} images are copies of others, {printable(first)} first: a "
+            f"{copies:,} of {total:,} images are copies of others, {one_line(first)} first: a "
             "copy of a test image may be trained on, and one in another class has two labels; "
             "remove them",
             stacklevel=4,

@@ -31,7 +31,8 @@ from hsvit_jax.data.dataset import (
     used_as,
     warn_of_copies,
 )
-from hsvit_jax.data.images import BadImage, few, printable, read_image
+from hsvit_jax.data.images import BadImage, read_image
+from hsvit_jax.text import few, one_line
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total); a total of 0: unknown
 _CHUNK = 64
@@ -85,7 +86,7 @@ class Items:
             raw, label = self.fetch(index)
         except OSError as error:
             why = error.strerror or error
-            raise BadImage(f"{printable(name)}: cannot be read: {why}") from error
+            raise BadImage(f"{one_line(name)}: cannot be read: {why}") from error
         how = {"name": name, "fit": request.fit, "remark": remark}
         return read_image(raw, request.image_size, request.channels, **how), label, raw
 
@@ -148,7 +149,7 @@ def decode_items(
     _report_bad(bad, len(items.names), request.on_bad_image)
     for remark, (count, first) in sorted(notes["remarks"].items()):
         where = f"{count:,} of {len(items.names):,} images"
-        warnings.warn(f"{where} {remark}, {printable(items.names[first])} first", stacklevel=2)
+        warnings.warn(f"{where} {remark}, {one_line(items.names[first])} first", stacklevel=2)
     if items.own:
         warn_of_copies(len(items.names), notes["copies"], notes["copy"])
     good = np.flatnonzero(arrays["good"])
@@ -157,7 +158,7 @@ def decode_items(
     if len(wrong):
         raise ValueError(
             f"{len(wrong):,} of {len(labels):,} examples have none of the {len(class_names)} "
-            f"classes for a label, {printable(items.names[good[wrong[0]]])} first: remove them"
+            f"classes for a label, {one_line(items.names[good[wrong[0]]])} first: remove them"
         )
     images = arrays.get("images")
     if bad and images is not None:
@@ -167,7 +168,7 @@ def decode_items(
         number = int(good[index])
         image, _, raw = items.decode(number, request)
         if zlib.crc32(raw) != arrays["checks"][number]:
-            name = printable(items.names[number])
+            name = one_line(items.names[number])
             raise BadImage(f"{name}: replaced or changed after it was checked; start again")
         return image
 

@@ -15,8 +15,9 @@ from hsvit_jax.data import archives, unpacked
 from hsvit_jax.data.cache import cache_folder, read_or_build
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics
 from hsvit_jax.data.decode import Items, Progress, Request, decode_items
-from hsvit_jax.data.images import few, is_image_name, is_printable, peek, printable, read_file
+from hsvit_jax.data.images import is_image_name, peek, read_file
 from hsvit_jax.data.listing import HIDDEN, LAYOUT, File, Listing, Tree, arrange, tell_others, walk
+from hsvit_jax.text import few, is_printable, one_line
 
 
 def find_listing(
@@ -33,7 +34,7 @@ def find_listing(
     if not path or not os.path.exists(root):
         place = "" if root.is_absolute() else " below the current folder"
         raise ValueError(
-            f"folder={printable(path)}: there is no such folder or archive{place}. {LAYOUT}"
+            f"folder={one_line(path)}: there is no such folder or archive{place}. {LAYOUT}"
         )
     unpacked.refuse_named(root)
     if os.path.isdir(root):

@@ -14,8 +14,8 @@ import numpy as np
 
 from hsvit_jax.data.archives import members
 from hsvit_jax.data.dataset import TEST, TRAIN
-from hsvit_jax.data.images import few
 from hsvit_jax.data.listing import File, Listing, Row, Tree
+from hsvit_jax.text import few
 
 _IDX_LIMIT = 1 << 28  # the largest IDX file we know is 47 MB unpacked
 

@@ -20,13 +20,14 @@ import os
 import re
 import stat
 import struct
-import unicodedata
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from hsvit_jax.text import one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -174,7 +175,7 @@ def read_image(
             reason = "a PNG with more than 1 MiB of compressed text; save it again without"
         else:
             reason = f"damaged or cut off ({type(error).__name__}: {error})"
-        raise BadImage(f"{printable(name)}: {reason}") from error
+        raise BadImage(f"{one_line(name)}: {reason}") from error
     for text in remarks:
         remark(text)
     return pixels
@@ -289,22 +290,6 @@ def peek(data: bytes) -> tuple[int, bool] | None:
     except Exception:  # as in `read_image`; decoding reports it, with its name
         return None
     return min(image.size), image.mode in GREY_MODES
-
-
-def printable(name: str) -> str:
-    """A name in one line that any terminal can print: control characters are escaped."""
-    return "".join(c if is_printable(c) else ascii(c)[1:-1] for c in str(name))
-
-
-def is_printable(name: str) -> bool:
-    """Whether a name is free of control characters and of bytes that are not UTF-8."""
-    return not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name)
-
-
-def few(names: Sequence[str]) -> str:
-    """The first five names, and how many more there are."""
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return (", ".join(map(printable, names[:5])) or "none") + more
 
 
 class _Counted(io.BytesIO):

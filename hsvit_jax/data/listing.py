@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hsvit_jax.data.dataset import TEST, TRAIN, UNSPLIT, VAL, used_as
-from hsvit_jax.data.images import few, holds_image, is_image_name, printable
+from hsvit_jax.data.images import holds_image, is_image_name
+from hsvit_jax.text import few, one_line
 
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 _SPELLINGS = {**SPLIT_NAMES, "training": TRAIN, "testing": TEST}
@@ -57,7 +58,7 @@ class Tree:
             if folder.count("/") >= MAX_DEPTH:
                 raise ValueError(
                     f"{self.where} holds images more than {MAX_DEPTH} folders deep, in "
-                    f"{printable(folder[:60])}…: move them up"
+                    f"{one_line(folder[:60])}…: move them up"
                 )
             held.setdefault(folder, set()).add("")
             while folder:
@@ -142,7 +143,7 @@ def tell_others(tree: Tree) -> None:
         count = few([f"{count:,} {end}" for end, count in ends.most_common()])
         warnings.warn(
             f"{tree.where}: left out, as they are no images that can be read: {count}; "
-            f"{printable(min(others)[-80:])} first",
+            f"{one_line(min(others)[-80:])} first",
             stacklevel=3,
         )
 
@@ -303,7 +304,7 @@ def _classes(tree: Tree, prefix: str) -> dict[str, list[File]]:
     if loose and classes:
         warnings.warn(
             f"{len(loose)} images of {tree.where} lie in no class folder and are not used, "
-            f"{printable(loose[0])} first",
+            f"{one_line(loose[0])} first",
             stacklevel=2,
         )
     return classes

@@ -14,7 +14,7 @@ from typing import Any
 from hsvit_jax.data.dataset import DataInfo, Source, default_statistics, keeps_label_mirrored
 from hsvit_jax.data.decode import SPLITS, Request, decode_items, items_of_splits
 from hsvit_jax.data.download import DataUnavailable, probe
-from hsvit_jax.data.images import few
+from hsvit_jax.text import few
 
 _READABLE = ("array_record", "parquet")
 

@@ -15,12 +15,13 @@ from hsvit_jax.models.conv_transformers import (
     swiftformer,
 )
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet, resnext
-from hsvit_jax.models.family import Family, few
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.hsvit import backbone, hsvit
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.models.vit import deit, dhvt, hvt, swin, vit
 from hsvit_jax.models.vix import ccx, cvx, levix, pix, t2t, vix
+from hsvit_jax.text import few
 
 _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),

@@ -1,7 +1,7 @@
 """A family of networks as one record: its settings, its named variants and how it is built."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -10,15 +10,10 @@ import numpy as np
 
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.torch_weights import TorchWeights
+from hsvit_jax.text import few
 
 Settings = Mapping[str, Any]
 ImageSize = tuple[int, int]
-
-
-def few(words: Iterable[object]) -> str:
-    """The first five words, for a message."""
-    first = list(map(str, words))
-    return ", ".join(first[:5]) + (", …" if first[5:] else "")
 
 
 class Checked:

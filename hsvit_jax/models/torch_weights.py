@@ -24,6 +24,7 @@ import numpy as np
 
 from hsvit_jax.models.network import Network
 from hsvit_jax.ops.activations import activation
+from hsvit_jax.text import few
 
 if TYPE_CHECKING:
     from hsvit_jax.models.family import Family
@@ -167,12 +168,6 @@ def _placed(name: str | tuple[str, ...], leaf: str) -> Placed:
 # --- State dicts ---------------------------------------------------------------------------------
 
 
-def few(problems: Sequence[tuple[str, str, str]]) -> str:
-    """The first five of `Misfits.problems` in one line, and how many more there are."""
-    told = [f"{kind} {key}{figures}" for kind, key, figures in problems[:5]]
-    return "; ".join(told) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-
-
 class Misfits(ValueError):
     """Tensors that are not those of a network: `problems`, each (what is wrong, key, figures), and
     the `expected` shape of every key."""
@@ -181,7 +176,12 @@ class Misfits(ValueError):
         self, problems: Sequence[tuple[str, str, str]], expected: Mapping[str, Shape]
     ) -> None:
         self.problems, self.expected = tuple(problems), dict(expected)
-        super().__init__(f"{len(problems)} tensors do not fit these sizes: {few(problems)}")
+        super().__init__(f"{len(problems)} tensors do not fit these sizes: {listed(problems)}")
+
+
+def listed(problems: Sequence[tuple[str, str, str]]) -> str:
+    """Joins the first five of `Misfits.problems` in one line."""
+    return few((f"{kind} {key}{figures}" for kind, key, figures in problems), "; ")
 
 
 def load_state_dict(

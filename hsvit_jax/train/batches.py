@@ -13,6 +13,7 @@ import numpy as np
 from hsvit_jax import augment, report
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.data import stream
+from hsvit_jax.text import printable
 from hsvit_jax.train.run_spec import Run
 from hsvit_jax.train.step import AUGMENT, MIX, ORDER, Batch, augment_settings, run_key
 
@@ -138,9 +139,7 @@ def target_text(target_K: np.ndarray, names: Sequence[str]) -> str:
     """Names the classes of a target, with their shares where images are mixed."""
     top = [int(k) for k in np.argsort(-target_K, kind="stable")[:2] if target_K[k] > 0.05]
     shares = [f" {target_K[k]:.0%}" * (len(top) > 1) for k in top]
-    return " + ".join(
-        report.printable(names[k]) + share for k, share in zip(top, shares, strict=True)
-    )
+    return " + ".join(printable(names[k]) + share for k, share in zip(top, shares, strict=True))
 
 
 def draw_first(run: Run, path: Path) -> None:

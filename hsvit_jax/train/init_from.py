@@ -17,6 +17,7 @@ from hsvit_jax import checkpoint, models
 from hsvit_jax import config as config_lib
 from hsvit_jax.config import recipes
 from hsvit_jax.models import FAMILIES
+from hsvit_jax.text import few
 from hsvit_jax.train import run_spec, step
 from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources
 
@@ -195,7 +196,7 @@ def load(
         else:
             refitted = _refit_backbone(params, stats, old, model, how, key)
         if theirs and how["classifier"] == "new":
-            origin += f", whose classes are {config_lib.few(theirs)}"
+            origin += f", whose classes are {few(theirs)}"
         _check_frozen(refitted.fresh, model)
     except ValueError as error:
         unread = Path(source).is_file() and not files.is_weights(Path(source))
@@ -225,8 +226,8 @@ def _matched(theirs: Sequence[str], ours: Sequence[str], mode: str) -> tuple[str
         return mode, tuple(row_of[name] for name in ours)
     if mode == "match" and len(theirs) == len(ours):
         raise ValueError(
-            f"its classifier is for {config_lib.few(theirs)}, and the images are of as many other "
-            f"classes, {config_lib.few(ours)}: add --config.init.classifier=new to train a new "
+            f"its classifier is for {few(theirs)}, and the images are of as many other "
+            f"classes, {few(ours)}: add --config.init.classifier=new to train a new "
             "one, or --config.init.classifier=keep where they are the same classes in this order"
         )
     return ("new" if mode == "match" else mode), ()
@@ -344,7 +345,7 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
         else:
             tree = dict(zip(("params", "stats"), step.averaged(state), strict=True))
             if wrong := checkpoint.misfits(tree, wanted):
-                raise ValueError(checkpoint.few(wrong))
+                raise ValueError(few(wrong, "; "))
     except _FOREIGN as error:
         raise ValueError(
             f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
@@ -382,7 +383,7 @@ def of_survivors(stored: Stored) -> Stored:
     params = {**stored.params, "towers": body} if "towers" in stored.params else body
     names = [str(number) for number in lost]
     warnings.warn(
-        f"step {stored.step} was saved after groups or towers {checkpoint.few(names)} were lost: "
+        f"step {stored.step} was saved after groups or towers {few(names)} were lost: "
         f"the other {len(left)} of {len(votes_G)} groups vote, as in the run then; a start of it "
         "with all processes trains them all",
         stacklevel=2,
@@ -420,7 +421,7 @@ def _read_network(
     side = "×".join(map(str, (*data.image_size, data.channels)))
     origin = f"step {stored.step} of {config.init['from']} (images of {side})"
     if lost := stored.meta.get("lost_groups"):
-        names = checkpoint.few([str(number) for number in lost])
+        names = few(lost)
         origin += f", whose groups or towers {names} were lost in training and start afresh"
     origin += _trained_on(config, data)
     # Read otherwise, the same images have another fingerprint anyway.

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import IO, Any, Self
 
 from hsvit_jax import report
+from hsvit_jax.text import printable
 from hsvit_jax.train import loggers
 
 
@@ -295,7 +296,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line of its own, above the bar."""
-        text = report.printable(text)
+        text = printable(text)
         if self._bar is not None:
             self._bar.write(text, file=self._bar.fp)
         elif self._enabled:

@@ -12,9 +12,10 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from hsvit_jax import augment, checkpoint, report
+from hsvit_jax import augment, checkpoint
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import FAMILIES
+from hsvit_jax.text import few, printable
 from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
@@ -71,7 +72,7 @@ def latest(
             ) from error
         if meta.get("lost_groups") and verbose:
             text = f"groups or towers {meta['lost_groups']} were lost before this checkpoint: more "
-            print(report.printable(text + "steps train them anew"))
+            print(printable(text + "steps train them anew"))
         lines = [x for x in changed if config_lib.names_run(re.split(r"[:\[]", x)[0])]
         ended = number >= run.total_steps
         if not as_begun:  # a run may go on with others, but one that has ended would not
@@ -101,7 +102,7 @@ def latest(
             )
         if changed and verbose:
             text = "resuming with changed settings:\n  " + "\n  ".join(changed)
-            print(report.printable(text), flush=True)
+            print(printable(text), flush=True)
     restored = checkpoints.restore(step_lib.state_template(run))
     if restored is None:
         return run, None
@@ -178,7 +179,7 @@ def start(run: Run, verbose: bool) -> tuple[tuple[dict, dict] | None, str]:
     if weights is None:
         return (whitened(run) if run.config.init.whiten else None), ""
     if verbose:
-        print(report.printable("; ".join(weights.notes)), flush=True)
+        print(printable("; ".join(weights.notes)), flush=True)
     return (weights.params, weights.stats), weights.origin
 
 
@@ -257,13 +258,13 @@ def _refuse_mismatch(saved: dict, wanted: dict, workdir: Path) -> None:
     known = ({*old}, {*new})
     gone, added = [x for x in old if x not in known[1]], [x for x in new if x not in known[0]]
     if gone or added:
-        gone, added = (checkpoint.few(list(map(str, names))) or "none" for names in (gone, added))
+        gone, added = map(few, (gone, added))
         lines.append(
             f"class_names: checkpoint {len(old)}, data {len(new)}; gone {gone}, new {added}"
         )
     elif old != new:
-        moved = checkpoint.few(checkpoint.diff({"class_names": old}, {"class_names": new}))
-        lines.append(f"the same class_names in another order: {moved}")
+        moved = checkpoint.diff({"class_names": old}, {"class_names": new})
+        lines.append(f"the same class_names in another order: {few(moved, '; ')}")
     old, new = (str(meta["fingerprint"]) for meta in (saved, wanted))
     if old != new:
         lines.append(f"fingerprint: checkpoint {old[:12]}…, now {new[:12]}…")
@@ -274,7 +275,7 @@ def _refuse_mismatch(saved: dict, wanted: dict, workdir: Path) -> None:
         lines = checkpoint.diff(*settings) + lines
         raise ValueError(
             "the checkpoint in this folder is of another network or other data: "
-            f"{checkpoint.few(lines)}. Go on with the old settings and data, or in another folder: "
+            f"{few(lines, '; ')}. Go on with the old settings and data, or in another folder: "
             f"afresh (--workdir=ANOTHER) or from its weights ({_from(workdir)})"
         )
 

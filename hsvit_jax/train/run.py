@@ -20,6 +20,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.config import keys
 from hsvit_jax.runtime import coordination, memory, watchdog
+from hsvit_jax.text import printable
 from hsvit_jax.train import batches as batches_lib
 from hsvit_jax.train import elastic, feature_cache, init_from, loggers, metrics, optim, resume
 from hsvit_jax.train import evaluate as evaluate_lib
@@ -238,7 +239,7 @@ def _progress() -> Callable[[str, int, int], None]:
             told[what] = time.monotonic()
             text = f"{what}: {done:,}" if done else what
             text += f" of {total:,}" if total else ""
-            print(report.printable(text), file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     return tell
 

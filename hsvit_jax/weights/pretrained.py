@@ -11,7 +11,7 @@ import numpy as np
 
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.network import Network
-from hsvit_jax.models.torch_weights import Misfits, Tensors, few
+from hsvit_jax.models.torch_weights import Misfits, Tensors, listed
 from hsvit_jax.weights import layouts
 
 
@@ -177,7 +177,7 @@ class _Reading:
             raise ValueError(
                 f"{len(problems)} tensors, named as in {self.layout.library}, do not fit the "
                 f"{self.family} network of this configuration; nothing was loaded: "
-                f"{few(problems)}{hint}"
+                f"{listed(problems)}{hint}"
             ) from None
 
 

@@ -213,7 +213,7 @@ def test_every_misfit_is_listed_in_one_error(tmp_path):
         f"not floating point {key}.out_proj.bias: int64",
         "not finite as float32 model.embed_projection.0.bias",
         "not finite as float32 classifier.mlp_head.0.bias",
-        "; and 1 more",
+        " and 1 more",
     ):
         assert line in str(error.value)
     assert not (tmp_path / "bad-jax").exists()

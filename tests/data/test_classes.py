@@ -10,7 +10,7 @@ import pytest
 from support.data_files import encoded, noise
 
 import hsvit_jax
-from hsvit_jax import data, main
+from hsvit_jax import data, main, text
 
 
 def make(root, counts):
@@ -93,7 +93,7 @@ def test_names_that_may_be_one_class_are_told(one, other, alike):
     if not alike:
         hsvit_jax.from_arrays(images, labels)
         return
-    pair = "/".join(map(data.printable, sorted((one, other))))
+    pair = "/".join(map(text.one_line, sorted((one, other))))
     with pytest.warns(UserWarning, match="names that differ only in case, blanks or ") as caught:
         hsvit_jax.from_arrays(images, labels)
     assert f"or form: {pair}" in str(caught[0].message)

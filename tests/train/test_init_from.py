@@ -51,7 +51,7 @@ def test_groups_that_a_run_lost_do_not_vote(tmp_path, capsys, towers, lost, grou
     values = small_runs.made_up_values(run.model)
     save(tmp_path, run, values, run.meta | {"lost_groups": lost})
     device = jax.devices()[:1]
-    with pytest.warns(UserWarning, match=f"towers {'; '.join(map(str, lost))} were lost: "):
+    with pytest.warns(UserWarning, match=f"towers {', '.join(map(str, lost))} were lost: "):
         found = load(tmp_path, devices=device)
     votes_G = np.array([float(g not in groups) for g in range(8)], np.float32)
     forward = evaluate.make_forward(run.model, found.mesh, run.config, votes_G=votes_G)

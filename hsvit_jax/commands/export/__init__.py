@@ -12,6 +12,7 @@ import hsvit_jax
 from hsvit_jax import cli, models, report
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.export import programs
+from hsvit_jax.text import printable
 from hsvit_jax.train import init_from, metrics
 from hsvit_jax.weights import release, sources
 
@@ -49,7 +50,7 @@ def run(request: Request) -> None:
     else:
         paths = _FORMATS[form](stored, about, out)
         lines = [f"{path}  {report.byte_text(path.stat().st_size)}" for path in paths]
-    print(report.printable("\n".join(lines)))
+    print(printable("\n".join(lines)))
     count = sum(x.size for x in jax.tree.leaves(stored.params))
     cli.note(
         f"{stored.config.model.variant}, {count:,} parameters, {len(stored.class_names)} classes, "

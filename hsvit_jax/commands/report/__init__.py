@@ -16,6 +16,7 @@ from hsvit_jax.classifier import Classifier
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.report import findings, measures, page
 from hsvit_jax.runtime import coordination
+from hsvit_jax.text import few, printable
 from hsvit_jax.train import metrics
 
 #: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
@@ -48,7 +49,7 @@ def run(request: Request) -> int:
     if path.suffix.lower() != ".html" or path.is_dir():
         raise ValueError(f"--out={path}: expected the name of an HTML file, such as report.html")
     trained = classifier.load(source, request.flags.which)
-    print(report.printable(str(write(trained, folder, path, split=values.split))))
+    print(printable(str(write(trained, folder, path, split=values.split))))
     return 0
 
 
@@ -96,8 +97,8 @@ def write(
     names = trained.class_names
     if dataset.info.class_names != names[: dataset.info.num_classes]:
         raise ValueError(
-            f"{config.data.name} has other classes ({config_lib.few(dataset.info.class_names)}) "
-            f"than the network ({config_lib.few(names)}): give the data it was trained on"
+            f"{config.data.name} has other classes ({few(dataset.info.class_names)}) "
+            f"than the network ({few(names)}): give the data it was trained on"
         )
     if trained.fingerprint not in (None, dataset.fingerprint):
         cli.note(CHANGED.format(config.data.name))

@@ -4,8 +4,8 @@ import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from hsvit_jax import report
 from hsvit_jax.commands.report.measures import Bin
+from hsvit_jax.text import printable
 
 _WIDTH, _HEIGHT = 420, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 34
@@ -32,7 +32,7 @@ def lines(title: str, series: Mapping[str, Points], x_label: str, *, percent: bo
         body.append(f'<polyline class="line s{i}" points="{path}"/>')
         body.append(f'<circle class="dot s{i}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
         last = f"{of_one[-1][1]:.2%}" if percent else f"{of_one[-1][1]:.4g}"
-        legend.append(f'<span class="key s{i}">{html.escape(report.printable(name))} {last}</span>')
+        legend.append(f'<span class="key s{i}">{html.escape(printable(name))} {last}</span>')
     return _figure(title, [*plot.grid(x_label), *body], "".join(legend))
 
 

@@ -18,10 +18,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from hsvit_jax import report
 from hsvit_jax.commands.report import charts, measures
 from hsvit_jax.commands.report.findings import Example, Findings
 from hsvit_jax.commands.report.measures import ClassMeasures, Measure
+from hsvit_jax.text import printable
 from hsvit_jax.train.batches import target_text
 
 _MATRIX, _CONFUSIONS, _VOTES = 20, 20, 3  # the most classes, confusions and voted classes shown
@@ -81,7 +81,7 @@ def _beside(name: str) -> str:
 
 
 def _text(value: object) -> str:
-    return html.escape(report.printable(str(value)))
+    return html.escape(printable(str(value)))
 
 
 def _head(page: Page) -> str:

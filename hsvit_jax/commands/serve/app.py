@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hsvit_jax import data
 from hsvit_jax.commands.serve.batching import Answer, Batcher, NoVotes, part_of
+from hsvit_jax.text import few
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what any client can send
 
@@ -238,7 +239,7 @@ class Server:
             if others := [*request.query_params, *({*form} - {"files", "lost"})]:
                 raise ValueError(
                     "A form with the fields 'files' and 'lost' is read, and no parameters of the "
-                    f"address; got {data.few(others)}"
+                    f"address; got {few(others)}"
                 )
             if str in map(type, files) or {*map(type, lost)} - {str}:
                 raise ValueError("The field 'files' takes files, and 'lost' text")

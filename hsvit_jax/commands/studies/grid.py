@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hsvit_jax import report
+from hsvit_jax.text import printable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
         panel.set_xticks([], minor=True)
     except ValueError:  # names
         place = {x: float(i) for i, x in enumerate(columns)}
-        shown = list(map(report.printable, columns))
+        shown = list(map(printable, columns))
         panel.set_xticks(range(len(columns)), shown, rotation=20, parse_math=False)
     drawn: dict[str, Any] = {}
     for marker, line in zip(

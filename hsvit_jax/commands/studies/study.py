@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hsvit_jax import cli
-from hsvit_jax import config as config_lib
 from hsvit_jax.commands.studies import grid, systems
+from hsvit_jax.text import few, nearest
 
 _FILES = Path(__file__).parent / "papers"
 
@@ -49,7 +49,7 @@ def run(request: cli.Request) -> None:
     """Trains the networks of a study that are not trained yet; prints and writes the table."""
     values = request.flags
     if len(request.words) != 1:
-        raise cli.Misuse(f"study takes one name or file; known are {config_lib.few(names())}")
+        raise cli.Misuse(f"study takes one name or file; known are {few(names())}")
     if request.spec:
         raise cli.Misuse(f"study does not use --config: give {request.spec}'s data set as --data")
     study, name = load(request.words[0])
@@ -81,8 +81,8 @@ def load(name: str) -> tuple[Study, str]:
     """Loads a study by its name or its file; returns it with its name."""
     path = Path(name) if name.endswith(".py") else _FILES / f"{name}.py"
     if not path.is_file():
-        near = config_lib.nearest(name, names())
-        raise cli.Misuse(f"there is no study {name!r}.{near} Known: {config_lib.few(names())}")
+        near = nearest(name, names())
+        raise cli.Misuse(f"there is no study {name!r}.{near} Known: {few(names())}")
     try:
         make = runpy.run_path(str(path)).get("get_study")
         study = make() if make else None

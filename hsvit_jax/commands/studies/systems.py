@@ -13,6 +13,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax.commands.studies import grid
 from hsvit_jax.config import keys
 from hsvit_jax.models import costs
+from hsvit_jax.text import few
 from hsvit_jax.train import init_from, metrics
 
 
@@ -211,7 +212,7 @@ def _check(
     if len(configs) < len(systems):
         names = [system.name for system in systems]
         raise ValueError(
-            f"a system is named twice in {config_lib.few(names)}: leave one out, or give "
+            f"a system is named twice in {few(names)}: leave one out, or give "
             "another name to its file (in a study: to its x or line)"
         )
     if not seeds or len(set(seeds)) < len(seeds):

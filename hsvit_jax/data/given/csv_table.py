@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 
 from hsvit_jax.data.dataset import used_as
-from hsvit_jax.data.images import few, printable
 from hsvit_jax.data.listing import SPLIT_NAMES, File, Listing, Row
+from hsvit_jax.text import few, one_line
 
 _COLUMNS = {
     "image": ("image", "file", "filename", "path", "filepath"),
@@ -46,7 +46,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
                 other = any(mark in name for name in head for mark in ";\t")
                 raise ValueError(
                     f"csv={path} needs a head with the columns image and label; it has "
-                    f"{few(list(head))}{': put commas between the columns' * other}"
+                    f"{few(head)}{': put commas between the columns' * other}"
                 )
             if again := [name for name in head if name and columns.count(name) > 1]:
                 raise ValueError(f"csv={path} has several columns {few(again)}: keep one of each")
@@ -72,7 +72,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
         why = getattr(error, "strerror", None) or error
         if isinstance(error, UnicodeDecodeError):
             why = f"{error}; save the table as UTF-8"
-        raise ValueError(f"csv={printable(path)} cannot be read: {why}") from None
+        raise ValueError(f"csv={one_line(path)} cannot be read: {why}") from None
     if 0 < blank < len(lines):
         warnings.warn(
             f"csv={path}: {blank:,} of {len(lines):,} lines have a blank split and count as train",
@@ -82,10 +82,10 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     unknown = {line["split"] for line in lines} - set(SPLIT_NAMES)
     least = 1 if test_only else 2
     if len(names) < least:
-        raise ValueError(f"csv={path} needs {least} or more labels; it has {few(names) or 'none'}")
+        raise ValueError(f"csv={path} needs {least} or more labels; it has {few(names)}")
     if unknown:
         raise ValueError(
-            f"csv={path} has the splits {few(sorted(unknown))}, of which {few(list(SPLIT_NAMES))} "
+            f"csv={path} has the splits {few(sorted(unknown))}, of which {few(SPLIT_NAMES)} "
             "are known"
         )
     first: dict[str, dict[str, str]] = {}
@@ -117,7 +117,7 @@ def list_csv(path: str, test_only: bool = False) -> Listing:
     if not any(os.path.isfile(row.file.path) for row in rows):
         hint = ", with / in place of \\" if "\\" in lines[0]["image"] else ""
         raise ValueError(
-            f"csv={path}: none of its images is there, {printable(lines[0]['image'])} first; paths "
+            f"csv={path}: none of its images is there, {one_line(lines[0]['image'])} first; paths "
             f"are relative to the table's folder{hint}"
         )
     return Listing(os.fspath(table.parent), tuple(names), tuple(rows))

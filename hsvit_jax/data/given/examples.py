@@ -19,7 +19,8 @@ from hsvit_jax.data.dataset import (
     split,
     warn_of_copies,
 )
-from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, few, fit_image, upright
+from hsvit_jax.data.images import GREY_MODES, BadImage, check_shape, fit_image, upright
+from hsvit_jax.text import few
 
 _LEAST_STD = 1e-3  # of a channel that is the same everywhere
 #: A name as a folder's is read, so that one name spelled on two systems is one class.

@@ -12,7 +12,8 @@ from typing import Any
 from hsvit_jax.data.dataset import DataInfo, Source, keeps_label_mirrored
 from hsvit_jax.data.decode import Request, decode_items, items_of_splits
 from hsvit_jax.data.folder import describe_files
-from hsvit_jax.data.images import few, read_file
+from hsvit_jax.data.images import read_file
+from hsvit_jax.text import few
 
 # What the parts are called, by the names that `items_of_splits` knows.
 _SPLITS = {

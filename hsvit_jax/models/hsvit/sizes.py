@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from math import gcd, log, prod
 from typing import Any
 
-from hsvit_jax.models.family import Sizes, check_heads, defaults_of, few
+from hsvit_jax.models.family import Sizes, check_heads, defaults_of
+from hsvit_jax.text import few
 
 #: Named sizes (paper, table 1), as they differ from `DEFAULTS`.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
