@@ -433,16 +433,18 @@ def _opening(run: Run, first: int, workdir: Path) -> str:
     leaves = dict(config_lib.leaves(config))
     own = [key for key in _BY_SIZE if leaves[key] and key not in config.by_hand]
     chosen = [f"{key}={leaves[key]:g}" for key in own if config.recipe == "small"]
-    epochs = f"{run.total_steps / run.steps_per_epoch:.3g} epochs"
+    epochs = f"{run.position(run.total_steps) / run.steps_per_epoch:.3g} epochs"
     recipe = " ".join(["recipe", config.recipe, *chosen])
     if "tiny" in config.by_hand:
         recipe = "smoke run: its accuracy means nothing"
     on_test = ", whose best checkpoint is chosen on the TEST split, as train.select_on asks"
     parameters = sum(x.size for x in jax.tree.leaves(run.state_shape["params"]))
+    own_name = config.model.family == "hsvit"
+    network = " ".join([*[config.model.family] * (not own_name), config.model.variant])
     return (
         f"data     {config.data.name}: {train} training, {val} validation and {test} test images "
         f"of {config.data.num_classes} classes, {'×'.join(map(str, config.data.image_size))}\n"
-        f"network  {config.model.variant}, {parameters:,} parameters, {start}{_devices(run.mesh)}\n"
+        f"network  {network}, {parameters:,} parameters, {start}{_devices(run.mesh)}\n"
         f"length   {run.total_steps:,} steps of {config.train.batch} images ({epochs}), "
         f"{warmup_text}; {recipe}\n"
         f"folder   {workdir}{on_test if config.train.select_on == 'test' else ''}"

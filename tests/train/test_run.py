@@ -242,6 +242,13 @@ def test_the_opening_says_data_network_length_and_folder(by_hand, said):
     assert [line.split()[0] for line in opening.splitlines()] == heads
     assert "{" not in opening and "mesh" not in opening and "from scratch\n" in opening
     assert "from step 3\n" in train.run._opening(run, 3, Path("runs/x"))
+    # Of a run that goes on with another batch, and of a network that its variant does not name.
+    moved = train.run._opening(run.shifted(20), 3, Path("runs/x"))
+    assert "20 steps of 16 images (10 epochs)" in moved
+    sibling = run.config.copy_and_resolve_references().unlock()
+    sibling.model.family, sibling.model.variant = "mobilenet_v2", "1.0"
+    opening = train.run._opening(dataclasses.replace(run, config=sibling), 0, Path("runs/x"))
+    assert "network  mobilenet_v2 1.0, " in opening
     tiny = run.config.copy_and_resolve_references().unlock()
     tiny.by_hand = ("tiny",)
     opening = train.run._opening(dataclasses.replace(run, config=tiny), 0, Path("runs/x"))
