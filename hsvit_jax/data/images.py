@@ -53,6 +53,8 @@ _MOST_SCANS = 100
 # What ends coded data, and is followed by a length: neither a stuffed byte, nor a restart, nor TEM.
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
 _SCAN, _END = b"\xda", b"\xd9"
+# More than a segment of a JPEG holds, so fill bytes, which libjpeg reads again for each 64 KiB.
+_FILL = b"\xff" * (1 << 16)
 # What Pillow takes up to 20 s a megabyte for: how files that repeat it begin, and its mark.
 _MOST_REPEATS = 100
 _REPEATS = (
@@ -316,6 +318,8 @@ def _open(
             raise BadImage(_TOO_MANY.format(_MOST_REPEATS, what))
     if data[:4] in _TIFF_HEADS:
         data = _largest_page(data, remark)
+    elif data[:2] == b"\xff\xd8":
+        data = data.replace(_FILL, b"\xff")
     file = io.BytesIO(data) if len(data) < _SMALL_BYTES else _Counted(data)
     file.left = _MOST_READS + len(data) // _BYTES_A_READ
     Image.init()

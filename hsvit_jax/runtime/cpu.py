@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,23 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 # Whether programs get huge pages never, always, or where they ask for them.
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+
+# Bytes that jax, its threads and the libraries beside it map at the least, of two cores.
+_LEAST_ADDRESSES = 9 << 28
+
+
+def check_address_space() -> None:
+    """Ends (1), after a line on stderr, under a limit that libraries would abort at."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
+        print(
+            f"the limit of this process's address space (ulimit -v) is {limit >> 20:,} MiB, and "
+            f"jax maps {_LEAST_ADDRESSES >> 20:,} and more, most of them unused: raise it, or "
+            "bound the memory by a control group instead",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
 
 
 def prepare() -> None:
