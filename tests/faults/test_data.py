@@ -68,7 +68,7 @@ def test_files_that_are_no_images_are_left_out_when_told_so(tmp_path, train):
     code, out, err = train(tmp_path / "set", "--config.data.on_bad_image=skip")
     assert code == 0, err
     assert "warning: 8 of 48 images cannot be used and are left out" in err
-    assert "24/8/8 images" in out + err
+    assert "24 training, 8 validation and 8 test images" in out + err
     bad = [f"set/cat/{name}.jpg" for name in ("b5-pipe", "b6-device")]
     for mode, written in (("predict", "set/cat/0.png  "), ("visualize", "views/")):
         words = (f"--mode={mode}", f"--checkpoint={tmp_path / 'run'}", *bad, "set/cat/0.png")

@@ -1,7 +1,6 @@
 """Planning: formulas against compiled programs on fake devices, arithmetic by hand, mistakes."""
 
 import json
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,45 +42,6 @@ def odd(**changes):
 # --- Agreement with compiled programs ------------------------------------------------------------
 
 
-def compare(
-    way: str,
-    network: Any,
-    devices: int,
-    *,
-    group: int | None = None,
-    aggregate: str = "psum",
-    gradients: str = "float32",
-) -> list[dict[str, Any]]:
-    """Compares one way's prediction with its compiled programs on `devices` fake devices.
-
-    Returns:
-        a dict for each program and quantity, with its `predicted` and `compiled` figure.
-    """
-    axis = costs.group_axis(way, network, devices, group)
-    layout = {"data": devices // axis, "group": axis, "batch": 16}
-    settings = {**layout, "aggregate": aggregate, "gradients": gradients}
-    cost = costs.Cost(way, network, **settings)
-    forward, step = hlo.compile_network(network, **settings)
-    rows = []
-    for name, flops, depthwise, transfers, program in (
-        ("forward", cost.forward_flops, cost.depthwise_flops[0], cost.forward, forward),
-        ("step", cost.step_flops, cost.depthwise_flops[1], cost.step, step),
-    ):
-        counted = "FLOPs, depthwise left out" if depthwise else "FLOPs"
-        pairs = {counted: (flops - depthwise, program.flops)}
-        sent = costs.by_axis_and_kind(transfers)
-        for key in sorted({*sent, *program.transfers}):
-            pairs[": ".join(key)] = (sent.get(key, 0), program.transfers.get(key, 0))
-        if name == "step":
-            pairs["activations (estimate)"] = (cost.activation_bytes, program.temporary_bytes)
-        place = {"way": way, "data": layout["data"], "group": axis, "program": name}
-        rows += [
-            {**place, "quantity": quantity, "predicted": predicted, "compiled": compiled}
-            for quantity, (predicted, compiled) in pairs.items()
-        ]
-    return rows
-
-
 def assert_agrees(rows):
     """FLOPs and every collective within 0.3 % of what is compiled (the promise is 5 %)."""
     assert {row["program"] for row in rows} == {"forward", "step"}
@@ -108,7 +68,7 @@ def slow(*cases):
 )
 def test_an_odd_network_agrees_with_its_programs(way, devices, aggregate, gradients):
     network = costs.networks(odd())[way]
-    rows = compare(way, network, devices, aggregate=aggregate, gradients=gradients)
+    rows = hlo.compare(way, network, devices, aggregate=aggregate, gradients=gradients)
     assert_agrees(rows)
     compiled = {row["quantity"]: row["compiled"] for row in rows}
     axes = {quantity.split(":")[0] for quantity in compiled if ":" in quantity}
@@ -123,7 +83,7 @@ def test_an_odd_network_agrees_with_its_programs(way, devices, aggregate, gradie
 def test_a_bfloat16_network_sums_in_float32():
     """Its CLS tokens, and its parameters' gradients apart from BatchNorm's sums."""
     network = costs.networks(odd(dtype="bfloat16"))["towers"]
-    assert_agrees(compare("towers", network, 4))
+    assert_agrees(hlo.compare("towers", network, 4))
     sharded = costs.networks(odd(dtype="bfloat16"))["sharded"]
     cost = costs.Cost("sharded", sharded, data=2, group=2, batch=16)
     sent = {t.what: (t.axis, t.bytes) for t in cost.step}
@@ -139,7 +99,7 @@ def test_a_bfloat16_network_sums_in_float32():
     ],
 )
 def test_c2a2_agrees_with_its_programs(way, devices):
-    rows = compare(way, costs.networks(resolved(towers=8))[way], devices)
+    rows = hlo.compare(way, costs.networks(resolved(towers=8))[way], devices)
     assert_agrees(rows)
     # The estimate is what the gradient keeps, some of which a program can do without; it holds
     # workspace besides, which is most of what a small network holds.
@@ -154,7 +114,7 @@ def test_ablations_agree_too():
         networks = costs.networks(config)
         assert tuple(networks) == (("data",) if "groups" in changes else ("data", "replicated"))
         way = list(networks)[-1]
-        assert_agrees(compare(way, networks[way], 2))
+        assert_agrees(hlo.compare(way, networks[way], 2))
 
 
 def test_loops_count_as_often_as_they_turn():

@@ -20,6 +20,7 @@ import optax
 
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.ops import conv
+from hsvit_jax.planner import costs
 
 _COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 
@@ -293,3 +294,42 @@ def _iota(dims: list[int], order: str | None) -> np.ndarray:
     """Devices in the order of their numbers, as a grid of `dims` with its axes in this order."""
     ids = np.arange(math.prod(dims)).reshape(dims)
     return ids.transpose(_integers(order)) if order else ids
+
+
+def compare(
+    way: str,
+    network: Any,
+    devices: int,
+    *,
+    group: int | None = None,
+    aggregate: str = "psum",
+    gradients: str = "float32",
+) -> list[dict[str, Any]]:
+    """Compares one way's prediction with its compiled programs on `devices` fake devices.
+
+    Returns:
+        a dict for each program and quantity, with its `predicted` and `compiled` figure.
+    """
+    axis = costs.group_axis(way, network, devices, group)
+    layout = {"data": devices // axis, "group": axis, "batch": 16}
+    settings = {**layout, "aggregate": aggregate, "gradients": gradients}
+    cost = costs.Cost(way, network, **settings)
+    forward, step = compile_network(network, **settings)
+    rows = []
+    for name, flops, depthwise, transfers, program in (
+        ("forward", cost.forward_flops, cost.depthwise_flops[0], cost.forward, forward),
+        ("step", cost.step_flops, cost.depthwise_flops[1], cost.step, step),
+    ):
+        counted = "FLOPs, depthwise left out" if depthwise else "FLOPs"
+        pairs = {counted: (flops - depthwise, program.flops)}
+        sent = costs.by_axis_and_kind(transfers)
+        for key in sorted({*sent, *program.transfers}):
+            pairs[": ".join(key)] = (sent.get(key, 0), program.transfers.get(key, 0))
+        if name == "step":
+            pairs["activations (estimate)"] = (cost.activation_bytes, program.temporary_bytes)
+        place = {"way": way, "data": layout["data"], "group": axis, "program": name}
+        rows += [
+            {**place, "quantity": quantity, "predicted": predicted, "compiled": compiled}
+            for quantity, (predicted, compiled) in pairs.items()
+        ]
+    return rows

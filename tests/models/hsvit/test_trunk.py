@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import small_runs
+from support import hlo, small_runs
 
 from hsvit_jax.models import network as network_lib
 from hsvit_jax.models.hsvit import hsvit
 from hsvit_jax.ops import conv_direct
-from hsvit_jax.planner import costs, plan
+from hsvit_jax.planner import costs
 
 SIZES = {"image_size": (8, 4), "image_channels": 3, "conv_channels": (4, 8), "groups": 4}
 CONFIG = dataclasses.replace(small_runs.HSVIT, **SIZES, conv_kernels=(3, 5), separable=True)
@@ -57,7 +57,7 @@ def test_a_block_is_depthwise_then_pointwise_then_norm():
 def test_the_plan_knows_it():
     """Matrix products, bytes of every collective, and depthwise FLOPs by hand."""
     for way in ("sharded", "towers"):
-        for row in plan.compare(way, NETWORKS[way], 2):
+        for row in hlo.compare(way, NETWORKS[way], 2):
             if not row["quantity"].startswith("activations"):
                 assert row["predicted"] == pytest.approx(row["compiled"], rel=0.01), row
     cost = costs.Cost("data", NETWORKS["replicated"], data=1, group=1, batch=1)
