@@ -113,7 +113,9 @@ def test_a_full_disk_ends_the_run_in_a_line(tmp_path, whole, command):
     usual = ("data ", "network ", "length ", "folder ", "step ", "compil", "about ", "warning: ")
     last = [line for line in told if not line.startswith(usual)]
     assert len(last) == 1 and "File too large. Earlier steps are untouched" in last[0], errors
-    assert sum(line.startswith("warning: ") for line in told) == 1
+    warned = [line for line in told if line.startswith("warning: ")]  # of each file, once
+    assert [("metrics" in line, "tensorboard" in line) for line in warned[:1]] == [(True, False)]
+    assert len(warned) == 2 and "no more figures for tensorboard" in warned[1], errors
     assert os.listdir(full / "checkpoints") == ["5"]
 
     code, errors = finish(command(full, *SHORT))  # with space again
