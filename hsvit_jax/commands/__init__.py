@@ -185,7 +185,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "study": Command(
         "Trains the networks of a paper's table or figure and draws it.",
-        "commands.studies.study",
+        "studies.study",
         "$ fig5 --data=digits --epochs=4 --seeds=0,1,2\n"
         "NAME is dhvt_ablations, dhvt_table5, fig5, fig6, fig7, fig8, hvt_ablations, table4 or\n"
         "vix_table1, or a Python file whose get_study() returns a Study.\n"
@@ -201,14 +201,14 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "curves": Command(
         "Draws accuracy and loss of several runs in one plot.",
-        "commands.studies.curves",
+        "studies.curves",
         "$ runs/c2a2-digits-strong-seed0 runs/c3a4-digits-strong-seed0",
         ((define_path, "out", "curves.png", "A PNG to draw."),),
         words="RUN RUN ...",
     ),
     "crossval": Command(
         "Cross-validates: a run for each fold of the training images, tested on that fold.",
-        "commands.studies.crossval",
+        "studies.crossval",
         "$ --config=c2a2:folder=my_images --folds=5\n"
         "The same command again goes on where it stopped.",
         (_FOLDS, (flags.DEFINE_integer, "folds", 5, "Folds of each class.", 2)),
@@ -217,7 +217,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "lr-find": Command(
         "Finds a learning rate: draws the loss of a short run whose rate grows.",
-        "commands.studies.lr_find",
+        "studies.lr_find",
         "$ --config=c2a2:folder=my_images",
         (
             (flags.DEFINE_integer, "steps", 100, "Steps, each at a larger rate; at least 30.", 30),
@@ -228,7 +228,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "power-search": Command(
         "Learns how many tokens each block of a trained DeiT keeps, by PoWER's soft extraction.",
-        "commands.studies.power_search",
+        "studies.power_search",
         "$ --config=deit:ti,cifar100,paper --config.init.from=runs/deit-ti\n"
         "Writes the network, which goes on training with the command that is printed.",
         (

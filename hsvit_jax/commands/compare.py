@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from hsvit_jax import cli, report
-from hsvit_jax.commands.studies import grid
-from hsvit_jax.commands.studies.systems import System, point, refuse_left_out, seeds_of, train_all
 from hsvit_jax.models import costs
+from hsvit_jax.studies import grid
+from hsvit_jax.studies.systems import System, point, refuse_left_out, seeds_of, train_all
 
 
 @dataclasses.dataclass(frozen=True)

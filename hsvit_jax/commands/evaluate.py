@@ -9,8 +9,7 @@ import numpy as np
 
 from hsvit_jax import cli, data, report, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.classifier import Classifier
-from hsvit_jax.commands import lost_groups
+from hsvit_jax.classifier import Classifier, lost_groups
 from hsvit_jax.commands.predict import load_classifier
 from hsvit_jax.commands.report import CHANGED, load_own, measures
 from hsvit_jax.runtime import coordination

@@ -21,7 +21,7 @@ import numpy as np
 from hsvit_jax import config as config_lib
 from hsvit_jax import data, report
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.classifier import Classifier
+from hsvit_jax.classifier.classifier import Classifier
 from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
 from hsvit_jax.train import evaluate
 

@@ -3,7 +3,7 @@
 The authors' script raises the rate with the batch: 1e-3 is for 512 images.
 """
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study() -> Study:

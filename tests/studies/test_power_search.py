@@ -10,7 +10,7 @@ from support.small_runs import made_up_values
 
 from hsvit_jax import config as config_lib
 from hsvit_jax import main, train
-from hsvit_jax.commands.studies import power_search
+from hsvit_jax.studies import power_search
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import release
 

@@ -5,7 +5,7 @@ too, on images of 8×8 pixels, whose last maps are 2×2: the paper's 37.92, 42.8
 those of conv_only with data.image_size=8,8, not of this grid.
 """
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study() -> Study:

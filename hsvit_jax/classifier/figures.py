@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hsvit_jax import report
-from hsvit_jax.views import Groups, Sequences, Views
+from hsvit_jax.classifier.views import Groups, Sequences, Views
 
 _MAPS, _HEADS, _CLASSES, _FEATURES = 12, 8, 20, 10  # the most that are drawn side by side
 

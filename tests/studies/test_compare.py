@@ -11,8 +11,8 @@ from support.data_files import encoded, noise, write
 from hsvit_jax import cli, main, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import compare
-from hsvit_jax.commands.studies.systems import System, images, name_of, point, train_all
 from hsvit_jax.models import costs
+from hsvit_jax.studies.systems import System, images, name_of, point, train_all
 
 ROWS = [
     compare.Row(

@@ -10,9 +10,9 @@ import ml_collections
 
 from hsvit_jax import cli, data, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.commands.studies import grid
 from hsvit_jax.config import keys
 from hsvit_jax.models import costs
+from hsvit_jax.studies import grid
 from hsvit_jax.text import few
 from hsvit_jax.train import init_from, metrics
 

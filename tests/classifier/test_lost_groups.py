@@ -13,8 +13,8 @@ from support import small_runs
 from hsvit_jax import build_model, data, main
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier import Classifier
+from hsvit_jax.classifier import lost_groups as votes
 from hsvit_jax.commands import evaluate
-from hsvit_jax.commands import lost_groups as votes
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import hsvit
 

@@ -6,7 +6,7 @@ and C3A4 at 32 pixels. The authors' script has one and two blocks of each kind, 
 block with a stride of 2 (see fig5).
 """
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 STRIDES = {1: "4", 2: "2,2", 3: "2,1,2"}  # of a network of so many blocks
 

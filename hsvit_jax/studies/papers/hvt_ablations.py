@@ -2,7 +2,7 @@
 pooling in two dimensions. Table 2, DeiT with and without CLS, is not among them.
 """
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study() -> Study:

@@ -1,6 +1,6 @@
 """DHVT supplement, tables 2 to 4: feed-forward networks and attention heads."""
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study() -> Study:

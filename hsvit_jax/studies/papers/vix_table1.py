@@ -3,7 +3,7 @@
 Table 2 of the paper: --data=tiny_imagenet,paper. Memory and size: `hsvit compare`.
 """
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study() -> Study:

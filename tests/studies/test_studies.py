@@ -11,7 +11,7 @@ import pytest
 from support.small_runs import small_dataset
 
 from hsvit_jax import config, main, models, report
-from hsvit_jax.commands.studies import crossval, curves, grid, lr_find, study
+from hsvit_jax.studies import crossval, curves, grid, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
 TINY += ["--config.data.image_size=8,8"]
@@ -201,7 +201,7 @@ def test_intervals_of_a_grid():
 
 
 OWN_STUDY = """
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study():
@@ -288,10 +288,10 @@ def test_a_run_in_this_folder_has_its_name(tmp_path, monkeypatch):
 def test_mistakes_in_a_study(tmp_path, capsys):
     (tmp_path / "own.py").write_text("x = 1\n")
     (tmp_path / "bad.py").write_text("x = 1 / 0\n")
-    empty = "from hsvit_jax.commands.studies.study import Study\n"
+    empty = "from hsvit_jax.studies.study import Study\n"
     cell = "Cell(1, 2, 'c2a2', ['model.depht=1'])"
     (tmp_path / "typo.py").write_text(
-        f"{empty}from hsvit_jax.commands.studies.study import Cell\n"
+        f"{empty}from hsvit_jax.studies.study import Cell\n"
         f"get_study = lambda: Study('t', 'x', 'l', [{cell}])\n"
     )
     (tmp_path / "empty.py").write_text(f"{empty}get_study = lambda: Study('t', 'x', 'l', [])\n")

@@ -188,7 +188,7 @@ class Classifier:
 
     @cached_property
     def _viewer(self) -> Any:
-        from hsvit_jax import views
+        from hsvit_jax.classifier import views
 
         return views.make_viewer(self)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hsvit_jax import cli
-from hsvit_jax.commands.studies import grid, systems
+from hsvit_jax.studies import grid, systems
 from hsvit_jax.text import few, nearest
 
 _FILES = Path(__file__).parent / "papers"

@@ -4,7 +4,7 @@ The paper prints a plot without numbers: the grid beside the text's 64 kernels i
 The authors' script has one and two attention blocks, and 16 to 256 kernels (see fig5).
 """
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study() -> Study:

@@ -5,7 +5,7 @@ The paper prints a plot without numbers: C2A2 with this grid is chosen here. The
 with a stride of 2; which of these the plot shows is not said.
 """
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study() -> Study:

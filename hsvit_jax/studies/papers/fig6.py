@@ -4,7 +4,7 @@ The paper prints a plot without numbers: C2A2 with this grid is chosen here. The
 one convolution block with a stride of 2 and one attention block, groups of up to 256 kernels.
 """
 
-from hsvit_jax.commands.studies.study import Cell, Study
+from hsvit_jax.studies.study import Cell, Study
 
 
 def get_study() -> Study:
