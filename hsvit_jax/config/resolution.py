@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax.config import defaults, keys, recipes
+from hsvit_jax.config import keys, recipes, words
 
 _ATTENTION = ("softmax", "performer", "linformer", "nystrom")
 #: Keys of `model`, as 'family.name' where only there, another one, and its values that read them.
@@ -41,12 +41,12 @@ def for_few_images(
     With trained weights (`init.from`), and with an optimizer by hand that is not Muon, a recipe of
     Muon has AdamW's settings (`recipes.without_muon`).
     """
-    plain = dict(keys.leaves(defaults.plain(config.data.name, config.recipe, config.model)))
+    plain = dict(keys.leaves(words.plain(config.data.name, config.recipe, config.model)))
     changed = (key for key, value in keys.leaves(config) if plain.get(key, value) != value)
     by_hand = {*config.by_hand, *changed}
     if by_hand & {"train.epochs", "train.steps"}:
         by_hand |= {"train.epochs", "train.steps"}
-    named = "recipe" in by_hand or config.data.name in defaults.DATA_SETS
+    named = "recipe" in by_hand or config.data.name in words.DATA_SETS
     values: dict[str, Any] = {}
     if config.recipe == "small" or (examples < recipes.FEW and not named):
         epochs = config.train.epochs if "train.epochs" in by_hand else 0.0
@@ -66,12 +66,12 @@ def for_few_images(
         values = {k: v for k, v in values.items() if not k.startswith(("optim.", "init."))}
         if plain["optim.name"] == "muon":
             values = recipes.without_muon(config.model) | values
-    defaults.update(config, {key: v for key, v in values.items() if key not in by_hand})
+    words.update(config, {key: v for key, v in values.items() if key not in by_hand})
     if not config.augment.flip and "eval.tta" not in by_hand:  # they are other images
         config.eval.tta = "none"
     if config.train.batch > examples and "train.batch" not in config.by_hand:
         lowered = 2 ** int(math.log2(examples))
-        if "train.batch" in by_hand and config.train.batch != defaults.TINY_BATCH:
+        if "train.batch" in by_hand and config.train.batch != words.TINY_BATCH:
             text = f"train.batch={config.train.batch} is more than the {examples} training images"
             warnings.warn(f"{text}: {lowered} is used", stacklevel=2)
         config.train.batch = lowered
@@ -227,7 +227,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "train.patience ends a run by what train.select_on measures, and 'last' measures "
             "nothing: set one of them to its default"
         )
-    held_out = config.data.name not in defaults.DATA_SETS  # perhaps, in a part of its own
+    held_out = config.data.name not in words.DATA_SETS  # perhaps, in a part of its own
     if train.select_on in ("val", "macro_f1") and not (config.data.val_fraction or held_out):
         raise ValueError(
             f"train.select_on={train.select_on!r} needs a held-out validation split, but "
@@ -272,7 +272,7 @@ def with_warmup(
     Args:
       total: steps of the run, of which warm-up takes at most a tenth.
     """
-    if config.optim.warmup_epochs != defaults.AUTOMATIC:
+    if config.optim.warmup_epochs != words.AUTOMATIC:
         return config
     recipe = recipes.values(config.recipe, config.model, config.data.name)
     config = config.copy_and_resolve_references()

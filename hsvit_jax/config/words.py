@@ -2,7 +2,7 @@
 
 A config file calls `base` with its network's sizes and the argument after the colon, such as
 `configs/c4a8.py:cifar100,paper`. Values that are empty here (image size, classes, mean, std, pool
-strides) follow from the data set once it is known: see `derived.resolve`.
+strides) follow from the data set once it is known: see `resolution.resolve`.
 """
 
 import math
@@ -43,7 +43,7 @@ SWITCHES: Mapping[str, str] = {
     **_ABLATIONS,
 }
 
-#: optim.warmup_epochs that is not set by hand: see `derived.with_warmup`.
+#: optim.warmup_epochs that is not set by hand: see `resolution.with_warmup`.
 AUTOMATIC = -1.0
 
 _EXAMPLE = "for example configs/c4a8.py:cifar100,paper or configs/c2a2.py:folder=my_images"
