@@ -1,75 +1,69 @@
-"""hsvit serve: a trained network behind HTTP, on one machine or with its parts on many."""
+"""The server: a network, its voters and uvicorn, from a free address to the last answer."""
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import uvicorn
 
-from hsvit_jax import classifier, cli
-from hsvit_jax.cli import Request
+from hsvit_jax import classifier
 from hsvit_jax.runtime import signals
+from hsvit_jax.serve import LOOPBACK, app, batching, ray_parts, transport, votes
+from hsvit_jax.text import note
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Seconds, more than a load balancer's (nginx and AWS 60, Google 600): one that sends a request
 # while its idle connection is being closed answers 502.
 _KEEP_ALIVE = 620
 _NOTICE = b"\nrequests in flight are answered; a second signal stops at once\n"
 
 
-def run(request: Request) -> int:
-    """Serves until SIGTERM or Ctrl-C, and answers what is in flight; 1 where it cannot start."""
-    values = request.flags
-    token = os.environ.get("HSVIT_TOKEN") if values.token is None else values.token
-    if token is not None and not (token := token.strip()):
-        raise cli.Misuse("the token is empty: give --token or HSVIT_TOKEN one, or leave both out")
-    if values.host not in _LOOPBACK and not token:
-        raise cli.Misuse(
-            f"--host={values.host} is reached by other machines: set HSVIT_TOKEN or give --token, "
-            "which requests must then bear, or listen at 127.0.0.1 behind a proxy that asks for one"
-        )
-    if values.parts and values.deadline >= values.timeout:
-        raise cli.Misuse(f"--deadline is beyond --timeout={values.timeout:g} seconds: shorten it")
-    try:
-        import uvicorn
+def serve(
+    source: str,
+    which: str,
+    limits: app.Limits,
+    *,
+    host: str,
+    port: int,
+    token: str,
+    batch: int,
+    wait: float,
+    parts: int = 0,
+    deadline: float = 1.0,
+    resources: dict[str, float] | None = None,
+) -> bool:
+    """Serves a network until SIGTERM or Ctrl-C, and answers what is in flight.
 
-        from hsvit_jax.commands.serve import app, batching, ray_parts, transport, votes
+    Args:
+      source, which: the run and its checkpoint.
+      limits: of requests.
+      host, port: where to listen.
+      token: that requests must bear; '' for none, from this machine only.
+      batch: the most images computed together.
+      wait: seconds that an image waits for others.
+      parts: Ray deployments to cut the network into; 0 for none.
+      deadline: seconds that a part may take.
+      resources: of a part, options of a Ray actor.
 
-        if values.parts:
-            import ray.serve  # noqa: F401
-    except ImportError as error:
-        extra = "ray" if error.name.startswith("ray") else "serve"
-        raise ValueError(
-            f"hsvit serve needs {error.name}: pip install 'hsvit_jax[{extra}]'"
-        ) from error
-    limits = app.Limits(
-        request_bytes=values.max_megabytes << 20,
-        pixels=values.max_pixels,
-        queue=values.queue,
-        seconds=values.timeout,
-    )
+    Returns:
+      whether it could start.
+    """
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(bound(values.host, values.port))
-        trained = classifier.load(request.source, values.which, devices=jax.devices()[:1])
-        voters = network = votes.Network(trained)
-        sizes = batching.sizes_up_to(min(values.batch, values.queue))
-        if values.parts:
-            resources = {"num_cpus": values.part_cpus, "num_gpus": values.part_gpus}
-            address, port = listener.getsockname()[:2]
-            front = f"hsvit-{socket.gethostname()}-{address.replace(':', '.')}-{port}"
-            how = (values.deadline, sizes, resources, front)
-            parts = ray_parts.RayParts(trained, values.parts, *how)
-            # Before signals are handled below: Ray's own handlers abort the process.
-            voters = stack.enter_context(parts)
-        batcher = batching.Batcher(voters, network, sizes, values.wait / 1000)
-        hosts = None if token else [*_LOOPBACK, "[::1]"]
-        served = app.Server(batcher, limits, token or "", hosts)
+        listener = stack.enter_context(bound(host, port))
         host, port = listener.getsockname()[:2]
-        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        trained = classifier.load(source, which, devices=jax.devices()[:1])
+        voters = network = votes.Network(trained)
+        sizes = batching.sizes_up_to(min(batch, limits.queue))
+        if parts:
+            front = f"hsvit-{socket.gethostname()}-{host.replace(':', '.')}-{port}"
+            how = (deadline, sizes, resources or {}, front)
+            # Before signals are handled below: Ray's own handlers abort the process.
+            voters = stack.enter_context(ray_parts.RayParts(trained, parts, *how))
+        batcher = batching.Batcher(voters, network, sizes, wait)
+        names = None if token else [*LOOPBACK, "[::1]"]
         settings = uvicorn.Config(
-            served.app,
+            app.Server(batcher, limits, token, names).app,
             http=transport.Protocol,  # of h11, whatever else is installed: it bounds headers
             loop="asyncio",  # uvloop would read up to 8 MB of a connection at a time
             ws="none",
@@ -78,29 +72,34 @@ def run(request: Request) -> int:
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=int(values.timeout) + 1,
+            timeout_graceful_shutdown=int(limits.seconds) + 1,
         )
-
-        class Server(uvicorn.Server):
-            """Stops as the package's other commands do, and says when it listens."""
-
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                def stop() -> None:
-                    self.should_exit = True
-
-                with signals.StopRequests(stop, _NOTICE):
-                    yield
-
-            async def startup(self, sockets: Any = None) -> None:
-                await super().startup(sockets)
-                if self.started:
-                    cli.note(f"{trained.config.model.variant} at {where}")
-
-        server = Server(settings)
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        server = _Server(settings, f"{trained.config.model.variant} at {where}")
         with contextlib.suppress(SystemExit):  # uvicorn's code 3, with us that of diverged training
             server.run([listener])
-        return 0 if server.started else 1
+        return server.started
+
+
+class _Server(uvicorn.Server):
+    """Stops as the package's other commands do, and says when it listens."""
+
+    def __init__(self, settings: uvicorn.Config, greeting: str) -> None:
+        super().__init__(settings)
+        self._greeting = greeting
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def stop() -> None:
+            self.should_exit = True
+
+        with signals.StopRequests(stop, _NOTICE):
+            yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            note(self._greeting)
 
 
 @contextlib.contextmanager
