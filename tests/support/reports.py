@@ -6,8 +6,7 @@ from pathlib import Path
 
 from support import small_runs
 
-from hsvit_jax import classifier, data
-from hsvit_jax import run_report
+from hsvit_jax import classifier, data, run_report
 
 NAMES = (
     *("<script>document.title = 'taken'</script>", '"><img src=x onerror=alert(1)>', "a & b"),
