@@ -9,12 +9,12 @@ from typing import Any
 import jax
 
 import hsvit_jax
-from hsvit_jax import cli, models, report
+from hsvit_jax import cli, report
 from hsvit_jax.cli import Request
 from hsvit_jax.commands.export import programs
 from hsvit_jax.text import printable
 from hsvit_jax.train import init_from, metrics
-from hsvit_jax.weights import release, sources
+from hsvit_jax.weights import release, sources, torch
 
 #: Licences of data sets, where one is stated.
 _LICENCES = {
@@ -104,10 +104,10 @@ def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) 
       ValueError: the authors' code has no such network.
     """
     cli.ending(out, ".safetensors", "OUT")
-    weights = models.FAMILIES[about["family"]].torch_weights
+    weights = torch.table(about["family"])
     weights.check_known(stored.model.config)
     if (backbone := stored.model.feature_network()) is not None:
-        models.FAMILIES[backbone[0]].torch_weights.check_known(backbone[1].config)
+        torch.table(backbone[0]).check_known(backbone[1].config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
     report.write_file(out, release.save(tensors, about, format="pt"))
     return [out]
