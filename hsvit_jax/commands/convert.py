@@ -19,8 +19,8 @@ import numpy as np
 
 from hsvit_jax import cli
 from hsvit_jax import config as configs
+from hsvit_jax.artifacts import write_file
 from hsvit_jax.checkpoint import Checkpoints, probe
-from hsvit_jax.report import write_file
 from hsvit_jax.text import few
 from hsvit_jax.train import run_spec
 from hsvit_jax.weights import files, release, torch
