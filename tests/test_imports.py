@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "train": "augment checkpoint config data mesh models report runtime weights",
     "planner": "config mesh models ops report",
     "cli": "config report runtime",
-    "classifier": "augment checkpoint config data mesh models report runtime train",
+    "classifier": "augment checkpoint config data mesh models report runtime train weights",
     "studies": f"{_ENGINE} cli",
     **dict.fromkeys(("serve", "export", "run_report"), f"{_ENGINE} classifier"),
     "commands": f"{_ENGINE} cli classifier export run_report serve studies",
