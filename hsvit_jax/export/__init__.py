@@ -11,8 +11,9 @@ import jax
 
 from hsvit_jax import artifacts
 from hsvit_jax.export import programs
-from hsvit_jax.train import init_from, metrics
+from hsvit_jax.train import metrics
 from hsvit_jax.weights import release, sources, torch
+from hsvit_jax.weights.stored import Stored, fuse, of_survivors, stored_network
 
 #: Licences of data sets, where one is stated.
 _LICENCES = {
@@ -21,7 +22,7 @@ _LICENCES = {
 }
 
 
-def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
+def describe(stored: Stored, source: str) -> dict[str, Any]:
     """Describes a network for whoever gets its file: no path of this machine is in it.
 
     Args:
@@ -53,13 +54,13 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
     return json.loads(json.dumps(about))
 
 
-def write_file(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+def write_file(stored: Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes one file with all that `hsvit_jax.load` needs."""
     artifacts.write_file(out, release.pack({"params": stored.params, "stats": stored.stats}, about))
     return [out]
 
 
-def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+def write_reference(stored: Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes a state dict with the names and layouts of the authors' PyTorch code.
 
     Raises:
@@ -74,7 +75,7 @@ def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) 
     return [out]
 
 
-def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+def write_hub(stored: Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes a folder as the Hugging Face hub has it: the file, its settings as JSON, and a card.
 
     Raises:
@@ -123,7 +124,7 @@ ENDINGS = {"file": ".safetensors", "hub": "", "reference": ".safetensors"} | {
 
 def write(
     source: str, which: str, out: Path, form: str, *, parts: int | None = None, fused: bool = False
-) -> tuple[init_from.Stored, list[str]]:
+) -> tuple[Stored, list[str]]:
     """Writes the network of a run.
 
     Args:
@@ -137,8 +138,8 @@ def write(
     Returns:
       the network, and a line for each file.
     """
-    stored = init_from.of_survivors(init_from.stored_network(source, which))
-    stored = init_from.fused(stored) if fused else stored
+    stored = of_survivors(stored_network(source, which))
+    stored = fuse(stored) if fused else stored
     about = describe(stored, source)
     if about["config"]["eval"]["tta"] != "none" and (parts or form == "reference"):
         about["measured"] = {}  # of more views of an image than what is written has

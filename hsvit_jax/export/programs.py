@@ -23,7 +23,7 @@ from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import parts as parts_lib
 from hsvit_jax.ops import conv
 from hsvit_jax.train import evaluate
-from hsvit_jax.train.init_from import Stored
+from hsvit_jax.weights.stored import Stored
 
 #: Where a StableHLO program runs.
 PLATFORMS = ("cpu", "cuda", "tpu")

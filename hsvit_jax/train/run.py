@@ -27,7 +27,7 @@ from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train import workdir as workdir_lib
 from hsvit_jax.train.loop import Callback, Loop
-from hsvit_jax.train.run_spec import Run, build_model
+from hsvit_jax.train.run_spec import Run
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,7 +164,7 @@ def _take_shape(config: ml_collections.ConfigDict, info: data.DataInfo) -> None:
 def _network(config: ml_collections.ConfigDict) -> Any:
     """Builds the network of a resolved configuration, its frozen parts marked; refuses one that
     does not fit in memory."""
-    model = build_model(config)
+    model = config_lib.build_model(config)
     frozen = init_from.frozen_parts(config.init.freeze)
     model = model.with_frozen(frozen) if frozen else model
     memory.check_network(config, model)
