@@ -52,7 +52,7 @@ class MetricLog:
         self._logged = {(line["step"], line.get("split")): line for line in read_metrics(path)}
         self._file = artifacts.append_to(path)
         about = workdir, start_step, anew, config
-        self._loggers = [loggers.Background(name, *about) for name in names]
+        self._loggers = [loggers.Background(name, *about) for name in dict.fromkeys(names)]
 
     def check(self) -> None:
         """Raises ValueError once the file is another one, or gone, and this one's lines with it."""
