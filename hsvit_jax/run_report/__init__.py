@@ -10,7 +10,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import classifier, data, report, train
+from hsvit_jax import artifacts, classifier, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.run_report import findings, measures, page
@@ -105,12 +105,12 @@ def write(
         settings=config_lib.describe(config, lambda key: True),
         environment=_environment(trained, folder),
     )
-    report.write_file(path, html)
+    artifacts.write_file(path, html)
     rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
-    report.save_csv(table, [("file", "class", "predicted", "probability"), *rows])
+    artifacts.save_csv(table, [("file", "class", "predicted", "probability"), *rows])
     if folder.is_dir() and (split == "test" or len(dataset.val)):
         fitted = {"step": trained.step, "temperature": found.fitted.temperature}
-        report.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
+        artifacts.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
     return path
 
 
@@ -120,7 +120,7 @@ def _facts(
     """Returns the figures at the head of the page by their labels."""
 
     def accuracy(value: float, examples: int, name: str) -> dict[str, str]:
-        ends = "–".join(f"{end:.1%}" for end in report.interval(value, examples))
+        ends = "–".join(f"{end:.1%}" for end in artifacts.interval(value, examples))
         of = f"{name} accuracy on {examples:,} images"
         return {f"{of}; 95 % interval {ends}" if ends else of: f"{value:.2%}"}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.run_report import charts, measures
 from hsvit_jax.run_report.findings import Example, Findings
 from hsvit_jax.train import metrics
@@ -47,7 +47,7 @@ def render(
     )
     fitted = found.fitted
     both = (("as trained", found.as_trained), (f"temperature {fitted.temperature:.2f}", fitted))
-    return report.filled(
+    return artifacts.filled(
         Path(__file__).with_name("page.html"),
         names=list(names),
         digest=_digest,
