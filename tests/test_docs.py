@@ -13,7 +13,7 @@ import hsvit_jax
 from hsvit_jax import cli, get_config, main
 from hsvit_jax.commands import COMMANDS
 from hsvit_jax.config import keys
-from hsvit_jax.studies.systems import System
+from hsvit_jax.studies.engine import System
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "planner": "config mesh models ops report",
     "cli": "config report runtime",
     "classifier": "augment checkpoint config data mesh models report runtime train",
-    "studies": f"{_ENGINE} cli",
+    "studies": _ENGINE,
     "commands": f"{_ENGINE} cli classifier studies",
     "main": "cli commands runtime",
     **dict.fromkeys(("__main__", "convert", "compare"), "main"),
@@ -118,7 +118,8 @@ def test_imports_go_down():
 
 
 def test_rooms_are_few_and_none_is_crowded():
-    folders = [path for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("*.py"))]
+    """But for commands, a file for each."""
+    folders = [path for path in PACKAGE.rglob("*") if path.is_dir() and path.name != "commands"]
     assert not [str(f) for f in folders if len(list(f.glob("*.py"))) > 14]  # 13 and __init__
 
 
