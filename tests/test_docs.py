@@ -23,8 +23,9 @@ PAGES = {
 
 
 def commands() -> list[str]:
-    """Every complete command of the pages and of --help, from the program's name on."""
-    joined = "\n".join(PAGES.values()).replace("\\\n", " ")
+    """Every complete command of the pages but the log of changes, and of --help."""
+    pages = (text for name, text in PAGES.items() if name != "CHANGELOG.md")
+    joined = "\n".join(pages).replace("\\\n", " ")
     names = "|".join(COMMANDS)
     found = re.findall(rf"\b(hsvit_jax[\w.]* --[^`\n]*|hsvit(?:_jax)? (?:{names}) [^`\n]*)", joined)
     launched = re.findall(r" launch/\S+ (?:[^`\n]*? )??(--(?:mode|config)=[^`\n]*)", joined)

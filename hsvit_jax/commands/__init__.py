@@ -67,6 +67,7 @@ COMMANDS: Mapping[str, Command] = {
             (define_path, "curve", None, "A PNG of accuracy against groups lost."),
         ),
         config=_EVALUATION,
+        exclusive=("curve drop_groups",),
     ),
     "predict": Command(
         "Classifies image files and folders of them.",
@@ -211,6 +212,7 @@ COMMANDS: Mapping[str, Command] = {
             (flags.DEFINE_integer, "rounds", 5, "--vs: runs of each.", 1),
         ),
         config=EVERYTHING,
+        exclusive=("vs peak", "batch train.batch"),
         remember=False,
     ),
 }

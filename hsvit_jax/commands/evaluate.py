@@ -11,7 +11,7 @@ from hsvit_jax import cli, data, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier, lost_groups
 from hsvit_jax.commands.predict import load_classifier
-from hsvit_jax.commands.report import CHANGED, load_own, measures
+from hsvit_jax.run_report import CHANGED, load_own, measures
 from hsvit_jax.runtime import coordination
 from hsvit_jax.train import evaluate, metrics
 
@@ -21,8 +21,6 @@ def run(request: cli.Request) -> int:
     curve = request.flags.curve
     if curve is not None:
         path = cli.ending(curve, word="--curve")
-        if request.flags.drop_groups is not None:
-            raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
     if curve is not None:

@@ -10,8 +10,7 @@ import pytest
 from support import hf_files, small_runs
 
 import hsvit_jax
-from hsvit_jax import main, models, train
-from hsvit_jax.commands import export
+from hsvit_jax import export, main, models, train
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import files, release, sources
 
