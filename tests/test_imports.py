@@ -22,7 +22,7 @@ MAY_IMPORT = {
     **dict.fromkeys(_LEAVES.split(), ""),
     "models": "ops",
     "config": "models",
-    "weights": "models",
+    "weights": "models ops",
     "train": "augment checkpoint config data mesh models report runtime weights",
     "planner": "config mesh models ops report",
     "cli": "config report runtime",

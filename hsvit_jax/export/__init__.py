@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 import hsvit_jax
-from hsvit_jax import models, report
+from hsvit_jax import report
 from hsvit_jax.export import programs
 from hsvit_jax.train import init_from, metrics
-from hsvit_jax.weights import release, sources
+from hsvit_jax.weights import release, sources, torch
 
 #: Licences of data sets, where one is stated.
 _LICENCES = {
@@ -65,10 +65,10 @@ def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) 
     Raises:
       ValueError: the authors' code has no such network.
     """
-    weights = models.FAMILIES[about["family"]].torch_weights
+    weights = torch.table(about["family"])
     weights.check_known(stored.model.config)
     if (backbone := stored.model.feature_network()) is not None:
-        models.FAMILIES[backbone[0]].torch_weights.check_known(backbone[1].config)
+        torch.table(backbone[0]).check_known(backbone[1].config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
     report.write_file(out, release.save(tensors, about, format="pt"))
     return [out]
