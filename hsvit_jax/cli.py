@@ -18,13 +18,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 from absl import flags
 
-import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import compile_cache, signals
 from hsvit_jax.text import few, nearest, note, printable
@@ -196,7 +196,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     program = "hsvit" if Path(program).stem == "hsvit" else "python -m hsvit_jax"
     asks = words[0].lstrip("-") if len(words) == 1 and words[0].startswith("-") else ""
     if not name and (not words or asks in ("version", *_HELP)):
-        version = f"hsvit_jax {hsvit_jax.__version__}"
+        version = f"hsvit_jax {metadata.version('hsvit_jax')}"
         text = version if asks == "version" else _list(program, commands, about)
         with _exit_code(program, note) as end:
             print(text)

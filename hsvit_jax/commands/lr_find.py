@@ -20,11 +20,11 @@ COMMAND = Command(
 
 def run(request: Request) -> None:
     """Searches, draws, and prints the rates."""
-    from hsvit_jax import report
+    from hsvit_jax import artifacts
     from hsvit_jax.studies import lr_find
 
     path = cli.ending(request.flags.out)
-    report.prepare_for(path)  # before the work, as it may fail
+    artifacts.prepare_for(path)  # before the work, as it may fail
     found = lr_find.search(request.config, request.flags.steps)
     lr_find.draw(found, path)
     lowest = found.rates_S[found.lowest]

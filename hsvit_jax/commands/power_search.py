@@ -24,17 +24,17 @@ COMMAND = Command(
 
 def run(request: Request) -> None:
     """Searches, writes the network, and prints what it keeps and the command of the third step."""
+    from hsvit_jax import artifacts
     from hsvit_jax import config as config_lib
-    from hsvit_jax import report
     from hsvit_jax.studies import power_search
 
     values, path = request.flags, cli.ending(request.flags.out, ".safetensors")
-    report.prepare_for(path)  # before the work, as it may fail
+    artifacts.prepare_for(path)  # before the work, as it may fail
     if path.exists():
         raise ValueError(f"--out={path} is there already: move it away, or name another file")
     config = config_lib.override(request.config, [f"train.epochs={values.epochs}"])
     found = power_search.search(config, values.penalty, values.rate)
-    report.write_file(path, found.file)
+    artifacts.write_file(path, found.file)
     kept = ",".join(map(str, found.retained))
     print(
         f"tokens after each block's attention: {kept}, {found.share:.0%} of the "

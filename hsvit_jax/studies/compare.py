@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.models import costs
 from hsvit_jax.studies import engine
 
@@ -63,8 +63,8 @@ SHOWN = {
     "parameters": lambda row: f"{row['parameters']:,}",
     "parameters (MB)": lambda row: f"{row['megabytes']:.2f}",
     "FLOPs": lambda row: f"{row['flops'] / 1e9:.3f} G",
-    "memory forward": lambda row: report.byte_text(row["forward_bytes"]),
-    "memory training": lambda row: report.byte_text(row["training_bytes"]),
+    "memory forward": lambda row: artifacts.byte_text(row["forward_bytes"]),
+    "memory training": lambda row: artifacts.byte_text(row["training_bytes"]),
     "images/s": lambda row: f"{row['images_per_second']:,.0f}",
     "top-1": engine.accuracy_text,
     "top-5": lambda row: "–" if row["top5"] is None else f"{row['top5']:.2%}",
@@ -73,7 +73,7 @@ SHOWN = {
 
 def table(rows: Sequence[Row]) -> str:
     """Formats the rows as Markdown."""
-    return report.markdown(report.table(SHOWN, rows)) + "\n"
+    return artifacts.markdown(artifacts.table(SHOWN, rows)) + "\n"
 
 
 def write(rows: Sequence[Row], out: Path, command: str) -> list[Path]:
@@ -97,7 +97,7 @@ def figure(rows: Sequence[Row]) -> Any:
     from matplotlib import colormaps
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    figure = report.figure(13, 4.6)
+    figure = artifacts.figure(13, 4.6)
     across = {
         "parameters": "parameters",
         "flops": "FLOPs of one image forward",
@@ -125,5 +125,5 @@ def figure(rows: Sequence[Row]) -> Any:
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(alpha=0.3)
     panels[0].set(ylabel="test accuracy (%)")
-    report.legend(figure, drawn)
+    artifacts.legend(figure, drawn)
     return figure

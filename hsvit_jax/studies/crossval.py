@@ -9,7 +9,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import data, report, train
+from hsvit_jax import artifacts, data, train
 from hsvit_jax.train import init_from
 
 
@@ -84,12 +84,12 @@ def train_folds(config: ml_collections.ConfigDict, count: int, out: Path) -> lis
         correct, examples = correct + round(test.accuracy * test.examples), examples + test.examples
     chosen = " (best on test)" * (config.train.select_on == "test")
     head = ["fold", "images", f"accuracy{chosen}", "macro_f1", "loss"]
-    report.save_csv(out / "crossval.csv", [head, *rows])
+    artifacts.save_csv(out / "crossval.csv", [head, *rows])
     spread = f" ± {100 * statistics.stdev(row[2] for row in rows):.2f} over folds"
-    mean = report.accuracy_text(correct / examples, examples, spread)
+    mean = artifacts.accuracy_text(correct / examples, examples, spread)
     return [
         *(
-            f"fold {fold}: {report.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}"
+            f"fold {fold}: {artifacts.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}"
             for fold, images, accuracy, macro_f1, _ in rows
         ),
         f"all{chosen}: {mean}, {examples:,} images, each tested once",

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import ml_collections
 
+from hsvit_jax import artifacts, data, train
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, report, train
 from hsvit_jax.models import costs
 from hsvit_jax.runtime import coordination
 from hsvit_jax.text import few
@@ -252,16 +252,16 @@ def save(
     paths = [folder / f"{name}.{kind}" for kind in ("md", "csv", "png")]
     head = [*columns.split(), "accuracy", "deviation", "accuracies"]
     cells = [[*(row[key] for key in head[:-1]), " ".join(map(str, row[head[-1]]))] for row in rows]
-    report.write_file(paths[0], page)
-    report.save_csv(paths[1], [head, *cells])
-    report.save_figure(figure, paths[2])
+    artifacts.write_file(paths[0], page)
+    artifacts.save_csv(paths[1], [head, *cells])
+    artifacts.save_figure(figure, paths[2])
     return paths
 
 
 def accuracy_text(row: Mapping[str, Any]) -> str:
     """Formats the mean over seeds, its standard deviation, and the interval of few images."""
     spread = f" ± {100 * row['deviation']:.2f}" if len(row["accuracies"]) > 1 else ""
-    return report.accuracy_text(row["accuracy"], row["examples"], spread)
+    return artifacts.accuracy_text(row["accuracy"], row["examples"], spread)
 
 
 def _config(system: System, settings: Sequence[str]) -> ml_collections.ConfigDict:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.studies import engine
 from hsvit_jax.text import printable
 
@@ -20,7 +20,7 @@ def table(rows: Rows, x: str, line: str) -> str:
     columns, lines = (list(dict.fromkeys(row[axis] for row in rows)) for axis in ("x", "line"))
     cells = {(row["line"], row["x"]): engine.accuracy_text(row) for row in rows}
     body = [[name, *(cells.get((name, column), "–") for column in columns)] for name in lines]
-    return report.markdown([[f"{line} \\ {x}", *columns], *body])
+    return artifacts.markdown([[f"{line} \\ {x}", *columns], *body])
 
 
 def write(
@@ -52,7 +52,7 @@ def write(
 
 def figure(rows: Rows, title: str, x: str, line: str) -> Any:
     """Draws a line for each value of the second axis."""
-    figure = report.figure(7.5, 4.8)
+    figure = artifacts.figure(7.5, 4.8)
     panel = figure.add_subplot()
     columns = list(dict.fromkeys(row["x"] for row in rows))
     try:
@@ -81,7 +81,7 @@ def figure(rows: Rows, title: str, x: str, line: str) -> Any:
     panel.set_ylabel("test accuracy (%), 95 % intervals")
     panel.set_title(textwrap.fill(title, 32), fontsize=10, parse_math=False)  # a legend narrows it
     panel.grid(alpha=0.3)
-    report.legend(figure, drawn, line)
+    artifacts.legend(figure, drawn, line)
     return figure
 
 
@@ -91,7 +91,7 @@ def interval(row: Mapping[str, Any]) -> tuple[float, float]:
     from scipy import special
 
     accuracy, examples = row["accuracy"], row["examples"]
-    low, high = report.wilson(accuracy * examples, examples)
+    low, high = artifacts.wilson(accuracy * examples, examples)
     seeds, spread = len(row["accuracies"]), 0.0
     if seeds > 1:
         spread = float(special.stdtrit(seeds - 1, 0.975)) * row["deviation"] / seeds**0.5

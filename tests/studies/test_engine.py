@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.data_files import encoded, noise, write
 
+from hsvit_jax import artifacts, main, train
 from hsvit_jax import config as config_lib
-from hsvit_jax import main, report, train
 from hsvit_jax.models import costs
 from hsvit_jax.studies import compare, engine, grid
 from hsvit_jax.studies.engine import System, train_all
@@ -131,7 +131,7 @@ def test_names_are_drawn_as_they_are(tmp_path):
     """Matplotlib leaves a label _name out of a legend, and ends at `$^$`."""
     rows = [made_row(0.5, name=n, x=x, line=n) for n, x in (("_a", "$^$"), ("$^$", "\udce9"))]
     for figure in compare.figure(rows), grid.figure(rows, "$^$ title", "$^$ x", "$^$ line"):
-        report.save_figure(figure, tmp_path / "names.png")
+        artifacts.save_figure(figure, tmp_path / "names.png")
         (legend,) = figure.legends
         assert [text.get_text()[:3] for text in legend.texts] in (["_a:", "$^$"], ["_a", "$^$"])
 
