@@ -21,8 +21,6 @@ def run(request: cli.Request) -> int:
     curve = request.flags.curve
     if curve is not None:
         path = cli.ending(curve, word="--curve")
-        if request.flags.drop_groups is not None:
-            raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
     if curve is not None:
