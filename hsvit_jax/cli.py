@@ -312,7 +312,11 @@ def refuse_unused(request: Request, command: Command) -> None:
         if command.needs_config or (alone and not by_words and not unread):
             why = f"--config.{alone[0]}" if alone else name
             raise Misuse(f"{why} needs --config=FILE")
-    elif not more and (named or not finds_run):
+    elif (
+        not more
+        and not (finds_run and config_lib.is_registered(request.config))
+        and (named or not finds_run)
+    ):
         beside = f" beside {named}" if named else ""
         raise Misuse(f"{name} does not use --config{beside}: leave it out")
     for key in (setting.partition("=")[0] for setting in request.settings):

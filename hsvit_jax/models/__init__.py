@@ -15,13 +15,15 @@ from hsvit_jax.models.conv_transformers import (
     swiftformer,
 )
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet, resnext
-from hsvit_jax.models.family import Family
+from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.hsvit import backbone, hsvit
 from hsvit_jax.models.network import Network
 from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.models.vit import deit, dhvt, hvt, swin, vit
 from hsvit_jax.models.vix import ccx, cvx, levix, pix, t2t, vix
 from hsvit_jax.text import few
+
+__all__ = ["FAMILIES", "VARIANTS", "Family", "Network", "Sizes", "build", "register"]
 
 _MODULES = (
     *(hsvit, vix, levix, ccx, cvx, pix),
@@ -30,18 +32,42 @@ _MODULES = (
     *(resnet, resnext, efficientnet, mobilenet_v2, backbone),
 )
 
-#: Family name → its record.
-FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
+#: Family name → its record: those of this package, and those that `register` adds.
+FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
+_BUILT_IN = frozenset(FAMILIES)
 
-#: Family by its name and those that descriptions of PyTorch files have for it.
-NAMES: Mapping[str, Family] = {
-    name: family for family in FAMILIES.values() for name in (family.name, *family.aliases)
-}
 
-#: Every named variant: (family, variant). Each has its exact parameter count in the tests.
-VARIANTS: tuple[tuple[str, str], ...] = tuple(
-    (name, variant) for name, family in FAMILIES.items() for variant in family.variants
-)
+def register(family: Family) -> Family:
+    """Adds a family of networks; one of the same name from outside the package is replaced.
+
+    Returns:
+        The family, so that a module may keep it.
+
+    Raises:
+        ValueError: the name is that of a family of this package.
+    """
+    if family.name in _BUILT_IN:
+        raise ValueError(
+            f"the family {family.name!r} is one of hsvit_jax: register yours by another name"
+        )
+    FAMILIES[family.name] = family
+    return family
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a family is this package's own rather than a registered one."""
+    return name in _BUILT_IN
+
+
+class UnknownFamily(ValueError):
+    """A family of networks that nothing has registered."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"unknown model.family {name!r}: add --config=FILE.py, the file that registers it, or "
+            f"import that file before hsvit_jax.load; known: {few(FAMILIES)}"
+        )
+
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -60,7 +86,7 @@ def build(
     """
     family, dtype = settings["family"], settings["dtype"]
     if family not in FAMILIES:
-        raise ValueError(f"unknown model.family {family!r}; known: {few(FAMILIES)}")
+        raise UnknownFamily(family)
     if dtype not in _DTYPES:
         raise ValueError(f"unknown model.dtype {dtype!r}; choose one of {sorted(_DTYPES)}")
     return FAMILIES[family].build(
@@ -89,9 +115,10 @@ def family_of(description: Mapping[str, Any]) -> Family:
             raise ValueError(f"unknown model_type {model_type!r}; known: {few(sorted(known))}")
         return known[model_type]
     name = str(description.get("family", "hsvit")).lower()
-    if name not in NAMES:
-        raise ValueError(f"unknown family {name!r}; known: {few(NAMES)}")
-    return NAMES[name]
+    names = {alias: f for f in FAMILIES.values() for alias in (f.name, *f.aliases)}
+    if name not in names:
+        raise ValueError(f"unknown family {name!r}; known: {few(names)}")
+    return names[name]
 
 
 def constructor(description: Mapping[str, Any]) -> dict[str, Any]:

@@ -346,6 +346,8 @@ def stored_network(path: str | Path, which: str | int = "best") -> Stored:
             tree = dict(zip(("params", "stats"), step.averaged(state), strict=True))
             if wrong := checkpoint.misfits(tree, wanted):
                 raise ValueError(few(wrong, "; "))
+    except models.UnknownFamily as error:
+        raise ValueError(f"{where}: {error}") from error
     except _FOREIGN as error:
         raise ValueError(
             f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
