@@ -27,7 +27,7 @@ from absl import flags
 import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import compile_cache, signals
-from hsvit_jax.text import few, nearest, printable
+from hsvit_jax.text import few, nearest, note, printable
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
 _EXAMPLE = "c4a8"  # whose keys --help shows, without --config
@@ -441,11 +441,6 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
 def _misused(message: str, start: str) -> int:
     note(f"{message}\n(see: {start} --help)")
     return _USAGE
-
-
-def note(text: str) -> None:
-    """Prints a remark to standard error; standard output is for results."""
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:

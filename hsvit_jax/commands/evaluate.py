@@ -11,7 +11,7 @@ from hsvit_jax import cli, data, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier, lost_groups
 from hsvit_jax.commands.predict import load_classifier
-from hsvit_jax.commands.report import CHANGED, load_own, measures
+from hsvit_jax.run_report import CHANGED, load_own, measures
 from hsvit_jax.runtime import coordination
 from hsvit_jax.train import evaluate, metrics
 

@@ -15,8 +15,8 @@ import numpy as np
 from hsvit_jax import classifier, data, report
 from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Misuse, Request
-from hsvit_jax.commands.report.measures import CALIBRATION
 from hsvit_jax.data.listing import tell_others, walk
+from hsvit_jax.run_report.measures import CALIBRATION
 from hsvit_jax.runtime import cluster, coordination
 from hsvit_jax.text import one_line, printable
 from hsvit_jax.weights import sources

@@ -11,7 +11,7 @@ import ml_collections
 from hsvit_jax import config as config_lib
 from hsvit_jax import train
 from hsvit_jax.cli import Request
-from hsvit_jax.commands.report import write_after_training
+from hsvit_jax.run_report import write_after_training
 from hsvit_jax.runtime import cluster, coordination, signals
 from hsvit_jax.text import few
 

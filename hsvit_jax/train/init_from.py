@@ -19,7 +19,7 @@ from hsvit_jax.config import recipes
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 from hsvit_jax.train import run_spec, step
-from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources
+from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources, torch
 
 # Errors of reading metadata that this program did not write.
 _FOREIGN = (
@@ -239,7 +239,7 @@ def _agreed(description: dict, tensors: dict[str, Any], loaded: pretrained.Pretr
     named = description.get("architecture")
     note = f", published as {named}" if isinstance(named, str) else ""
     try:
-        record, given = models.family_of(description), models.constructor(description)
+        record, given = torch.family_of(description), torch.constructor(description)
     except (ValueError, TypeError):  # of a family without a reader for it
         return note
     if given == {"variant": ""}:
@@ -248,9 +248,9 @@ def _agreed(description: dict, tensors: dict[str, Any], loaded: pretrained.Pretr
     given = {"image_size": list(ours.image_size), "num_channels": ours.image_channels, **given}
     if hasattr(ours, "pool_strides"):
         given = {"pool_strides": ours.pool_strides, **given}
-    tensors = record.torch_weights.unwrapped(tensors)
+    tensors = torch.table(record.name).unwrapped(tensors)
     try:
-        settings, data = models.torch_settings(record, tensors, given)
+        settings, data = torch.torch_settings(record, tensors, given)
         names = ("image_size", "channels", "num_classes")
         settings = config_lib.base("cifar10", settings).model.to_dict()
         theirs = models.build(settings, **{name: data[name] for name in names})

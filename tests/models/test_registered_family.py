@@ -49,14 +49,13 @@ hsvit_jax.register(hsvit_jax.Family("mean", config=Config, network=Mean))
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """A folder outside the repository, with the files; what they register is forgotten again."""
-    monkeypatch.setattr(models, "FAMILIES", models.FAMILIES)
-    before = dict(models.FAMILIES)
+    for name in ("exchange", "mean", "other"):
+        monkeypatch.setitem(models.FAMILIES, name, None)
+        del models.FAMILIES[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_idea.py").write_text(IDEA, "utf-8")
     (tmp_path / "least.py").write_text(LEAST, "utf-8")
-    yield tmp_path
-    models.FAMILIES.clear()
-    models.FAMILIES.update(before)
+    return tmp_path
 
 
 class Stop(train.Callback):

@@ -31,7 +31,6 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.hsvit import torch_weights
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.sizes import (
     DEFAULTS,
@@ -455,5 +454,4 @@ FAMILY = Family(
     automatic={"pool_strides": _strides},
     named_by=("conv_channels", "depth"),
     paper_recipe="hsvit",
-    torch_weights=torch_weights.HSVIT,
 )

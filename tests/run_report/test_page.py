@@ -14,10 +14,9 @@ from scipy import special
 from support import reports, small_runs
 from support.data_files import class_folders
 
-from hsvit_jax import classifier, data, main
+from hsvit_jax import classifier, data, main, run_report
 from hsvit_jax import report as files
-from hsvit_jax.commands import report
-from hsvit_jax.commands.report import charts, findings, measures
+from hsvit_jax.run_report import charts, findings, measures
 from hsvit_jax.train import metrics
 
 
@@ -104,7 +103,9 @@ def test_images_are_named_and_all_wrong_ones_listed(tmp_path):
     trained, dataset = reports.untrained()
     (tmp_path / "photos").mkdir()
     dataset = named(dataset, tmp_path / "photos")
-    page = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset).read_text("utf-8")
+    page = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset).read_text(
+        "utf-8"
+    )
     links = [source for source in Reader(page).sources if not source.startswith("data:")]
     assert len(links) == 20 and "photos/%3Drow%201%20%3Cb%3E%25.png" in links  # but the one gone
     assert "photos/=row 0 &lt;b&gt;%.png" in page and "r-wrong.csv lists all" in page
@@ -139,7 +140,7 @@ def test_heat_maps_end_in_time_and_the_cards_stay(tmp_path, monkeypatch):
     found = findings.find(trained, dataset, "val")
     heats = [example.heat_RR is not None for example in (*found.wrong, *found.unsure)]
     assert heats == [True, *[False] * 20]
-    page = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
+    page = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
     assert page.read_text("utf-8").count("covering a part") == 1
 
 
@@ -163,9 +164,9 @@ def test_hostile_files_of_a_run_cost_their_own_part_of_the_report(tmp_path, caps
     log.write_text(text)
     for environment in ('{"a": 1', "[[[], 1]]", "7", deep):
         (tmp_path / "environment.json").write_text(environment)
-        assert "data" in report._environment(trained, tmp_path)
+        assert "data" in run_report._environment(trained, tmp_path)
         assert "environment.json is damaged, and is left out" in capsys.readouterr().err
-    page = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
+    page = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
     assert "<h2>Curves</h2>" in page.read_text("utf-8")
     assert metrics.draw_curves(tmp_path, "run").stat().st_size
     assert main.main(["hsvit", "curves", str(tmp_path), f"--out={tmp_path}/c.png"]) == 0
@@ -206,7 +207,7 @@ def test_a_network_that_is_sure_and_right_everywhere(tmp_path, monkeypatch):
     )
     found = findings.find(trained, dataset, "val")
     assert found.wrong == found.unsure == []
-    path = report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
+    path = run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=dataset)
     assert path.read_text("utf-8").count("0 of 0 shown") == 2
 
 
@@ -273,11 +274,11 @@ def test_networks_are_compared_by_identity():
 
 
 def test_a_report_that_fails_is_a_note(tmp_path, capsys):
-    assert report.write_after_training(tmp_path / "nothing") is None
+    assert run_report.write_after_training(tmp_path / "nothing") is None
     assert "no report (CheckpointError: " in capsys.readouterr().err
     trained, _ = reports.untrained()
     with pytest.raises(ValueError, match="has other classes"):
-        report.write(trained, tmp_path, tmp_path / "r.html", dataset=small_runs.small_dataset())
+        run_report.write(trained, tmp_path, tmp_path / "r.html", dataset=small_runs.small_dataset())
 
 
 def test_prediction_is_compiled_once_for_a_padded_shape():

@@ -28,7 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hsvit_jax import data
-from hsvit_jax.commands.serve.batching import Answer, Batcher, NoVotes, part_of
+from hsvit_jax.serve.batching import Answer, Batcher, NoVotes, part_of
 from hsvit_jax.text import few
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what any client can send

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from hsvit_jax.commands.report.measures import Bin
+from hsvit_jax.run_report.measures import Bin
 from hsvit_jax.text import printable
 
 _WIDTH, _HEIGHT = 420, 250

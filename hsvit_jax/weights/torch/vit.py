@@ -4,11 +4,12 @@ Swin also its authors')."""
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hsvit_jax.models.torch_weights import (
+from hsvit_jax.models.family import Family
+from hsvit_jax.weights.torch.base import (
     Placed,
     Sections,
     Shape,
@@ -24,9 +25,6 @@ from hsvit_jax.models.torch_weights import (
     pair,
     timm_block,
 )
-
-if TYPE_CHECKING:
-    from hsvit_jax.models.family import Family
 
 _BLOCK = "encoder/blocks/{i}"
 
@@ -50,7 +48,7 @@ def _patches(name: str, patch: int) -> Table:
 # --- ViT -----------------------------------------------------------------------------------------
 
 
-def _vit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _vit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     dim, heads = field(given, "hidden_size", 768), field(given, "num_attention_heads", 12)
     if heads < 1 or dim % heads:
         raise ValueError(f"num_attention_heads={heads} do not divide hidden_size={dim}")
@@ -114,7 +112,7 @@ _NEEDED |= {"embed_dim": "", "num_classes": "", "num_heads": "--heads"}
 
 
 def _timm_settings(
-    family: "Family", shapes: Mapping[str, Shape], given: Mapping[str, Any], **inferred: Any
+    family: Family, shapes: Mapping[str, Shape], given: Mapping[str, Any], **inferred: Any
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The sections `model`, with what HVT, DeiT and DHVT share, and `data`; and all that is known.
 
@@ -145,7 +143,7 @@ def _timm_settings(
     return model, {**data, "num_classes": one["num_classes"]}, {**known, **one}
 
 
-def _hvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _hvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """The pool, which no tensor tells apart from another, is read from the file's `variant`
     ('average' or 'avg', '2d'), or from `pool` and `pool_dims` in its constructor; a maximum
     otherwise. Without pools it is a DeiT."""
@@ -231,7 +229,7 @@ HVT = TorchWeights(
 # --- DHVT ----------------------------------------------------------------------------------------
 
 
-def _dhvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _dhvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     shapes = {k: v.shape for k, v in tensors.items()}
     inferred: dict[str, Any] = {}
     convs = [k for k, v in shapes.items() if k.startswith("patch_embed.proj.") and len(v) == 4]
@@ -309,7 +307,7 @@ def _swin_names(keys: Collection[str]) -> tuple[str, int]:
     return ("head", 1) if authors else ("head.fc", 0)
 
 
-def _swin_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _swin_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Sizes follow from shapes, but for what rounding and small maps hide."""
     for name, usual in (("global_pool", "avg"), ("always_partition", False), ("qk_scale", None)):
         only(given, name, usual)

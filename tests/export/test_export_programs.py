@@ -12,7 +12,7 @@ from support import small_runs
 
 import hsvit_jax
 from hsvit_jax import checkpoint, main, models, train
-from hsvit_jax.commands.export import programs
+from hsvit_jax.export import programs
 from hsvit_jax.weights import files
 
 ONLY_JAX = """

@@ -7,7 +7,7 @@ import pytest
 from support import small_runs
 
 from hsvit_jax import models
-from hsvit_jax.commands.export import programs
+from hsvit_jax.export import programs
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("jax2onnx")

@@ -30,8 +30,7 @@ from uvicorn.protocols.http import h11_impl
 
 from hsvit_jax import classifier as classifier_lib
 from hsvit_jax import main, views
-from hsvit_jax.commands import serve
-from hsvit_jax.commands.serve import app, batching, ray_parts, transport, votes
+from hsvit_jax.serve import app, batching, ray_parts, server, transport, votes
 from hsvit_jax.train import evaluate
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
@@ -123,8 +122,8 @@ def test_maps_lie_where_their_towers_look():
         config=config, explain=lambda _: [views.Views(np.zeros(1), groups=seen)]
     )
     network = types.SimpleNamespace(classifier=classifier)
-    server = app.Server(batching.Batcher(network, network, [1], 0), app.Limits())
-    first, *groups = (one["rows"] for one in server._maps(np.zeros((2, 4, 1), np.uint8)))
+    served = app.Server(batching.Batcher(network, network, [1], 0), app.Limits())
+    first, *groups = (one["rows"] for one in served._maps(np.zeros((2, 4, 1), np.uint8)))
     sums = np.repeat([[3, 7], [11, 15]], 2, 1)
     assert first == app._bytes(sums).tolist()
     assert groups[5] == [[0] * 4, [255, 255, 0, 0]]  # of tower 2
@@ -343,12 +342,12 @@ def port(network):
     """Of a server that is reached by sockets."""
     batcher = batching.Batcher(network, network, [1], wait=0.001)
     how = {"http": transport.Protocol, "loop": "asyncio", "log_level": "warning"}
-    server = uvicorn.Server(uvicorn.Config(app.Server(batcher, app.Limits()).app, **how))
+    running = uvicorn.Server(uvicorn.Config(app.Server(batcher, app.Limits()).app, **how))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, args=([listener],))
+        thread = threading.Thread(target=running.run, args=([listener],))
         thread.start()
         yield listener.getsockname()[1]
-        server.should_exit = True
+        running.should_exit = True
         thread.join()
 
 
@@ -423,7 +422,7 @@ def test_no_connection_is_read_for_long(port, monkeypatch):
 
 
 def test_pages_name_no_other_address(client):
-    folder = resources.files("hsvit_jax.commands.serve")
+    folder = resources.files("hsvit_jax.serve")
     for name in ("page.html", "page.css", "page.js"):
         assert not re.search("https?:|//[a-z]", (folder / name).read_text("utf-8"))
     policy = client.get("/").headers["content-security-policy"]
@@ -452,8 +451,8 @@ def test_what_cannot_be_served(capsys, monkeypatch):
             monkeypatch.setenv("HSVIT_TOKEN", token)
             assert main.main([*here, "--host=0.0.0.0"]) == code
             assert ("token is empty" in capsys.readouterr().err) == (code == 2)
-    with serve.bound("127.0.0.1", 0) as first:  # as two servers that start at one time
-        second = serve.bound("127.0.0.1", first.getsockname()[1])
+    with server.bound("127.0.0.1", 0) as first:  # as two servers that start at one time
+        second = server.bound("127.0.0.1", first.getsockname()[1])
         with pytest.raises(ValueError, match="in use; choose another --port"):
             second.__enter__()
 
@@ -529,7 +528,7 @@ def test_a_cluster_that_lets_nobody_in(network, ray, monkeypatch):
 COLD = """
 import sys
 from hsvit_jax import main
-from hsvit_jax.commands.serve import batching
+from hsvit_jax.serve import batching
 
 async def failing(self):
     raise RuntimeError("out of memory")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hsvit_jax.commands.serve.votes import Ballot, Network, Part, Voters
+from hsvit_jax.serve.votes import Ballot, Network, Part, Voters
 
 
 class NoVotes(Exception):

@@ -16,9 +16,9 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from hsvit_jax import cli
 from hsvit_jax.classifier import Classifier
-from hsvit_jax.commands.serve.votes import Ballot, parts_of
+from hsvit_jax.serve.votes import Ballot, parts_of
+from hsvit_jax.text import note
 from hsvit_jax.train import evaluate
 
 # A replica that does not answer three checks in a row, 2 s apart and of 5 s each, is replaced.
@@ -131,7 +131,7 @@ class RayParts:
             asked = len(targets) * self._resources[option]
             if asked > free.get(unit, 0):
                 have = f"{free.get(unit, 0):g} of the cluster's are free"
-                cli.note(f"the parts ask for {asked:g} {unit}s, and {have}: they wait for more")
+                note(f"the parts ask for {asked:g} {unit}s, and {have}: they wait for more")
         self._handles = serve.run_many(targets)
 
     def __exit__(self, *_: object) -> None:

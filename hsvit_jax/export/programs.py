@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import augment, cli, report
+from hsvit_jax import augment, report
 from hsvit_jax.models import costs
 from hsvit_jax.models.hsvit import parts as parts_lib
 from hsvit_jax.ops import conv
@@ -213,7 +213,6 @@ def write(
         model.dtype = jnp.dtype(jnp.float32)
         stored = stored._replace(model=model)
     if count is None:
-        cli.ending(out, f".{form}", "OUT")
         programs, folder, sheet = whole(stored, out.stem), out.parent, f"{out.name}.json"
     else:
         programs, folder, sheet = in_parts(stored, count), out, "parts.json"

@@ -17,17 +17,15 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from operator import getitem
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import Network
 from hsvit_jax.ops.activations import activation
 from hsvit_jax.text import few
-
-if TYPE_CHECKING:
-    from hsvit_jax.models.family import Family
 
 #: The sections `model` (without the variant) and `data` of a configuration.
 Sections = tuple[dict[str, Any], dict[str, Any]]
@@ -282,7 +280,7 @@ class TorchWeights:
     """
 
     markers: tuple[str, ...]
-    settings: Callable[["Family", Tensors, dict[str, Any]], Sections]
+    settings: Callable[[Family, Tensors, dict[str, Any]], Sections]
     table: Table | Callable[[Any, Collection[str]], Table]
     ignored: str = r"\Z"
     known: Mapping[str, tuple] = dataclasses.field(default_factory=dict)

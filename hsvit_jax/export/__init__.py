@@ -1,4 +1,4 @@
-"""hsvit export: a trained network as one file, as a folder for the Hugging Face hub, as a state
+"""A trained network as one file, as a folder for the Hugging Face hub, as a state
 dict with the authors' names, or as programs that run without this package."""
 
 import json
@@ -9,53 +9,16 @@ from typing import Any
 import jax
 
 import hsvit_jax
-from hsvit_jax import cli, models, report
-from hsvit_jax.cli import Request
-from hsvit_jax.commands.export import programs
-from hsvit_jax.text import printable
+from hsvit_jax import report
+from hsvit_jax.export import programs
 from hsvit_jax.train import init_from, metrics
-from hsvit_jax.weights import release, sources
+from hsvit_jax.weights import release, sources, torch
 
 #: Licences of data sets, where one is stated.
 _LICENCES = {
     "digits": "[CC BY 4.0](https://doi.org/10.24432/C50P49)",
     "fashion_mnist": "[MIT](https://github.com/zalandoresearch/fashion-mnist)",
 }
-
-
-def run(request: Request) -> None:
-    """Writes the network of a run to OUT, and prints what was written."""
-    values, source = request.flags, request.source
-    if len(request.words) != 1:
-        raise cli.Misuse(
-            f"expected RUN OUT, as in export runs/c2a2-digits-strong-seed0 model.safetensors; got "
-            f"{' '.join([source, *request.words])}"
-        )
-    out = Path(request.words[0])
-    form = values.format or {".safetensors": "file"}.get(out.suffix, out.suffix[1:])
-    if values.parts is not None and form not in programs.FORMATS:
-        raise cli.Misuse(f"--parts={values.parts} needs --format={'|'.join(programs.FORMATS)}")
-    if form not in (*_FORMATS, *programs.FORMATS):
-        raise cli.Misuse(
-            f"the ending of {out} names no format: write .safetensors, .onnx or .stablehlo, or "
-            "give --format (hub: a folder)"
-        )
-    stored = init_from.of_survivors(init_from.stored_network(source, values.which))
-    stored = init_from.fused(stored) if values.fused else stored
-    about = describe(stored, source)
-    if about["config"]["eval"]["tta"] != "none" and (values.parts or form == "reference"):
-        about["measured"] = {}  # of more views of an image than what is written has
-    if form in programs.FORMATS:
-        lines = programs.write(stored, about, out, form, values.parts)
-    else:
-        paths = _FORMATS[form](stored, about, out)
-        lines = [f"{path}  {report.byte_text(path.stat().st_size)}" for path in paths]
-    print(printable("\n".join(lines)))
-    count = sum(x.size for x in jax.tree.leaves(stored.params))
-    cli.note(
-        f"{stored.config.model.variant}, {count:,} parameters, {len(stored.class_names)} classes, "
-        f"step {stored.step:,} of {source}"
-    )
 
 
 def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
@@ -92,7 +55,6 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
 
 def write_file(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes one file with all that `hsvit_jax.load` needs."""
-    cli.ending(out, ".safetensors", "OUT")
     report.write_file(out, release.pack({"params": stored.params, "stats": stored.stats}, about))
     return [out]
 
@@ -103,11 +65,10 @@ def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) 
     Raises:
       ValueError: the authors' code has no such network.
     """
-    cli.ending(out, ".safetensors", "OUT")
-    weights = models.FAMILIES[about["family"]].torch_weights
+    weights = torch.table(about["family"])
     weights.check_known(stored.model.config)
     if (backbone := stored.model.feature_network()) is not None:
-        models.FAMILIES[backbone[0]].torch_weights.check_known(backbone[1].config)
+        torch.table(backbone[0]).check_known(backbone[1].config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
     report.write_file(out, release.save(tensors, about, format="pt"))
     return [out]
@@ -154,6 +115,37 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
 
 _FILE = "model.safetensors"
 _FORMATS = {"file": write_file, "hub": write_hub, "reference": write_reference}
+#: Format → the ending of a file of it; a folder has none.
+ENDINGS = {"file": ".safetensors", "hub": "", "reference": ".safetensors"} | {
+    form: f".{form}" for form in programs.FORMATS
+}
+
+
+def write(
+    source: str, which: str, out: Path, form: str, *, parts: int | None = None, fused: bool = False
+) -> tuple[init_from.Stored, list[str]]:
+    """Writes the network of a run.
+
+    Args:
+      source: the run, or what holds its network.
+      which: of its checkpoints.
+      out: a file with the format's ending, or a folder.
+      form: a key of ENDINGS.
+      parts: how many programs to cut it into.
+      fused: whether branches become single convolutions.
+
+    Returns:
+      the network, and a line for each file.
+    """
+    stored = init_from.of_survivors(init_from.stored_network(source, which))
+    stored = init_from.fused(stored) if fused else stored
+    about = describe(stored, source)
+    if about["config"]["eval"]["tta"] != "none" and (parts or form == "reference"):
+        about["measured"] = {}  # of more views of an image than what is written has
+    if form in programs.FORMATS:
+        return stored, programs.write(stored, about, out, form, parts)
+    paths = _FORMATS[form](stored, about, out)
+    return stored, [f"{path}  {report.byte_text(path.stat().st_size)}" for path in paths]
 
 
 def _is_ours(out: Path, names: set[str]) -> bool:

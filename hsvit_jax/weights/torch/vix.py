@@ -6,12 +6,15 @@ ViX's MLP-Mixers are plain sequences, whose keys are numbers; the others have na
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hsvit_jax.models import conv_layers
-from hsvit_jax.models.torch_weights import (
+from hsvit_jax.models.family import Family
+from hsvit_jax.models.vix import stems
+from hsvit_jax.models.vix.mixer_config import DEFAULTS, PINV_STEPS
+from hsvit_jax.weights.torch.base import (
     Placed,
     Sections,
     Shape,
@@ -26,11 +29,6 @@ from hsvit_jax.models.torch_weights import (
     pair,
     timm_block,
 )
-from hsvit_jax.models.vix import stems
-from hsvit_jax.models.vix.mixer_config import DEFAULTS, PINV_STEPS
-
-if TYPE_CHECKING:
-    from hsvit_jax.models.family import Family
 
 #: Rotary tables, which are computed.
 _IGNORED = r"(.*\.)?layer_pos_emb\."
@@ -249,7 +247,7 @@ def _block(mixer: str, ours: str, theirs: str) -> Table:
 # --- ViX -----------------------------------------------------------------------------------------
 
 
-def _vix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _vix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     first = [int(m[1]) for m in map(_TOKEN_MLP.match, tensors) if m]
     if first:
         start, key = min(first), ""
@@ -310,7 +308,7 @@ VIX = TorchWeights(
 _LEVIX_FIRST = "backbone.0.layers.0."
 
 
-def _levix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _levix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     tokens = token_count(tensors, f"{_LEVIX_FIRST}0.")
     sizes, data = embedding(tensors, given, "conv_embedding.", tokens, linear_at=0)
     classes, dim = shape(tensors, "mlp_head.weight", 2)
@@ -349,7 +347,7 @@ LEVIX = TorchWeights(("mlp_head.weight",), _levix_settings, _levix)
 _CCX_BLOCK = "classifier.blocks."
 
 
-def _ccx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _ccx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Strides that nothing tells are those that leave as many tokens as there are positions."""
     convs = count(tensors, "tokenizer.conv_layers.{}.0.") or 1
     weights = [shape(tensors, f"tokenizer.conv_layers.{i}.0.weight", 4) for i in range(convs)]
@@ -425,7 +423,7 @@ CCX = TorchWeights(("classifier.fc.weight",), _ccx_settings, _ccx)
 # --- CvX -----------------------------------------------------------------------------------------
 
 
-def _cvx_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _cvx_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """The image's size, which no parameter tells but Linformer's, comes from the file's `input`, an
     option, or `fmap` (a side of the first stage's map) and `stride` in its constructor.
     """
@@ -481,7 +479,7 @@ CVX = TorchWeights(("layers.0.1.g",), _cvx_settings, _cvx)
 _PIX_LINEAR = 2  # place of the patches' linear map, after unfolding and a transposition
 
 
-def _pix_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _pix_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     tokens = token_count(tensors, "", cls=1)
     sizes, data = embedding(tensors, given, "to_patch_embedding.", tokens, linear_at=_PIX_LINEAR)
     stages = -(-count(tensors, "layers.{}.") // 2)
@@ -531,7 +529,7 @@ PIX = TorchWeights(("mlp_head.1.weight",), _pix_settings, _pix)
 _T2T, _T2T_PROJECT = "tokens_to_token.attention{}", "tokens_to_token.project.weight"
 
 
-def _t2t_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _t2t_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Sizes follow from shapes, but for the heads (of width 64 in all published networks) and what
     rounding hides of the image's."""
     performer = f"{_T2T.format(1)}.w" in tensors

@@ -18,9 +18,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from hsvit_jax.commands.report import charts, measures
-from hsvit_jax.commands.report.findings import Example, Findings
-from hsvit_jax.commands.report.measures import ClassMeasures, Measure
+from hsvit_jax.run_report import charts, measures
+from hsvit_jax.run_report.findings import Example, Findings
+from hsvit_jax.run_report.measures import ClassMeasures, Measure
 from hsvit_jax.text import printable
 from hsvit_jax.train.batches import target_text
 

@@ -10,10 +10,9 @@ import pytest
 from support import hf_files, small_runs
 
 import hsvit_jax
-from hsvit_jax import main, models, train
-from hsvit_jax.commands import export
+from hsvit_jax import export, main, models, train
 from hsvit_jax.train import init_from
-from hsvit_jax.weights import files, release, sources
+from hsvit_jax.weights import files, release, sources, torch
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +164,11 @@ def test_ablations_that_the_authors_code_has_not():
         ("dhvt", "t-ln-bn", "sope_norm='layer'"),
     ):
         record = models.FAMILIES[family]
-        record.torch_weights.check_known(hf_files.network(family, record.default_variant).config)
+        torch.table(record.name).check_known(
+            hf_files.network(family, record.default_variant).config
+        )
         with pytest.raises(ValueError, match=f"no network with {setting}"):
-            record.torch_weights.check_known(hf_files.network(family, variant).config)
+            torch.table(record.name).check_known(hf_files.network(family, variant).config)
 
 
 def test_a_backbone_that_the_authors_code_has_not(tmp_path):

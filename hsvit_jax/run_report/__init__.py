@@ -1,4 +1,4 @@
-"""hsvit report: one self-contained HTML file on a run, which training also writes at its end."""
+"""A run as one self-contained HTML file, which training also writes at its end."""
 
 import datetime
 import json
@@ -10,13 +10,12 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import classifier, cli, data, report, train
+from hsvit_jax import classifier, data, report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
-from hsvit_jax.cli import Request
-from hsvit_jax.commands.report import findings, measures, page
+from hsvit_jax.run_report import findings, measures, page
 from hsvit_jax.runtime import coordination
-from hsvit_jax.text import few, printable
+from hsvit_jax.text import few, note
 from hsvit_jax.train import metrics
 
 #: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
@@ -37,32 +36,16 @@ def load_own(config: ml_collections.ConfigDict, how: str, **options: Any) -> dat
         raise ValueError(f"{error}\nTo go on with data that have moved: {how}") from error
 
 
-def run(request: Request) -> int:
-    """Writes the report and prints its path."""
-    values, source = request.flags, request.source
-    folder = Path(source)
-    if folder.resolve().name == "checkpoints":
-        folder = folder.parent if folder.name else folder / ".."
-    name = Path(source.rpartition(":")[2]).stem  # of a file, the zoo or the hub
-    own = folder / "report.html" if folder.is_dir() else f"{name}-report.html"
-    path = Path(values.out or own)
-    if path.suffix.lower() != ".html" or path.is_dir():
-        raise ValueError(f"--out={path}: expected the name of an HTML file, such as report.html")
-    trained = classifier.load(source, request.flags.which)
-    print(printable(str(write(trained, folder, path, split=values.split))))
-    return 0
-
-
 def write_after_training(folder: Path, dataset: data.Dataset | None = None) -> Path | None:
     """Writes the report of a run that has just ended; None, with a note, where that fails."""
     try:
         trained = classifier.load(folder, devices=jax.local_devices())
         return write(trained, folder, folder / "report.html", dataset=dataset)
     except Exception as error:  # whatever it is, the run is done and saved
-        cli.note(f"no report ({type(error).__name__}: {error})")
+        note(f"no report ({type(error).__name__}: {error})")
         return None
     except KeyboardInterrupt:
-        cli.note(f"no report (Ctrl-C): the run is done and saved; hsvit report {folder} writes it")
+        note(f"no report (Ctrl-C): the run is done and saved; hsvit report {folder} writes it")
         return None
 
 
@@ -101,8 +84,8 @@ def write(
             f"than the network ({few(names)}): give the data it was trained on"
         )
     if trained.fingerprint not in (None, dataset.fingerprint):
-        cli.note(CHANGED.format(config.data.name))
-    cli.note("writing the report ...")
+        note(CHANGED.format(config.data.name))
+    note("writing the report ...")
     found = findings.find(trained, dataset, split)
     mistakes = path.with_name(f"{path.stem}-wrong.csv")
     rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)

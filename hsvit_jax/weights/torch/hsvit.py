@@ -7,12 +7,15 @@ backbone's configuration; `model_type` there, or else the tensors' names, tells 
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hsvit_jax.models.convnets.torch_weights import EXTRACTORS, image_section
-from hsvit_jax.models.torch_weights import (
+from hsvit_jax.models.family import Family
+from hsvit_jax.models.hsvit import hsvit
+from hsvit_jax.models.hsvit.backbone import BACKBONES, BackboneHSViTConfig
+from hsvit_jax.models.hsvit.sizes import HSViTConfig
+from hsvit_jax.weights.torch.base import (
     Placed,
     Sections,
     Shape,
@@ -26,18 +29,14 @@ from hsvit_jax.models.torch_weights import (
     known_sizes,
     pair,
 )
-
-if TYPE_CHECKING:
-    from hsvit_jax.models.family import Family
-    from hsvit_jax.models.hsvit.backbone import BackboneHSViTConfig
-    from hsvit_jax.models.hsvit.sizes import HSViTConfig
+from hsvit_jax.weights.torch.convnets import EXTRACTORS, image_section
 
 _HEAD = "classifier.mlp_head.1.weight"
 
 # --- Attention groups and head -------------------------------------------------------------------
 
 
-def _attention(c: "HSViTConfig | BackboneHSViTConfig") -> Table:
+def _attention(c: HSViTConfig | BackboneHSViTConfig) -> Table:
     block = "groups/blocks/{i}"
 
     def flat(shape: Shape) -> Shape:
@@ -93,7 +92,7 @@ _CONV = re.compile(r"model\.conv2d_layers\.(\d+)\.layer\.0\.convolution\.weight$
 _BLOCK = re.compile(r"model\.attn_encoders\.(\d+)\.(\d+)\.")
 
 
-def _from_shapes(family: "Family", tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
+def _from_shapes(family: Family, tensors: Tensors, given: dict[str, Any]) -> dict[str, Any]:
     """Constructor arguments that the tensors' shapes (and `input`, if there) give away."""
     shapes = {k: v.shape for k, v in tensors.items()}
     inferred: dict[str, Any] = {"attn_num": 0, "attn_depth": 1}
@@ -129,7 +128,7 @@ def _from_shapes(family: "Family", tensors: Tensors, given: dict[str, Any]) -> d
     return inferred
 
 
-def _map_sizes(family: "Family", known: dict[str, Any], pixels: int) -> dict[str, Any]:
+def _map_sizes(family: Family, known: dict[str, Any], pixels: int) -> dict[str, Any]:
     """Image size from strides, or strides from the image size, by the feature map's pixels."""
     strides, size = known.get("pool_strides"), known.get("image_size")
     nums = ints("conv_kernel_nums", known["conv_kernel_nums"])
@@ -155,7 +154,7 @@ def _map_sizes(family: "Family", known: dict[str, Any], pixels: int) -> dict[str
     return {}
 
 
-def _settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """One error for all that stays unknown."""
     known = known_sizes(_from_shapes(family, tensors, given), given, _ARGUMENTS)
     one = {
@@ -193,7 +192,7 @@ def _settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sect
     return model, data
 
 
-def _hsvit(c: "HSViTConfig", keys: Collection[str]) -> Table:
+def _hsvit(c: HSViTConfig, keys: Collection[str]) -> Table:
     layer = "model.conv2d_layers.{i}.layer.{j}"
     weight = Placed((f"{layer}.convolution.weight",), kernel_shape, kernel)
     return {
@@ -210,51 +209,44 @@ HSVIT = TorchWeights((_HEAD,), _settings, _hsvit)
 _PREFIX = "model.conv2d_submodule."
 
 
-def backbone(families: Mapping[str, "Family"], hsvit: "Family") -> TorchWeights:
-    """How the files of an HSViT on a backbone of one of these families are read.
+def _backbone_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+    if not field(given, "enable_conv_layer", True):
+        model, data = _settings(hsvit.FAMILY, tensors, given)
+        return {**model, "family": hsvit.FAMILY.name}, data
+    described = given.get("backbone")
+    if not isinstance(described, dict):
+        raise ValueError("the constructor has no `backbone` with its configuration's fields")
+    backbone = _backbone_family(tensors, described)
+    sizes, *_ = EXTRACTORS[backbone]
+    backbone_settings = sizes(BACKBONES[backbone], described)
+    variant = BACKBONES[backbone].variant_of(backbone_settings, (0, 0))
+    separator = "" if backbone == "resnet" else "_"
+    classes, dim = tensors[_HEAD].shape if _HEAD in tensors else (None, 0)
+    model = {
+        **family.defaults,
+        "backbone": backbone if variant == "custom" else f"{backbone}{separator}{variant}",
+        "backbone_settings": backbone_settings,
+        "groups": field(given, "attn_num", family.defaults["groups"]),
+        "depth": field(given, "attn_depth", family.defaults["depth"]),
+        "embed_dim": field(given, "attn_embed_dim", dim),
+        "heads": field(given, "num_heads", family.defaults["heads"]),
+        "dropout": field(given, "dropout", family.defaults["dropout"]),
+    }
+    images = {
+        "num_labels": given.get("num_classes"),
+        "num_channels": described.get("num_channels"),
+        "image_size": given.get("image_size") or described.get("image_size"),
+    }
+    if images["image_size"] is None and "input" not in tensors:
+        raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
+    return model, image_section(tensors, images, classes)
 
-    hsvit: the family of a network that does without, HSViT's ablation of attention alone.
-    """
 
-    def settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
-        if not field(given, "enable_conv_layer", True):
-            model, data = _settings(hsvit, tensors, given)
-            return {**model, "family": hsvit.name}, data
-        described = given.get("backbone")
-        if not isinstance(described, dict):
-            raise ValueError("the constructor has no `backbone` with its configuration's fields")
-        backbone = _backbone_family(tensors, described)
-        sizes, *_ = EXTRACTORS[backbone]
-        backbone_settings = sizes(families[backbone], described)
-        variant = families[backbone].variant_of(backbone_settings, (0, 0))
-        separator = "" if backbone == "resnet" else "_"
-        classes, dim = tensors[_HEAD].shape if _HEAD in tensors else (None, 0)
-        model = {
-            **family.defaults,
-            "backbone": backbone if variant == "custom" else f"{backbone}{separator}{variant}",
-            "backbone_settings": backbone_settings,
-            "groups": field(given, "attn_num", family.defaults["groups"]),
-            "depth": field(given, "attn_depth", family.defaults["depth"]),
-            "embed_dim": field(given, "attn_embed_dim", dim),
-            "heads": field(given, "num_heads", family.defaults["heads"]),
-            "dropout": field(given, "dropout", family.defaults["dropout"]),
-        }
-        images = {
-            "num_labels": given.get("num_classes"),
-            "num_channels": described.get("num_channels"),
-            "image_size": given.get("image_size") or described.get("image_size"),
-        }
-        if images["image_size"] is None and "input" not in tensors:
-            raise ValueError("the tensors' shapes do not tell the image's size: say --image_size")
-        return model, image_section(tensors, images, classes)
-
-    def table(c: "HSViTConfig | BackboneHSViTConfig", keys: Collection[str]) -> Table:
-        if not hasattr(c, "backbone"):
-            return _attention(c)
-        backbone = next(name for name, f in families.items() if isinstance(c.backbone, f.config))
-        return {**EXTRACTORS[backbone][1](c.backbone, _PREFIX), **_attention(c)}
-
-    return TorchWeights((_HEAD,), settings, table)
+def _backbone_table(c: HSViTConfig | BackboneHSViTConfig, keys: Collection[str]) -> Table:
+    if not hasattr(c, "backbone"):
+        return _attention(c)
+    backbone = next(name for name, f in BACKBONES.items() if isinstance(c.backbone, f.config))
+    return {**EXTRACTORS[backbone][1](c.backbone, _PREFIX), **_attention(c)}
 
 
 def _backbone_family(tensors: Tensors, described: Mapping[str, Any]) -> str:
@@ -266,3 +258,6 @@ def _backbone_family(tensors: Tensors, described: Mapping[str, Any]) -> str:
         f"backbone of model_type={described.get('model_type')!r} is not supported; known: "
         f"{', '.join(EXTRACTORS)}"
     )
+
+
+BACKBONE = TorchWeights((_HEAD,), _backbone_settings, _backbone_table)

@@ -6,9 +6,12 @@ EfficientViT and FastViT timm's, those of SMT its authors'.
 
 from collections.abc import Collection
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hsvit_jax.models.torch_weights import (
+from hsvit_jax.models.conv_transformers.smt import SMTConfig
+from hsvit_jax.models.conv_transformers.stages import StagedConfig
+from hsvit_jax.models.family import Family
+from hsvit_jax.weights.torch.base import (
     Sections,
     Table,
     Tensors,
@@ -21,11 +24,6 @@ from hsvit_jax.models.torch_weights import (
     pair,
     read,
 )
-
-if TYPE_CHECKING:
-    from hsvit_jax.models.conv_transformers.smt import SMTConfig
-    from hsvit_jax.models.conv_transformers.stages import StagedConfig
-    from hsvit_jax.models.family import Family
 
 _QKV = ("query", "key", "value")
 #: Names of a convolution and its BatchNorm in transformers and in timm.
@@ -77,7 +75,7 @@ _CVT: Table = {
 }
 
 
-def _cvt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _cvt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     model = read(given, _CVT_FIELDS, family.defaults)
     stages = len(model["depths"])
     only(given, "cls_token", (*(False,) * (stages - 1), True))
@@ -94,7 +92,7 @@ CVT = TorchWeights((_CVT_FIRST,), _cvt_settings, _CVT)
 _MOBILE_STEM = "mobilevit.conv_stem.convolution.weight"
 
 
-def _mobilevit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _mobilevit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     names = {key: key for key in ("mlp_ratio", "expand_ratio", "output_stride", "qkv_bias")}
     names |= {"channels": "neck_hidden_sizes", "widths": "hidden_sizes", "eps": "layer_norm_eps"}
     names |= {"heads": "num_attention_heads", "kernel": "conv_kernel_size", "patch": "patch_size"}
@@ -142,7 +140,7 @@ def _layer_scale(given: dict[str, Any]) -> float:
     return scale
 
 
-def _swiftformer_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _swiftformer_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     names = {"depths": "depths", "widths": "embed_dims", "mlp_ratio": "mlp_ratio"}
     names |= {"down_kernel": "down_patch_size", "down_stride": "down_stride"}
     names |= {"down_padding": "down_pad", "drop_path": "drop_path_rate", "eps": "batch_norm_eps"}
@@ -154,7 +152,7 @@ def _swiftformer_settings(family: "Family", tensors: Tensors, given: dict[str, A
     return model, data_section(tensors, given, f"{_SWIFT_STEM}.0.weight", "head.weight")
 
 
-def _places(c: "StagedConfig") -> list[int]:
+def _places(c: StagedConfig) -> list[int]:
     """The number of each stage among stages and the convolutions behind them."""
     stages = range(len(c.depths) - 1)
     return list(accumulate((1 + c.follows(stage) for stage in stages), initial=0))
@@ -168,7 +166,7 @@ def _swift_conv_block(ours: str, theirs: str) -> Table:
     }
 
 
-def _swiftformer(c: "StagedConfig", keys: Collection[str]) -> Table:
+def _swiftformer(c: StagedConfig, keys: Collection[str]) -> Table:
     network = "swiftformer.encoder.network"
     table = {
         **_below("stem/convs/0", _SWIFT_STEM, {"": ""}, "0", "1"),
@@ -205,9 +203,7 @@ _EFFICIENT_STEM = "efficientformer.patch_embed"
 _FIRST, _SECOND = ("convolution1", "batchnorm_before"), ("convolution2", "batchnorm_after")
 
 
-def _efficientformer_settings(
-    family: "Family", tensors: Tensors, given: dict[str, Any]
-) -> Sections:
+def _efficientformer_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """The image's size is 32·resolution where neither an image nor an option tells it."""
     names = {key: key for key in ("depths", "key_dim", "attention_ratio")}
     names |= {"widths": "hidden_sizes", "attention_blocks": "num_meta3d_blocks"}
@@ -238,7 +234,7 @@ def _efficientformer_settings(
     return model, data
 
 
-def _efficientformer(c: "StagedConfig", keys: Collection[str]) -> Table:
+def _efficientformer(c: StagedConfig, keys: Collection[str]) -> Table:
     encoder = "efficientformer.encoder"
     table = {
         **_below("stem/convs/0", _EFFICIENT_STEM, {"": ""}, *_FIRST),
@@ -277,7 +273,7 @@ EFFICIENTFORMER = TorchWeights(
 _VIT_STEM = "patch_embed.conv1.conv.weight"
 
 
-def _efficientvit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _efficientvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Of the arguments of timm's `EfficientVitMsra`, whose own defaults are those of M0."""
     usual = family.settings("m0")
     names = {"depths": "depth", "widths": "embed_dim", "heads": "num_heads", "key_dims": "key_dim"}
@@ -335,7 +331,7 @@ EFFICIENTVIT = TorchWeights(
 _FAST_STEM, _FAST_FUSED = "stem.0.conv_kxk.0.conv.weight", "stem.0.reparam_conv.weight"
 
 
-def _fastvit_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _fastvit_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Of the arguments of timm's `FastVit`, whose own defaults are S12's."""
     names = {"depths": "layers", "widths": "embed_dims", "mlp_ratios": "mlp_ratios"}
     names |= {"mixers": "token_mixers", "downsamples": "downsamples", "squeezes": "se_downsamples"}
@@ -406,7 +402,7 @@ FASTVIT = TorchWeights(
 _SMT_STEM = "patch_embed1.conv.0.weight"
 
 
-def _smt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _smt_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Of the arguments of the authors' `SMT`, whose own defaults are those of none of its variants.
 
     Heads of a kind that a stage has not are written -1 there.
@@ -430,7 +426,7 @@ def _smt_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> 
     return model, data_section(tensors, given, _SMT_STEM, "head.weight")
 
 
-def _smt(c: "SMTConfig", keys: Collection[str]) -> Table:
+def _smt(c: SMTConfig, keys: Collection[str]) -> Table:
     table = {"head": "head", "stage0/embed/second": "patch_embed1.conv.3"}
     table |= _below("stage0/embed", "patch_embed1", {"first": "conv"}, "0", "1")
     names = {f"mixer/{name}": f"attn.{name}" for name in ("v", "s", "q", "kv")}

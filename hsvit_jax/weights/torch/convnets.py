@@ -5,10 +5,14 @@ plain fields, of which only those that change the network are read.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hsvit_jax.models.conv_layers import rounded
-from hsvit_jax.models.torch_weights import (
+from hsvit_jax.models.convnets.efficientnet import EfficientNetConfig
+from hsvit_jax.models.convnets.mobilenet_v2 import MobileNetV2Config
+from hsvit_jax.models.convnets.resnet import ResNetConfig
+from hsvit_jax.models.family import Family
+from hsvit_jax.weights.torch.base import (
     Sections,
     Table,
     Tensors,
@@ -21,12 +25,6 @@ from hsvit_jax.models.torch_weights import (
     pair,
     read,
 )
-
-if TYPE_CHECKING:
-    from hsvit_jax.models.convnets.efficientnet import EfficientNetConfig
-    from hsvit_jax.models.convnets.mobilenet_v2 import MobileNetV2Config
-    from hsvit_jax.models.convnets.resnet import ResNetConfig
-    from hsvit_jax.models.family import Family
 
 Given = Mapping[str, Any]
 
@@ -65,7 +63,7 @@ def unit(ours: str, theirs: str, *names: str) -> Table:
 # --- ResNet --------------------------------------------------------------------------------------
 
 
-def _resnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
+def _resnet_sizes(family: Family, given: Given) -> dict[str, Any]:
     block = only(given, "layer_type", "bottleneck", "basic")
     in_conv = field(given, "downsample_in_bottleneck", False)
     names = {"stem_channels": "embedding_size", "channels": "hidden_sizes", "depths": "depths"}
@@ -79,7 +77,7 @@ def _resnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
     }
 
 
-def _resnet(c: "ResNetConfig", prefix: str) -> Table:
+def _resnet(c: ResNetConfig, prefix: str) -> Table:
     table = unit("backbone/stem", f"{prefix}embedder.embedder")
     places = [(i, j) for i, depth in enumerate(c.depths) for j in range(depth)]
     for number, (i, j) in enumerate(places):
@@ -98,7 +96,7 @@ _RESNEXT_USUAL = {"output_stride": 32, "global_pool": "avg", "act_layer": "relu"
 _RESNEXT_USUAL |= {"replace_stride_with_dilation": (False, False, False)}
 
 
-def _resnext_settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+def _resnext_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
     """Sizes follow from shapes; where several base widths give them, the constructor decides."""
     for name, usual in _RESNEXT_USUAL.items():
         only(given, name, usual)
@@ -120,7 +118,7 @@ def _resnext_settings(family: "Family", tensors: Tensors, given: dict[str, Any])
     return model, image_section(tensors, given, shapes["fc.weight"][0])
 
 
-def _resnext(c: "ResNetConfig", keys: Collection[str]) -> Table:
+def _resnext(c: ResNetConfig, keys: Collection[str]) -> Table:
     table = {"backbone/stem": "conv1", "backbone/stem/norm": "bn1", "head/linear": "fc"}
     places = [(i, j) for i, depth in enumerate(c.depths, 1) for j in range(depth)]
     for number, (i, j) in enumerate(places):
@@ -136,7 +134,7 @@ RESNEXT = TorchWeights(("layer1.0.conv3.weight",), _resnext_settings, _resnext)
 # --- EfficientNet --------------------------------------------------------------------------------
 
 
-def _efficientnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
+def _efficientnet_sizes(family: Family, given: Given) -> dict[str, Any]:
     """Raises ValueError for a width of the last convolution that the network does not have."""
     names = {key: key for key in ("in_channels", "out_channels", "strides")}
     names |= {
@@ -163,7 +161,7 @@ def _efficientnet_sizes(family: "Family", given: Given) -> dict[str, Any]:
     return model
 
 
-def _efficientnet(c: "EfficientNetConfig", prefix: str) -> Table:
+def _efficientnet(c: EfficientNetConfig, prefix: str) -> Table:
     table = unit("backbone/stem", f"{prefix}embeddings", "convolution", "batchnorm")
     table |= unit("backbone/top", f"{prefix}encoder", "top_conv", "top_bn")
     depthwise = ("depthwise_conv", "depthwise_norm")
@@ -180,7 +178,7 @@ def _efficientnet(c: "EfficientNetConfig", prefix: str) -> Table:
 # --- MobileNetV2 ---------------------------------------------------------------------------------
 
 
-def _mobilenet_v2_sizes(family: "Family", given: Given) -> dict[str, Any]:
+def _mobilenet_v2_sizes(family: Family, given: Given) -> dict[str, Any]:
     names = {"width": "depth_multiplier", "divisor": "depth_divisible_by"}
     names |= {"least_channels": "min_depth", "expand": "expand_ratio"}
     names |= {"output_stride": "output_stride", "full_top": "finegrained_output"}
@@ -194,7 +192,7 @@ def _mobilenet_v2_sizes(family: "Family", given: Given) -> dict[str, Any]:
     }
 
 
-def _mobilenet_v2(c: "MobileNetV2Config", prefix: str) -> Table:
+def _mobilenet_v2(c: MobileNetV2Config, prefix: str) -> Table:
     table = unit("backbone/stem", f"{prefix}conv_stem.first_conv")
     table |= unit("backbone/top", f"{prefix}conv_1x1")
     for i in range(len(c.places())):
@@ -220,7 +218,7 @@ def _classifier(name: str, head: str, **known: tuple) -> TorchWeights:
     """How the files of a family's classifier are read; head: the linear layer's key."""
     sizes, table, first = EXTRACTORS[name]
 
-    def settings(family: "Family", tensors: Tensors, given: dict[str, Any]) -> Sections:
+    def settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
         model, weight = sizes(family, given), tensors.get(f"{head}.weight")
         native = family.native_sizes.get(family.variant_of(model, (0, 0)), family.native_size)
         classes = None if weight is None else len(weight)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hsvit_jax.models.convnets.inverted_residual import InvertedConfig
-from hsvit_jax.models.convnets.torch_weights import (
+from hsvit_jax.weights.torch.base import Table, TorchWeights
+from hsvit_jax.weights.torch.convnets import (
     EFFICIENTNET,
     MOBILENET_V2,
     RESNET,
     RESNEXT,
     unit,
 )
-from hsvit_jax.models.torch_weights import Table, TorchWeights
 
 Rename = Callable[[str], str]
 

@@ -18,7 +18,7 @@ from scipy import special
 from hsvit_jax import augment, data
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
-from hsvit_jax.commands.report import measures
+from hsvit_jax.run_report import measures
 from hsvit_jax.train import batches, evaluate, step
 
 # So that a report costs seconds: what is evaluated and shown at most.
