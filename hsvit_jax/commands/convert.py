@@ -19,10 +19,9 @@ import numpy as np
 
 from hsvit_jax import cli
 from hsvit_jax import config as configs
+from hsvit_jax.artifacts import write_file
 from hsvit_jax.checkpoint import Checkpoints, probe
-from hsvit_jax.report import write_file
 from hsvit_jax.text import few
-from hsvit_jax.train import run_spec
 from hsvit_jax.weights import files, release, torch
 from hsvit_jax.weights.torch.base import Tensors
 
@@ -123,7 +122,7 @@ def convert_file(
                 shapes[name] = configs.per_channel(name, tuple(values), shapes["channels"])
             config.data.update(shapes)
         configs.validate(config)
-        model = run_spec.build_model(config)
+        model = configs.build_model(config)
         params, stats = torch.table(record.name).load(tensors, model)
         names = _class_names(description, class_names, config.data.num_classes)
     except ValueError as error:
@@ -232,8 +231,6 @@ def _write(out: Path, config: Any, state: dict, meta: dict) -> None:
 
 def run(request: cli.Request) -> None:
     """Converts the file that the words name, and prints a line of JSON."""
-    if len(request.words) not in (1, 2):
-        raise cli.Misuse(f"expected FILE [OUT]; got {' '.join(request.words) or 'neither'}")
     try:
         report = convert_file(*request.words, **request.flags.flag_values_dict())
     except Disagreement as error:

@@ -14,8 +14,8 @@ from typing import Any
 # Module of this package → the names that it gives.
 _NAMES = {
     "words": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
-    "resolution": "eval_batch for_few_images per_channel refuse_unread resolve selection "
-    "total_steps validate with_warmup",
+    "resolution": "build_model eval_batch for_few_images per_channel refuse_unread resolve "
+    "selection total_steps validate with_warmup",
     "keys": "FIRST all_keys describe leaves",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",

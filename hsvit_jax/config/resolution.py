@@ -6,6 +6,7 @@ from typing import Any
 
 import ml_collections
 
+from hsvit_jax import models
 from hsvit_jax.config import keys, recipes, words
 from hsvit_jax.models import FAMILIES
 
@@ -281,3 +282,13 @@ def with_warmup(
     most = total // 10 / steps_per_epoch
     config.optim.warmup_epochs = min(recipe["optim.warmup_epochs"], most)
     return config.lock()
+
+
+def build_model(config: ml_collections.ConfigDict) -> Any:
+    """Builds the network of a resolved configuration."""
+    return models.build(
+        config.model.to_dict(),
+        image_size=tuple(config.data.image_size),
+        channels=config.data.channels,
+        num_classes=config.data.num_classes,
+    )

@@ -3,16 +3,17 @@ dict with the authors' names, or as programs that run without this package."""
 
 import json
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
-import hsvit_jax
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.export import programs
-from hsvit_jax.train import init_from, metrics
+from hsvit_jax.train import metrics
 from hsvit_jax.weights import release, sources, torch
+from hsvit_jax.weights.stored import Stored, fuse, of_survivors, stored_network
 
 #: Licences of data sets, where one is stated.
 _LICENCES = {
@@ -21,7 +22,7 @@ _LICENCES = {
 }
 
 
-def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
+def describe(stored: Stored, source: str) -> dict[str, Any]:
     """Describes a network for whoever gets its file: no path of this machine is in it.
 
     Args:
@@ -48,18 +49,18 @@ def describe(stored: init_from.Stored, source: str) -> dict[str, Any]:
         "fingerprint": stored.fingerprint,
         "measured": metrics.measured(lines, stored.step),
         "converted": bool(stored.meta.get("converted")),
-        "made_by": f"hsvit_jax {hsvit_jax.__version__}",
+        "made_by": f"hsvit_jax {metadata.version('hsvit_jax')}",
     }
     return json.loads(json.dumps(about))
 
 
-def write_file(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+def write_file(stored: Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes one file with all that `hsvit_jax.load` needs."""
-    report.write_file(out, release.pack({"params": stored.params, "stats": stored.stats}, about))
+    artifacts.write_file(out, release.pack({"params": stored.params, "stats": stored.stats}, about))
     return [out]
 
 
-def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+def write_reference(stored: Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes a state dict with the names and layouts of the authors' PyTorch code.
 
     Raises:
@@ -70,11 +71,11 @@ def write_reference(stored: init_from.Stored, about: dict[str, Any], out: Path) 
     if (backbone := stored.model.feature_network()) is not None:
         torch.table(backbone[0]).check_known(backbone[1].config)
     tensors = weights.dump(stored.params, stored.stats, stored.model)
-    report.write_file(out, release.save(tensors, about, format="pt"))
+    artifacts.write_file(out, release.save(tensors, about, format="pt"))
     return [out]
 
 
-def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> list[Path]:
+def write_hub(stored: Stored, about: dict[str, Any], out: Path) -> list[Path]:
     """Writes a folder as the Hugging Face hub has it: the file, its settings as JSON, and a card.
 
     Raises:
@@ -109,7 +110,7 @@ def write_hub(stored: init_from.Stored, about: dict[str, Any], out: Path) -> lis
         )
     written = write_file(stored, about, out / _FILE)
     for name, text in texts.items():
-        report.write_file(out / name, text)
+        artifacts.write_file(out / name, text)
     return [*written, *(out / name for name in texts)]
 
 
@@ -123,7 +124,7 @@ ENDINGS = {"file": ".safetensors", "hub": "", "reference": ".safetensors"} | {
 
 def write(
     source: str, which: str, out: Path, form: str, *, parts: int | None = None, fused: bool = False
-) -> tuple[init_from.Stored, list[str]]:
+) -> tuple[Stored, list[str]]:
     """Writes the network of a run.
 
     Args:
@@ -137,15 +138,15 @@ def write(
     Returns:
       the network, and a line for each file.
     """
-    stored = init_from.of_survivors(init_from.stored_network(source, which))
-    stored = init_from.fused(stored) if fused else stored
+    stored = of_survivors(stored_network(source, which))
+    stored = fuse(stored) if fused else stored
     about = describe(stored, source)
     if about["config"]["eval"]["tta"] != "none" and (parts or form == "reference"):
         about["measured"] = {}  # of more views of an image than what is written has
     if form in programs.FORMATS:
         return stored, programs.write(stored, about, out, form, parts)
     paths = _FORMATS[form](stored, about, out)
-    return stored, [f"{path}  {report.byte_text(path.stat().st_size)}" for path in paths]
+    return stored, [f"{path}  {artifacts.byte_text(path.stat().st_size)}" for path in paths]
 
 
 def _is_ours(out: Path, names: set[str]) -> bool:
@@ -180,23 +181,23 @@ def card(about: dict[str, Any], parameters: int) -> str:
     for split, m in about["measured"].items():
         loss = "not finite" if m["loss"] is None else f"{m['loss']:.4f}"
         rows.append((split, f"{m['examples']:,}", f"{m['accuracy']:.2%}", loss))
-    figures = report.markdown(rows) if len(rows) > 1 else "None were recorded."
+    figures = artifacts.markdown(rows) if len(rows) > 1 else "None were recorded."
     licence = _LICENCES.get(data["name"], "see its publisher's terms")
-    licence = f"{report.plain_markdown(data['name'])}): {licence}"
-    training = f"Recipe {report.code(recipe)}, seed {config['seed']}, step {about['step']:,}"
+    licence = f"{artifacts.plain_markdown(data['name'])}): {licence}"
+    training = f"Recipe {artifacts.code(recipe)}, seed {config['seed']}, step {about['step']:,}"
     if about["converted"]:  # the configuration's data and recipe are the command's defaults
         training, licence = "Converted from PyTorch weights", "not recorded)"
     chosen = config["train"]["select_on"]
     if len(rows) > 1 and chosen != "last":
         figures += f"\n\nThe checkpoint was selected on `{chosen}`, which flatters it."
-    names = ", ".join(map(report.code, about["class_names"][:20]))
+    names = ", ".join(map(artifacts.code, about["class_names"][:20]))
     more = len(about["class_names"]) - 20
     yaml = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())
     return f"""---
 {yaml}
 ---
 
-# {report.plain_markdown(name)}
+# {artifacts.plain_markdown(name)}
 
 {model["variant"]} ({model["family"]}): {parameters:,} parameters, images of {height}×{width} pixels
 and {data["channels"]} channel{"s" * (data["channels"] > 1)}, normalised from [0, 1] by mean

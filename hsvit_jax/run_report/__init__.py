@@ -10,7 +10,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import classifier, data, report, train
+from hsvit_jax import artifacts, classifier, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier
 from hsvit_jax.run_report import findings, measures, page
@@ -107,11 +107,11 @@ def write(
         settings=config_lib.describe(config, lambda key: True),
         environment=_environment(trained, folder),
     )
-    report.write_file(path, page.render(content))
-    report.save_csv(mistakes, [("file", "class", "predicted", "probability"), *rows])
+    artifacts.write_file(path, page.render(content))
+    artifacts.save_csv(mistakes, [("file", "class", "predicted", "probability"), *rows])
     if folder.is_dir() and (split == "test" or len(dataset.val)):
         fitted = {"step": trained.step, "temperature": found.fitted.temperature}
-        report.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
+        artifacts.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
     return path
 
 
@@ -119,7 +119,7 @@ def _facts(
     trained: Classifier, found: findings.Findings, split: str, lines: list[dict[str, Any]]
 ) -> dict[str, str]:
     def accuracy(value: float, examples: int, name: str) -> dict[str, str]:
-        ends = "–".join(f"{end:.1%}" for end in report.interval(value, examples))
+        ends = "–".join(f"{end:.1%}" for end in artifacts.interval(value, examples))
         of = f"{name} accuracy on {examples:,} images"
         return {f"{of}; 95 % interval {ends}" if ends else of: f"{value:.2%}"}
 

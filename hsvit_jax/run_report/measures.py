@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 
 #: The file of a run with the temperature that fits its validation images.
 CALIBRATION = "calibration.json"
@@ -81,7 +81,7 @@ def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
 
 def proportion(right: int, total: int) -> Measure | None:
     """right / total with its Wilson interval; None of nothing."""
-    return Measure(right / total, *report.wilson(right, total)) if total else None
+    return Measure(right / total, *artifacts.wilson(right, total)) if total else None
 
 
 def calibration(

@@ -13,6 +13,7 @@ import hsvit_jax
 from hsvit_jax import export, main, models, train
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import files, release, sources, torch
+from hsvit_jax.weights.stored import Stored, stored_network
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +32,16 @@ def exported(stored_weights, tmp_path_factory):
 
 
 def test_the_file_is_the_network(exported, stored_weights):
-    run = init_from.stored_network(stored_weights)
+    run = stored_network(stored_weights)
     for source in (exported / "a.safetensors", exported / "hub"):
-        found = init_from.stored_network(source)
+        found = stored_network(source)
         jax.tree.map(np.testing.assert_array_equal, found[3:5], run[3:5])
         assert (found.step, found.class_names) == (run.step, run.class_names)
         assert found.config.data.mean == run.config.data.mean
         assert found.fingerprint == run.fingerprint
         assert found.meta["measured"]["test"]["accuracy"] == 0.9
         with pytest.raises(ValueError, match=f"holds one network, of step {run.step}: leave whi"):
-            init_from.stored_network(source, run.step + 1)
+            stored_network(source, run.step + 1)
     weights = sum(x.nbytes for x in jax.tree.leaves(run[3:5]))
     size = (exported / "a.safetensors").stat().st_size
     assert weights < size < weights + 20_000 and hsvit_jax.load(exported / "hub").step == run.step
@@ -49,7 +50,7 @@ def test_the_file_is_the_network(exported, stored_weights):
 def test_the_figures_measured_are_those_of_the_run_however_it_is_named(
     exported, stored_weights, tmp_path, monkeypatch
 ):
-    stored, steps = init_from.stored_network(stored_weights), stored_weights / "checkpoints"
+    stored, steps = stored_network(stored_weights), stored_weights / "checkpoints"
     monkeypatch.chdir(steps)
     monkeypatch.setenv("HOME", str(stored_weights.parent))
     (tmp_path / "link").symlink_to(steps)
@@ -66,11 +67,11 @@ def test_the_figures_measured_are_those_of_the_run_however_it_is_named(
 def test_networks_of_the_zoo():
     folder = sources.locate("zoo:c2a2-digits").parent
     for path in folder.glob("*.safetensors"):
-        stored = init_from.stored_network(f"zoo:{path.stem}")
+        stored = stored_network(f"zoo:{path.stem}")
         assert path.stat().st_size < 4e6 and stored.meta["measured"]["test"]["accuracy"] > 0.8
         assert f"zoo:{path.stem}" in path.with_suffix(".md").read_text()
     with pytest.raises(ValueError, match=r"no network 'c2a3' in the zoo; it has .*c2a2-digits"):
-        init_from.stored_network("zoo:c2a3")
+        stored_network("zoo:c2a3")
 
 
 def test_a_run_starts_from_the_file(exported, stored_weights):
@@ -94,14 +95,14 @@ def test_the_card(exported):
 
 
 def test_a_card_of_a_loss_that_is_not_finite(stored_weights):
-    about = export.describe(init_from.stored_network(stored_weights), "")
+    about = export.describe(stored_network(stored_weights), "")
     about["measured"] = {"test": {"accuracy": 0.9, "loss": None, "examples": 10}}
     assert "| test | 10 | 90.00% | not finite |" in export.card(about, 1)
 
 
 def test_names_do_not_leave_their_place_in_a_card(stored_weights):
     """Raw HTML would be shown on the hub's page."""
-    about = export.describe(init_from.stored_network(stored_weights), "")
+    about = export.describe(stored_network(stored_weights), "")
     odd = ["a`<img src=x>", "``<b>", "x\n\n<script>", "`", "c"]
     about["class_names"] = odd
     about["config"]["data"]["name"] = "folder=<img src=x>`|"
@@ -119,7 +120,7 @@ def test_odd_figures_of_a_file_are_left_out(exported, tmp_path):
     for measured in ([], "x", {"test": 5}, {"test": {"accuracy": "\x1b", "examples": 3}}):
         description["measured"] = measured
         (tmp_path / "b.safetensors").write_bytes(release.save(tensors, description))
-        stored = init_from.stored_network(tmp_path / "b.safetensors")
+        stored = stored_network(tmp_path / "b.safetensors")
         assert export.describe(stored, str(tmp_path / "b.safetensors"))["measured"] == {}
 
 
@@ -176,7 +177,7 @@ def test_a_backbone_that_the_authors_code_has_not(tmp_path):
     settings = family.settings("efficientnet_b0")
     settings["backbone_settings"]["padding"] = "symmetric"
     network = family.build(settings, image_size=(64, 64), channels=3, num_classes=2)
-    stored = init_from.Stored(0, None, network, {}, {}, (), None, {})
+    stored = Stored(0, None, network, {}, {}, (), None, {})
     with pytest.raises(ValueError, match="no network with padding='symmetric'"):
         about = {"family": "hsvit_backbone"}
         export.write_reference(stored, about, tmp_path / "a.safetensors")
@@ -184,7 +185,7 @@ def test_a_backbone_that_the_authors_code_has_not(tmp_path):
 
 def test_no_path_of_the_machine_is_given_away(stored_weights):
     """But the names of public data sets, and the figures measured, are."""
-    stored = init_from.stored_network(stored_weights)
+    stored = stored_network(stored_weights)
     config = stored.config.copy_and_resolve_references().unlock()
     config.data.dir, config.init["from"] = "/home/ada", "/home/ada/x.safetensors"
     for name, told in (

@@ -5,8 +5,7 @@ import types
 import numpy as np
 
 from hsvit_jax import config as configs
-from hsvit_jax import models
-from hsvit_jax.train import run_spec
+from hsvit_jax import models, train
 from hsvit_jax.weights import torch
 
 
@@ -47,7 +46,7 @@ def build(model, data):
     config = configs.base("cifar10", model)
     config.data.update(data)
     written = configs.from_json(configs.to_json(config))
-    network = run_spec.build_model(written)
+    network = train.build_model(written)
     configs.validate(written)
     assert written == config
     return network

@@ -16,7 +16,7 @@ from hsvit_jax import checkpoint, models, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
-from hsvit_jax.train import init_from, run_spec
+from hsvit_jax.train import init_from
 from hsvit_jax.weights import files, layouts, pretrained, torch
 from hsvit_jax.weights.torch.base import Misfits
 
@@ -165,17 +165,17 @@ def test_what_a_file_is_said_to_be_counts(golden_dir, tmp_path, beside):
     config.model = config_lib.base("cifar10", settings).model
     config.data.update(data)
     config.init["from"] = str(path)
-    assert init_from.load(config, run_spec.build_model(config)).notes[0].startswith("32 of 32")
+    assert init_from.load(config, train.build_model(config)).notes[0].startswith("32 of 32")
     config.model.update(heads=2, head_dim=10, activation="relu")
     with pytest.raises(ValueError, match="heads: checkpoint 4, config 2") as caught:
-        init_from.load(config, run_spec.build_model(config))
+        init_from.load(config, train.build_model(config))
     assert "activation: checkpoint gelu, config relu" in str(caught.value)
     if beside:
         (path / "config.json").write_text('{"model_type": "vit", "num_attention_heads": "x"}')
         with pytest.raises(ValueError, match=r"cannot be built here.*must be of type int"):
-            init_from.load(config, run_spec.build_model(config))
+            init_from.load(config, train.build_model(config))
         (path / "config.json").write_text('{"architecture": "vit_tiny"}')  # timm's
-        note = init_from.load(config, run_spec.build_model(config)).notes[0]
+        note = init_from.load(config, train.build_model(config)).notes[0]
         assert note.endswith("published as vit_tiny")
 
 

@@ -21,8 +21,6 @@ from hsvit_jax.text import printable
 # A link fails to open, a fifo without a partner does not wait.
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# What moves a terminal's cursor, turns the direction of writing or is half a character.
-
 # Where a spreadsheet may begin to read a formula: in a cell, and behind what parts cells elsewhere.
 _FORMULA = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@＝＋－＠])")
 
