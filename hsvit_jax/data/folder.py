@@ -21,9 +21,7 @@ from hsvit_jax.data.listing import LAYOUT, Listing, Tree, arrange, tell_others, 
 from hsvit_jax.text import few, is_printable, one_line
 
 
-def find_listing(
-    path: str, data_dir: Path, progress: Progress = lambda *_: None, test_only: bool = False
-) -> Listing:
+def find_listing(path: str, data_dir: Path, progress: Progress = lambda *_: None) -> Listing:
     """Lists the classes and files of a folder or archive; an archive is unpacked once.
 
     Raises:
@@ -47,7 +45,7 @@ def find_listing(
     else:
         raise ValueError(f"folder={path} is neither a folder nor an archive. {LAYOUT}")
     tell_others(tree)
-    return arrange(tree, test_only)
+    return arrange(tree)
 
 
 def archive_folder(name: str, key: dict[str, Any], data_dir: Path) -> Path:

@@ -101,8 +101,10 @@ def is_image_name(name: str) -> bool:
     return not base.startswith(".") and base.rpartition(".")[2].lower() in _EXTENSIONS
 
 
-def check_shape(image_size: tuple[int, int], channels: int, fit: str) -> None:
-    """Checks the requested image shape.
+def check_shape(
+    image_size: tuple[int, int], channels: int, fit: str
+) -> tuple[tuple[int, int], int]:
+    """Returns size and channels of the images asked for as Python's numbers.
 
     Raises:
       ValueError: the size is not two positive integers or too large, channels neither 1 nor 3, or
@@ -111,14 +113,12 @@ def check_shape(image_size: tuple[int, int], channels: int, fit: str) -> None:
     sides = np.asarray(image_size)
     whole = sides.shape == (2,) and sides.dtype.kind in "iu"
     if not whole or not 1 <= sides.min() <= sides.max() <= _MAX_SIDE:
-        raise ValueError(
-            f"image_size must be two positive integers (H, W), {_MAX_SIDE} at most, got "
-            f"{image_size}"
-        )
+        raise ValueError(f"image_size={image_size}: set two integers (H, W) from 1 to {_MAX_SIDE}")
     if channels not in (1, 3):
-        raise ValueError(f"channels must be 1 (grey) or 3 (RGB), got {channels}")
+        raise ValueError(f"channels={channels}: set 1 (grey) or 3 (RGB)")
     if fit not in ("crop", "pad", "stretch"):
-        raise ValueError(f"fit must be 'crop', 'pad' or 'stretch', got {fit!r}")
+        raise ValueError(f"fit={fit!r}: set 'crop', 'pad' or 'stretch'")
+    return tuple(map(int, sides)), int(channels)
 
 
 def read_image(

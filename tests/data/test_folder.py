@@ -93,10 +93,8 @@ def test_a_class_may_be_called_train_and_unused_folders_are_named(tmp_path, load
         assert load(make(tmp_path / "trial", {"": 20}, ("control", "test"))).info.num_classes == 2
 
 
-def test_of_a_test_alone_some_classes_will_do(tmp_path, load):
-    root = make(tmp_path / "dogs", {"": 3}, ("dog",))
-    (root / "cat").mkdir()
-    dataset = load(root, test_only=True)
+def test_of_a_test_alone_one_class_will_do(tmp_path, load):
+    dataset = load(make(tmp_path / "dogs", {"": 3}, ("dog",)), test_only=True)
     assert dataset.info.class_names == ("dog",)
     assert sizes(dataset) == (0, 0, 3)
 
@@ -447,65 +445,47 @@ def test_symlink_loops_end_and_links_are_followed(tmp_path, load):
     assert sum(sizes(dataset)) == 30
 
 
-def test_bad_layouts_are_explained(tmp_path, load):
-    cases = {
-        "empty": (lambda r: r.mkdir(), r"no images in class folders.*PATH/train/CLASS"),
-        "one": (lambda r: make(r, {"": 3}, ("cat",)), "one class, cat"),
-        "no train": (lambda r: make(r, {"val": 3, "test": 3}), "but no train"),
-        "strange": (
-            lambda r: make(r, {"": 3}, ("a\x1b[1m", "b\udce9")),
-            r"a\\x1b\[1m, b\\udce9; re",
-        ),
-        "odd": (
-            lambda r: (make(r, {"train": 3, "raw": 3}), put(r / "Test/0.png", 1)),
-            "holds Test beside train and",
-        ),
-        "flat test": (
-            lambda r: (make(r, {"Train": 3}), put(r / "Test/0.png", 1), put(r / "Meta/0.png", 1)),
-            "holds Train, which look like splits",
-        ),
-        "named": (
-            lambda r: make(r, {"seg_train/seg_train": 3, "seg_test/seg_test": 3, "seg_pred": 0}),
-            "holds seg_test, seg_train, which look like splits",
-        ),
-        "test beside": (
-            lambda r: (make(r, {"": 3}), make(r / "test", {"": 3})),
-            "holds test, which look like splits",
-        ),
-        "within": (
-            lambda r: make(r, {"": 3}, ("cat/train", "cat/test", "dog/train", "dog/test")),
-            "class folders of .*within hold splits of their own",
-        ),
-        "two vals": (lambda r: make(r, {"train": 3, "val": 3, "valid": 3}), "keep one"),
-    }
-    for name, (build, message) in cases.items():
-        build(tmp_path / name)
-        with pytest.raises(ValueError, match=f"(?s){message}"):
-            load(tmp_path / name)
+BAD_LAYOUTS = {
+    "empty": (lambda r: r.mkdir(), r"no images in class folders.*PATH/train/CLASS"),
+    "one": (lambda r: make(r, {"": 3}, ("cat",)), "two or more different classes; it has cat"),
+    "no train": (lambda r: make(r, {"val": 3, "test": 3}), "holds test, val, .* without train"),
+    "strange": (lambda r: make(r, {"": 3}, ("a\x1b[1m", "b\udce9")), r"a\\x1b\[1m, b\\udce9; re"),
+    "flat test": (
+        lambda r: (make(r, {"Train": 3}), put(r / "Test/0.png", 1), put(r / "Meta/0.png", 1)),
+        "holds Train, which look like splits",
+    ),
+    "named": (
+        lambda r: make(r, {"seg_train/seg_train": 3, "seg_test/seg_test": 3, "seg_pred": 0}),
+        "holds seg_test, seg_train, which look like splits",
+    ),
+    "test beside": (
+        lambda r: (make(r, {"": 3}), make(r / "test", {"": 3})),
+        "holds test, which look like splits",
+    ),
+    "two vals": (lambda r: make(r, {"train": 3, "val": 3, "valid": 3}), "keep one"),
+    "few": (lambda r: make(r, {"": 1}), "leave 2 for training and 0 for test"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LAYOUTS)
+def test_bad_layouts_are_explained(name, tmp_path, load):
+    build, message = BAD_LAYOUTS[name]
+    build(tmp_path / name)
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        load(tmp_path / name)
+
+
+def test_paths_that_hold_no_data(tmp_path, load):
     for name in ("nowhere", "x" * 300, "a\0b"):
         with pytest.raises(ValueError, match=r"no such folder or archive.*PATH/train/CLASS"):
             load(tmp_path / name)
-    with pytest.raises(ValueError, match=r"folder=nowhere: .* below the current folder"):
-        data.load("folder=nowhere")
     (tmp_path / "notes.txt").write_text("x")
     os.mkfifo(tmp_path / "pipe.zip")
     for name in ("notes.txt", "pipe.zip"):
         with pytest.raises(ValueError, match="neither a folder nor an archive"):
             load(tmp_path / name)
-
-
-def test_bad_options_are_explained(tmp_path, load):
-    root = make(tmp_path / "set", {"": 10})
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match=r"cannot write to .*file.*HSVIT_DATA_DIR"):
-        load(root, data_dir=str(tmp_path / "file/data"))
-    make(tmp_path / "few", {"": 1})
-    with pytest.raises(ValueError, match="leave 2 for training and 0 for test"):
-        load(tmp_path / "few")
-    with pytest.raises(ValueError, match="on_bad_image='ignore': expected 'error' or 'skip'"):
-        load(root, on_bad_image="ignore")
-    with pytest.raises(ValueError, match=r"a name, such as .*; got PosixPath"):
-        data.load(root)
+    with pytest.raises(ValueError, match=r"cannot write to .*notes\.txt.*HSVIT_DATA_DIR"):
+        load(make(tmp_path / "set", {"": 10}), data_dir=str(tmp_path / "notes.txt/data"))
 
 
 def test_too_large_for_memory_is_streamed_with_equal_pixels(tmp_path, load):
@@ -646,7 +626,7 @@ def test_many_and_deep_folders_are_grouped_at_once(tmp_path, load):
     with zipfile.ZipFile(tmp_path / "deep.zip", "w") as archive:
         for name in ("train", "test"):
             archive.writestr(f"{name}/{deep}/0.png", b"")
-    with pytest.raises(ValueError, match="deep.zip has more than 100 folders in train/a/"):
+    with pytest.raises(ValueError, match=r"deep\.zip has more than 100 folders in train/a/"):
         load(tmp_path / "deep.zip")
     files = [
         listing.File(f"set/test_{i}/{part}/{k}.png", "")
