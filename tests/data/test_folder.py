@@ -148,7 +148,7 @@ def test_first_bytes_tell_an_image_and_what_is_none_is_counted(tmp_path, load):
     with pytest.warns(match=r": 3 \.txt, .* first"):
         assert len(predict.image_files([str(root / "dog")])) == 31
     (root / "dog/photo.part").write_bytes((root / "dog/odd0.JPG").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"photo\.part: damaged or cut off"), pytest.warns():
+    with pytest.raises(ValueError, match=r"photo\.part: cannot be read"), pytest.warns():
         load(root)
 
 
@@ -362,7 +362,7 @@ def test_what_could_not_be_read_once_is_tried_again(tmp_path, load, monkeypatch)
 
     fit = images.fit_pillow
     monkeypatch.setattr(images, "fit_pillow", hungry)
-    with pytest.warns(match=r"left out:\n.*cat/003.*: the memory that is left does not hold it"):
+    with pytest.warns(match=r"left out:\n.*cat/003.*: cannot be read: MemoryError"):
         assert sum(sizes(load(root, on_bad_image="skip"))) == 19
     monkeypatch.undo()
     assert sum(sizes(load(root, on_bad_image="skip"))) == 20
@@ -428,7 +428,7 @@ def test_hidden_and_other_files_are_passed_over(tmp_path, load):
         assert sum(sizes(load(root))) == 21
     (root / "preview.png").unlink()
     (root / "dog/phone.HEIC").write_bytes(b"\0\0\0\x18ftypheic")  # an image, and not passed over
-    with pytest.raises(ValueError, match=r"phone\.HEIC: not an image \(HEIC, AVIF or a film; save"):
+    with pytest.raises(ValueError, match=r"phone\.HEIC: not an image"):
         load(root)
 
 

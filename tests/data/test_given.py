@@ -150,17 +150,6 @@ def test_a_turned_photo_gives_its_upright_size(arrays):
     assert found.info.image_size == (6, 8)
 
 
-def test_a_photo_that_is_cut_off_is_named(arrays):
-    for kind in ("JPEG", "PNG"):
-        raw = encoded(np.tile(arrays[0][0], (9, 9, 1)), kind)
-        whole, cut = (Image.open(io.BytesIO(raw[:end])) for end in (len(raw), len(raw) * 2 // 3))
-        with pytest.raises(data.BadImage, match=r"^damaged or cut off \(\w+: .*truncated"):
-            data.fit_image(cut, (8, 8), 3)
-        for photos in ([cut, whole], [whole, cut]):
-            with pytest.raises(data.BadImage, match=r"^example [01]: damaged or cut off"):
-                hsvit_jax.from_arrays(photos, [0, 1])
-
-
 def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     images, labels = np.repeat(arrays[0], 2, 2)[..., :8, :1], arrays[1]
     names, how = ("a", "b", "c"), {"name": "pots", "flip": False, "fit": "pad"}
