@@ -4,7 +4,7 @@ import textwrap
 
 from hsvit_jax import config as config_lib
 from hsvit_jax.cli import Request
-from hsvit_jax.config import defaults
+from hsvit_jax.config import words
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.weights import sources
 
@@ -20,11 +20,11 @@ def run(request: Request) -> None:
         },
         "data sets, after the colon, as in --config=c2a2:cifar100": {
             "named": " ".join(config_lib.DATA_SETS),
-            "your own": ", ".join(defaults.DATA_KINDS),
+            "your own": ", ".join(words.DATA_KINDS),
         },
         "recipes and switches, after the colon too, as in --config=c2a2:cifar100,fast,bf16": {
-            **defaults.RECIPES,
-            **defaults.SWITCHES,
+            **words.RECIPES,
+            **words.SWITCHES,
         },
         f"trained networks, as in {request.program} predict zoo:c2a2-digits IMAGE": {
             f"zoo:{name}": f"--config.init.from=zoo:{name}" for name in sources.zoo()

@@ -5,10 +5,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hsvit_jax import data, report
-from hsvit_jax.classifier import Classifier
+from hsvit_jax import artifacts, data
+from hsvit_jax.classifier import Classifier, figures
 from hsvit_jax.cli import Request
-from hsvit_jax.commands import visualize_figures
 from hsvit_jax.commands.predict import image_files, load_classifier
 from hsvit_jax.runtime import coordination
 from hsvit_jax.text import printable
@@ -78,11 +77,11 @@ def write_views(
         views = classifier.explain(image_HWC[None])[0]
         if not coordination.is_lead():
             continue
-        for kind, figure in visualize_figures.figures(
+        for kind, figure in figures.figures(
             views, image_HWC, names, printable(f"{Path(*path.parts[-2:])}{network}{alone}")
         ):
             written.append(out / f"{stem}-{kind}.png")
-            report.save_figure(figure, written[-1])
+            artifacts.save_figure(figure, written[-1])
     return written, errors
 
 

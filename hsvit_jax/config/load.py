@@ -18,7 +18,7 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax.config import defaults, derived, keys, synonyms, variants
+from hsvit_jax.config import keys, resolution, synonyms, variants, words
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 
@@ -47,7 +47,7 @@ def get_config(spec: str, *settings: str) -> ml_collections.ConfigDict:
     else:
         config = for_network(place)(argument)
     config = override(config, settings)
-    derived.validate(config)
+    resolution.validate(config)
     return config
 
 
@@ -59,7 +59,7 @@ def for_network(name: str) -> Callable[[str | None], ml_collections.ConfigDict]:
     name = variants.OF_FILE.get(name, name)
     if name in variants.SIBLINGS:
         return partial(variants.get_config, name)
-    return lambda argument=None: defaults.base(argument, named_model(name))
+    return lambda argument=None: words.base(argument, named_model(name))
 
 
 def named_model(name: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def named_model(name: str) -> dict[str, Any]:
         return FAMILIES[name].settings()
     if name not in _NAMES:
         raise ValueError(
-            f"unknown network {name!r}.{defaults.hint(name, _NAMES)} Known: "
+            f"unknown network {name!r}.{words.hint(name, _NAMES)} Known: "
             f"{few(_NAMES)} (hsvit list), or a file ending in .py ({_EXAMPLE})"
         )
     return FAMILIES["hsvit"].settings(name)
@@ -91,7 +91,7 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
         if variants.OF_FILE.get(path.stem, path.stem) in _NAMES:
             hint += f" The network needs no file: --config={':'.join(filter(None, named))}"
         elif not path.exists():
-            hint += defaults.hint(str(path), ())
+            hint += words.hint(str(path), ())
         raise ValueError(f"cannot read the config file {path}: {why}.{hint}") from None
     module = {"__name__": f"hsvit_config_{path.stem}", "__file__": str(path)}
     try:
@@ -115,10 +115,10 @@ def _from_file(path: Path, argument: str | None) -> ml_collections.ConfigDict:
 
 def _set_in_file(config: ml_collections.ConfigDict, argument: str | None) -> list[str]:
     """The keys that a file sets by itself, but those of the network, which is the file's own."""
-    plain = defaults.plain(config.data.name, config.recipe, config.model.to_dict())
+    plain = words.plain(config.data.name, config.recipe, config.model.to_dict())
     for word in map(str.strip, (argument or "").split(",")):
-        if word in defaults.SWITCHES:
-            defaults.apply_switch(plain, word)
+        if word in words.SWITCHES:
+            words.apply_switch(plain, word)
     usual = dict(keys.leaves(plain))
     own = (key for key, value in keys.leaves(config) if value != usual[key])
     return [key for key in own if key != "by_hand" and not key.startswith("model.")]
@@ -143,7 +143,7 @@ def _check_keys(config: Any, path: Path) -> None:
     try:
         record = variants.family_of(family)
         model = record.settings(variant if variant in record.variants else "")
-        expected = [key for key, _ in keys.leaves(defaults.base(None, model))]
+        expected = [key for key, _ in keys.leaves(words.base(None, model))]
         for key in given:
             if key not in expected:
                 raise ValueError(_unknown(key, expected))
@@ -179,7 +179,7 @@ def override(
             raise ValueError(_unknown(key, list(known)))
         if not equals:
             raise ValueError(f"{key} needs a value, as in --config.{key}={keys.shown(known[key])}")
-        if key in keys.LABELS or (key == "data.name" and not defaults.names_kind(text)):
+        if key in keys.LABELS or (key == "data.name" and not words.names_kind(text)):
             raise ValueError(
                 f"{key} follows from --config and cannot be set to {text!r} alone: name the "
                 f"network by its file, the data set and recipe after the colon ({_EXAMPLE})"

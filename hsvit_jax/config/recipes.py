@@ -1,6 +1,6 @@
 """Recipes: the papers' by family, and the strong one's changes by data set.
 
-`keys` holds what the recipes start from, the same for all families; `defaults` applies these to it.
+`keys` holds what the recipes start from, the same for all families; `words` applies these to it.
 
 Sources: HSViT paper, table 2, and its scripts for the batches of ViT; ViX paper, section 4, the
 authors' scripts where it is silent; HVT paper, section 5, and Touvron et al. (DeiT, ICML 2021),

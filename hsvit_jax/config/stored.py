@@ -10,7 +10,7 @@ from typing import Any
 import ml_collections
 from flax import traverse_util
 
-from hsvit_jax.config import defaults, keys
+from hsvit_jax.config import keys, words
 from hsvit_jax.models import FAMILIES
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
@@ -49,18 +49,18 @@ def default_workdir(
     data = "-".join([kind, *[last] * bool(path), *[_digest(place)] * bool(slash)])
     given = [word.strip() for word in argument.split(",")]
     variant = [config.model.variant] if config.model.family != "hsvit" else []
-    switches = [word for word in defaults.SWITCHES if word in given]
-    named = "recipe" in config.by_hand or config.data.name in defaults.DATA_SETS
+    switches = [word for word in words.SWITCHES if word in given]
+    named = "recipe" in config.by_hand or config.data.name in words.DATA_SETS
     recipe = [config.recipe] if named else []  # else the number of images decides
-    words = [stem, *variant, data, *recipe, *switches]
+    parts = [stem, *variant, data, *recipe, *switches]
     last = dict(setting.partition("=")[::2] for setting in settings)
     for key, value in sorted(last.items()):
         if key == "init.from":
             place, _, stem = value.rstrip("/").rpartition("/")
             value = f"{stem}-{_digest(value)}" if place else stem
         if key not in _SAME_RUN:
-            words.append(key.partition(".")[2] + value)
-    name = "-".join(words)
+            parts.append(key.partition(".")[2] + value)
+    name = "-".join(parts)
     start = os.fsencode(name)[:_LONGEST]
     if os.fsdecode(start) != name:
         name = f"{os.fsdecode(start)}-{_digest(name)}"

@@ -1,7 +1,7 @@
 """Variants of the sibling families, named by the words after the colon.
 
 `configs/vix.py:vin,hybrid,rope,cifar10` names ViX's variant `hybrid_vin_rope` by its parts, in any
-order; `configs/hvt.py:s-4` by its name. All other words are those of `defaults.parse_argument`.
+order; `configs/hvt.py:s-4` by its name. All other words are those of `words.parse_argument`.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from hsvit_jax.config import defaults
+from hsvit_jax.config import words
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import Family
 from hsvit_jax.text import few, nearest
@@ -33,10 +33,10 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
     """
     record = family_of(family)
     variant, rest = _split(record, argument)
-    model, (data, recipe, _) = record.settings(variant), defaults.parse_argument(rest)
+    model, (data, recipe, _) = record.settings(variant), words.parse_argument(rest)
     if data == "digits" and recipe != "paper":
         model |= record.digits(model)
-    return defaults.base(rest, model)
+    return words.base(rest, model)
 
 
 def family_of(name: str) -> Family:
@@ -52,15 +52,14 @@ def _split(record: Family, argument: str | None) -> tuple[str, str]:
     names = tuple(record.variants)
     known = {part for name in names for part in _parts(name)}
     variant, rest = [], []
-    words = list(filter(None, (w.strip() for w in (argument or "").split(","))))
-    for word in words:
-        if defaults.is_word(word):
+    for word in filter(None, (w.strip() for w in (argument or "").split(","))):
+        if words.is_word(word):
             rest.append(word)
         elif known.issuperset(_parts(word)):
             variant.append(word)
         else:
-            common = (*defaults.DATA_SETS, *defaults.RECIPES, *defaults.SWITCHES)
-            near = defaults.hint(word, (*names, *sorted(known), *common), record.name)
+            common = (*words.DATA_SETS, *words.RECIPES, *words.SWITCHES)
+            near = words.hint(word, (*names, *sorted(known), *common), record.name)
             raise ValueError(
                 f"unknown word {word!r} after the colon.{near} {_known(record)}; other words: "
                 f"{few(common)} (a path with a comma: --config.data.name=KIND=PATH)"
@@ -72,18 +71,18 @@ def _parts(name: str) -> list[str]:
     return re.split("[-_]", name)
 
 
-def _variant(record: Family, words: list[str], finetuned: bool) -> str:
+def _variant(record: Family, given: list[str], finetuned: bool) -> str:
     """The one variant with just these parts, in this order where there are several; for fine-tuning
     also the one with more parts whose weights have an image size, of several that for ImageNet."""
-    if not words:
+    if not given:
         return record.default_variant
     names = record.variants
-    parts = [part for word in words for part in _parts(word)]
+    parts = [part for word in given for part in _parts(word)]
     same = [name for name in names if sorted(_parts(name)) == sorted(parts)]
     exact = [name for name in same if _parts(name) == parts]
     if len(exact or same) == 1:
         return (exact or same)[0]
-    wanted = ",".join(words)
+    wanted = ",".join(given)
     wider = same or [name for name in names if not set(parts) - set(_parts(name))]
     native = [name for name in wider if finetuned and name in record.native_sizes]
     native = [name for name in native if "imagenet" in _parts(name)] or native

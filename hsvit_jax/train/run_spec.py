@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, models
+from hsvit_jax import data
 from hsvit_jax.train import optim
 
 
@@ -66,13 +66,3 @@ class Run:
             "origin": self.origin,
             "offset": self.offset,
         }
-
-
-def build_model(config: ml_collections.ConfigDict) -> Any:
-    """Builds the network of a resolved configuration."""
-    return models.build(
-        config.model.to_dict(),
-        image_size=tuple(config.data.image_size),
-        channels=config.data.channels,
-        num_classes=config.data.num_classes,
-    )

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hsvit_jax import classifier, main, mesh, models, report
+from hsvit_jax import artifacts, classifier, main, mesh, models
 from hsvit_jax import config as config_lib
-from hsvit_jax import views as views_lib
-from hsvit_jax.commands import visualize, visualize_figures
+from hsvit_jax.classifier import figures
+from hsvit_jax.classifier import views as views_lib
+from hsvit_jax.commands import visualize
 from hsvit_jax.models import layers, network
 from hsvit_jax.models.vit import dhvt, hvt
 from hsvit_jax.models.vix import vix
@@ -105,7 +106,7 @@ def test_groups_that_were_lost_in_training_have_no_vote():
     shown = dataclasses.replace(c, params=params).explain(image_HWC)
     assert np.isfinite(whole).all() and np.isnan(shown.votes_GK[1]).all()
     np.testing.assert_allclose(shown.votes_GK[[0, 2, 3]], whole[[0, 2, 3]], rtol=1e-5)
-    drawn = dict(visualize_figures.figures(shown, image_HWC, NAMES, ""))
+    drawn = dict(figures.figures(shown, image_HWC, NAMES, ""))
     axes = drawn["votes"].axes[1]
     assert len(axes.lines) == 4  # a dot for each voter and for the network
     agree = (shown.votes_GK[[0, 2, 3]].argmax(1) == shown.logits_K.argmax()).sum()
@@ -280,7 +281,7 @@ def test_the_command_writes_pictures(photos, tmp_path, monkeypatch, capsys):
 def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path, monkeypatch):
     """Drawn for one of them: that takes seconds."""
     if name != "dhvt":
-        monkeypatch.setattr(report, "save_figure", lambda figure, path: None)
+        monkeypatch.setattr(artifacts, "save_figure", lambda figure, path: None)
     written, errors = visualize.write_views(make(name), photos[:1], tmp_path / "out")
     assert not errors
     assert {path.stem.removeprefix("cat-") for path in written} == kinds

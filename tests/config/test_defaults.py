@@ -10,7 +10,7 @@ import pytest
 import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax import data
-from hsvit_jax.config import defaults, keys
+from hsvit_jax.config import keys, words
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.train import optim
 from hsvit_jax.weights import adapt
@@ -267,7 +267,7 @@ def _read() -> set[tuple[str, str]]:
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text())
         if path.parent.name == "config":
-            uses = path.name in ("derived.py", "stored.py")
+            uses = path.name in ("resolution.py", "stored.py")
             made = ("resolve", "validate") if uses else [getattr(n, "name", "") for n in tree.body]
             tree.body = [node for node in tree.body if getattr(node, "name", "") not in made]
         nodes = list(ast.walk(tree))
@@ -424,7 +424,7 @@ def test_what_the_strong_recipe_leaves_alone():
     digits = config_lib.get_config("c2a2:digits", "init.from=run")
     assert config_lib.for_few_images(digits, 1439, 10) == digits
     model = {**FAMILIES["hsvit"].settings("c2a2"), "variant": "custom", "dropout": 0.1}
-    own = defaults.base("folder=x", model)
+    own = words.base("folder=x", model)
     by_hand = config_lib.get_config("c2a2:folder=x").unlock()
     by_hand.model.dropout = 0.1
     for config in (own, by_hand):

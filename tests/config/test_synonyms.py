@@ -8,7 +8,7 @@ import pytest
 import hsvit_jax
 from hsvit_jax import commands
 from hsvit_jax import config as config_lib
-from hsvit_jax.config import defaults, synonyms
+from hsvit_jax.config import synonyms, words
 
 TABLE = tomllib.loads(Path(synonyms.__file__).with_suffix(".toml").read_text("utf-8"))
 
@@ -100,7 +100,7 @@ def test_a_size_after_the_colon_is_a_variant():
 def test_the_table_names_what_is_there():
     """Each of ours is a key, a flag, a command, a word after the colon, or advice."""
     names = {*config_lib.all_keys(), *commands.COMMANDS, "--checkpoint", "--workdir"}
-    names |= {*defaults.DATA_SETS, *defaults.RECIPES, *defaults.SWITCHES}
+    names |= {*words.DATA_SETS, *words.RECIPES, *words.SWITCHES}
     assert all(ours in names or " " in ours or "=" in ours for ours in TABLE["words"])
     for ours, theirs in TABLE["networks"].items():
         hsvit_jax.get_config(ours)

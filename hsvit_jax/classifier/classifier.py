@@ -1,0 +1,411 @@
+"""Loading a trained network from a checkpoint and classifying images with it.
+
+Networks, and Flax with them, are imported where one is built: that takes as long as importing jax.
+"""
+
+import contextlib
+import dataclasses
+import io
+import os
+import warnings
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hsvit_jax import augment, data
+from hsvit_jax import config as config_lib
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.config import keys
+from hsvit_jax.text import few
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Classifier:
+    """A trained network, with the names of its classes.
+
+    Attributes:
+      config: the configuration it was trained with.
+      class_names: the name of each logit.
+      model, params, stats: the network and its arrays.
+      step: of the checkpoint.
+      mesh: the devices it runs on.
+      aggregate: how they add the groups' CLS tokens, see `mesh.spread`.
+      fingerprint: identifies the training data, where it is known.
+      temperature: by which `predict` divides logits, such as a report's calibration has found.
+    """
+
+    config: Any = dataclasses.field(repr=False)
+    class_names: tuple[str, ...]
+    model: Any
+    params: dict = dataclasses.field(repr=False)
+    stats: dict = dataclasses.field(repr=False)
+    step: int
+    mesh: Mesh
+    fingerprint: str | None = None
+    aggregate: str = "psum"
+    temperature: float = 1.0
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Rows and columns of an input image."""
+        return tuple(self.config.data.image_size)
+
+    @property
+    def channels(self) -> int:
+        """Colour channels of an input image."""
+        return self.config.data.channels
+
+    def logits(self, images: Any, batch: int | None = None) -> np.ndarray:
+        """Computes logits.
+
+        Args:
+          images: one image or several: paths, Pillow images or arrays of any size, uint8 or floats
+            from 0 to 1, fitted to the network's size as in training; see `data.fit_image`. An array
+            of several is (B, H, W) or (B, H, W, C).
+          batch: images at a time; by default those of an evaluation (`config.eval_batch`).
+
+        Returns:
+          float32 (B, K), of one image (K,).
+
+        Raises:
+          BadImage: an image cannot be used.
+        """
+        from hsvit_jax.train import evaluate
+
+        images_BHWC, one = self._fitted(images)
+        if not len(images_BHWC):
+            return np.zeros((0, len(self.class_names)), np.float32)
+        batch, count = batch or config_lib.eval_batch(self.config), len(images_BHWC)
+        size = min(batch, 1 << (count - 1).bit_length())
+        if size > count:  # few sizes of batches, as each is compiled
+            images_BHWC = images_BHWC[[*range(count), *[0] * (size - count)]]
+        split = data.Split(np.zeros(len(images_BHWC), np.int32), images_BHWC)
+        out = []
+        for part, _, valid in evaluate.padded_batches(split, batch, self.mesh.shape["data"]):
+            logits = self._forward(self.params, self.stats, mesh_lib.put_batch(self.mesh, part))
+            out.append(np.asarray(logits)[valid])
+        logits_BK = np.concatenate(out)[:count]
+        return logits_BK[0] if one else logits_BK
+
+    def _fitted(self, images: Any) -> tuple[np.ndarray, bool]:
+        """Images as uint8 (B, H, W, C) of the network's size, and whether it was one."""
+        if isinstance(images, list) and images and isinstance(images[0], list):
+            images = np.asarray(images)
+        shape, size, channels = getattr(images, "shape", ()), self.image_size, self.channels
+        if shape[1:] == (*size, channels) and images.dtype == np.uint8:
+            return np.asarray(images), False
+        picture = hasattr(images, "mode") and not shape  # a column of a pandas table has both
+        file = isinstance(images, str | bytes | os.PathLike | io.IOBase)
+        one = file or picture or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
+        if not one and len(shape) == 3 and shape[0] == channels == 3:
+            warnings.warn(
+                f"an array {shape} is three grey images; a colour image is (h, w, 3)", stacklevel=4
+            )
+        fitted, fit = [], self.config.data.fit
+        for number, image in enumerate([images] if one else images):
+            try:
+                fitted.append(data.fit_image(image, size, channels, fit))
+            except data.BadImage as error:
+                raise error if one else data.BadImage(f"image {number}: {error}") from error
+        return np.stack(fitted) if fitted else np.zeros((0, *size, channels), np.uint8), one
+
+    @cached_property
+    def _forward(self) -> Any:
+        """The forward pass, compiled once for each instance."""
+        from hsvit_jax.train import evaluate
+
+        forward = evaluate.make_forward(self.model, self.mesh, self.config, self.aggregate)
+        whole = mesh_lib.replicated(self.mesh)  # every process has the answers
+        return jax.jit(forward, out_shardings=whole)
+
+    def predict(self, images: Any) -> np.ndarray:
+        """Computes class probabilities, float32 (B, K), of one image (K,); `logits` has images.
+
+        Raises:
+          BadImage: an image cannot be used.
+          ValueError: the network's logits are not finite.
+        """
+        logits = self.logits(images).astype(np.float64) / self.temperature
+        if not np.isfinite(logits).all():
+            raise ValueError(
+                f"the logits of the network of step {self.step} are not finite, so it has no "
+                "answer: take another checkpoint (which=, --which), or train it again"
+            )
+        odds = np.exp(logits - logits.max(-1, keepdims=True))
+        return (odds / odds.sum(-1, keepdims=True)).astype(np.float32)
+
+    def embed(self, images: Any) -> np.ndarray:
+        """Computes embeddings: what the classifier's linear map sees, for HSViT the mean CLS token.
+
+        Args:
+          images: as for `logits`.
+
+        Returns:
+          float32 (B, D), of one image (D,).
+        """
+        return self._embedder.logits(images)
+
+    @cached_property
+    def _embedder(self) -> "Classifier":
+        """The same network with the identity for a classifier: its logits are embeddings."""
+        fetched = mesh_lib.fetch(self.mesh, self.params)
+        other = self.model.resized(num_classes=len(self.class_names) + 1)
+        other_params, _ = other.init_shapes()
+        of_classes = jax.tree.map(lambda x, y: x.shape != y.shape, fetched, other_params)
+        leaves = zip(jax.tree.leaves(fetched), jax.tree.leaves(of_classes), strict=True)
+        width = max(len(leaf) for leaf, changes in leaves if changes and leaf.ndim == 2)
+
+        def replaced(leaf: jax.Array, changes: bool) -> Any:
+            if not changes:
+                return leaf
+            return np.eye(width, dtype=np.float32) if leaf.ndim == 2 else np.zeros(width, "f")
+
+        model = self.model.resized(num_classes=width)
+        params = jax.tree.map(replaced, fetched, of_classes)
+        params = mesh_lib.place(self.mesh, params, model)
+        names = tuple(map(str, range(width)))
+        return dataclasses.replace(self, model=model, params=params, class_names=names)
+
+    def explain(self, images: Any) -> Any:
+        """Computes what the command visualize draws: attention, feature maps, votes by group.
+
+        Args:
+          images: as for `logits`.
+
+        Returns:
+          `views.Views` of each image in a list, of one image its own.
+
+        Raises:
+          ValueError: the network has nothing to show.
+        """
+        images_BHWC, one = self._fitted(images)
+        found = [self._viewer(image_HWC) for image_HWC in images_BHWC]
+        return found[0] if one else found
+
+    @cached_property
+    def _viewer(self) -> Any:
+        from hsvit_jax.classifier import views
+
+        return views.make_viewer(self)
+
+    @cached_property
+    def voters_G(self) -> np.ndarray:
+        """Which attention groups vote, float32 (G,): 0 for those that were lost in training."""
+        body = self.params.get("towers", self.params)
+        vote = body["groups"].get("vote")
+        if vote is None:
+            return np.ones(self.model.config.groups, np.float32)
+        return (mesh_lib.fetch(self.mesh, vote).reshape(-1) != 0).astype(np.float32)
+
+    def cut(self, count: int) -> tuple[list[Any], Any]:
+        """Cuts an HSViT into parts that can run apart, and the head (`models.hsvit.parts`).
+
+        Args:
+          count: of parts, a divisor of the network's towers or attention groups.
+
+        Raises:
+          ValueError: the network has no groups, or they do not split.
+        """
+        from hsvit_jax.models.hsvit import parts
+
+        params, stats = mesh_lib.fetch(self.mesh, (self.params, self.stats))
+        pixels = self.config.data
+        normalise = partial(augment.normalise, mean=pixels.mean, std=pixels.std)
+        return parts.cut(self.model, params, stats, count, normalise)
+
+    def fused(self) -> "Classifier":
+        """The same network for inference: a FastViT's sums of branches as single convolutions.
+
+        Raises:
+          ValueError: the network has nothing to fuse.
+        """
+        model, params, stats = self.model.fused(*jax.device_get((self.params, self.stats)))
+        config = self.config.copy_and_resolve_references()
+        config.model.fused = True
+        placed = mesh_lib.place(self.mesh, {"params": params, "stats": stats}, model)
+        return dataclasses.replace(self, config=config, model=model, **placed)
+
+    def evaluate(self, dataset: data.Dataset | data.Split | str) -> Any:
+        """Evaluates images with labels: a data set's test split, or a split.
+
+        Args:
+          dataset: or the name of a data set, such as 'cifar10' or 'folder=photos'. Of a folder or a
+            table that are not the run's own, by whatever path, all images are evaluated.
+
+        Returns:
+          `train.evaluate.Evaluation`: loss, accuracy, confusion matrix.
+
+        Raises:
+          ValueError: the data set has a class that the network does not know, images of another
+            shape, or no test images.
+        """
+        if isinstance(dataset, str):
+            dataset = self._load_data(dataset)
+        if isinstance(dataset, data.Dataset):
+            info, mine = dataset.info, (self.image_size, self.channels, self.config.data.fit)
+            if (tuple(info.image_size), info.channels, info.fit) != mine:
+                raise ValueError(
+                    "the network sees image_size={}, channels={}, fit={!r}: give these to "
+                    "from_arrays, from_examples or from_csv".format(*mine)
+                )
+            dataset = self.relabelled(dataset.test, dataset.info)
+        self._check_split(dataset)
+        return self._evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))
+
+    def _load_data(self, name: str) -> data.Dataset:
+        """Loads a data set by its name, with images as the network sees them."""
+        from hsvit_jax import train
+
+        config = self.config.copy_and_resolve_references().unlock()
+        own, config.data.name = name == config.data.name, name
+        if own or self.trained_on(config):
+            return train.load_data(config)
+        config.data.fraction = 1.0  # the share was of the run's own
+        return train.load_data(config, test_only=name.startswith(("folder=", "csv=")))
+
+    def trained_on(self, config: Any) -> bool:
+        """Whether a configuration names the images of the training, by another path."""
+        from hsvit_jax import train
+
+        if self.fingerprint is None or not config.data.name.startswith(("folder=", "csv=")):
+            return False
+        whole = config.copy_and_resolve_references().unlock()
+        whole.data.fraction = 1.0
+        found = train.load_data(whole, test_only=True)
+        return found.subset(config.data.fraction).fingerprint == self.fingerprint
+
+    def _check_split(self, split: data.Split) -> None:
+        """Refuses what would be counted wrongly: other classes, and pixels of another scale."""
+        most, images = len(self.class_names) - 1, split.images
+        if len(split) and not 0 <= np.min(split.labels) <= np.max(split.labels) <= most:
+            raise ValueError(
+                f"labels run from {np.min(split.labels)} to {np.max(split.labels)}, but the "
+                f"network's classes from 0 to {most}: number them as in class_names"
+            )
+        if images is not None and images.dtype != np.uint8:
+            raise ValueError(
+                f"images of a split must be uint8, got {images.dtype}: give them to "
+                "hsvit_jax.from_arrays, which takes floats from 0 to 1 too"
+            )
+
+    @cached_property
+    def _evaluator(self) -> Any:
+        """The evaluation, compiled once for each instance."""
+        from hsvit_jax.train import evaluate
+
+        return evaluate.make_evaluator(self.model, self.mesh, self.config, self.aggregate)
+
+    def relabelled(self, split: data.Split, info: data.DataInfo) -> data.Split:
+        """Numbers the labels of a data set's split as the network's classes, by their names.
+
+        Raises:
+          ValueError: the data set has a class that the network does not know.
+        """
+        known, names = self.class_names, info.class_names
+        if extra := [name for name in names if name not in known]:
+            missing = [name for name in known if name not in names]
+            named = ", numbered labels with their class_names" * info.name.startswith("given=")
+            if known == tuple(map(str, range(len(known)))):
+                named += ", or convert the network with --class_names"
+            raise ValueError(
+                f"the network knows {len(known)} classes and {info.name} has {len(names)}; only in "
+                f"the network: {few(missing)}; only in the data: {few(extra)}. Give data of the "
+                f"network's classes, or of some of them{named}"
+            )
+        numbers_K = np.array([known.index(name) for name in names], np.int32)
+        return dataclasses.replace(split, labels=numbers_K[split.labels])
+
+    def read(self, path: str | Path) -> np.ndarray:
+        """Reads an image file at the network's size, uint8 (H, W, C). Raises BadImage."""
+        return data.read_image(path, self.image_size, self.channels, fit=self.config.data.fit)
+
+
+def load(
+    path: str | Path,
+    which: str | int = "best",
+    *,
+    devices: list | None = None,
+    group: int = 1,
+    data: int = -1,
+    aggregate: str = "psum",
+) -> Classifier:
+    """Loads a trained network.
+
+    Args:
+      path: a run's folder, a checkpoint folder, an exported file, or a network of the zoo
+        ('zoo:c2a2-digits').
+      which: of checkpoints: 'best' (the latest where none was evaluated), 'latest', or a step.
+      devices: to run on; all of jax's, of all processes, by default. With several processes all
+        call this, and then the same methods, alike, unless the devices are this process's own.
+      group, data: of them, those that share the attention groups, and the images of a batch; -1 for
+        the rest.
+      aggregate: 'psum', or 'ordered' for the same bits on any number of devices, or 'bf16'.
+
+    Raises:
+      ValueError: there is no good checkpoint or file, another process has another one, or the
+        devices do not fit the network.
+    """
+    if not (key := keys.KEYS["mesh.aggregate"]).fits(aggregate):
+        raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
+    from hsvit_jax import checkpoint
+    from hsvit_jax.runtime import coordination
+    from hsvit_jax.weights.stored import digest, of_survivors, stored_network
+
+    alone = devices is not None and {*mesh_lib.listed(devices)} <= {*jax.local_devices()}
+    with checkpoint.alone() if alone else contextlib.nullcontext():
+        stored = of_survivors(stored_network(path, which))
+    if not alone:
+        coordination.check_same("network", digest(stored.params, stored.stats))
+    limit = stored.model.group_axis_limit
+    mesh = mesh_lib.make(group, data, groups=limit, devices=devices, aggregate=aggregate)
+    network = {"params": stored.params, "stats": stored.stats}
+    placed = mesh_lib.place(mesh, network, stored.model)
+    about = (stored.config, stored.class_names, stored.model)
+    more = {"step": stored.step, "fingerprint": stored.fingerprint, "aggregate": aggregate}
+    return Classifier(*about, **placed, mesh=mesh, **more)
+
+
+def build_model(
+    variant: str,
+    *,
+    image_size: int | tuple[int, int] = 32,
+    channels: int = 3,
+    num_classes: int = 10,
+) -> Any:
+    """Builds a named network without weights.
+
+    Args:
+      variant: 'c2a2', 'c3a4', 'c4a8', or a sibling family with the words that name its variant,
+        such as 'vix:vin,hybrid'.
+      image_size: pixels, or (rows, columns).
+      channels: of an image.
+      num_classes: logits.
+
+    Returns:
+      a network, with its paper's dropout: `init(key)` gives (params, stats), `apply(params, stats,
+      images)` gives (logits, stats).
+
+    Raises:
+      ValueError: an unknown name or a size that does not fit.
+    """
+    from hsvit_jax import models
+
+    config = config_lib.get_config(variant)
+    words = [word for word in map(str.strip, variant.partition(":")[2].split(",")) if word]
+    if other := [w for w in words if config_lib.is_word(w) and w not in config_lib.SWITCHES]:
+        raise ValueError(
+            f"build_model({variant!r}): {few(other)} names no network; a data set's "
+            "sizes are image_size=, channels= and num_classes="
+        )
+    rows, columns = np.broadcast_to(image_size, 2).tolist()
+    own = config_lib.own_dropout(config.model)  # of the default recipe it is another
+    return models.build(
+        config.model.to_dict() | {key.removeprefix("model."): value for key, value in own.items()},
+        image_size=(rows, columns),
+        channels=int(channels),
+        num_classes=int(num_classes),
+    )

@@ -1,0 +1,174 @@
+"""Accuracy of a trained network against the number of attention groups lost.
+
+A group's CLS token is one vote, so a network that has lost devices can answer with the surviving
+groups. Each batch goes through the network once; only the average of the votes and the head are
+computed for every subset of groups.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from hsvit_jax import artifacts, data
+from hsvit_jax import config as config_lib
+from hsvit_jax import mesh as mesh_lib
+from hsvit_jax.classifier.classifier import Classifier
+from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
+from hsvit_jax.train import evaluate
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Accuracy, as a fraction of all examples, over subsets that have lost equally many groups.
+
+    Attributes:
+      lost_groups: their number.
+      subsets: how many subsets were evaluated.
+      mean, std, lowest, highest: over the subsets; std is 0 for a single one.
+    """
+
+    lost_groups: int
+    subsets: int
+    mean: float
+    std: float
+    lowest: float
+    highest: float
+
+
+def units(model: Any) -> np.ndarray:
+    """The units that are lost as one, a group or all groups of a tower.
+
+    Returns:
+      float32 (U, G): 1 where a unit holds the group.
+
+    Raises:
+      ValueError: the network has no attention groups.
+    """
+    groups = model.config.groups if isinstance(model, HSViT) else 0
+    if not groups:
+        raise ValueError(
+            "this network has no attention groups, so none can be lost: a curve of votes needs a "
+            "network with groups"
+        )
+    count = model.config.towers if isinstance(model, TowerHSViT) else groups
+    return np.repeat(np.eye(count, dtype=np.float32), groups // count, axis=1)
+
+
+def subsets(units_UG: np.ndarray, most: int, seed: int) -> list[tuple[int, np.ndarray]]:
+    """Chooses the subsets to evaluate, for 0 to U − 1 lost units in that order.
+
+    Args:
+      most: subsets per number of lost units; drawn where there are more.
+
+    Returns:
+      (number of lost groups, those of no unit among them, votes float32 (G,)) for each subset.
+    """
+    (count, groups), voters_G = units_UG.shape, units_UG.sum(0)
+    chosen = []
+    for lost in range(count):
+        if math.comb(count, lost) <= most:
+            losses = list(itertools.combinations(range(count), lost))
+        else:
+            rng, drawn = np.random.default_rng([seed, lost]), set()
+            while len(drawn) < most:
+                drawn.add(tuple(sorted(rng.choice(count, lost, replace=False).tolist())))
+            losses = sorted(drawn)
+        for units_lost in losses:
+            votes_G = voters_G - units_UG[list(units_lost)].sum(0)
+            chosen.append((groups - int(votes_G.sum()), votes_G))
+    return chosen
+
+
+def make_counter(network: Classifier, config: ml_collections.ConfigDict) -> Callable[..., Array]:
+    """Compiles the count of correct answers; `config` as of `evaluate.make_forward`.
+
+    Returns:
+      a function of params, stats, images uint8 (B, H, W, C), labels (B,), valid (B,) and votes
+      (S, G); it returns the correct answers of each of the S subsets of groups, int32 (S,).
+    """
+
+    def count(params, stats, images_BHWC, labels_B, valid_B, votes_SG) -> Array:
+        def answers(votes_G: Array) -> Array:
+            how = network.model, network.mesh, config, network.aggregate
+            forward = evaluate.make_forward(*how, votes_G)
+            logits_BK = forward(params, stats, images_BHWC)
+            finite_B = jnp.isfinite(logits_BK).all(1)  # else argmax calls it the first class
+            return jnp.where(finite_B, logits_BK.argmax(1), -1)
+
+        right_SB = (jax.vmap(answers)(votes_SG) == labels_B[None]) & valid_B[None]
+        return right_SB.sum(1)
+
+    return jax.jit(count, out_shardings=mesh_lib.replicated(network.mesh))
+
+
+def curve(
+    network: Classifier, split: data.Split, config: ml_collections.ConfigDict, most: int = 16
+) -> list[Point]:
+    """Evaluates `split` with 0 to all but one of the units lost.
+
+    Args:
+      split: one example at least.
+      config: resolved; its seed draws the subsets.
+      most: see `subsets`.
+
+    Returns:
+      a point for each number of lost units.
+
+    Raises:
+      ValueError: the network has no groups.
+    """
+    units_UG = units(network.model)
+    sets = subsets(units_UG[units_UG @ network.voters_G > 0], most, config.seed)
+    votes_SG = np.stack([votes_G for _, votes_G in sets])
+    counter, mesh = make_counter(network, config), network.mesh
+    batch = config_lib.eval_batch(config)
+    right_S = np.zeros(len(sets), np.int64)
+    for examples in evaluate.padded_batches(split, batch, mesh.shape[mesh_lib.DATA]):
+        arrays = (mesh_lib.put_batch(mesh, a) for a in examples)
+        right_S += np.asarray(counter(network.params, network.stats, *arrays, votes_SG))
+    accuracies: dict[int, list[float]] = {}
+    for (lost, _), right in zip(sets, right_S, strict=True):
+        accuracies.setdefault(lost, []).append(float(right) / len(split))
+    return [
+        Point(lost, len(a), float(np.mean(a)), float(np.std(a)), float(np.min(a)), float(np.max(a)))
+        for lost, a in accuracies.items()
+    ]
+
+
+def write(points: list[Point], path: Path, title: str) -> tuple[Path, Path]:
+    """Writes the points as a CSV and draws them as a PNG beside it.
+
+    Args:
+      path: of the PNG.
+      title: of the figure; a `$` in it is a dollar sign.
+
+    Returns:
+      the paths of the CSV and the PNG.
+    """
+    rows = [Point(*(round(x, 6) for x in dataclasses.astuple(point))) for point in points]
+    draw = functools.partial(_draw, points, title)
+    return artifacts.write(rows, path.parent, path.stem, draw, (6.4, 4.2))
+
+
+def _draw(points: list[Point], title: str, figure: Any) -> None:
+    axes = figure.subplots()
+    lost = [p.lost_groups for p in points]
+    mean, std = (np.array([getattr(p, k) for p in points]) for k in ("mean", "std"))
+    lowest, highest = ([getattr(p, k) for p in points] for k in ("lowest", "highest"))
+    axes.fill_between(lost, lowest, highest, alpha=0.15, color="C0", label="lowest to highest")
+    axes.fill_between(lost, mean - std, mean + std, alpha=0.3, color="C0", label="mean ± std")
+    axes.plot(lost, mean, marker=".", color="C0", label="mean over subsets")
+    axes.set(xlabel="attention groups lost", ylabel="accuracy", ylim=(0, 1.02))
+    axes.set_title(title, parse_math=False)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,93 @@
+"""The search for a learning rate: the loss of a short run whose rate grows with every step."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import jax
+import ml_collections
+import numpy as np
+
+from hsvit_jax import artifacts, train
+from hsvit_jax import config as config_lib
+from hsvit_jax.studies import engine
+from hsvit_jax.train import optim, resume
+
+LOWEST, HIGHEST = 1e-6, 10.0
+_DIVERGED = 4.0  # times the lowest smoothed loss
+_SMOOTHING = 0.9  # of the exponential average over steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """Rates of the steps that were taken, and the smoothed training losses at them, float (S,)."""
+
+    rates_S: np.ndarray
+    losses_S: np.ndarray
+
+    @property
+    def _settled(self) -> int:
+        """The first step whose average is of more than a few batches."""
+        return min(round(1 / (1 - _SMOOTHING)), len(self.losses_S) // 3)
+
+    @property
+    def lowest(self) -> int:
+        """The step of the lowest loss."""
+        return self._settled + int(self.losses_S[self._settled :].argmin())
+
+    @property
+    def steepest(self) -> float:
+        """The rate at which the loss falls fastest per factor of the rate, before its lowest.
+
+        Raises ValueError for a loss that is lowest at the start.
+        """
+        first = self._settled
+        if self.lowest == first:
+            raise ValueError(
+                "the loss was never lower than at the lowest rate: give more --steps or a larger "
+                "train.batch, or look at the data"
+            )
+        slopes_S = np.gradient(self.losses_S, np.log(self.rates_S))
+        return float(self.rates_S[first + slopes_S[first : self.lowest].argmin()])
+
+
+def search(config: ml_collections.ConfigDict, steps: int) -> Search:
+    """Takes steps at rates from `LOWEST` to `HIGHEST`, evenly in their logarithm (Smith, 2017).
+
+    Args:
+      config: of a run that would start afresh; its schedule is not used.
+      steps: at most; a loss that is not finite, or far above the lowest one, ends the search.
+
+    Raises:
+      ValueError: as `hsvit_jax.train.prepare`; or the loss was never finite.
+    """
+    run = train.prepare(config_lib.override(config, ["train.log_every=1"]))
+
+    def rate(number: jax.Array) -> jax.Array:
+        return LOWEST * (HIGHEST / LOWEST) ** (number / max(steps - 1, 1))
+
+    tx = optim.build(run.config.optim, rate, run.model)
+    changes = {"schedule": rate, "tx": tx, "total_steps": steps}
+    taken = engine.steps(run, resume.start(run, False)[0], **changes)
+    average, losses = 0.0, []
+    for number, (_, values) in enumerate(taken, 1):
+        average = _SMOOTHING * average + (1 - _SMOOTHING) * float(values["loss"])
+        loss = average / (1 - _SMOOTHING**number)
+        if not math.isfinite(loss) or loss > _DIVERGED * min(losses, default=loss):
+            break
+        losses.append(loss)
+    if len(losses) < 2:
+        raise ValueError("the loss was not finite from the start: look at the data and the network")
+    return Search(np.array([float(rate(n)) for n in range(len(losses))]), np.array(losses))
+
+
+def draw(found: Search, path: Path) -> None:
+    """Draws loss against rate, and marks the steepest fall."""
+    figure = artifacts.figure(6.4, 4.0)
+    axes = figure.subplots()
+    axes.plot(found.rates_S, found.losses_S)
+    axes.axvline(found.steepest, color="grey", linestyle="--")
+    axes.set(xscale="log", xlabel="learning rate", ylabel="training loss, smoothed")
+    axes.set_title(f"steepest at {found.steepest:.1e}")
+    axes.grid(alpha=0.3)
+    artifacts.save_figure(figure, path)

@@ -1,0 +1,116 @@
+"""The search for how many tokens each block of a DeiT keeps, the second of PoWER's three steps.
+
+The first step trains the network, the third trains it on with the tokens found.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from hsvit_jax import config as config_lib
+from hsvit_jax import train
+from hsvit_jax.models.vit import deit, token_pruning
+from hsvit_jax.runtime import signals
+from hsvit_jax.studies import engine
+from hsvit_jax.train import init_from, resume, step
+from hsvit_jax.weights import release
+
+
+class Found(NamedTuple):
+    """The tokens that each block keeps.
+
+    Attributes:
+      share: of the multiply-adds.
+      file: bytes of the network, with the weights that were trained beside.
+      changes: settings of the third step, beside the file's place.
+    """
+
+    retained: tuple[int, ...]
+    share: float
+    file: bytes
+    changes: dict[str, str]
+
+
+def search(config: ml_collections.ConfigDict, penalty: float, rate: float) -> Found:
+    """Trains a network, from `init.from`, together with the retention of its tokens.
+
+    The token of rank k after block l's attention is multiplied by r_lk, from 0 to 1, and the loss
+    is that of training plus penalty · Σ_l l · Σ_k r_lk. Source: PoWER-BERT, section 3.3.
+
+    Args:
+      config: of a DeiT that keeps all tokens; its recipe and length are the search's.
+      penalty: λ.
+      rate: learning rate of the retention, by Adam.
+
+    Raises:
+      ValueError: another network, no weights to start from, or as `hsvit_jax.train.prepare`.
+    """
+    model = config.model
+    if model.family != "deit" or model.retained or model.flops_share != 1:
+        raise ValueError(
+            f"power-search learns the tokens of a DeiT that keeps all of them; {model.variant} "
+            f"({model.family}) is another network: say --config=deit:ti or deit:s"
+        )
+    run = train.prepare(config_lib.override(config, ["train.ema_decay=0"]))
+    if not run.total_steps:
+        raise ValueError("power-search takes no step so: give --epochs above 0")
+    start, _ = resume.start(run, False)
+    if start is None:
+        raise ValueError(
+            "power-search starts from a trained network: name it with --config.init.from=RUN"
+        )
+    soft = deit.SoftlyPruned(run.model.config, run.model.dtype).with_frozen(run.model.frozen)
+    fresh, _ = soft.init(step.run_key(config.seed, step.INIT))
+    start = {**start[0], "retention": fresh["retention"]}, start[1]
+    tx = optax.partition(
+        {"retention": _projected_adam(penalty, rate), "weights": run.tx},
+        lambda params: {name: name if name == "retention" else "weights" for name in params},
+    )
+    for state, _ in engine.steps(run, start, model=soft, tx=tx):  # noqa: B007
+        pass
+    if (skipped := int(state["skipped"])) >= run.config.train.bad_steps_limit:
+        raise signals.Diverged(
+            f"{skipped} of {run.total_steps} steps were not finite, and nothing was written: lower "
+            "optim.learning_rate"
+        )
+    params = jax.device_get(state["params"])
+    retained = token_pruning.learned_schedule(
+        np.asarray(params.pop("retention")["ranks"]), cls=run.model.config.cls
+    )
+    pruned = run.config.copy_and_resolve_references().unlock()
+    pruned.model.retained = retained
+    about = {**run.meta, "config": pruned.to_dict(), "step": run.total_steps}
+    sizes = run.model.config
+    every = (sizes.tokens,) * sizes.depth
+    share = deit.multiply_adds(sizes, retained) / deit.multiply_adds(sizes, every)
+    trees = {"params": params, "stats": jax.device_get(state["stats"])}
+    changes = {"model.retained": ",".join(map(str, retained))}
+    if config.init.classifier != "keep":  # the search has trained it
+        changes["init.classifier"] = "keep"
+    published = init_from.as_published(config).data
+    if published.mean != config.data.mean:  # of which the file written says nothing
+        changes |= {f"data.{key}": ",".join(map(str, published[key])) for key in ("mean", "std")}
+    return Found(retained, share, release.pack(trees, about), changes)
+
+
+def _projected_adam(penalty: float, rate: float) -> optax.GradientTransformation:
+    """Adam on the loss with its penalty, whose gradient is constant, within 0 to 1."""
+
+    def penalised(gradients: Any, _: Any) -> Any:
+        return jax.tree.map(
+            lambda g_LP: g_LP + penalty * jnp.arange(1, len(g_LP) + 1)[:, None], gradients
+        )
+
+    def projected(updates: Any, params: Any) -> Any:
+        return jax.tree.map(lambda u, p: jnp.clip(p + u, 0.0, 1.0) - p, updates, params)
+
+    return optax.chain(
+        optax.stateless(penalised),
+        optax.scale_by_adam(),
+        optax.scale_by_learning_rate(rate),
+        optax.stateless(projected),
+    )
