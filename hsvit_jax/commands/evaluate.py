@@ -122,11 +122,11 @@ def _votes(lost: list[str] | None, network: Classifier) -> np.ndarray | None:
     """A weight for each attention group, 0 for the lost ones; None where none is lost."""
     if lost is None:
         return None
-    groups = network.model.group_axis_limit and network.model.config.groups
+    groups = network.model.voters
     if not groups:
         raise ValueError(
-            f"--drop_groups={','.join(lost)}: this network has no attention groups that could be "
-            "lost; leave it out"
+            f"--drop_groups={','.join(lost)}: this network has no independent attention groups to "
+            "lose; remove it"
         )
     places = {str(g): g for g in range(groups)}
     numbers = {places.get(word.strip(), -1) for word in lost}

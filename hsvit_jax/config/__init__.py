@@ -20,6 +20,7 @@ _NAMES = {
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",
     "synonyms": "meant",
+    "variants": "is_registered",
     "stored": "completed default_workdir from_json names_run to_json",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -8,6 +8,7 @@ import ml_collections
 
 from hsvit_jax import models
 from hsvit_jax.config import recipes, schema, words
+from hsvit_jax.models import FAMILIES
 
 _ATTENTION = ("softmax", "performer", "linformer", "nystrom")
 #: Keys of `model`, as 'family.name' where only there, another one, and its values that read them.
@@ -200,7 +201,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "an epoch shows: set data.repeats=1 or another data.balance"
         )
     model = config.model
-    if config.init.whiten and (model.family != "hsvit" or model.ablation == "attention_only"):
+    whitens = FAMILIES[model.family].network.whitens
+    if config.init.whiten and not (whitens and model.get("ablation") != "attention_only"):
         raise ValueError(
             "init.whiten is a start of the convolution that an HSViT sees an image with; "
             f"{model.variant} ({model.family}) has none: set it to false"

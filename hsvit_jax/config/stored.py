@@ -11,7 +11,7 @@ import ml_collections
 from flax import traverse_util
 
 from hsvit_jax.config import schema, words
-from hsvit_jax.models import FAMILIES
+from hsvit_jax.models import FAMILIES, UnknownFamily
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
 _SAME_RUN = (
@@ -99,9 +99,10 @@ def completed(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
     initial = {path: key.initial for path, key in schema.KEYS.items()}
     sections = traverse_util.unflatten_dict(initial, sep=".")
     model = config.model
-    if model.family in FAMILIES:
-        family = FAMILIES[model.family]
-        sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
+    if model.family not in FAMILIES:
+        raise UnknownFamily(model.family)
+    family = FAMILIES[model.family]
+    sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
     whole = ml_collections.ConfigDict(sections, type_safe=False)
     whole.update(config.to_dict())
     return ml_collections.ConfigDict(whole.to_dict()).lock()

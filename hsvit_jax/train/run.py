@@ -97,10 +97,12 @@ def prepare(
             "train.batch or give more images"
         )
     if not model.group_axis_limit and config.mesh.group > 1:
+        groups = getattr(model.config, "groups", 0)
+        why = "the groups of it read each other" if groups else "it has no attention groups"
         raise ValueError(
-            f"mesh.group={config.mesh.group}, but {config.model.variant} ({config.model.family}) "
-            "has no attention groups to spread over devices: set mesh.group=1; mesh.data splits "
-            "the batch of every network"
+            f"mesh.group={config.mesh.group} cannot spread {config.model.variant} "
+            f"({config.model.family}): {why}; set mesh.group=1; mesh.data splits the batch "
+            "of every network"
         )
     mesh = mesh_lib.make(
         config.mesh.group,
