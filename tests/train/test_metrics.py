@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from hsvit_jax import artifacts
-from hsvit_jax.train import loggers, metrics
+from hsvit_jax.train import metrics
+from hsvit_jax.train.metrics import loggers
 
 TRAIN = {"loss": 1.5, "accuracy": 0.25, "epoch": 0}
 TEST = {"split": "test", "loss": 0.5, "accuracy": 0.75, "top5": 1.0, "examples": 7}
