@@ -36,7 +36,7 @@ def _record(request: cli.Request, modes: list[str]) -> dict:
         return versus.compare(ours, values.vs, values.rounds)
     if modes == ["peak"]:
         return {"peak": machine.measure_peak("float32"), **machine.description()}
-    if values.batch and "train.batch" in config.by_hand:
+    if values.batch and "train.batch" in config.user:
         raise cli.Misuse("--batch and --config.train.batch both say how many images: leave one out")
     if values.batch:
         config = config_lib.override(config, [f"train.batch={values.batch}"])

@@ -57,7 +57,7 @@ def _images(
     config, split, own = classifier.config, request.flags.split, True
     if request.config is not None:
         config = config.copy_and_resolve_references().unlock()
-        own, given = config.data.name == request.config.data.name, request.config.by_hand
+        own, given = config.data.name == request.config.data.name, request.config.user
         config.data.name = request.config.data.name
         for key in ("dir", "on_bad_image"):
             if not own or f"data.{key}" in given:

@@ -29,7 +29,7 @@ def run(request: Request) -> int:
 
 def note_of_few(config: ml_collections.ConfigDict) -> None:
     """Says of own images, which are not counted here, that their number decides the recipe."""
-    if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.by_hand:
+    if config.data.name not in config_lib.DATA_SETS and "recipe" not in config.user:
         cli.note(
             "batch and optimizer are those of many images; of few, training chooses its own recipe "
             "(docs/data.md, Few images)"

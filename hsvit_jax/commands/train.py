@@ -34,7 +34,7 @@ def fit(
       ValueError: as `train.train`; or the configuration says how to load data that are given.
       KeyboardInterrupt: as `train.train`.
     """
-    given = getattr(config, "by_hand", ()) if options.get("dataset") is not None else ()
+    given = getattr(config, "user", ()) if options.get("dataset") is not None else ()
     unused = sorted(_OF_LOADING.intersection(given))
     if unused:
         raise ValueError(

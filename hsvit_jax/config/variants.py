@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import ml_collections
 
-from hsvit_jax.config import words
+from hsvit_jax.config import resolution, words
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import Family
 from hsvit_jax.text import few, nearest
@@ -36,7 +36,7 @@ def get_config(family: str, argument: str | None = None) -> ml_collections.Confi
     model, (data, recipe, _) = record.settings(variant), words.parse_argument(rest)
     if data == "digits" and recipe != "paper":
         model |= record.digits(model)
-    return words.base(rest, model)
+    return resolution.base(rest, model)
 
 
 def family_of(name: str) -> Family:

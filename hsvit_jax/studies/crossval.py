@@ -74,7 +74,7 @@ def run(request: cli.Request) -> None:
     place = Path(request.workdir)  # which may end in a slash
     place = place if place.name not in ("", "..") else place.resolve()
     out = place.with_name(f"{place.name}-folds{count}")
-    config = init_from.as_named(config)
+    config = init_from.with_weights(config)
     dataset = train.load_data(config)
     rows, correct, examples = [], 0, 0
     for fold, part in enumerate(folds(dataset, count, config.data.val_fraction, config.seed), 1):

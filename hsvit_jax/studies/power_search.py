@@ -74,9 +74,8 @@ def search(
     retained = token_pruning.learned_schedule(
         np.asarray(params.pop("retention")["ranks"]), cls=run.model.config.cls
     )
-    pruned = run.config.copy_and_resolve_references().unlock()
-    pruned.model.retained = retained
-    about = {**run.meta, "config": pruned.to_dict(), "step": run.total_steps}
+    pruned = run.config.filled({"model.retained": retained})
+    about = {**run.meta, "config": config_lib.to_tree(pruned), "step": run.total_steps}
     sizes = run.model.config
     every = (sizes.tokens,) * sizes.depth
     share = deit.multiply_adds(sizes, retained) / deit.multiply_adds(sizes, every)
@@ -118,7 +117,7 @@ def run(request: cli.Request) -> None:
     changes = {"init.from": str(path), "model.retained": kept}
     if config.init.classifier != "keep":  # the search has trained it
         changes["init.classifier"] = "keep"
-    published = init_from.as_published(config).data
+    published = init_from.with_weights(config).data
     if published.mean != config.data.mean:  # of which the file written says nothing
         changes |= {f"data.{key}": ",".join(map(str, published[key])) for key in ("mean", "std")}
     print(

@@ -76,7 +76,7 @@ class Trained:
 
 def images(config: ml_collections.ConfigDict, loaded: dict[tuple, data.Dataset]) -> data.Dataset:
     """The data set as a system reads it: loaded, or that of another system that reads it alike."""
-    config = init_from.as_named(config)
+    config = init_from.with_weights(config)
     key = tuple(config.data[k] for k in ("image_size", "channels", "fit", "dir", "on_bad_image"))
     if key not in loaded:
         loaded[key] = train.load_data(config)
@@ -167,21 +167,25 @@ def _config(system: System, settings: Sequence[str]) -> ml_collections.ConfigDic
     except ValueError as error:
         raise ValueError(f"{system.name}: {error}") from error
     own = {setting.partition("=")[0] for setting in system.settings}
-    read = (key for key in config.by_hand if key in own or not key.startswith("model."))
-    config.by_hand = tuple(read)
-    return config
+    common = {key for key in config.user if key.startswith("model.")} - own
+    unread = {key for key in common if _unread(config, key)}
+    return config.with_user({k: v for k, v in config.user.items() if k not in unread})
+
+
+def _unread(config: config_lib.Settings, key: str) -> ValueError | None:
+    """Returns the refusal of a key without effect."""
+    try:
+        config_lib.refuse_unread(config, (key,))
+    except ValueError as error:
+        return error
+    return None
 
 
 def _check_read(configs: Collection[ml_collections.ConfigDict], settings: Sequence[str]) -> None:
     """Raises ValueError for a network's setting of all that no system reads."""
     for key in (text.partition("=")[0] for text in settings if text.startswith("model.")):
-        complaints = []
-        for config in configs:
-            try:
-                config_lib.refuse_unread(ml_collections.ConfigDict({**config, "by_hand": (key,)}))
-            except ValueError as error:
-                complaints.append(error)
-        if len(complaints) == len(configs):
+        complaints = [_unread(config, key) for config in configs]
+        if all(complaints):
             raise complaints[0]
 
 
@@ -217,7 +221,7 @@ def _check(
         )
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds needs different whole numbers; got {','.join(map(str, seeds))}")
-    if any("seed" in config.by_hand for config in configs.values()):
+    if any("seed" in config.user for config in configs.values()):
         raise ValueError("--seeds names the seeds of all systems: leave the setting seed out")
     for key in ("name", "val_fraction", "fraction"):
         values = {name: config.data[key] for name, config in configs.items()}
@@ -236,7 +240,7 @@ def _check_folders(
     found: dict[str, tuple[str, list]] = {}
     for system, config in configs.items():
         folder = config_lib.default_workdir(config, system.spec, chosen[system])
-        leaves = [leaf for leaf in config_lib.leaves(config) if leaf[0] != "by_hand"]
+        leaves = list(config_lib.leaves(config))
         same = [name for name, other in found.values() if other == leaves]
         if same and not repeated:
             raise ValueError(

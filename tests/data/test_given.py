@@ -191,7 +191,7 @@ def test_a_run_keeps_the_name_and_asks_for_the_data(arrays, tmp_path, capsys):
     names, how = ("a", "b", "c"), {"name": "pots", "flip": False, "fit": "pad"}
     how["val_fraction"] = 0.2
     given = hsvit_jax.from_arrays(images, labels, names, **how)
-    config = small_runs.small_config(train__steps=1, by_hand=("recipe",))
+    config = small_runs.small_config(train__steps=1, recipe="strong")
     run = train.prepare(config, dataset=given)
     assert run.config.data.name == "given=pots" and run.config.data.num_classes == 3
     assert run.config.data.val_fraction == 0.2  # by which the splits are found again
