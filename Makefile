@@ -26,7 +26,7 @@ test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest -m ray
 
 test-onnx: $(VENV)-onnx/.installed
-	$(VENV)-onnx/bin/python -m pytest tests/commands/test_export_onnx.py tests/examples -k onnx
+	$(VENV)-onnx/bin/python -m pytest tests/export/test_export_onnx.py tests/examples -k onnx
 
 # On one GPU, in float32: the networks beside the authors' numbers, and the operations.
 test-gpu: $(VENV)-gpu/.installed

@@ -23,6 +23,7 @@ from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.benchmark import jobs
 from hsvit_jax.ops import conv
 from hsvit_jax.train import evaluate, step
+from hsvit_jax.weights.stored import averaged
 
 
 def devices(topology: str) -> list:
@@ -74,7 +75,7 @@ def measure(
             arguments = state, (images, number, number)
         else:
             function = evaluate.make_forward(run.model, mesh, settings, settings.mesh.aggregate)
-            arguments = *step.averaged(state), images
+            arguments = *averaged(state), images
         compiled, seconds = jobs.compile(function, *arguments)
     text, memory = compiled.as_text(), compiled.memory_analysis()
     transfers = hlo.count(text, mesh.shape[mesh_lib.GROUP])[1]

@@ -18,16 +18,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 from absl import flags
 
-import hsvit_jax
 from hsvit_jax import config as config_lib
 from hsvit_jax.runtime import compile_cache, signals
-from hsvit_jax.text import few, nearest, printable
+from hsvit_jax.text import few, nearest, note, printable
 
 _MISTAKE, _USAGE, _DIVERGED, _CTRL_C, _PIPE = 1, 2, 3, 130, 141
 _EXAMPLE = "c4a8"  # whose keys --help shows, without --config
@@ -182,7 +182,7 @@ def run(argv: list[str] | None, commands: Mapping[str, Command], about: str, nam
     program = "hsvit" if Path(program).stem == "hsvit" else "python -m hsvit_jax"
     asks = words[0].lstrip("-") if len(words) == 1 and words[0].startswith("-") else ""
     if not name and (not words or asks in ("version", *_HELP)):
-        version = f"hsvit_jax {hsvit_jax.__version__}"
+        version = f"hsvit_jax {metadata.version('hsvit_jax')}"
         text = version if asks == "version" else _list(program, commands, about)
         with _exit_code(program, note) as end:
             print(text)
@@ -437,11 +437,6 @@ def _exit_code(start: str, print_line: Callable[[str], None], line: str = "") ->
 def _misused(message: str, start: str) -> int:
     note(f"{message}\n(see: {start} --help)")
     return _USAGE
-
-
-def note(text: str) -> None:
-    """Prints a remark to standard error; standard output is for results."""
-    print(printable(text), file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable
 
@@ -34,6 +35,11 @@ def printable(text: str) -> str:
     'a\\x1b[2J'
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def note(text: str) -> None:
+    """Prints a remark to standard error; standard output is for results."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def one_line(name: object) -> str:

@@ -1,12 +1,15 @@
 """One place for strictness: eight fake devices, no silent rank promotion, warnings are errors."""
 
+import contextlib
 import gc
 import os
 import signal
 import sys
-import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
+
+from hsvit_jax.runtime import compile_cache
 
 # Both must be in the environment before jax is imported. With several CPU devices per process the
 # collectives wait for each other in one thread pool, whose size is NPROC: too small, and they hang.
@@ -25,12 +28,18 @@ os.environ["XLA_FLAGS"] = (
     * version("jaxlib").startswith("0.10.")
 )
 os.environ["JAX_PLATFORMS"] = os.environ.get("TEST_PLATFORM", "cpu")
-# What several tests need, or the processes that they start, is compiled once: by whichever of
-# pytest's workers comes first. Small programs compile as fast as they are written.
+# What several tests need, or the processes that they start, is compiled once, and kept for the next
+# run of the tests. Small programs compile as fast as they are written.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    COMPILED = tempfile.TemporaryDirectory(prefix="hsvit_jax-compiled-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    KEPT = compile_cache.default_folder().with_name(
+        f"tests-{version('jaxlib')}-{compile_cache.processor()}"
+    )
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compile_cache.trusted_folder(KEPT)
+    with contextlib.suppress(FileNotFoundError):  # another worker is as quick
+        for program in KEPT.iterdir():  # a week is kept, or the folder would only grow
+            if time.time() - program.stat().st_mtime > 7 * 86_400:
+                program.unlink()
 
 import jax
 import pytest

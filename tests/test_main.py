@@ -31,10 +31,9 @@ from support import small_runs
 from support.data_files import class_folders
 
 import hsvit_jax
-from hsvit_jax import checkpoint, classifier, cli, commands, main, train
+from hsvit_jax import checkpoint, classifier, cli, commands, main, run_report, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import evaluate
-from hsvit_jax.commands import report as commands_report
 from hsvit_jax.config import keys
 from hsvit_jax.models import FAMILIES, costs
 from hsvit_jax.runtime import compile_cache, signals
@@ -337,7 +336,7 @@ def test_data_that_moved_are_named_again(tmp_path, monkeypatch, capfd):
     with pytest.raises(ValueError, match="hsvit eval 'a b' --config=c2a2:folder=NEW --split=test"):
         evaluate._images(request, types.SimpleNamespace(config=gone))
     with pytest.raises(ValueError, match="moved: ln -s NEW gone"):
-        commands_report.write(types.SimpleNamespace(config=gone), tmp_path, tmp_path / "r.html")
+        run_report.write(types.SimpleNamespace(config=gone), tmp_path, tmp_path / "r.html")
     (tmp_path / "a b" / "checkpoints").mkdir(parents=True)
     message = "--config=NETWORK:folder=NEW --workdir='a b'"
     with pytest.raises(ValueError, match=message):

@@ -14,6 +14,7 @@ from hsvit_jax import augment, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.train import batches, evaluate, step
+from hsvit_jax.weights.stored import averaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +105,7 @@ def infer_job(run: Any, _: bool) -> Job:
     """The evaluation forward, on a batch that lies on the devices."""
     batch = run.config.train.batch
     forward = evaluate.make_forward(run.model, run.mesh, run.config, run.config.mesh.aggregate)
-    params, stats = step.averaged(step.first_state(run))
+    params, stats = averaged(step.first_state(run))
     images = mesh_lib.put_batch(run.mesh, run.dataset.train.images[:batch])
     compiled, seconds = compile(forward, params, stats, images)
     return Job(lambda: compiled(params, stats, images), batch, compiled, seconds)
@@ -114,7 +115,7 @@ def eval_job(run: Any, _: bool) -> Job:
     """An evaluation of the test split, from host arrays to counts."""
     config = run.config
     evaluator = evaluate.make_evaluator(run.model, run.mesh, config, config.mesh.aggregate)
-    params, stats = step.averaged(step.first_state(run))
+    params, stats = averaged(step.first_state(run))
     split, batch = run.dataset.test, config_lib.eval_batch(config)
     return Job(lambda: evaluator(params, stats, split, batch).loss, len(split))
 

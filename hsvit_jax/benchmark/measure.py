@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from hsvit_jax import cli, report
+from hsvit_jax import artifacts, cli
 from hsvit_jax import config as config_lib
 from hsvit_jax.benchmark import jobs, machine, versus
 from hsvit_jax.models import costs
@@ -80,7 +80,7 @@ def measure(
         ValueError: configuration, data and devices do not fit together.
     """
     if trace:  # before the work, as it may fail
-        report.make_folder(Path(trace))
+        artifacts.make_folder(Path(trace))
     run = jobs.prepare(config, real_data, devices)
     job = jobs.JOBS[work](run, augmented)
     first = jobs.timed(job.take, max(warmup, 1))[0]

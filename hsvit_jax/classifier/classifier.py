@@ -353,13 +353,13 @@ def load(
         raise ValueError(f"aggregate must be {key.expected}; got {aggregate!r}")
     from hsvit_jax import checkpoint
     from hsvit_jax.runtime import coordination
-    from hsvit_jax.train import init_from
+    from hsvit_jax.weights.stored import digest, of_survivors, stored_network
 
     alone = devices is not None and {*mesh_lib.listed(devices)} <= {*jax.local_devices()}
     with checkpoint.alone() if alone else contextlib.nullcontext():
-        stored = init_from.of_survivors(init_from.stored_network(path, which))
+        stored = of_survivors(stored_network(path, which))
     if not alone:
-        coordination.check_same("network", init_from.digest(stored.params, stored.stats))
+        coordination.check_same("network", digest(stored.params, stored.stats))
     limit = stored.model.group_axis_limit
     mesh = mesh_lib.make(group, data, groups=limit, devices=devices, aggregate=aggregate)
     network = {"params": stored.params, "stats": stored.stats}

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from hsvit_jax import cli, report
+from hsvit_jax import artifacts, cli
 from hsvit_jax.models import costs
 from hsvit_jax.studies import grid
 from hsvit_jax.studies.systems import System, point, refuse_left_out, seeds_of, train_all
@@ -98,8 +98,8 @@ COLUMNS = {
     "parameters": lambda row: f"{row.parameters:,}",
     "parameters (MB)": lambda row: f"{row.megabytes:.2f}",
     "FLOPs": lambda row: f"{row.flops / 1e9:.3f} G",
-    "memory forward": lambda row: report.byte_text(row.forward_bytes),
-    "memory training": lambda row: report.byte_text(row.training_bytes),
+    "memory forward": lambda row: artifacts.byte_text(row.forward_bytes),
+    "memory training": lambda row: artifacts.byte_text(row.training_bytes),
     "images/s": lambda row: f"{row.images_per_second:,.0f}",
     "top-1": grid.text,
     "top-5": lambda row: "–" if row.top5 is None else f"{row.top5:.2%}",
@@ -108,7 +108,7 @@ COLUMNS = {
 
 def table(rows: Sequence[Row]) -> str:
     """Formats the rows as Markdown."""
-    return report.markdown(report.table(COLUMNS, rows)) + "\n"
+    return artifacts.markdown(artifacts.table(COLUMNS, rows)) + "\n"
 
 
 def write(rows: Sequence[Row], out: Path, command: str) -> tuple[Path, Path, Path]:
@@ -130,7 +130,7 @@ def _figure(rows: Sequence[Row]) -> Any:
     from matplotlib import colormaps
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    figure = report.figure(13, 4.6)
+    figure = artifacts.figure(13, 4.6)
     costs = (
         ("parameters", "parameters"),
         ("flops", "FLOPs of one image forward"),
@@ -159,7 +159,7 @@ def _figure(rows: Sequence[Row]) -> Any:
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(alpha=0.3)
     panels[0].set(ylabel="test accuracy (%)")
-    report.legend(figure, drawn)
+    artifacts.legend(figure, drawn)
     return figure
 
 

@@ -17,14 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hsvit_jax import cli, models
+from hsvit_jax import cli
 from hsvit_jax import config as configs
+from hsvit_jax.artifacts import write_file
 from hsvit_jax.checkpoint import Checkpoints, probe
-from hsvit_jax.models.torch_weights import Tensors
-from hsvit_jax.report import write_file
 from hsvit_jax.text import few
-from hsvit_jax.train import run_spec
-from hsvit_jax.weights import files, release
+from hsvit_jax.weights import files, release, torch
+from hsvit_jax.weights.torch.base import Tensors
 
 
 class Disagreement(ValueError):
@@ -87,10 +86,10 @@ def convert_file(
             "serve, or to init.from"
         )
     try:
-        record = models.family_of({"family": family} if family else description)
+        record = torch.family_of({"family": family} if family else description)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    fitting = [f.name for f in models.FAMILIES.values() if f.torch_weights.recognises(tensors)]
+    fitting = [name for name, table in torch.TABLES.items() if table.recognises(tensors)]
     if fitting and record.name not in fitting:
         raise ValueError(
             f"{path}: the names of its tensors are not those of the family {record.name!r} but, it "
@@ -102,9 +101,9 @@ def convert_file(
     options = {"image_size": image_size, "num_channels": channels, "num_heads": heads}
     options["pool_strides"] = strides
     try:
-        given = models.constructor(description)
+        given = torch.constructor(description)
         given |= {k: v for k, v in options.items() if v is not None}
-        tensors, own = record.torch_weights.unwrapped(tensors), description.get("config")
+        tensors, own = torch.table(record.name).unwrapped(tensors), description.get("config")
         if isinstance(own, dict):  # what export wrote under the authors' names
             if any(value is not None for value in (*options.values(), mean, std, data)):
                 raise ValueError(
@@ -112,7 +111,7 @@ def convert_file(
                 )
             config = configs.completed(own)
         else:
-            sizes, shapes = models.torch_settings(record, tensors, given)
+            sizes, shapes = torch.torch_settings(record, tensors, given)
             config = configs.base(data or "cifar10", sizes)
             for name, values in (("mean", mean or (0.5,)), ("std", std or (0.5,))):
                 if len(values) not in (1, shapes["channels"]):
@@ -123,8 +122,8 @@ def convert_file(
                 shapes[name] = configs.per_channel(name, tuple(values), shapes["channels"])
             config.data.update(shapes)
         configs.validate(config)
-        model = run_spec.build_model(config)
-        params, stats = record.torch_weights.load(tensors, model)
+        model = configs.build_model(config)
+        params, stats = torch.table(record.name).load(tensors, model)
         names = _class_names(description, class_names, config.data.num_classes)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

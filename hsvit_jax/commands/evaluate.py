@@ -7,11 +7,11 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from hsvit_jax import cli, data, report, train
+from hsvit_jax import artifacts, cli, data, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.classifier import Classifier, lost_groups
 from hsvit_jax.commands.predict import load_classifier
-from hsvit_jax.commands.report import CHANGED, load_own, measures
+from hsvit_jax.run_report import CHANGED, load_own, measures
 from hsvit_jax.runtime import coordination
 from hsvit_jax.train import evaluate, metrics
 
@@ -32,7 +32,7 @@ def run(request: cli.Request) -> int:
                 f"--curve={curve} would write {table} over the data's table: choose another name"
             )
         for file in (path, table):  # before the work, as it may fail
-            report.prepare_for(file)
+            artifacts.prepare_for(file)
         _write_curve(classifier, config, part, split, path)
         return 0
     evaluator = evaluate.make_evaluator(
@@ -114,7 +114,7 @@ def _write_curve(
     name = f"{config.model.variant}, {config.data.name}, {split} split"
     table, plot = lost_groups.write(points, path, f"{name}, step {step:,}")
     for point in points:
-        ends = report.interval(point.mean, len(part))
+        ends = artifacts.interval(point.mean, len(part))
         line = {"split": split, **vars(point)} | ({"interval": list(ends)} if ends else {})
         print(metrics.to_line(step, line))
     coordination.print_once(f"{plot} and {table}")

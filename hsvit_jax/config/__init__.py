@@ -15,8 +15,8 @@ from typing import Any
 _NAMES = {
     "words": "DATA_SETS RECIPES SWITCHES is_word parse_argument",
     "layers": "Settings",
-    "resolution": "Weights base eval_batch per_channel refuse_unread resolve selection total_steps "
-    "validate",
+    "resolution": "Weights base build_model eval_batch per_channel refuse_unread resolve selection "
+    "total_steps validate",
     "keys": "FIRST all_keys describe leaves",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from flax import traverse_util
 
+from hsvit_jax import models
 from hsvit_jax.config import keys, recipes, words
 from hsvit_jax.config.layers import Settings, Words, make
 from hsvit_jax.models import FAMILIES
@@ -183,7 +184,7 @@ def _check_given(user: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         if wanted != value and not square and not empty:
             raise ValueError(
                 f"{key}={wanted}, but the data set that is given has {value}: leave the setting "
-                "out, or make the data set so"
+                f"out, or give {key.removeprefix('data.')}= where the data set is made"
             )
 
 
@@ -430,3 +431,13 @@ def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
             f"{keys.MOST_STEPS:,} can be counted: lower it"
         )
     return total
+
+
+def build_model(config: ml_collections.ConfigDict) -> Any:
+    """Builds the network of a resolved configuration."""
+    return models.build(
+        config.model.to_dict(),
+        image_size=tuple(config.data.image_size),
+        channels=config.data.channels,
+        num_classes=config.data.num_classes,
+    )

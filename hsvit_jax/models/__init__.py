@@ -18,7 +18,6 @@ from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet, resnex
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.hsvit import backbone, hsvit
 from hsvit_jax.models.network import Network
-from hsvit_jax.models.torch_weights import Tensors
 from hsvit_jax.models.vit import deit, dhvt, hvt, swin, vit
 from hsvit_jax.models.vix import ccx, cvx, levix, pix, t2t, vix
 from hsvit_jax.text import few
@@ -32,11 +31,6 @@ _MODULES = (
 
 #: Family name → its record.
 FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
-
-#: Family by its name and those that descriptions of PyTorch files have for it.
-NAMES: Mapping[str, Family] = {
-    name: family for family in FAMILIES.values() for name in (family.name, *family.aliases)
-}
 
 #: Every named variant: (family, variant). Each has its exact parameter count in the tests.
 VARIANTS: tuple[tuple[str, str], ...] = tuple(
@@ -70,61 +64,3 @@ def build(
         num_classes=num_classes,
         dtype=_DTYPES[dtype],
     )
-
-
-def family_of(description: Mapping[str, Any]) -> Family:
-    """The family that a PyTorch file's description names; HSViT where it names none.
-
-    It does by `model_type`, also in its `constructor`, or by `family`, one of our names.
-
-    Raises:
-        ValueError: the name is not known.
-    """
-    constructor = description.get("constructor", {})
-    inner = constructor.get("model_type") if isinstance(constructor, Mapping) else None
-    model_type = inner or description.get("model_type")
-    if model_type is not None:
-        known = {family.model_type: family for family in FAMILIES.values() if family.model_type}
-        if model_type not in known:
-            raise ValueError(f"unknown model_type {model_type!r}; known: {few(sorted(known))}")
-        return known[model_type]
-    name = str(description.get("family", "hsvit")).lower()
-    if name not in NAMES:
-        raise ValueError(f"unknown family {name!r}; known: {few(NAMES)}")
-    return NAMES[name]
-
-
-def constructor(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a network's constructor that a weight file's description holds.
-
-    Raises:
-        ValueError: they are no JSON object.
-    """
-    given = description.get("constructor", description if "model_type" in description else {})
-    if not isinstance(given, dict):
-        raise ValueError("`constructor` in its `config` is not a JSON object")
-    patched = description.get("patched_or_fixed")  # what the reference's source hard-codes
-    patched = patched if isinstance(patched, dict) else {}
-    return {"variant": description.get("variant", "")} | patched | given
-
-
-def torch_settings(
-    family: Family, tensors: Tensors, given: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sections `model` and `data` of the network that a PyTorch file holds.
-
-    Args:
-        family: of the network; the tensors may show that it is a sibling.
-        given: its constructor's arguments.
-
-    Raises:
-        ValueError: a size that neither tells, or that no network of ours has.
-    """
-    try:
-        model, data = family.torch_weights.settings(family, tensors, given)
-    except KeyError as error:
-        missing = error.args[0]
-        raise ValueError(f"cannot read the network's sizes: {missing} is missing") from error
-    family = FAMILIES[model.get("family", family.name)]
-    variant = family.variant_of(model, data["image_size"])
-    return {**model, "family": family.name, "variant": variant}, data

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from hsvit_jax.models.network import Network
-from hsvit_jax.models.torch_weights import TorchWeights
 from hsvit_jax.text import few
 
 Settings = Mapping[str, Any]
@@ -114,15 +113,12 @@ class Family:
       config: from `image_size`, `image_channels`, `num_classes` and all settings to the network's
         config; its dataclass, where every setting is a field.
       network: from a config and a dtype to the network.
-      torch_weights: how its PyTorch files are read.
       automatic: settings which, left empty, follow from the others and the image size.
       named_by: the settings that tell a variant; () for all.
       config_file: the stem of its file in configs/, where that is not `name`.
-      aliases: other names of the family in the description of a PyTorch file.
       native_size: pixels of a side of the images it was made for; 0 for any.
       native_sizes: the same by variant, where it is another.
       paper_recipe: the recipe of its paper, by its name in `config.recipes`.
-      model_type: that of its configurations in the `transformers` library; '' for none.
       tiny: changes of the settings for a smoke run of seconds.
       digits: changes of the settings for images of 8×8 pixels, enlarged, by the strong recipe.
     """
@@ -133,15 +129,12 @@ class Family:
     default_variant: str
     config: Callable[..., Any]
     network: Callable[..., Network]
-    torch_weights: TorchWeights
     automatic: Mapping[str, Callable[[Settings, ImageSize], Any]] = field(default_factory=dict)
     named_by: tuple[str, ...] = ()
     config_file: str = ""
-    aliases: tuple[str, ...] = ()
     native_size: int = 0
     native_sizes: Mapping[str, int] = field(default_factory=dict)
     paper_recipe: str = ""
-    model_type: str = ""
     tiny: Callable[[Settings], dict[str, Any]] = _nothing
     digits: Callable[[Settings], dict[str, Any]] = _nothing
 

@@ -26,9 +26,8 @@ def remember_compilations() -> None:
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if named == "" or "://" in (named or ""):  # switched off, or a bucket with rights of its own
         return
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     try:
-        folder = trusted_folder(named or Path(cache) / "hsvit_jax" / f"xla-{_processor()}")
+        folder = trusted_folder(named or default_folder())
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     except (OSError, ValueError) as error:
         os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
@@ -64,7 +63,14 @@ def quiet() -> Iterator[None]:
             jax.config.update("jax_logging_level", level)
 
 
-def _processor() -> str:
+def default_folder() -> Path:
+    """Returns the folder of compiled programs in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "hsvit_jax" / f"xla-{processor()}"
+
+
+def processor() -> str:
+    """Returns a name of this kind of processor, by the instructions that it has."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         features = next((x for x in lines if x.startswith(("flags", "Features"))), "")

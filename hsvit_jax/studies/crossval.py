@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from hsvit_jax import cli, data, report, train
+from hsvit_jax import artifacts, cli, data, train
 from hsvit_jax.train import init_from
 
 
@@ -84,11 +84,11 @@ def run(request: cli.Request) -> None:
         correct, examples = correct + round(test.accuracy * test.examples), examples + test.examples
     chosen = " (best on test)" * (config.train.select_on == "test")
     head = ["fold", "images", f"accuracy{chosen}", "macro_f1", "loss"]
-    report.save_csv(out / "crossval.csv", [head, *rows])
+    artifacts.save_csv(out / "crossval.csv", [head, *rows])
     accuracies = [row[2] for row in rows]
     spread = f" ± {100 * statistics.stdev(accuracies):.2f} over folds"
     for fold, images, accuracy, macro_f1, _ in rows:
-        print(f"fold {fold}: {report.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}")
-    mean = report.accuracy_text(correct / examples, examples, spread)
+        print(f"fold {fold}: {artifacts.accuracy_text(accuracy, images)}, macro F1 {macro_f1:.2%}")
+    mean = artifacts.accuracy_text(correct / examples, examples, spread)
     print(f"all{chosen}: {mean}, {examples:,} images, each tested once")
     print(f"  table  {out / 'crossval.csv'}")

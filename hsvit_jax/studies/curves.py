@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import cli, report
+from hsvit_jax import artifacts, cli
 from hsvit_jax.train import metrics
 
 Lines = Sequence[Mapping[str, Any]]
@@ -20,7 +20,7 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     Raises:
       ValueError: `path` is no regular file.
     """
-    figure = report.figure(12, 4.6)
+    figure = artifacts.figure(12, 4.6)
     accuracy_axes, loss_axes = figure.subplots(1, 2)
     drawn: dict[str, Any] = {}
     for i, (name, lines) in enumerate(runs.items()):
@@ -39,8 +39,8 @@ def draw(runs: Mapping[str, Lines], path: Path) -> None:
     loss_axes.set(xlabel="step", ylabel="training loss (nats), augmented")
     for axes in (accuracy_axes, loss_axes):
         axes.grid(alpha=0.3)
-    report.legend(figure, drawn)
-    report.save_figure(figure, path)
+    artifacts.legend(figure, drawn)
+    artifacts.save_figure(figure, path)
 
 
 def run(request: cli.Request) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.text import printable
 
 
@@ -64,7 +64,7 @@ class Labels:
 def text(row: Any) -> str:
     """Formats the mean over seeds, its standard deviation, and the interval of few images."""
     spread = f" ± {100 * row.deviation:.2f}" if len(row.accuracies) > 1 else ""
-    return report.accuracy_text(row.accuracy, row.examples, spread)
+    return artifacts.accuracy_text(row.accuracy, row.examples, spread)
 
 
 def table(points: Sequence[Point], labels: Labels) -> str:
@@ -74,7 +74,7 @@ def table(points: Sequence[Point], labels: Labels) -> str:
     )
     cells = {(p.line, p.x): text(p) for p in points}
     rows = [[line, *(cells.get((line, x), "–") for x in columns)] for line in lines]
-    return report.markdown([[f"{labels.line} \\ {labels.x}", *columns], *rows])
+    return artifacts.markdown([[f"{labels.line} \\ {labels.x}", *columns], *rows])
 
 
 def write(
@@ -108,20 +108,20 @@ def save(
 ) -> tuple[Path, Path, Path]:
     """Writes a text as NAME.md, the rows' fields as NAME.csv and a figure as NAME.png."""
     text_path, table, plot = (folder / f"{name}.{kind}" for kind in ("md", "csv", "png"))
-    report.write_file(text_path, text)
+    artifacts.write_file(text_path, text)
     _, *fields = (field.name for field in dataclasses.fields(rows[0]))
     cells = [[*fields, "accuracy", "deviation", "accuracies"]]
     for row in rows:
         values, every = [getattr(row, field) for field in fields], map(str, row.accuracies)
         cells.append([*values, row.accuracy, row.deviation, " ".join(every)])
-    report.save_csv(table, cells)
-    report.save_figure(figure, plot)
+    artifacts.save_csv(table, cells)
+    artifacts.save_figure(figure, plot)
     return text_path, table, plot
 
 
 def _figure(points: Sequence[Point], labels: Labels) -> Any:
     """Draws a line for each value of the second axis."""
-    figure = report.figure(7.5, 4.8)
+    figure = artifacts.figure(7.5, 4.8)
     panel = figure.add_subplot()
     columns = list(dict.fromkeys(p.x for p in points))
     try:
@@ -153,7 +153,7 @@ def _figure(points: Sequence[Point], labels: Labels) -> Any:
     title = textwrap.fill(labels.title, 32)  # a long legend narrows it
     panel.set_title(title, fontsize=10, parse_math=False)
     panel.grid(alpha=0.3)
-    report.legend(figure, drawn, labels.line)
+    artifacts.legend(figure, drawn, labels.line)
     return figure
 
 
@@ -162,7 +162,7 @@ def _sides(point: Point) -> tuple[float, float]:
     seeds or, where it reaches further, Wilson's of the test images; within 0 and 1."""
     from scipy import special
 
-    low, high = report.wilson(point.accuracy * point.examples, point.examples)
+    low, high = artifacts.wilson(point.accuracy * point.examples, point.examples)
     seeds, spread = len(point.accuracies), 0.0
     if seeds > 1:
         spread = float(special.stdtrit(seeds - 1, 0.975)) * point.deviation / seeds**0.5

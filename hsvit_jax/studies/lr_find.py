@@ -9,7 +9,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from hsvit_jax import cli, report, train
+from hsvit_jax import artifacts, cli, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.train import batches, optim, resume, step
 
@@ -85,20 +85,20 @@ def search(config: ml_collections.ConfigDict, steps: int) -> Search:
 
 def draw(found: Search, path: Path) -> None:
     """Draws loss against rate, and marks the steepest fall."""
-    figure = report.figure(6.4, 4.0)
+    figure = artifacts.figure(6.4, 4.0)
     axes = figure.subplots()
     axes.plot(found.rates_S, found.losses_S)
     axes.axvline(found.steepest, color="grey", linestyle="--")
     axes.set(xscale="log", xlabel="learning rate", ylabel="training loss, smoothed")
     axes.set_title(f"steepest at {found.steepest:.1e}")
     axes.grid(alpha=0.3)
-    report.save_figure(figure, path)
+    artifacts.save_figure(figure, path)
 
 
 def run(request: cli.Request) -> None:
     """Searches, draws, and prints the rates."""
     path = cli.ending(request.flags.out)
-    report.prepare_for(path)  # before the work, as it may fail
+    artifacts.prepare_for(path)  # before the work, as it may fail
     found = search(request.config, request.flags.steps)
     draw(found, path)
     lowest = found.rates_S[found.lowest]

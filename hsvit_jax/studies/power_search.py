@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from hsvit_jax import cli, report, train
+from hsvit_jax import artifacts, cli, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models.vit import deit, token_pruning
 from hsvit_jax.runtime import signals
@@ -107,12 +107,12 @@ def run(request: cli.Request) -> None:
     values, path = request.flags, cli.ending(request.flags.out, ".safetensors")
     if any(setting.startswith(("train.epochs=", "train.steps=")) for setting in request.settings):
         raise cli.Misuse("power-search trains for --epochs: leave --config.train.* out")
-    report.prepare_for(path)  # before the work, as it may fail
+    artifacts.prepare_for(path)  # before the work, as it may fail
     if path.exists():
         raise ValueError(f"--out={path} is there already: move it away, or name another file")
     config = config_lib.override(request.config, [f"train.epochs={values.epochs}"])
     retained, share, file = search(config, values.penalty, values.rate)
-    report.write_file(path, file)
+    artifacts.write_file(path, file)
     kept = ",".join(map(str, retained))
     changes = {"init.from": str(path), "model.retained": kept}
     if config.init.classifier != "keep":  # the search has trained it

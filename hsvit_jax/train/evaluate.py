@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
-from hsvit_jax import augment, report
+from hsvit_jax import artifacts, augment
 from hsvit_jax import mesh as mesh_lib
 
 Array = jax.Array
@@ -39,14 +39,14 @@ class Evaluation:
     def figures(self) -> dict[str, Any]:
         """Its figures by name: top5 of six classes and more, an interval of few images."""
         line = {"loss": self.loss, "accuracy": self.accuracy}
-        ends = report.interval(self.accuracy, self.examples)
+        ends = artifacts.interval(self.accuracy, self.examples)
         line |= {"interval": list(ends)} if ends else {}
         line |= {"macro_f1": self.macro_f1}
         line |= {"top5": self.top5} if len(self.confusion_KK) > 5 else {}
         return line | {"examples": self.examples}
 
     def __str__(self) -> str:
-        return f"accuracy {report.accuracy_text(self.accuracy, self.examples)}"
+        return f"accuracy {artifacts.accuracy_text(self.accuracy, self.examples)}"
 
 
 def make_forward(

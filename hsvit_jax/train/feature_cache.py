@@ -25,6 +25,7 @@ from hsvit_jax.models import feature_extractor
 from hsvit_jax.train import evaluate
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.run_spec import Run
+from hsvit_jax.weights.stored import averaged
 
 # Up to this size the training split's features lie on the devices, as its images would.
 _RESIDENT_BYTES = 1 << 31
@@ -91,7 +92,7 @@ def attach(
             splits["train"].labels, None, lambda index: np.array(arrays["train"][index])
         )
     rest = feature_extractor.Rest(run.model, part)
-    logits = jax.jit(rest.apply)(*step_lib.averaged(state), np.array(arrays["train"][:2]))[0]
+    logits = jax.jit(rest.apply)(*averaged(state), np.array(arrays["train"][:2]))[0]
     if not np.isfinite(logits).all():
         raise ValueError(
             f"the network from {part} on gives no finite answers: its weights or features are not "

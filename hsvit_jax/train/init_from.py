@@ -1,30 +1,20 @@
 """Loads the weights that `init.from` names, and networks from checkpoints of this program."""
 
 import contextlib
-import hashlib
-import operator
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import ml_collections
-import numpy as np
-from flax import traverse_util
 
-from hsvit_jax import checkpoint, models
 from hsvit_jax import config as config_lib
+from hsvit_jax import models
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
-from hsvit_jax.train import run_spec, step
-from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources
-
-# Errors of reading metadata that this program did not write.
-_FOREIGN = (
-    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
-    *(MemoryError, RecursionError),
-)
+from hsvit_jax.train import step
+from hsvit_jax.weights import adapt, files, grow, pretrained, release, sources, torch
+from hsvit_jax.weights.stored import digest, for_all, stored_config, stored_network
 
 #: Keys of `init` that fit the weights of `init.from` to other sizes.
 _FITTING = ("classifier", "stem", "positions")
@@ -84,7 +74,7 @@ def of_weights(
         return begun
     try:
         source = sources.pinned(source)
-        stored = _stored_config(source)
+        stored = stored_config(source)
         found = sources.pixels(source)
     except ValueError as error:
         raise ValueError(f"init.from={source}: {error}") from error
@@ -97,7 +87,7 @@ def of_weights(
         stated = config.data.mean or config.data.std
         return config_lib.Weights({}, fills if stated else fills | pixels, source)
     if stored.model.family == family:
-        sizes = run_spec.build_model(stored).config
+        sizes = config_lib.build_model(stored).config
         fills = {f"model.{key}": getattr(sizes, key) for key in FAMILIES[family].automatic}
     settings = {f"data.{key}": stored.data[key] for key in _OF_IMAGES}
     return config_lib.Weights(settings | pixels, fills, source)
@@ -120,7 +110,7 @@ def _of_begun(source: str, workdir: Path) -> config_lib.Weights | None:
         automatic = FAMILIES[saved.model.family].automatic
         fills = {f"model.{key}": saved.model[key] for key in automatic}
         same = without_commit(begun) == without_commit(source)
-    except (OSError, *_FOREIGN):
+    except (OSError, *files.FOREIGN):
         return None  # somebody changed it; the run writes it anew
     return config_lib.Weights(settings, fills, begun) if same else None
 
@@ -128,23 +118,6 @@ def _of_begun(source: str, workdir: Path) -> config_lib.Weights | None:
 def without_commit(source: str) -> str:
     """Returns a source without the commit to which a network of the hub was pinned."""
     return source.partition("@")[0] if source.startswith("hub:") else source
-
-
-def _stored_config(source: str) -> ml_collections.ConfigDict | None:
-    """Returns the configuration of our network that a source holds; None of other weights."""
-    place = sources.locate(source)
-    if files.is_weights(place):
-        described = files.read(place)[1]
-    else:
-        inner = place / "checkpoints"
-        folder = inner if inner.is_dir() else place
-        described = checkpoint.Checkpoints(folder, read_only=True).meta("best") or {}
-    try:
-        stored = config_lib.completed(described["config"])
-        config_lib.validate(stored)
-    except _FOREIGN:
-        return None
-    return stored
 
 
 def load(
@@ -188,15 +161,17 @@ def load(
             family, fresh = config.model.family, how["classifier"] == "new"
             loaded = pretrained.load(path, tensors, family, model, fresh_classifier=fresh)
             own = None
-            with contextlib.suppress(*_FOREIGN):  # unless export wrote it under the authors' names
+            with contextlib.suppress(
+                *files.FOREIGN
+            ):  # unless export wrote it under the authors' names
                 was = config_lib.completed(description["config"])
                 config_lib.validate(was)
                 theirs = (*map(str, description["class_names"]),)
                 loaded = loaded._replace(source=loaded.source + _trained_on(config, was.data))
-                own = run_spec.build_model(was)
+                own = config_lib.build_model(was)
             # Settings that show in no tensor's shape, as its heads.
             if own and loaded.complete:
-                grow.check(_at_sizes_of(own, model).config, model.config)
+                grow.check(adapt.at_sizes_of(own, model).config, model.config)
                 # Tensors tell how many positions there are, not on which grid.
                 sized = loaded.network.resized(image_size=own.config.image_size)
                 loaded = loaded._replace(network=sized)
@@ -208,14 +183,14 @@ def load(
         params, stats, old, same_family, origin = loaded
         origin_digest = digest(params, stats)
         if same_family:
-            ours = _for_all(class_names, model.config.num_classes) if class_names else ()
+            ours = for_all(class_names, model.config.num_classes) if class_names else ()
             how["classifier"], rows = _matched(theirs, ours, how["classifier"])
-            refitted = _refit(params, stats, old, model, how, key, rows)
+            refitted = adapt.fit(params, stats, old, model, how, key, rows)
         else:
-            refitted = _refit_backbone(params, stats, old, model, how, key)
+            refitted = adapt.fit_backbone(params, stats, old, model, how, key)
         if theirs and how["classifier"] == "new":
             origin += f", whose classes are {few(theirs)}"
-        _check_frozen(refitted.fresh, model)
+        _check_frozen((*refitted.fresh, *refitted.grown), model)
     except ValueError as error:
         unread = Path(source).is_file() and not files.is_weights(Path(source))
         hint = "; weights are read from .npz, .safetensors, .ckpt, .pt, .pth and .bin" * unread
@@ -257,7 +232,7 @@ def _agreed(description: dict, tensors: dict[str, Any], loaded: pretrained.Pretr
     named = description.get("architecture")
     note = f", published as {named}" if isinstance(named, str) else ""
     try:
-        record, given = models.family_of(description), models.constructor(description)
+        record, given = torch.family_of(description), torch.constructor(description)
     except (ValueError, TypeError):  # of a family without a reader for it
         return note
     if given == {"variant": ""}:
@@ -266,29 +241,20 @@ def _agreed(description: dict, tensors: dict[str, Any], loaded: pretrained.Pretr
     given = {"image_size": list(ours.image_size), "num_channels": ours.image_channels, **given}
     if hasattr(ours, "pool_strides"):
         given = {"pool_strides": ours.pool_strides, **given}
-    tensors = record.torch_weights.unwrapped(tensors)
+    tensors = torch.table(record.name).unwrapped(tensors)
     try:
-        settings, data = models.torch_settings(record, tensors, given)
+        settings, data = torch.torch_settings(record, tensors, given)
         names = ("image_size", "channels", "num_classes")
         settings = config_lib.base("cifar10", settings).model.to_dict()
         theirs = models.build(settings, **{name: data[name] for name in names})
-    except _FOREIGN as error:
+    except files.FOREIGN as error:
         raise ValueError(
             f"it is said to be of a network that cannot be built here ({error}); a copy of the "
             "tensors alone is taken as the configuration has it"
         ) from error
     if type(theirs.config) is type(ours):
-        grow.check(_at_sizes_of(theirs, loaded.network).config, ours)
+        grow.check(adapt.at_sizes_of(theirs, loaded.network).config, ours)
     return note
-
-
-def digest(*trees: dict) -> str:
-    """The SHA-256 of trees of arrays, their names included."""
-    found = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
-        found.update(jax.tree_util.keystr(path).encode())
-        found.update(np.ascontiguousarray(leaf).tobytes())
-    return found.hexdigest()
 
 
 def _red_first(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -300,123 +266,6 @@ def _red_first(tensors: dict[str, Any]) -> dict[str, Any]:
             "not one: nothing can be reversed"
         )
     return {**tensors, first[0]: tensors[first[0]][:, ::-1]}
-
-
-class Stored(NamedTuple):
-    """A network from a checkpoint or an exported file: NumPy arrays that fit `model`, averaged
-    where the run did; `meta` is all that was written about it."""
-
-    step: int
-    config: ml_collections.ConfigDict
-    model: Any
-    params: dict
-    stats: dict
-    class_names: tuple[str, ...]
-    fingerprint: str | None
-    meta: dict
-
-
-def stored_network(path: str | Path, which: str | int = "best") -> Stored:
-    """Reads a network from a checkpoint or an exported file, which anybody may have written.
-
-    Args:
-        path: a run's folder, a folder of checkpoints, or what `sources.locate` finds a file by.
-        which: 'best', 'latest' or a step, of checkpoints.
-
-    Returns:
-        the network; of one that lost groups in training, these are fresh and vote all the same, see
-        `of_survivors`.
-
-    Raises:
-        ValueError: there is no good checkpoint or file, or its metadata and arrays do not describe
-            one network and its classes.
-    """
-    place, where, tensors = sources.locate(path), str(path), None
-    which = int(which) if str(which).isdecimal() else which
-    if files.is_weights(place):
-        tensors, meta = files.read(place)
-        if not release.is_release(meta):
-            raise ValueError(
-                f"{path} holds weights without their network: start a run with init.from={path}, "
-                "or read the authors' files with the command convert"
-            )
-    else:
-        number, state, meta = checkpoint.load_tree(place, which)
-        where = f"step {number} of {path}"
-    try:
-        if tensors is not None:
-            number = operator.index(meta["step"])
-        config = config_lib.completed(meta["config"])
-        config_lib.validate(config)
-        model = run_spec.build_model(config)
-        names, count = meta["class_names"], config.data.num_classes
-        if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{len(names)} class names for {count} classes")
-        names = _for_all(names, count)
-        lost = [operator.index(number) for number in meta.get("lost_groups", ())]
-        if lost:
-            model.without(lost)  # says itself what cannot be lost
-        wanted = model.init_shapes()
-        wanted = dict(zip(("params", "stats"), wanted, strict=True))
-        if tensors is not None:
-            tree = release.unpack(tensors, meta, wanted)
-        else:
-            tree = dict(zip(("params", "stats"), step.averaged(state), strict=True))
-            if wrong := checkpoint.misfits(tree, wanted):
-                raise ValueError(few(wrong, "; "))
-    except _FOREIGN as error:
-        raise ValueError(
-            f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
-            "by this version, or changed since"
-        ) from error
-    if tensors is not None and which not in ("best", "latest", number):
-        raise ValueError(f"{path} holds one network, of step {number}: leave which={which} out")
-    fingerprint = meta.get("fingerprint")
-    return Stored(
-        number, config, model, tree["params"], tree["stats"], tuple(names), fingerprint, meta
-    )
-
-
-def _for_all(names: Sequence[str], count: int) -> tuple[str, ...]:
-    """Returns a name for each of the classes, which may be more than have one."""
-    return (*names, *(f"unnamed {i}" for i in range(len(names), count)))
-
-
-def of_survivors(stored: Stored) -> Stored:
-    """The network that a run went on with after it had lost groups: those it lost do not vote.
-
-    Warns of them. A network that has lost none is returned as it is.
-    """
-    lost = stored.meta.get("lost_groups")
-    if not lost:
-        return stored
-    left = stored.model.without(lost).group_ids()  # of towers, all the groups
-    config = stored.config.copy_and_resolve_references()
-    config.model.votes = "learned"
-    votes_G = np.zeros(stored.model.config.groups, np.float32)
-    votes_G[left] = 1 / len(left)
-    body = stored.params.get("towers", stored.params)
-    vote = votes_G.reshape(body["groups"]["cls"].shape[:-1])
-    body = {**body, "groups": {**body["groups"], "vote": vote}}
-    params = {**stored.params, "towers": body} if "towers" in stored.params else body
-    names = [str(number) for number in lost]
-    warnings.warn(
-        f"step {stored.step} was saved after groups or towers {few(names)} were lost: "
-        f"the other {len(left)} of {len(votes_G)} groups vote, as in the run then; a start of it "
-        "with all processes trains them all",
-        stacklevel=2,
-    )
-    meta = {key: value for key, value in stored.meta.items() if key != "lost_groups"}
-    model = run_spec.build_model(config)
-    return stored._replace(config=config, model=model, params=params, meta=meta)
-
-
-def fused(stored: Stored) -> Stored:
-    """The network for inference, as `Network.fused`; raises ValueError as that does."""
-    model, params, stats = stored.model.fused(stored.params, stored.stats)
-    config = stored.config.copy_and_resolve_references()
-    config.model.fused = True
-    return stored._replace(config=config, model=model, params=params, stats=stats)
 
 
 def _read_network(
@@ -461,67 +310,6 @@ def _trained_on(config: ml_collections.ConfigDict, was: Mapping[str, Any]) -> st
     if before == [tuple(config.data[key]) for key in ("mean", "std")]:
         return ""
     return f", which saw pixels normalised by data.mean={before[0]} and data.std={before[1]}"
-
-
-def _refit(
-    params: dict,
-    stats: dict,
-    old: Any,
-    new: Any,
-    how: dict[str, str],
-    key: jax.Array,
-    rows: Sequence[int] = (),
-) -> adapt.Refitted:
-    """Refits weights to new classes, channels and image size, then grows them; all that does not
-    fit is in one message."""
-    if old.config == new.config and how["classifier"] in ("match", "keep") and not rows:
-        return adapt.Refitted(params, stats, (), ())
-    between, wrong, refitted = _at_sizes_of(old, new), [], None
-    try:
-        grow.check(between.config, new.config)
-    except ValueError as error:
-        wrong.append(str(error))
-    try:
-        refitted = adapt.refit(params, stats, old, between, how, key, rows)
-    except ValueError as error:
-        wrong.append(str(error))
-    if wrong or refitted is None:
-        raise ValueError("; ".join(wrong))
-    if between.config == new.config:
-        return refitted
-    params, stats = grow.grow(refitted.params, refitted.stats, between, new, key)
-    before = traverse_util.flatten_dict(refitted.params)
-    grown = [
-        ".".join(("params", *path))
-        for path, leaf in traverse_util.flatten_dict(params).items()
-        if path not in before or before[path].shape != leaf.shape
-    ]
-    _check_frozen(tuple(grown), new)
-    notes = [f"grown: {len(grown)} tensors are new or larger than there, with fresh parts"]
-    notes = (*refitted.notes, *(notes if grown else ()))
-    return refitted._replace(params=params, stats=stats, notes=notes)
-
-
-def _at_sizes_of(old: Any, new: Any) -> Any:
-    """The network `old` with the classes, image channels and image size of `new`."""
-    sizes = ("num_classes", "image_channels", "image_size")
-    return old.resized(**{name: getattr(new.config, name) for name in sizes})
-
-
-def _refit_backbone(
-    params: dict, stats: dict, old: Any, model: Any, how: dict[str, str], key: jax.Array
-) -> adapt.Refitted:
-    """Takes the backbone from `old`, a classifier of the backbone's family; the rest is fresh."""
-    base = model.feature_network()[1].resized(num_classes=old.config.num_classes)
-    refitted = _refit(params, stats, old, base, {**how, "classifier": "keep"}, key)
-    fresh = adapt.drawn(model, lambda path: path[1] != "backbone", key)
-    kinds = ("params", "stats")
-    trees = {kind: {"backbone": getattr(refitted, kind)["backbone"]} for kind in kinds}
-    for kind, tree in adapt.nested(fresh).items():
-        trees[kind] |= tree
-    parts = sorted({path[1] for path in fresh})
-    notes = (*refitted.notes, f"fresh: {', '.join(parts)}")
-    return adapt.Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), notes)
 
 
 def _check_frozen(fresh: tuple[str, ...], model: Any) -> None:

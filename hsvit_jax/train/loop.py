@@ -22,7 +22,8 @@ from hsvit_jax.runtime import watchdog as watchdog_lib
 from hsvit_jax.train import batches, metrics, resume
 from hsvit_jax.train import evaluate as evaluate_lib
 from hsvit_jax.train import step as step_lib
-from hsvit_jax.train.run_spec import Run, build_model
+from hsvit_jax.train.run_spec import Run
+from hsvit_jax.weights.stored import averaged
 
 _LONG = 1800.0  # seconds, from which a run on a CPU is told what is cheaper
 _VIEWS = {"none": 1, "flip": 2, "shift": 10}  # of an image, by eval.tta
@@ -242,7 +243,7 @@ class Loop:
         self, state: dict, split: str, before_batch: Callable[[], None] = lambda: None
     ) -> evaluate_lib.Evaluation:
         """Evaluates a split of the run's data."""
-        params, stats = step_lib.averaged(state)
+        params, stats = averaged(state)
         part = getattr(self.run.dataset, split)
         batch = config_lib.eval_batch(self.run.config)
         seen = itertools.count()
@@ -308,7 +309,8 @@ def _cheaper(run: Run) -> list[str]:
         smaller = config.copy_and_resolve_references().unlock()
         smaller.data.image_size = size
         with contextlib.suppress(ValueError):  # the network takes no such images
-            factor = costs.multiply_adds(run.model) / costs.multiply_adds(build_model(smaller))
+            other = costs.multiply_adds(config_lib.build_model(smaller))
+            factor = costs.multiply_adds(run.model) / other
             value = ",".join(map(str, size))
             ways.append(f"--config.data.image_size={value} ({factor:.2g} times fewer FLOPs)")
     fast = recipes.values("fast", config.model, config.data.name)["train.epochs"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Self
 
-from hsvit_jax import report
+from hsvit_jax import artifacts
 from hsvit_jax.text import printable
 from hsvit_jax.train import loggers
 
@@ -50,7 +50,7 @@ class MetricLog:
         path = workdir / "metrics.jsonl"
         anew = _drop_after(path, start_step)
         self._logged = {(line["step"], line.get("split")): line for line in read_metrics(path)}
-        self._file = report.append_to(path)
+        self._file = artifacts.append_to(path)
         about = workdir, start_step, anew, config
         self._loggers = [loggers.Background(name, *about) for name in names]
 
@@ -195,21 +195,21 @@ def _drop_after(path: Path, step: int) -> bool:
     lines, damaged = _sorted_out(path)
     if damaged:
         beside = path.with_suffix(".damaged")
-        with report.append_to(beside) as file:
+        with artifacts.append_to(beside) as file:
             file.write(damaged)
         warnings.warn(f"damaged lines of {path} were moved to {beside}", stacklevel=2)
     # It had checkpoints, if it was evaluated, or came to its second epoch.
     anew = not step and any(x["step"] and ("split" in x or x.get("epoch")) for x in lines)
     if anew:
         beside = path.with_suffix(".before")
-        with report.append_to(beside) as file:
+        with artifacts.append_to(beside) as file:
             file.write(path.read_bytes())
         warnings.warn(
             f"the run begins anew, as it has no checkpoint; its lines so far are kept in {beside}",
             stacklevel=2,
         )
     kept = [line for line in lines if line["step"] <= step]
-    report.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
+    artifacts.write_file(path, "".join(json.dumps(line) + "\n" for line in kept))
     return anew
 
 
@@ -337,13 +337,13 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
     path = workdir / "curves.png"
     with forgiven(f"curves: {path} cannot be drawn"):
         if lines := read_metrics(workdir / "metrics.jsonl"):
-            report.save_figure(_curves(lines, title), path)
+            artifacts.save_figure(_curves(lines, title), path)
             return path
     return None
 
 
 def _curves(lines: Sequence[Mapping[str, Any]], title: str) -> Any:
-    figure = report.figure(10, 4)
+    figure = artifacts.figure(10, 4)
     loss_axes, accuracy_axes = figure.subplots(1, 2)
     series: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:

@@ -12,7 +12,7 @@ from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.runtime import memory
 from hsvit_jax.train import feature_cache, init_from, optim, step
-from hsvit_jax.train.run_spec import Run, build_model, load_data, of_given
+from hsvit_jax.train.run_spec import Run, load_data, of_given
 
 
 def prepare(
@@ -75,7 +75,7 @@ def _network(config: ml_collections.ConfigDict) -> Any:
     does not fit in memory."""
     settings, size = step.augment_settings(config), config.data.image_size
     augment.check_size(settings, *size, config.data.channels)
-    model = build_model(config)
+    model = config_lib.build_model(config)
     frozen = init_from.frozen_parts(config.init.freeze)
     model = model.with_frozen(frozen) if frozen else model
     memory.check_network(config, model)

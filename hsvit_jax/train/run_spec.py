@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from hsvit_jax import config as config_lib
-from hsvit_jax import data, models
+from hsvit_jax import data
 from hsvit_jax.runtime import coordination
 from hsvit_jax.text import printable
 from hsvit_jax.train import optim
@@ -71,16 +71,6 @@ class Run:
             "origin": self.origin,
             "offset": self.offset,
         }
-
-
-def build_model(config: ml_collections.ConfigDict) -> Any:
-    """Builds the network of a resolved configuration."""
-    return models.build(
-        config.model.to_dict(),
-        image_size=tuple(config.data.image_size),
-        channels=config.data.channels,
-        num_classes=config.data.num_classes,
-    )
 
 
 def load_data(

@@ -85,13 +85,6 @@ def from_plain(plain: dict, like: dict) -> dict:
     return {**plain, "opt": serialization.from_state_dict(like["opt"], plain["opt"])}
 
 
-def averaged(state: dict) -> tuple[dict, dict]:
-    """The (params, stats) to evaluate: the moving average, and what has none as it is."""
-    average = state.get("ema", {})
-    params, stats = ({**state.get(k, {}), **average.get(k, {})} for k in ("params", "stats"))
-    return params, stats
-
-
 def make_train_step(
     run: Run, settings: augment.Augment | None = None
 ) -> Callable[[dict, Batch], tuple[dict, dict]]:

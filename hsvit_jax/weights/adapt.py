@@ -18,6 +18,7 @@ import numpy as np
 from flax import traverse_util
 
 from hsvit_jax.models.network import Network
+from hsvit_jax.weights import grow
 
 Array = jax.Array
 Path = tuple[str, ...]
@@ -25,14 +26,15 @@ Leaves = dict[Path, Any]
 
 
 class Refitted(NamedTuple):
-    """Trees of NumPy arrays for the new sizes, the names of their fresh leaves, log lines, and a
-    digest of the weights before."""
+    """Trees of NumPy arrays for the new sizes, the names of their fresh leaves, log lines, a digest
+    of the weights before, and the names of leaves that are new or larger in a grown network."""
 
     params: dict
     stats: dict
     fresh: tuple[str, ...]
     notes: tuple[str, ...]
     origin: str = ""
+    grown: tuple[str, ...] = ()
 
 
 #: Size → the setting for it, and for messages: a label, the mode that adapts to it and its effect.
@@ -130,6 +132,66 @@ def _figures(size: Any) -> str:
 
 def _names(leaves: Leaves) -> str:
     return ", ".join(".".join(path[1:]) for path in leaves)
+
+
+def fit(
+    params: dict,
+    stats: dict,
+    old: Any,
+    new: Any,
+    how: Mapping[str, str],
+    key: Array,
+    rows: Sequence[int] = (),
+) -> Refitted:
+    """Refits weights to new classes, channels and image size, then grows them; all that does not
+    fit is in one message."""
+    if old.config == new.config and how["classifier"] in ("match", "keep") and not rows:
+        return Refitted(params, stats, (), ())
+    between, wrong, refitted = at_sizes_of(old, new), [], None
+    try:
+        grow.check(between.config, new.config)
+    except ValueError as error:
+        wrong.append(str(error))
+    try:
+        refitted = refit(params, stats, old, between, how, key, rows)
+    except ValueError as error:
+        wrong.append(str(error))
+    if wrong or refitted is None:
+        raise ValueError("; ".join(wrong))
+    if between.config == new.config:
+        return refitted
+    params, stats = grow.grow(refitted.params, refitted.stats, between, new, key)
+    before = traverse_util.flatten_dict(refitted.params)
+    grown = [
+        ".".join(("params", *path))
+        for path, leaf in traverse_util.flatten_dict(params).items()
+        if path not in before or before[path].shape != leaf.shape
+    ]
+    notes = [f"grown: {len(grown)} tensors are new or larger than there, with fresh parts"]
+    notes = (*refitted.notes, *(notes if grown else ()))
+    return refitted._replace(params=params, stats=stats, notes=notes, grown=tuple(grown))
+
+
+def at_sizes_of(old: Network, new: Network) -> Network:
+    """The network `old` with the classes, image channels and image size of `new`."""
+    sizes = ("num_classes", "image_channels", "image_size")
+    return old.resized(**{name: getattr(new.config, name) for name in sizes})
+
+
+def fit_backbone(
+    params: dict, stats: dict, old: Any, model: Network, how: Mapping[str, str], key: Array
+) -> Refitted:
+    """Takes the backbone from `old`, a classifier of the backbone's family; the rest is fresh."""
+    base = model.feature_network()[1].resized(num_classes=old.config.num_classes)
+    refitted = fit(params, stats, old, base, {**how, "classifier": "keep"}, key)
+    fresh = drawn(model, lambda path: path[1] != "backbone", key)
+    kinds = ("params", "stats")
+    trees = {kind: {"backbone": getattr(refitted, kind)["backbone"]} for kind in kinds}
+    for kind, tree in nested(fresh).items():
+        trees[kind] |= tree
+    parts = sorted({path[1] for path in fresh})
+    notes = (*refitted.notes, f"fresh: {', '.join(parts)}")
+    return Refitted(trees["params"], trees["stats"], tuple(map(".".join, fresh)), notes)
 
 
 # --- Changes of a leaf ---------------------------------------------------------------------------

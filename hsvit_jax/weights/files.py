@@ -10,6 +10,12 @@ from typing import Any
 
 import numpy as np
 
+#: Errors of reading metadata that this program did not write.
+FOREIGN = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+    *(MemoryError, RecursionError),
+)
+
 _SUFFIXES = (".npz", ".safetensors", ".ckpt", ".pt", ".pth", ".bin")
 #: The safetensors types that are read; floats of 8 bits mean nothing without a scale.
 _NUMBERS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}

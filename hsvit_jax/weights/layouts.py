@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hsvit_jax.models.convnets.torch_layouts import LAYOUTS, Layout
+from hsvit_jax.weights.torch.layouts import LAYOUTS, Layout
 
 
 class Match(NamedTuple):

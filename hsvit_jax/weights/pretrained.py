@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.network import Network
-from hsvit_jax.models.torch_weights import Misfits, Tensors, listed
-from hsvit_jax.weights import layouts
+from hsvit_jax.weights import layouts, torch
+from hsvit_jax.weights.torch.base import Misfits, Tensors, listed
 
 
 class Pretrained(NamedTuple):
@@ -47,7 +46,7 @@ def load(
         misshapen.
     """
     base, complete = network.feature_network(), True
-    if base is not None and not FAMILIES[family].torch_weights.recognises(tensors):
+    if base is not None and not torch.table(family).recognises(tensors):
         (family, network), complete, fresh_classifier = base, False, True
     reading = _Reading(family, network, tensors)
     network, classifier = reading.sizes_of_file(network)
@@ -78,7 +77,7 @@ class _Reading:
     """A file's tensors under the keys that a family's table asks for."""
 
     def __init__(self, family: str, network: Network, tensors: dict[str, np.ndarray]) -> None:
-        self.family, self.weights = family, FAMILIES[family].torch_weights
+        self.family, self.weights = family, torch.table(family)
         self.tensors, self.shapes = tensors, {}
         wanted = self.expected(network)
         match = layouts.match(family, network.config, wanted, tensors)

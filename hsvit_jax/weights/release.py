@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hsvit_jax.models.torch_weights import Tensors
+from hsvit_jax.weights.torch.base import Tensors
 
 _FORMAT, _VERSION = "hsvit_jax", 1
 

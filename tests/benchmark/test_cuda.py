@@ -12,6 +12,7 @@ from hsvit_jax.benchmark import jobs
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.ops import conv
 from hsvit_jax.train import evaluate, step
+from hsvit_jax.weights.stored import averaged
 
 pytestmark = pytest.mark.cuda
 
@@ -49,7 +50,7 @@ def compiled(spec, work, count, *settings):
             function, arguments = step.jit_step(run), (state, (images, number, number))
         else:
             of_run = run.model, run.mesh, run.config, run.config.mesh.aggregate
-            function, arguments = evaluate.make_forward(*of_run), (*step.averaged(state), images)
+            function, arguments = evaluate.make_forward(*of_run), (*averaged(state), images)
         lowered = function.trace(*arguments).lower(lowering_platforms=("cuda",))
     options = {"xla_gpu_autotune_level": 0}
     try:

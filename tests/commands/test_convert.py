@@ -18,8 +18,8 @@ from hsvit_jax import classifier, main, models
 from hsvit_jax import config as configs
 from hsvit_jax.checkpoint import load_tree
 from hsvit_jax.commands import convert, export
-from hsvit_jax.train import init_from
-from hsvit_jax.weights import files
+from hsvit_jax.weights import files, torch
+from hsvit_jax.weights.stored import stored_network
 
 SMALL = state_dicts.CASES["hsvit"]["constructor"]
 
@@ -74,7 +74,7 @@ def test_golden_through_the_command_line(golden_dir, tmp_path, capsys):
 def test_strides_that_are_guessed_are_told(tmp_path, capsys):
     settings = {**configs.named_model("c2a2"), "dtype": "float32"}
     model = models.build(settings, image_size=(32, 32), channels=3, num_classes=2)
-    tensors = models.FAMILIES["hsvit"].torch_weights.dump(*small_runs.made_up_values(model), model)
+    tensors = torch.table("hsvit").dump(*small_runs.made_up_values(model), model)
     np.savez(tmp_path / "a.npz", **tensors)
     words = ["hsvit", "convert", str(tmp_path / "a.npz"), "--image_size=32", "--heads=8"]
     assert main.main(words) == 0
@@ -401,7 +401,7 @@ def test_lightning_checkpoint_is_read_with_weights_only(tmp_path, monkeypatch):
     assert asked == {"map_location": "cpu", "weights_only": True}
     model, _, meta = rebuild(tmp_path / "last-jax")
     assert model.config.image_size == (4, 6) and model.config.heads == 3
-    card = export.card(export.describe(init_from.stored_network(tmp_path / "last-jax"), ""), 1)
+    card = export.card(export.describe(stored_network(tmp_path / "last-jax"), ""), 1)
     assert "# custom\n" in card and "Converted from PyTorch weights; " in card
     assert "Training data (not recorded)" in card and "was selected" not in card
     assert meta["config"]["data"]["std"] == [0.2, 0.3, 0.4]

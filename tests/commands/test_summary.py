@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from hsvit_jax import artifacts, main, models, train
 from hsvit_jax import config as configs
-from hsvit_jax import main, models, report
 from hsvit_jax.commands import summary
 from hsvit_jax.models import costs
-from hsvit_jax.train import optim, run_spec
+from hsvit_jax.train import optim
 
 SMALL = {
     **models.FAMILIES["hsvit"].settings("c2a2"),
@@ -23,7 +23,7 @@ def network(variant, pixels, channels, classes, argument=None):
         config = configs.get_config(":".join(filter(None, (variant, argument))))
     with config.unlocked():
         config.data.update(image_size=(pixels, pixels), channels=channels, num_classes=classes)
-    return config, run_spec.build_model(config)
+    return config, train.build_model(config)
 
 
 @pytest.mark.parametrize("argument", [None, "conv_only", "attention_only"])
@@ -88,7 +88,7 @@ def test_the_memory_of_compiled_programs():
 
 def test_bytes():
     numbers = (0, 1023, 1024, 5 * 2**40)
-    assert [*map(report.byte_text, numbers)] == ["0 B", "1023 B", "1 KiB", "5 TiB"]
+    assert [*map(artifacts.byte_text, numbers)] == ["0 B", "1023 B", "1 KiB", "5 TiB"]
 
 
 def test_a_paper_s_own_count_stands_beside_ours(uncompiled):

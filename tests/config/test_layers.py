@@ -56,7 +56,7 @@ PUBLISHED = config_lib.Weights(fills={"data.image_size": (224, 224)})
         ("resnet:18,cifar10", "data.image_size", (32, 32), (224, 224), {"weights": PUBLISHED}),
         ("dhvt:t,finetune,cifar10", "data.image_size", (224, 224), (96, 96), {"weights": OWN}),
         ("c2a2:cifar10", "data.mean", (0.5, 0.5, 0.5), (0.1, 0.1, 0.1), {"weights": OWN}),
-        ("c2a2:cifar10,strong", "optim.warmup_epochs", 5.0, 0.25, {"images": 50}),
+        ("c2a2:cifar10,fast", "optim.warmup_epochs", 5.0, 1.0, {"images": 50}),
         ("c2a2:cifar10", "train.batch", 50, 32, {"images": 50}),
     ],
 )

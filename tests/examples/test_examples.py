@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from support.data_files import class_folders
 
 import hsvit_jax
-from hsvit_jax import models
+from hsvit_jax.weights import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = ("train.steps=2", "train.batch=16", "model.depth=1")
@@ -30,7 +30,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("examples")
     class_folders(folder / "my_images", ("cat", "dog"), 40, (40, 48, 3))
     model = hsvit_jax.build_model("resnet:18")
-    weights = models.FAMILIES["resnet"].torch_weights.dump(*model.init(jax.random.key(0)), model)
+    weights = torch.table("resnet").dump(*model.init(jax.random.key(0)), model)
     save_file({k: np.ascontiguousarray(v) for k, v in weights.items()}, folder / "18.safetensors")
     return folder
 

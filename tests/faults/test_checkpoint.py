@@ -24,8 +24,8 @@ from support.small_runs import untrained_run
 from hsvit_jax import checkpoint, main
 from hsvit_jax.checkpoint import record
 from hsvit_jax.commands import convert
-from hsvit_jax.train import init_from
 from hsvit_jax.weights import files
+from hsvit_jax.weights.stored import stored_network
 
 RUN = ("--config=c2a2:digits,tiny", "--config.model.depth=1", "--config.mesh.data=1")
 RUN += ("--config.train.steps=2",)
@@ -145,7 +145,7 @@ def test_a_strangers_record_is_a_network_or_one_line(stored):
         with contextlib.suppress(ValueError):  # 10**400 is too long a number for a checksum
             digest = record._digest(changed)
         path.write_text(json.dumps({"sha256": digest, "content": changed}))
-        outcomes.add(one_line(lambda: init_from.stored_network(stored)))
+        outcomes.add(one_line(lambda: stored_network(stored)))
     assert outcomes == {True, False}
 
 
@@ -171,7 +171,7 @@ def test_a_strangers_record_by_name(stored):
         reseal(stored / "checkpoints" / "2", change)
         with warnings.catch_warnings(), pytest.raises(ValueError) as caught:
             warnings.simplefilter("ignore")
-            init_from.stored_network(stored)
+            stored_network(stored)
         assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -202,7 +202,7 @@ def test_a_resumed_strangers_metadata_is_one_line(run):
 def test_a_step_with_a_device_in_it_is_damaged(stored):
     (stored / "checkpoints" / "2" / "state" / "more").symlink_to("/dev/zero")
     with pytest.warns(checkpoint.CheckpointWarning, match="neither a file nor a folder"):
-        assert not one_line(lambda: init_from.stored_network(stored), quiet=False)
+        assert not one_line(lambda: stored_network(stored), quiet=False)
 
 
 # --- files of weights ---------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from support.small_runs import digest, losses, metric_lines, small_dataset
 
 from hsvit_jax import checkpoint, train
 from hsvit_jax import config as config_lib
-from hsvit_jax.train import init_from
 from hsvit_jax.weights import release
+from hsvit_jax.weights.stored import stored_network
 
 SPEC = "configs/c2a2.py:digits,tiny"
 # Four groups on four devices, added in their order: the same bits in any number of processes.
@@ -224,7 +224,7 @@ def test_a_refused_port_is_told_to_all(tmp_path, job):
 
 @pytest.mark.slow
 def test_an_evaluation_is_of_one_network_with_one_command(tmp_path):
-    stored = init_from.stored_network("zoo:c2a2-digits")
+    stored = stored_network("zoo:c2a2-digits")
     for folder, factor in (("0", 1.0), ("1", 1.5)):
         params = jax.tree.map(lambda x, factor=factor: np.float32(factor) * x, stored.params)
         (tmp_path / folder).mkdir()

@@ -9,8 +9,8 @@ import pytest
 from support import convnet_files
 
 from hsvit_jax import config as configs
-from hsvit_jax import models
 from hsvit_jax.commands import convert
+from hsvit_jax.weights import torch
 
 GOLDENS = sorted(path.stem for path in Path(__file__).parents[1].glob("golden/*.npz"))
 #: With gradients → the part that is frozen in their step.
@@ -38,10 +38,10 @@ def test_a_file_becomes_the_network_and_comes_back(name, golden_dir, tmp_path, m
     tolerance = 1e-6 if name == "vix-viprope" else 1e-9
     assert report["max_abs_error"] <= tolerance * report["max_abs_logit"]
     written = configs.from_json((tmp_path / "out" / "config.json").read_text()).model
-    expected = "deit" if "deit" in name else models.family_of(description).name
+    expected = "deit" if "deit" in name else torch.family_of(description).name
     assert (written.family, written.variant) == (expected, "custom")
     if "v5keys" not in name:
-        ours = models.FAMILIES[expected].torch_weights.dump(params, stats, network)
+        ours = torch.table(expected).dump(params, stats, network)
         ours = {key: tensor for key, tensor in ours.items() if not COMPUTED.search(key)}
         wanted = {key for key in tensors if key in ours or key.endswith((".weight", ".bias"))}
         assert set(ours) == {key for key in wanted if "/" not in key} and len(ours) > 10

@@ -8,7 +8,7 @@ import unittest.mock
 import pytest
 from support.data_files import encoded, noise, write
 
-from hsvit_jax import cli, main, report, train
+from hsvit_jax import artifacts, cli, main, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import compare
 from hsvit_jax.models import costs
@@ -118,7 +118,7 @@ def test_points_of_many_systems_differ_by_more_than_colour():
 def test_names_of_systems_are_drawn_as_they_are(tmp_path):
     """Matplotlib leaves a label _name out of a legend, and ends at `$^$`."""
     figure = compare._figure([dataclasses.replace(ROWS[0], name=name) for name in ("_a", "$^$")])
-    report.save_figure(figure, tmp_path / "names.png")
+    artifacts.save_figure(figure, tmp_path / "names.png")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.texts] == ["_a: 60.00%", "$^$: 60.00%"]
 

@@ -13,6 +13,7 @@ from hsvit_jax import main, train
 from hsvit_jax.studies import power_search
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import release
+from hsvit_jax.weights.stored import stored_network
 
 SPEC, SIZE = "deit:ti,digits,tiny", "data.image_size=16,16"
 
@@ -42,12 +43,12 @@ def test_the_tokens_are_learned_and_the_network_goes_on(trained, tmp_path, capsy
     assert "is there already" in capsys.readouterr().err
     assert main.main(["hsvit", "power-search", *words, "--config.train.steps=7"]) == 2
     assert "trains for --epochs" in capsys.readouterr().err
-    stored = init_from.stored_network(out)
+    stored = stored_network(out)
     assert (stored.step, stored.config.model.retained) == (4, (11, 11))
     assert "--config.model.retained=11,11" in printed
     assert "--config.init.classifier=keep" in printed and "classifier=new" not in printed
     assert "--config.data.mean=0.25 --config.data.std=0.5" in printed
-    before = init_from.stored_network(trained)
+    before = stored_network(trained)
     assert any(
         map(np.any, jax.tree.leaves(jax.tree.map(np.subtract, stored.params, before.params)))
     )

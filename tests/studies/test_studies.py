@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.small_runs import small_dataset
 
-from hsvit_jax import config, main, models, report
+from hsvit_jax import artifacts, config, main, models
 from hsvit_jax.studies import crossval, curves, grid, lr_find, study
 
 TINY = ["--config=c2a2:digits,tiny,conv_only", "--config.mesh.data=1", "--config.model.embed_dim=8"]
@@ -186,7 +186,7 @@ def test_names_of_a_grid_are_drawn_as_they_are(tmp_path):
     point = grid.Point((0.5,), "$^$", "_a", 10, 100, 50, 3, 8, 40)
     points = [point, dataclasses.replace(point, x="\udce9", line="$^$")]
     figure = grid._figure(points, grid.Labels("$^$ title", "$^$ x", "$^$ line"))
-    report.save_figure(figure, tmp_path / "names.png")
+    artifacts.save_figure(figure, tmp_path / "names.png")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.texts] == ["_a", "$^$"]
     assert legend.get_title().get_text() == "$^$ line"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import torch_files
 
-from hsvit_jax import models
+from hsvit_jax.weights import torch
 
 
 def read(path):
@@ -17,11 +17,11 @@ def read(path):
         tensors = {k: golden[k] for k in golden.files}
     description = json.loads(tensors.pop("config").item())
     given = description.get("patched_or_fixed", {}) | description["constructor"]
-    family = models.family_of(description)
+    family = torch.family_of(description)
     weights = {k: v for k, v in tensors.items() if not k.startswith(("grad/", "after/"))}
-    settings, data = models.torch_settings(family, weights, given)
+    settings, data = torch.torch_settings(family, weights, given)
     network = torch_files.build(settings, data)
-    return tensors, network, *family.torch_weights.load(weights, network), family, description
+    return tensors, network, *torch.table(family.name).load(weights, network), family, description
 
 
 def training_step_agrees(path, frozen=(), double=True, tolerance=1e-4, noise=1e-6, statistics=1e-5):
@@ -38,8 +38,8 @@ def training_step_agrees(path, frozen=(), double=True, tolerance=1e-4, noise=1e-
     after = {k.removeprefix("after/"): v for k, v in tensors.items() if k.startswith("after/")}
     grads = {k.removeprefix("grad/"): v for k, v in tensors.items() if k.startswith("grad/")}
     none = {k: np.zeros_like(v) for k, v in weights.items()}  # what is frozen has no gradient
-    expected_grads, _ = family.torch_weights.load(none | grads, network)
-    _, expected_stats = family.torch_weights.load(weights | after, network)
+    expected_grads, _ = torch.table(family.name).load(none | grads, network)
+    _, expected_stats = torch.table(family.name).load(weights | after, network)
 
     def loss(params, stats, images, labels):
         logits, stats = network.apply(params, stats, images, train=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from support import small_runs
 
-from hsvit_jax import classifier, data
-from hsvit_jax.commands import report
+from hsvit_jax import classifier, data, run_report
 
 NAMES = (
     *("<script>document.title = 'taken'</script>", '"><img src=x onerror=alert(1)>', "a & b"),
@@ -36,4 +35,4 @@ def written(folder: Path) -> Path:
     (folder / "metrics.jsonl").write_text(text)
     (folder / "environment.json").write_text(json.dumps({"command": "python <b>train</b>"}))
     trained, dataset = untrained()
-    return report.write(trained, folder, folder / "report.html", dataset=dataset)
+    return run_report.write(trained, folder, folder / "report.html", dataset=dataset)

@@ -13,7 +13,8 @@ from hsvit_jax import checkpoint, classifier, data, models, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.hsvit import hsvit
-from hsvit_jax.train import evaluate, init_from, run_spec
+from hsvit_jax.train import evaluate
+from hsvit_jax.weights.stored import Stored
 
 CLASSES, SIDE = 7, 8
 
@@ -141,7 +142,7 @@ def untrained_run(folder: Path, *steps: int) -> Path:
     """A work folder with untrained networks for digits, each step's weights its own."""
     config = config_lib.get_config("c2a2:digits,tiny", "model.depth=1")
     config = config_lib.resolve(config, data.describe("digits"))
-    model, names = run_spec.build_model(config), [f"class {i}" for i in range(10)]
+    model, names = train.build_model(config), [f"class {i}" for i in range(10)]
     meta = {"config": config.to_dict(), "class_names": names, "fingerprint": "f" * 64}
     with checkpoint.Checkpoints(folder / "checkpoints") as checkpoints:
         for number in steps:
@@ -150,15 +151,15 @@ def untrained_run(folder: Path, *steps: int) -> Path:
     return folder
 
 
-def stored(family: str, *changes: str, side: int = 32) -> init_from.Stored:
+def stored(family: str, *changes: str, side: int = 32) -> Stored:
     """A tiny network of a family with made-up weights, as a run has it stored."""
     name = FAMILIES[family].config_file or family if family in FAMILIES else family
     config = config_lib.get_config(f"{name}:cifar10,tiny", *changes)
     with config.unlocked():
         config.data.update(image_size=(side, side), channels=3, num_classes=10)
         config.data.update(mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3))
-    model = run_spec.build_model(config)
-    return init_from.Stored(0, config, model, *made_up_values(model), (), None, {})
+    model = train.build_model(config)
+    return Stored(0, config, model, *made_up_values(model), (), None, {})
 
 
 def spy_on_batches(monkeypatch: Any) -> set[int]:

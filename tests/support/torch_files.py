@@ -5,8 +5,8 @@ import types
 import numpy as np
 
 from hsvit_jax import config as configs
-from hsvit_jax import models
-from hsvit_jax.train import run_spec
+from hsvit_jax import models, train
+from hsvit_jax.weights import torch
 
 
 class FakeTensor:
@@ -38,7 +38,7 @@ def fake_torch(load):
 
 def settings(family, tensors, given):
     """Sections `model` and `data` that a file tells."""
-    return models.torch_settings(models.FAMILIES[family], tensors, given)
+    return torch.torch_settings(models.FAMILIES[family], tensors, given)
 
 
 def build(model, data):
@@ -46,7 +46,7 @@ def build(model, data):
     config = configs.base("cifar10", model)
     config.data.update(data)
     written = configs.from_json(configs.to_json(config))
-    network = run_spec.build_model(written)
+    network = train.build_model(written)
     configs.validate(written)
     assert written == config
     return network
@@ -54,12 +54,12 @@ def build(model, data):
 
 def listing(family, network):
     """Every tensor of such a network's file."""
-    return models.FAMILIES[family].torch_weights.entries(network)
+    return torch.table(family).entries(network)
 
 
 def load(family, tensors, network):
     """(params, stats) of a file."""
-    return models.FAMILIES[family].torch_weights.load(tensors, network)
+    return torch.table(family).load(tensors, network)
 
 
 def variant_of_shapes(family, variant, side=224, tables=None, **given):

@@ -15,6 +15,7 @@ from hsvit_jax.runtime import coordination
 from hsvit_jax.train import elastic
 from hsvit_jax.train import step as step_lib
 from hsvit_jax.train.evaluate import make_evaluator
+from hsvit_jax.weights.stored import averaged
 
 SETTINGS = {"mesh__group": 4, "train__steps": 6, "model__group_dropout": 0.2}
 
@@ -141,7 +142,7 @@ def test_a_run_goes_on_with_what_is_left(tmp_path, monkeypatch, towers):
     # Less the votes of what is lost, it is the network that the run has ended with.
     votes_G = np.array([g not in (2, 3) for g in range(8)], np.float32)
     evaluate = make_evaluator(whole.model, whole.mesh, whole.config, votes_G=votes_G)
-    found = evaluate(*step_lib.averaged(saved), whole.dataset.test, 16)
+    found = evaluate(*averaged(saved), whole.dataset.test, 16)
     assert found.loss == pytest.approx(result.test.loss, rel=1e-5)
     np.testing.assert_array_equal(found.confusion_KK, result.test.confusion_KK)
 

@@ -10,6 +10,7 @@ from hsvit_jax import checkpoint, train
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.train import init_from
 from hsvit_jax.train import step as step_lib
+from hsvit_jax.weights.stored import averaged
 
 
 def config_for(source, freeze, **settings):
@@ -32,9 +33,9 @@ def test_only_the_rest_is_trained(frozen):
     moments = jax.tree_util.tree_flatten_with_path(state["opt"])[0]
     names = [jax.tree_util.keystr(path) for path, _ in moments]
     assert not [n for n in names if "trunk" in n] and [n for n in names if "groups" in n]
-    averaged, _ = step_lib.averaged(state)
-    assert set(averaged) == set(params)
-    same(averaged["trunk"], params["trunk"])
+    average, _ = averaged(state)
+    assert set(average) == set(params)
+    same(average["trunk"], params["trunk"])
 
 
 def test_it_goes_on_with_the_same_parts_only(stored_weights, frozen):

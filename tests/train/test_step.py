@@ -14,6 +14,7 @@ from support.small_runs import CLASSES, PLAIN, small_config, small_dataset
 from hsvit_jax import train
 from hsvit_jax.checkpoint import Checkpoints
 from hsvit_jax.train import batches, optim, step
+from hsvit_jax.weights.stored import averaged
 
 DATASET = small_dataset()
 BATCH = 16
@@ -124,7 +125,7 @@ def assert_same_run(got, expected):
     (state, rows), (other, others) = got, expected
     losses = [float(row["loss"]) for row in others]
     np.testing.assert_allclose([float(row["loss"]) for row in rows], losses, rtol=1e-5)
-    averages = (jax.tree.leaves(jax.device_get(step.averaged(s))) for s in (state, other))
+    averages = (jax.tree.leaves(jax.device_get(averaged(s))) for s in (state, other))
     for a, b in zip(*averages, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4 * max(np.abs(b).max(), 0.1))
     return losses
@@ -242,7 +243,7 @@ def test_moving_average():
     got = jax.device_get(state["ema"])
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    jax.tree.map(np.testing.assert_array_equal, step.averaged(state)[0], state["ema"]["params"])
+    jax.tree.map(np.testing.assert_array_equal, averaged(state)[0], state["ema"]["params"])
 
 
 def test_metrics_are_means_since_the_last_log_line():

@@ -16,9 +16,9 @@ from hsvit_jax import checkpoint, models, train
 from hsvit_jax import config as config_lib
 from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
-from hsvit_jax.models.torch_weights import Misfits
-from hsvit_jax.train import init_from, run_spec
-from hsvit_jax.weights import files, layouts, pretrained
+from hsvit_jax.train import init_from
+from hsvit_jax.weights import files, layouts, pretrained, torch
+from hsvit_jax.weights.torch.base import Misfits
 
 MODEL = {
     "family": "deit",
@@ -127,12 +127,12 @@ def test_names_that_follow_from_the_file_s_own_have_a_wrapper_too(golden_dir, be
     """Of a ViT of version 5 of its library, whose blocks are called otherwise."""
     tensors, described = files.read(golden_dir / "hf-vit-p4-v5keys.npz")
     record = models.FAMILIES["vit"]
-    sections, sizes = models.torch_settings(record, tensors, described["constructor"])
+    sections, sizes = torch.torch_settings(record, tensors, described["constructor"])
     network = models.build({"dtype": "float32", **sections}, **sizes)
     own = {key: x for key, x in tensors.items() if key.startswith(("vit.", "classifier."))}
     wrapped = {before + key: tensor for key, tensor in own.items()}
     found = pretrained.load(Path("w"), wrapped, "vit", network, fresh_classifier=False)
-    expected = record.torch_weights.load(tensors, network)
+    expected = torch.table(record.name).load(tensors, network)
     jax.tree.map(np.testing.assert_array_equal, (found.params, found.stats), expected)
 
 
@@ -155,8 +155,8 @@ def test_what_a_file_is_said_to_be_counts(golden_dir, tmp_path, beside):
     """In its own description, or in the library's beside it: heads show in no tensor's shape."""
     path = golden_dir / "hf-vit-p4.npz"
     tensors, description = files.read(path)
-    record = models.family_of(description)
-    settings, data = models.torch_settings(record, tensors, description["constructor"])
+    record = torch.family_of(description)
+    settings, data = torch.torch_settings(record, tensors, description["constructor"])
     if beside:
         state = {name: tensor for name, tensor in tensors.items() if "." in name}
         path = write(tmp_path / "model.safetensors", state).parent
@@ -165,17 +165,17 @@ def test_what_a_file_is_said_to_be_counts(golden_dir, tmp_path, beside):
     config.model = config_lib.base("cifar10", settings).model
     config.data.update(data)
     config.init["from"] = str(path)
-    assert init_from.load(config, run_spec.build_model(config)).notes[0].startswith("32 of 32")
+    assert init_from.load(config, train.build_model(config)).notes[0].startswith("32 of 32")
     config.model.update(heads=2, head_dim=10, activation="relu")
     with pytest.raises(ValueError, match="heads: checkpoint 4, config 2") as caught:
-        init_from.load(config, run_spec.build_model(config))
+        init_from.load(config, train.build_model(config))
     assert "activation: checkpoint gelu, config relu" in str(caught.value)
     if beside:
         (path / "config.json").write_text('{"model_type": "vit", "num_attention_heads": "x"}')
         with pytest.raises(ValueError, match=r"cannot be built here.*must be of type int"):
-            init_from.load(config, run_spec.build_model(config))
+            init_from.load(config, train.build_model(config))
         (path / "config.json").write_text('{"architecture": "vit_tiny"}')  # timm's
-        note = init_from.load(config, run_spec.build_model(config)).notes[0]
+        note = init_from.load(config, train.build_model(config)).notes[0]
         assert note.endswith("published as vit_tiny")
 
 
@@ -244,7 +244,7 @@ def test_every_layout_gives_the_same_trees(family, golden_dir):
     for layout in layouts.known(family):
         network = golden.resized(**layout.settings(golden.config))
         with pytest.raises(Misfits) as misfits:
-            reader.torch_weights.load({}, network)
+            torch.table(reader.name).load({}, network)
         rename = layout.rename(network.config)
         own = {rename(k): tensors[k] for k in misfits.value.expected}
         own |= {"bn.num_batches_tracked": np.array(3)}

@@ -13,6 +13,7 @@ from support import small_runs
 from hsvit_jax import data, train
 from hsvit_jax.train import init_from
 from hsvit_jax.weights import release, sources
+from hsvit_jax.weights.stored import stored_network
 
 COMMIT = hashlib.sha1(b"one").hexdigest()
 DESCRIPTION = {"image_mean": [0.25], "image_std": [0.125]}
@@ -63,7 +64,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(stored_weights, tmp_path, monkeypatch):
     """A hub with one model, which is a run's network under our own names."""
-    stored = init_from.stored_network(stored_weights)
+    stored = stored_network(stored_weights)
     about = {"config": stored.config.to_dict(), "class_names": list(stored.class_names), "step": 0}
     trees = {"params": stored.params, "stats": stored.stats}
     files = {
@@ -173,7 +174,7 @@ def test_a_folder_may_be_called_hub(tmp_path, monkeypatch):
 
 def test_a_home_that_nobody_has():
     with pytest.raises(ValueError, match=r"~nobody-at-all/run does not exist"):
-        init_from.stored_network("~nobody-at-all/run")
+        stored_network("~nobody-at-all/run")
     with pytest.raises(ValueError, match=r"~nobody-at-all/a\.csv"):
         data.load("csv=~nobody-at-all/a.csv")
 

@@ -22,7 +22,6 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
-from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear, split_heads
@@ -253,6 +252,4 @@ FAMILY = Family(
     network=CvT,
     paper_recipe="hsvit_cvt",
     tiny=lambda settings: {"depths": (1, 1, 2), "widths": (8, 12, 16), "heads": (1, 2, 2)},
-    model_type="cvt",
-    torch_weights=torch_weights.CVT,
 )

@@ -20,7 +20,6 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Chain, ConvNorm
-from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family, scaled
 from hsvit_jax.models.layers import LayerNorm, Linear, merge_heads
@@ -228,6 +227,4 @@ FAMILY = Family(
         "heads": 2,
         "key_dim": 4,
     },
-    model_type="efficientformer",
-    torch_weights=torch_weights.EFFICIENTFORMER,
 )

@@ -21,7 +21,6 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Chain, ConvNorm
-from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.efficientformer import offsets
 from hsvit_jax.models.family import Family, Sizes
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network, grid_of
@@ -260,7 +259,6 @@ FAMILY = Family(
     default_variant="m5",
     config=EfficientViTConfig,
     network=EfficientViT,
-    aliases=("timm efficientvit",),
     native_size=224,
     paper_recipe="efficientvit",
     tiny=lambda settings: {
@@ -271,5 +269,4 @@ FAMILY = Family(
         "windows": (7, 7),
         "downsamples": (False, True),
     },
-    torch_weights=torch_weights.EFFICIENTVIT,
 )

@@ -22,7 +22,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Chain, Conv, ConvNorm, size_out
-from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family, scaled
 from hsvit_jax.models.layers import BatchNorm
@@ -451,7 +450,6 @@ FAMILY = Family(
     named_by=("depths", "widths", "mlp_ratios", "mixers", "position_kernels", "kernel"),
     config=FastViTConfig,
     network=FastViT,
-    aliases=("timm fastvit",),
     native_size=256,
     paper_recipe="fastvit",
     tiny=lambda settings: {
@@ -463,5 +461,4 @@ FAMILY = Family(
         "downsamples": (False, True),
         "squeezes": (False, False),
     },
-    torch_weights=torch_weights.FASTVIT,
 )

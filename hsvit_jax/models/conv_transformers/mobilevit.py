@@ -17,7 +17,6 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.conv_layers import Chain, Conv, ConvNorm, rounded, size_out
-from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
@@ -225,6 +224,4 @@ FAMILY = Family(
     network=MobileViT,
     paper_recipe="hsvit_enlarged",
     tiny=lambda settings: {"channels": (4, 4, 8, 8, 8, 8, 16), "widths": (8, 8, 8), "heads": 2},
-    model_type="mobilevit",
-    torch_weights=torch_weights.MOBILEVIT,
 )

@@ -19,7 +19,6 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv, ConvNorm, size_out
-from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StageSizes
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import LayerNorm, Linear
@@ -288,5 +287,4 @@ FAMILY = Family(
         "heads": (0, 2),
         "mlp_ratios": settings["mlp_ratios"][1:3],
     },
-    torch_weights=torch_weights.SMT,
 )

@@ -20,7 +20,6 @@ from flax import nnx
 
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Chain, ConvNorm
-from hsvit_jax.models.conv_transformers import torch_weights
 from hsvit_jax.models.conv_transformers.stages import StagedConfig
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.layers import Linear
@@ -184,6 +183,4 @@ FAMILY = Family(
     network=SwiftFormer,
     paper_recipe="hsvit_enlarged",
     tiny=lambda settings: {"depths": (1, 1, 2, 1), "widths": (8, 8, 12, 16)},
-    model_type="swiftformer",
-    torch_weights=torch_weights.SWIFTFORMER,
 )

@@ -17,7 +17,6 @@ from typing import Any
 import jax
 
 from hsvit_jax.models.conv_layers import Padding, rounded
-from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import ConvNet, Head
 from hsvit_jax.models.convnets.inverted_residual import (
     DROPS,
@@ -149,6 +148,4 @@ FAMILY = Family(
         **{"width": 0.08 * settings["width"], "depth": 0.3 * settings["depth"], "divisor": 4},
         "expand": (1, 2, 2, 2, 2, 2, 2),
     },
-    model_type="efficientnet",
-    torch_weights=torch_weights.EFFICIENTNET,
 )

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from hsvit_jax.models.conv_layers import rounded
-from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, Head
 from hsvit_jax.models.convnets.inverted_residual import Inverted, InvertedConfig, Plan
 from hsvit_jax.models.family import Family
@@ -116,6 +115,4 @@ FAMILY = Family(
         **{"width": 0.08 * settings["width"], "divisor": 4, "least_channels": 4},
         **{"expand": 2.0, "full_top": False},
     },
-    model_type="mobilenet_v2",
-    torch_weights=torch_weights.MOBILENET_V2,
 )

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hsvit_jax.models.convnets import torch_weights
 from hsvit_jax.models.convnets.convnet import Conv, ConvNet, ConvNetConfig, ConvNorm, Head
 from hsvit_jax.models.family import Family, defaults_of
 from hsvit_jax.models.network import UNSHARDED, ForwardContext, GroupShard
@@ -180,6 +179,4 @@ FAMILY = Family(
         **{"stem_channels": 8, "channels": (8, 16, 16, 32)},
         "depths": tuple(max(1, round(depth / 4)) for depth in settings["depths"]),
     },
-    model_type="resnet",
-    torch_weights=torch_weights.RESNET,
 )

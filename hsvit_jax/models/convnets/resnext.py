@@ -6,7 +6,7 @@ first scales as in timm, where the last BatchNorm of a block starts at 0.
 
 from functools import partial
 
-from hsvit_jax.models.convnets import resnet, torch_weights
+from hsvit_jax.models.convnets import resnet
 from hsvit_jax.models.convnets.convnet import ConvNet
 from hsvit_jax.models.family import Family
 
@@ -23,9 +23,7 @@ FAMILY = Family(
     default_variant="50-32x4d",
     config=partial(resnet.ResNetConfig, zero_init=True),
     network=ConvNet,
-    aliases=("timm resnext",),
     native_size=224,
     paper_recipe="dhvt",
     tiny=lambda settings: {**resnet.FAMILY.tiny(settings), "groups": 2, "base_width": 32},
-    torch_weights=torch_weights.RESNEXT,
 )

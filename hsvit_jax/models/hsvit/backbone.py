@@ -22,7 +22,6 @@ from flax import nnx
 from hsvit_jax.models.convnets import efficientnet, mobilenet_v2, resnet
 from hsvit_jax.models.convnets.convnet import ConvNet, ConvNetConfig
 from hsvit_jax.models.family import Family, Sizes, check_heads, defaults_of
-from hsvit_jax.models.hsvit import hsvit, torch_weights
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.hsvit import Head, HSViT
 from hsvit_jax.models.hsvit.sizes import divisors
@@ -224,7 +223,6 @@ FAMILY = Family(
     network=BackboneHSViT,
     named_by=("backbone",),
     config_file="backbone",
-    aliases=("hsvit-het",),
     native_size=224,
     native_sizes={
         _named(family, variant): size
@@ -233,5 +231,4 @@ FAMILY = Family(
     },
     paper_recipe="hsvit_backbone",
     tiny=_tiny,
-    torch_weights=torch_weights.backbone(BACKBONES, hsvit.FAMILY),
 )

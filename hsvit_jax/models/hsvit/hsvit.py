@@ -31,7 +31,6 @@ from flax import nnx
 
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.hsvit import torch_weights
 from hsvit_jax.models.hsvit.groups import Groups
 from hsvit_jax.models.hsvit.sizes import (
     DEFAULTS,
@@ -413,5 +412,4 @@ FAMILY = Family(
     named_by=("conv_channels", "depth"),
     paper_recipe="hsvit",
     tiny=_tiny,
-    torch_weights=torch_weights.HSVIT,
 )

@@ -18,7 +18,7 @@ from flax import nnx
 
 from hsvit_jax.models.family import Family
 from hsvit_jax.models.network import BoundModules, ForwardContext
-from hsvit_jax.models.vit import hvt, token_pruning, torch_weights
+from hsvit_jax.models.vit import hvt, token_pruning
 
 Array = jax.Array
 
@@ -101,5 +101,4 @@ FAMILY = Family(
     automatic=hvt.FAMILY.automatic,
     paper_recipe="hvt",
     tiny=hvt.tiny,
-    torch_weights=torch_weights.HVT,
 )

@@ -23,7 +23,6 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Family, Sizes, check_heads, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vit import torch_weights
 from hsvit_jax.ops import normalise
 from hsvit_jax.ops.activations import gelu
 
@@ -404,5 +403,4 @@ FAMILY = Family(
     native_sizes={"t-patch16": 224, "t-imagenet": 224, "s-patch16": 224},
     paper_recipe="dhvt",
     tiny=lambda settings: {"heads": 2, "embed_dim": 16, "depth": 2},
-    torch_weights=torch_weights.DHVT,
 )

@@ -23,7 +23,7 @@ from jax import lax
 from hsvit_jax.models import layers
 from hsvit_jax.models.family import Family, Sizes, defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vit import token_pruning, torch_weights
+from hsvit_jax.models.vit import token_pruning
 from hsvit_jax.ops.max_pool import max_pool, windows
 
 Array = jax.Array
@@ -317,5 +317,4 @@ FAMILY = Family(
     automatic={"patch": lambda settings, image_size: default_patch(image_size)},
     paper_recipe="hvt",
     tiny=tiny,
-    torch_weights=torch_weights.HVT,
 )

@@ -16,7 +16,6 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Family, Sizes, defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vit import torch_weights
 from hsvit_jax.ops.attention import biased_attention
 
 Array = jax.Array
@@ -229,9 +228,7 @@ FAMILY = Family(
     config=SwinConfig,
     network=Swin,
     named_by=tuple(key for key in DEFAULTS if key != "drop_path"),
-    aliases=("timm swin",),
     native_size=224,
     paper_recipe="dhvt",
     tiny=lambda settings: {"widths": (8, 16), "depths": (1, 2), "heads": (2, 4), "windows": (4, 3)},
-    torch_weights=torch_weights.SWIN,
 )

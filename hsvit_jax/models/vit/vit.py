@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hsvit_jax.models.family import Family
-from hsvit_jax.models.vit import hvt, torch_weights
+from hsvit_jax.models.vit import hvt
 
 #: What a variant leaves as it is: the `model` section of ViT-B with patches of 4 pixels.
 DEFAULTS: Mapping[str, Any] = {
@@ -64,6 +64,4 @@ FAMILY = Family(
     network=ViT,
     paper_recipe="hsvit_vit",
     tiny=lambda settings: {"heads": 2, "head_dim": 8, "depth": 2, "mlp_dim": 32, "patch": 4},
-    model_type="vit",
-    torch_weights=torch_weights.VIT,
 )

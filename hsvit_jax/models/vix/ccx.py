@@ -22,7 +22,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Sizes, check_heads, defaults_of
 from hsvit_jax.models.layers import LayerNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
+from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.max_pool import max_pool
 
@@ -229,6 +229,4 @@ FAMILY = mixer_config.family(
     config=_config,
     network=CCX,
     automatic={"conv_strides": stems.strides_for("conv_channels", 1)},
-    aliases=("cct",),
-    torch_weights=torch_weights.CCX,
 )

@@ -22,7 +22,7 @@ from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import Sizes, defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
+from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
 
 Array = jax.Array
@@ -161,5 +161,4 @@ FAMILY = mixer_config.family(
     config=partial(mixer_config.mixed, CvXConfig, {}),
     network=CvX,
     automatic={"stage_strides": stems.strides_for("depths")},
-    torch_weights=torch_weights.CVX,
 )

@@ -21,7 +21,7 @@ from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import defaults_of
 from hsvit_jax.models.layers import BatchNorm, Linear
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
+from hsvit_jax.models.vix import mixer_config, mixers, stems
 from hsvit_jax.models.vix.mixer_config import Mixing
 from hsvit_jax.ops.activations import gelu
 
@@ -114,5 +114,4 @@ FAMILY = mixer_config.family(
     config=partial(mixer_config.mixed, LeViXConfig, {}),
     network=LeViX,
     automatic={"stem_strides": stems.strides_for("stem_channels", 1)},
-    torch_weights=torch_weights.LEVIX,
 )

@@ -21,7 +21,7 @@ from hsvit_jax.models.conv_layers import Conv
 from hsvit_jax.models.family import defaults_of
 from hsvit_jax.models.layers import Linear
 from hsvit_jax.models.network import ForwardContext
-from hsvit_jax.models.vix import mixer_config, stems, torch_weights, vix
+from hsvit_jax.models.vix import mixer_config, stems, vix
 
 Array = jax.Array
 
@@ -145,5 +145,4 @@ FAMILY = mixer_config.family(
     config=partial(mixer_config.mixed, PiXConfig, {}),
     network=PiX,
     automatic=stems.AUTOMATIC,
-    torch_weights=torch_weights.PIX,
 )

@@ -19,7 +19,7 @@ from jax import lax
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import Family, Sizes, check_heads, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vix import mixers, torch_weights
+from hsvit_jax.models.vix import mixers
 from hsvit_jax.ops import remat
 from hsvit_jax.ops.attention import attention
 
@@ -247,5 +247,4 @@ FAMILY = Family(
     tiny=lambda settings: {
         **{"token_dim": 8, "embed_dim": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0}
     },
-    torch_weights=torch_weights.T2T,
 )

@@ -18,7 +18,7 @@ from flax import nnx
 from hsvit_jax.models import conv_layers, layers
 from hsvit_jax.models.family import defaults_of, scaled
 from hsvit_jax.models.network import BoundModules, ForwardContext, Network
-from hsvit_jax.models.vix import mixer_config, mixers, stems, torch_weights
+from hsvit_jax.models.vix import mixer_config, mixers, stems
 
 Array = jax.Array
 
@@ -208,5 +208,4 @@ FAMILY = mixer_config.family(
     config=_config,
     network=ViX,
     automatic=stems.AUTOMATIC,
-    torch_weights=torch_weights.VIX,
 )

@@ -11,7 +11,7 @@ from support import convnet_files, hf_files, torch_files
 import hsvit_jax
 from hsvit_jax import main, models
 from hsvit_jax.commands import convert
-from hsvit_jax.weights import files
+from hsvit_jax.weights import files, torch
 
 #: Family → (shapes of the tensors that tell channels and classes, a constructor, an image).
 SMALL = {
@@ -69,7 +69,7 @@ def test_an_efficientvit_of_fewer_stages_than_the_usual_arguments_have(golden_di
     )
     given = description["constructor"] | {"key_dim": [4, 3, 16], "window_size": [3, 7, 7]}
     del given["down_ops"]
-    settings, data = models.torch_settings(family, tensors, given)
+    settings, data = torch.torch_settings(family, tensors, given)
     assert family.sizes(settings, **data) == network.config
 
 
@@ -78,10 +78,10 @@ def test_a_constructor_tells_the_image_size_of_a_file_without_images(name, golde
     tensors, network, *_, family, description = convnet_files.read(golden_dir / f"{name}.npz")
     given = description["constructor"]
     weights = {k: v for k, v in tensors.items() if k not in ("input", "logits", "logits_f64")}
-    settings, data = models.torch_settings(family, weights, given)
+    settings, data = torch.torch_settings(family, weights, given)
     assert family.sizes(settings, **data) == network.config
     assert data["image_size"] == (given["img_size"],) * 2
-    other = models.torch_settings(family, weights, given | {"image_size": (64, 80)})[1]
+    other = torch.torch_settings(family, weights, given | {"image_size": (64, 80)})[1]
     assert other["image_size"] == (64, 80)  # by option
 
 
@@ -199,7 +199,7 @@ def test_networks_that_the_authors_code_has_not():
         ("swiftformer", {"queries": "weighted"}),
         ("efficientnet", {"padding": "symmetric"}),
     ):
-        weights = models.FAMILIES[family].torch_weights
+        weights = torch.table(family)
         weights.check_known(hf_files.network(family).config)
         with pytest.raises(ValueError, match=f"no network with {next(iter(changes))}="):
             weights.check_known(hf_files.network(family, **changes).config)
@@ -287,7 +287,7 @@ def test_arguments_that_do_not_fit_are_told(name, changes, message, golden_dir):
         with np.load(golden_dir / f"{name}.npz") as golden:
             tensors = {key: golden[key] for key in golden.files}
         description = json.loads(tensors["config"].item())
-        family, given = models.family_of(description), description["constructor"]
+        family, given = torch.family_of(description), description["constructor"]
     with pytest.raises(ValueError, match=message):
-        settings, data = models.torch_settings(family, tensors, given | changes)
+        settings, data = torch.torch_settings(family, tensors, given | changes)
         family.sizes(settings, **data)

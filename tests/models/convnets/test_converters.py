@@ -5,6 +5,7 @@ import pytest
 from support import convnet_files, hf_files, torch_files
 
 from hsvit_jax import models
+from hsvit_jax.weights import torch
 
 #: Family → fields of its configuration that name a variant, and the settings they are of.
 NAMED_BY = {
@@ -54,19 +55,19 @@ def test_shapes_tell_a_resnext(golden_dir):
     assert torch_files.variant_of_shapes("resnext", "50-32x4d") == "50-32x4d"
     tensors, *_, family, description = convnet_files.read(golden_dir / "timm-resnext.npz")
     shown, told = (
-        models.torch_settings(family, tensors, given)[0]
+        torch.torch_settings(family, tensors, given)[0]
         for given in ({}, description["constructor"])
     )
     assert shown == told and told["channels"] == (16, 32, 32, 40)
     headless = {key: tensor for key, tensor in tensors.items() if not key.startswith("fc.")}
     with pytest.raises(ValueError, match=r"the network's sizes: fc\.weight is missing"):
-        models.torch_settings(family, headless, {})
+        torch.torch_settings(family, headless, {})
     for changes in (
         *({"output_stride": 8}, {"global_pool": "max"}, {"act_layer": "gelu"}),
         {"replace_stride_with_dilation": [False, True, True]},
     ):  # of which no tensor tells
         with pytest.raises(ValueError, match=f"{next(iter(changes))}=.* is not supported"):
-            models.torch_settings(family, tensors, description["constructor"] | changes)
+            torch.torch_settings(family, tensors, description["constructor"] | changes)
 
 
 @pytest.mark.parametrize(

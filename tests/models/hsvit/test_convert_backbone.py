@@ -10,6 +10,7 @@ from hsvit_jax import models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.hsvit import backbone
 from hsvit_jax.models.network import UNSHARDED
+from hsvit_jax.weights import torch
 
 GIVEN = {
     "attn_num": 4,
@@ -29,9 +30,9 @@ def test_without_attention_the_channels_tokens_are_averaged(golden_dir):
     attention = ("model.attn", "model.cls", "model.position")
     own = {k: v for k, v in tensors.items() if not k.startswith(attention)}
     given = description["constructor"] | {"attn_num": 0}
-    network = torch_files.build(*models.torch_settings(family, own, given))
-    trees = family.torch_weights.load(own, network)
-    for key, tensor in family.torch_weights.dump(*trees, network).items():
+    network = torch_files.build(*torch.torch_settings(family, own, given))
+    trees = torch.table(family.name).load(own, network)
+    for key, tensor in torch.table(family.name).dump(*trees, network).items():
         assert key.endswith("num_batches_tracked") or np.array_equal(tensor, own[key])
     images, bound = tensors["input"].transpose(0, 2, 3, 1), whole.bind(params, stats)
     context = backbone.ForwardContext(False, None, np.arange(len(images)))

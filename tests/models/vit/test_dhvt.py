@@ -12,6 +12,7 @@ from support import hf_files, state_dicts, torch_files
 from hsvit_jax import models
 from hsvit_jax.models import costs, network
 from hsvit_jax.models.vit import dhvt
+from hsvit_jax.weights import torch
 
 #: (variant, image size, classes) → 10⁻⁹ multiply-adds as the supplement counts them.
 COSTS = {
@@ -153,7 +154,7 @@ def test_a_representation_is_the_classifier_s_input():
     assert tensors["pre_logits.fc.weight"].shape == (6, 8)
     told, data = torch_files.settings("dhvt", tensors, {"img_size": 8})
     assert (told["representation"], told["embed_dim"], data["num_classes"]) == (6, 8, 5)
-    params, stats = dhvt.FAMILY.torch_weights.load(tensors, model)
+    params, stats = torch.table(dhvt.FAMILY.name).load(tensors, model)
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
     cls_BD = np.asarray(model.views(params, stats, images)["tokens"][-1], np.float64)[:, 0]
     cls_BD = (cls_BD - cls_BD.mean(1, keepdims=True)) / np.sqrt(cls_BD.var(1, keepdims=True) + 1e-6)

@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 from support import convnet_files, hf_files, torch_files
 
-from hsvit_jax import models
 from hsvit_jax.commands import convert
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vit import swin
-from hsvit_jax.weights import pretrained
+from hsvit_jax.weights import pretrained, torch
 
 
 def test_tensors_tell_as_much_as_the_constructor(golden_dir):
     tensors, *_, family, description = convnet_files.read(golden_dir / "timm-swin-train.npz")
-    shown, _ = models.torch_settings(family, tensors, {})
-    told, _ = models.torch_settings(family, tensors, description["constructor"])
+    shown, _ = torch.torch_settings(family, tensors, {})
+    told, _ = torch.torch_settings(family, tensors, description["constructor"])
     assert shown == {**told, "drop_path": 0.2}
 
 
@@ -85,10 +84,10 @@ def test_window_sizes_of_all_stages_and_of_each(golden_dir):
     tensors, _, _, _, family, description = convnet_files.read(golden_dir / "timm-swin-train.npz")
     for size in (4, [4, 4], [[4, 4], [4, 4]]):
         given = description["constructor"] | {"window_size": size}
-        settings, _ = models.torch_settings(family, tensors, given)
+        settings, _ = torch.torch_settings(family, tensors, given)
         assert settings["windows"] == (4, 4)
     with pytest.raises(ValueError, match=r"window_size=\[4, 2\] has windows that are not square"):
-        models.torch_settings(family, tensors, description["constructor"] | {"window_size": [4, 2]})
+        torch.torch_settings(family, tensors, description["constructor"] | {"window_size": [4, 2]})
     published = {"window_size": [7, 7]}
     assert torch_files.variant_of_shapes("swin", "t", **published) == "t"
 
@@ -110,4 +109,4 @@ def test_windows_are_cut_to_maps():
 def test_arguments_that_no_tensor_tells_are_refused(changes, golden_dir):
     tensors, _, _, _, family, description = convnet_files.read(golden_dir / "timm-swin-train.npz")
     with pytest.raises(ValueError, match=f"{next(iter(changes))}=.* is not supported"):
-        models.torch_settings(family, tensors, description["constructor"] | changes)
+        torch.torch_settings(family, tensors, description["constructor"] | changes)

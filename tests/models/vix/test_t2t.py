@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 from support import convnet_files, hf_files, torch_files
 
-from hsvit_jax import models
 from hsvit_jax.models.network import ForwardContext
 from hsvit_jax.models.vix import t2t
+from hsvit_jax.weights import torch
 
 SMALL = {"token_dim": 4, "embed_dim": 8, "depth": 1, "heads": 2}
 
 
 def test_what_tensors_tell(golden_dir):
     tensors, *_, family, description = convnet_files.read(golden_dir / "t2t-performer.npz")
-    shown, _ = models.torch_settings(family, tensors, {"num_heads": 3})
-    told, _ = models.torch_settings(family, tensors, description["constructor"])
+    shown, _ = torch.torch_settings(family, tensors, {"num_heads": 3})
+    told, _ = torch.torch_settings(family, tensors, description["constructor"])
     assert shown == told
     with pytest.raises(ValueError, match="number of heads: say --heads"):
-        models.torch_settings(family, tensors, {})
+        torch.torch_settings(family, tensors, {})
     # The positions of the file are those that a fresh network has.
     np.testing.assert_allclose(tensors["pos_embed"][0], t2t.sinusoids(17, 24), atol=1e-7)
 

@@ -1,0 +1,262 @@
+"""Trained networks as programs that run without this package: StableHLO and ONNX.
+
+A program takes uint8 images, any number of them, and has normalisation and weights in it. It is
+traced with the formulas of accelerators, whose batch may be symbolic. `--parts` writes one program
+for each part of the network and one for the head (`models.hsvit.parts`).
+"""
+
+import copy
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hsvit_jax import artifacts, augment
+from hsvit_jax.models import costs
+from hsvit_jax.models.hsvit import parts as parts_lib
+from hsvit_jax.ops import conv
+from hsvit_jax.train import evaluate
+from hsvit_jax.weights.stored import Stored
+
+#: Where a StableHLO program runs.
+PLATFORMS = ("cpu", "cuda", "tpu")
+_OUTPUTS = ("logits", "probabilities")
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function to be written.
+
+    Attributes:
+      name: of its file, without the suffix.
+      function: of the trees and the inputs.
+      trees: parameters and statistics.
+      inputs: shapes without the batch, and dtypes; () for a scalar.
+      outputs: their names.
+      groups: numbers of the attention groups that are computed by it.
+    """
+
+    name: str
+    function: Callable[..., tuple[jax.Array, jax.Array]]
+    trees: tuple[dict, ...]
+    inputs: Mapping[str, tuple[tuple[int, ...], Any]]
+    outputs: tuple[str, str]
+    groups: tuple[int, ...] = ()
+
+    def shapes(self, batch: Any) -> list[jax.ShapeDtypeStruct]:
+        """The inputs' shapes for a batch, which may be symbolic."""
+        return [
+            jax.ShapeDtypeStruct((batch, *shape) if shape else (), dtype)
+            for shape, dtype in self.inputs.values()
+        ]
+
+    def closed(self, *inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The function with its weights as constants."""
+        return self.function(self.trees, *inputs)
+
+    def flops(self) -> int:
+        """FLOPs that are computed for one image: 2 for each multiply-add."""
+        return 2 * costs.by_module(self.function, self.trees, *self.shapes(1)).total()
+
+
+def whole(stored: Stored, name: str) -> list[Program]:
+    """The network as one program, which averages over the views of eval.tta as `predict` does."""
+    model, normalise = stored.model, _normalise(stored)
+
+    def answer(trees: tuple[dict, dict], images_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Unused, as nothing is dropped: jax2onnx cannot reshape an arange over a free batch.
+        ids_B = images_BHWC[:, 0, 0, 0].astype(jnp.int32)
+        views_VBHWC = evaluate.tta_views(normalise(images_BHWC), stored.config.eval.tta)
+
+        def of_view(x_BHWC: jax.Array) -> jax.Array:
+            return model.apply(*trees, x_BHWC, example_ids_B=ids_B)[0]
+
+        if len(views_VBHWC) == 1:
+            logits_BK = of_view(views_VBHWC[0])
+        else:
+            logits_BK = jax.lax.map(of_view, views_VBHWC).mean(0)
+        return logits_BK, jax.nn.softmax(logits_BK)
+
+    groups = tuple(range(model.config.groups)) if model.group_axis_limit else ()
+    trees = stored.params, stored.stats
+    return [Program(name, answer, trees, _images(stored), _OUTPUTS, groups)]
+
+
+def in_parts(stored: Stored, count: int) -> list[Program]:
+    """A program for each of `count` parts, and the head's.
+
+    Raises:
+      ValueError: the network cannot be cut so.
+    """
+    trees = stored.params, stored.stats
+    cut, head = parts_lib.cut(stored.model, *trees, count, _normalise(stored))
+
+    def run(part: parts_lib.Part, trees: tuple[dict, dict], images_BHWC: jax.Array) -> Any:
+        return dataclasses.replace(part, params=trees[0], stats=trees[1])(images_BHWC)
+
+    def answer(trees: tuple[dict], total_BD: jax.Array, weight: jax.Array) -> Any:
+        return dataclasses.replace(head, params=trees[0])(total_BD, weight)
+
+    totals = {"total": ((stored.model.config.embed_dim,), np.float32), "weight": ((), np.float32)}
+    programs = [
+        Program(
+            *(f"part{k}", partial(run, part), (part.params, part.stats), _images(stored)),
+            *(tuple(totals), part.groups),
+        )
+        for k, part in enumerate(cut)
+    ]
+    return [*programs, Program("head", answer, (head.params,), totals, _OUTPUTS)]
+
+
+def stablehlo(program: Program) -> bytes:
+    """Serialises a program for `jax.export.deserialize`, to run on a CPU, GPU or TPU.
+
+    Raises:
+      ValueError: the package flatbuffers is not installed.
+    """
+    from jax import export
+
+    # Of this machine, in the program's notes of where an operation was written.
+    folders = "jax_hlo_source_file_canonicalization_regex"
+    before = getattr(jax.config, folders)
+    jax.config.update(folders, ".*/")
+    try:
+        with conv.as_on_accelerators():
+            (batch,) = export.symbolic_shape("batch")
+            exported = export.export(jax.jit(program.closed), platforms=PLATFORMS)
+            exported = exported(*program.shapes(batch))
+    finally:
+        jax.config.update(folders, before)
+    try:
+        return bytes(exported.serialize())
+    except ImportError:
+        raise ValueError(
+            "--format=stablehlo needs the package flatbuffers: install hsvit_jax[export]"
+        ) from None
+
+
+def onnx(program: Program) -> bytes:
+    """Converts a program to ONNX, and runs it once to compare it.
+
+    Raises:
+      ValueError: jax2onnx is not installed, has no counterpart of an operation, or its program
+        gives other numbers.
+    """
+    try:
+        import jax2onnx
+        import onnxruntime
+    except ImportError:
+        raise ValueError(
+            "--format=onnx needs the package jax2onnx: install hsvit_jax[onnx], which brings an "
+            "older Orbax, in an environment of its own"
+        ) from None
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every unknown shape
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors; it warns of constants that a loop has no use for
+    names = {"input_names": [*program.inputs], "output_names": [*program.outputs]}
+    with conv.as_on_accelerators():
+        try:
+            shapes = program.shapes("batch")
+            converted = jax2onnx.to_onnx(program.closed, shapes, **names).SerializeToString()
+            session = onnxruntime.InferenceSession(converted, options)
+        except Exception as error:  # whatever a plug-in of it, or the runtime, is caught by
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(
+                f"jax2onnx cannot convert this network, take --format=stablehlo: {reason}"
+            ) from error
+        rng = np.random.default_rng(0)
+        given = [rng.integers(1, 256, s.shape).astype(s.dtype) for s in program.shapes(2)]
+        # By default accelerators multiply float32 in TF32 or bfloat16, the ONNX runtime does not.
+        with jax.default_matmul_precision("highest"):
+            wanted = jax.jit(program.closed)(*given)
+    found = session.run(None, dict(zip(program.inputs, given, strict=True)))
+    for name, ours, theirs in zip(program.outputs, wanted, found, strict=True):
+        error, size = np.abs(ours - theirs).max(), np.abs(ours).max()
+        if not error <= 1e-4 * max(size, 1e-3):
+            raise ValueError(
+                f"the ONNX program of {program.name} is wrong: its {name} differ by {error:.2g} of "
+                f"{size:.2g}; take --format=stablehlo"
+            )
+    return converted
+
+
+FORMATS = {"stablehlo": stablehlo, "onnx": onnx}
+
+
+def write(
+    stored: Stored, about: Mapping[str, Any], out: Path, form: str, count: int | None
+) -> list[str]:
+    """Writes a network as programs, and a JSON file that says what they are.
+
+    Args:
+      about: its description.
+      out: a file with the format's name for a suffix; a folder for parts.
+      form: a key of FORMATS.
+      count: of parts; None for one program of the whole network.
+
+    Returns:
+      lines of a table: files, groups, bytes and FLOPs.
+
+    Raises:
+      ValueError: `out` is named otherwise or holds something else, or the network cannot be
+        written so; nothing is written then.
+    """
+    if form == "onnx":  # whose runtime computes in float32 on a CPU
+        model = copy.copy(stored.model)
+        model.dtype = jnp.dtype(jnp.float32)
+        stored = stored._replace(model=model)
+    if count is None:
+        programs, folder, sheet = whole(stored, out.stem), out.parent, f"{out.name}.json"
+    else:
+        programs, folder, sheet = in_parts(stored, count), out, "parts.json"
+        names = {sheet, *(f"{program.name}.{form}" for program in programs)}
+        if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - names):
+            raise ValueError(f"{out} already holds something else: remove it or name another OUT")
+        if (out / sheet).exists() and not _same_network(out / sheet, {**about, "format": form}):
+            raise ValueError(f"{out} holds another network's parts: remove it or name another OUT")
+    contents = [FORMATS[form](program) for program in programs]
+    rows = [
+        {
+            "file": f"{program.name}.{form}",
+            "groups": list(program.groups),
+            "parameters": sum(np.size(x) for x in jax.tree.leaves(program.trees[0])),
+            "bytes": len(content),
+            "flops": program.flops(),
+        }
+        for program, content in zip(programs, contents, strict=True)
+    ]
+    for row, content in zip(rows, contents, strict=True):
+        artifacts.write_file(folder / row["file"], content)
+    description = json.dumps({**about, "format": form, "programs": rows}, indent=2)
+    artifacts.write_file(folder / sheet, description + "\n")
+    columns = {
+        "file": lambda row: str(folder / row["file"]),
+        "groups": lambda row: str(len(row["groups"])),
+        **{key: lambda row, key=key: f"{row[key]:,}" for key in ("parameters", "bytes", "flops")},
+    }
+    return [*artifacts.aligned(artifacts.table(columns, rows)), str(folder / sheet)]
+
+
+def _normalise(stored: Stored) -> Callable[[jax.Array], jax.Array]:
+    data = stored.config.data
+    return partial(augment.normalise, mean=tuple(data.mean), std=tuple(data.std))
+
+
+def _images(stored: Stored) -> dict[str, tuple[tuple[int, ...], Any]]:
+    config = stored.model.config
+    return {"images": ((*config.image_size, config.image_channels), np.uint8)}
+
+
+def _same_network(sheet: Path, about: dict[str, Any]) -> bool:
+    """Whether a folder's parts.json is of the network that `about` describes."""
+    try:
+        return {**json.loads(sheet.read_bytes()), "programs": None} == {**about, "programs": None}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False

@@ -1,0 +1,155 @@
+"""A run as one self-contained HTML file, which training also writes at its end."""
+
+import datetime
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from hsvit_jax import artifacts, classifier, data, train
+from hsvit_jax import config as config_lib
+from hsvit_jax.classifier import Classifier
+from hsvit_jax.run_report import findings, measures, page
+from hsvit_jax.runtime import coordination
+from hsvit_jax.text import few, note
+from hsvit_jax.train import metrics
+
+#: Said of a data set that is not the one of the run, for its name. One more image moves the splits.
+CHANGED = (
+    "note: {} is not what it was when this network was trained, or is split otherwise: images that "
+    "it was trained on may be counted here. New images alone: hsvit eval RUN --config=c2a2:folder="
+    "NEW; to learn from them: hsvit train ... --config.init.from=RUN --workdir=ANOTHER"
+)
+
+
+def load_own(config: ml_collections.ConfigDict, how: str, **options: Any) -> data.Dataset:
+    """Loads the data of a run. Raises ValueError that says `how` to name them, where it cannot."""
+    try:
+        return train.load_data(config, **options)
+    except ValueError as error:
+        if "=" not in config.data.name or config.data.name.startswith("given="):
+            raise
+        raise ValueError(f"{error}\nTo go on with data that have moved: {how}") from error
+
+
+def write_after_training(folder: Path, dataset: data.Dataset | None = None) -> Path | None:
+    """Writes the report of a run that has just ended; None, with a note, where that fails."""
+    try:
+        trained = classifier.load(folder, devices=jax.local_devices())
+        return write(trained, folder, folder / "report.html", dataset=dataset)
+    except Exception as error:  # whatever it is, the run is done and saved
+        note(f"no report ({type(error).__name__}: {error})")
+        return None
+    except KeyboardInterrupt:
+        note(f"no report (Ctrl-C): the run is done and saved; hsvit report {folder} writes it")
+        return None
+
+
+def write(
+    trained: Classifier,
+    folder: Path,
+    path: Path,
+    *,
+    split: str = "val",
+    dataset: data.Dataset | None = None,
+) -> Path:
+    """Writes a report on a trained network, and beside it what is predicted wrongly, as a CSV.
+
+    Args:
+      folder: of its run, for the curves and the environment.
+      path: of the HTML file.
+      split: to evaluate; where the data has no 'val', the run was chosen on 'test', which is taken.
+      dataset: to use instead of loading the one of its configuration.
+
+    Returns:
+      `path`.
+
+    Raises:
+      ValueError: the data has no such split or other classes.
+    """
+    config = trained.config
+    if dataset is None:
+        dataset = load_own(config, f"ln -s NEW {config.data.name.partition('=')[2]}")
+    split = "test" if split == "val" and not len(dataset.val) else split
+    if not len(getattr(dataset, split)):
+        raise ValueError(f"{config.data.name} has no {split} split here")
+    names = trained.class_names
+    if dataset.info.class_names != names[: dataset.info.num_classes]:
+        raise ValueError(
+            f"{config.data.name} has other classes ({few(dataset.info.class_names)}) "
+            f"than the network ({few(names)}): give the data it was trained on"
+        )
+    if trained.fingerprint not in (None, dataset.fingerprint):
+        note(CHANGED.format(config.data.name))
+    note("writing the report ...")
+    found = findings.find(trained, dataset, split)
+    mistakes = path.with_name(f"{path.stem}-wrong.csv")
+    rows = ((name, names[true], names[taken], p) for name, true, taken, p in found.mistakes)
+    lines = metrics.read_metrics(folder / "metrics.jsonl")
+    counts = {
+        name: np.bincount(getattr(dataset, name).labels, minlength=len(names))
+        for name in ("train", "val", "test")
+    }
+    content = page.Page(
+        title=folder.resolve().name,
+        folder=path.parent,
+        table=mistakes.name,
+        split=split,
+        class_names=names,
+        facts=_facts(trained, found, split, lines),
+        curves=lines,
+        counts=counts,
+        findings=found,
+        settings=config_lib.describe(config, lambda key: True),
+        environment=_environment(trained, folder),
+    )
+    artifacts.write_file(path, page.render(content))
+    artifacts.save_csv(mistakes, [("file", "class", "predicted", "probability"), *rows])
+    if folder.is_dir() and (split == "test" or len(dataset.val)):
+        fitted = {"step": trained.step, "temperature": found.fitted.temperature}
+        artifacts.write_file(folder / measures.CALIBRATION, json.dumps(fitted) + "\n")
+    return path
+
+
+def _facts(
+    trained: Classifier, found: findings.Findings, split: str, lines: list[dict[str, Any]]
+) -> dict[str, str]:
+    def accuracy(value: float, examples: int, name: str) -> dict[str, str]:
+        ends = "–".join(f"{end:.1%}" for end in artifacts.interval(value, examples))
+        of = f"{name} accuracy on {examples:,} images"
+        return {f"{of}; 95 % interval {ends}" if ends else of: f"{value:.2%}"}
+
+    total = int(found.confusion_KK.sum())
+    facts = accuracy(np.trace(found.confusion_KK) / total, total, split)
+    told = metrics.measured(lines, trained.step).get("test")
+    if told and split != "test":
+        facts |= accuracy(told["accuracy"], told["examples"], "test, at the end of training,")
+    scores = [
+        of_class.f1.value for of_class in measures.by_class(found.confusion_KK) if of_class.f1
+    ]
+    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(trained.params))
+    return facts | {
+        "macro F1, the mean over classes": f"{np.mean(scores):.3f}",
+        "expected calibration error": f"{found.as_trained.ece:.1%}",
+        f"parameters of {trained.config.model.variant}": f"{parameters:,}",
+        "step of the checkpoint": f"{trained.step:,}",
+    }
+
+
+def _environment(trained: Classifier, folder: Path) -> dict[str, str]:
+    file, recorded = folder / "environment.json", {}
+    if file.is_file():
+        try:
+            about = dict(json.loads(file.read_bytes()))
+            recorded = {str(name): str(value) for name, value in about.items()}
+        except (TypeError, ValueError, RecursionError) as error:
+            coordination.print_once(f"{file} is damaged, and is left out: {error}")
+    return recorded | {
+        "data": trained.config.data.name,
+        "fingerprint of the data": str(trained.fingerprint),
+        "report written": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+    }

@@ -1,0 +1,204 @@
+"""The contents of a report, computed: predictions, calibration, hard images, augmentation.
+
+N images, G groups, K classes; R rows and columns of a heat map.
+"""
+
+import collections
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from scipy import special
+
+from hsvit_jax import augment, data
+from hsvit_jax import config as config_lib
+from hsvit_jax.classifier import Classifier
+from hsvit_jax.run_report import measures
+from hsvit_jax.train import batches, evaluate, step
+
+# So that a report costs seconds: what is evaluated and shown at most.
+_MOST_IMAGES, _MOST_SHOWN, _SECONDS = 10_000, 12, 15.0
+_ROWS = 7  # of a heat map
+_AUGMENTED = 4, 5  # images, variants of each
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One image with its prediction.
+
+    Attributes:
+      name: of its file, or its place in the split.
+      label: its true class.
+      heat_RR: how far the prediction's probability falls when that part of the image is covered;
+        None where `_SECONDS` were over.
+      votes: groups by the class that each would name alone; empty for a network without groups.
+    """
+
+    name: str
+    image_HWC: np.ndarray
+    label: int
+    probabilities_K: np.ndarray
+    heat_RR: np.ndarray | None
+    votes: dict[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """All that is computed for a report.
+
+    Attributes:
+      confusion_KK: rows: the true class, columns: the predicted one.
+      as_trained, fitted: calibration without and with the temperature that fits validation.
+      wrong, unsure: the most wrong and the least sure images.
+      mistakes: for every wrong image, the most wrong first, its name, its class, the predicted one
+        and that one's probability.
+      augmented: for some training images the image and variants of it, each with its target (K,);
+        empty where the recipe changes no image.
+    """
+
+    confusion_KK: np.ndarray
+    as_trained: measures.Calibration
+    fitted: measures.Calibration
+    wrong: list[Example]
+    unsure: list[Example]
+    mistakes: list[tuple[str, int, int, float]]
+    augmented: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]
+
+
+def find(classifier: Classifier, dataset: data.Dataset, split: str) -> Findings:
+    """Evaluates at most 10,000 images of a split, evenly chosen, and explains the hardest.
+
+    Args:
+      split: 'train', 'val' or 'test'.
+
+    Raises:
+      ValueError: logits are not finite.
+    """
+    config, part = classifier.config, getattr(dataset, split)
+    if part.names is None:
+        places = np.array([f"{split} image {i}" for i in range(len(part))], object)
+        part = dataclasses.replace(part, names=places)
+    part = _thinned(part)
+    # Of one size all that follows is one program of `Classifier.logits`.
+    batch = min(config_lib.eval_batch(config), 1 << (len(part) - 1).bit_length())
+    logits_NK, labels_N = _logits(classifier, part, batch), part.labels
+    predicted_N = logits_NK.argmax(1)
+    fitted_on = logits_NK, labels_N
+    if split != "val" and len(dataset.val):
+        held_out = _thinned(dataset.val)
+        fitted_on = _logits(classifier, held_out, batch), held_out.labels
+    temperature = measures.fit_temperature(*fitted_on)
+    p_NK = special.softmax(logits_NK, axis=1)
+    wrong, _ = measures.hardest(p_NK, labels_N, len(part))
+    mistakes = [
+        (part.names[i], int(labels_N[i]), int(predicted_N[i]), float(p_NK[i].max())) for i in wrong
+    ]
+    chosen = measures.hardest(p_NK, labels_N, _MOST_SHOWN)
+    shown = np.concatenate(chosen)
+    images = part.gather(shown) if len(shown) else part.gather([0])[:0]
+    heats = _occlusion(classifier, images, p_NK[shown], batch)
+    of_all = images, labels_N[shown], p_NK[shown], heats, _votes(classifier, images)
+    examples = [Example(*of_one) for of_one in zip(part.names[shown], *of_all, strict=True)]
+    return Findings(
+        measures.confusion(labels_N, predicted_N, len(classifier.class_names)),
+        measures.calibration(logits_NK, labels_N),
+        measures.calibration(logits_NK, labels_N, temperature),
+        examples[: len(chosen[0])],
+        examples[len(chosen[0]) :],
+        mistakes,
+        _augmented(config, dataset.train),
+    )
+
+
+def _thinned(part: data.Split) -> data.Split:
+    if len(part) <= _MOST_IMAGES:
+        return part
+    return part.take(np.linspace(0, len(part) - 1, _MOST_IMAGES).astype(np.int64))
+
+
+def _bar(steps: Iterable, **options: Any) -> Iterable:
+    """The same steps, with a bar on a terminal."""
+    from tqdm import auto
+
+    return auto.tqdm(steps, leave=False, disable=None, **options)
+
+
+def _logits(classifier: Classifier, part: data.Split, batch: int) -> np.ndarray:
+    padded = evaluate.padded_batches(part, batch, 1)
+    seen = _bar(padded, desc="report: evaluating", total=-(-len(part) // batch))
+    found = [classifier.logits(images, batch)[valid] for images, _, valid in seen]
+    logits_NK = np.concatenate(found).astype(np.float64)
+    if wrong := int((~np.isfinite(logits_NK)).any(1).sum()):  # argmax calls them the first class
+        raise ValueError(
+            f"the logits of {wrong:,} of {len(part):,} images are not finite, and nothing can be "
+            "measured: report an earlier step of the run by --which=STEP"
+        )
+    return logits_NK
+
+
+def _occlusion(
+    classifier: Classifier, images_NHWC: np.ndarray, p_NK: np.ndarray, batch: int
+) -> list[np.ndarray | None]:
+    """The fall of the predicted class's probability for each covered part, (R, R): by two cells of
+    the data's mean colour. Source: Zeiler and Fergus, arXiv 1311.2901, section 4.2.
+
+    None for the images at the end, if a batch more would take longer than `_SECONDS`.
+    """
+    height, width = images_NHWC.shape[1:3]
+    colour = np.round(255 * np.asarray(classifier.config.data.mean)).astype(np.uint8)
+
+    def cells(length: int) -> list[slice]:
+        starts = (np.arange(_ROWS) - 0.5) * length / _ROWS
+        return [slice(max(0, round(s)), round(s + 2 * length / _ROWS) or 1) for s in starts]
+
+    places = [(rows, columns) for rows in cells(height) for columns in cells(width)]
+    falls, begun, at_once = [], time.monotonic(), max(1, batch // len(places))
+    for first in _bar(range(0, len(images_NHWC), at_once), desc="report: heat maps"):
+        spent = time.monotonic() - begun
+        if first and spent * (1 + at_once / first) > _SECONDS:
+            break
+        covered = np.repeat(images_NHWC[first : first + at_once], len(places), 0)
+        for one, place in zip(covered, itertools.cycle(places), strict=False):
+            one[place] = colour
+        logits = classifier.logits(covered, batch).astype(np.float64)
+        p_NPK = special.softmax(logits, axis=1).reshape(-1, len(places), p_NK.shape[1])
+        for p_K, p_PK in zip(p_NK[first:], p_NPK, strict=False):
+            falls.append((p_K.max() - p_PK[:, p_K.argmax()]).reshape(_ROWS, _ROWS))
+    return falls + [None] * (len(images_NHWC) - len(falls))
+
+
+def _votes(classifier: Classifier, images_NHWC: np.ndarray) -> Sequence[dict[int, int]]:
+    """For each image the number of groups by the class they name alone."""
+    model, settings = classifier.model, classifier.config.data
+    if not (model.group_axis_limit and model.config.groups and len(images_NHWC)):
+        return [{}] * len(images_NHWC)
+
+    def choices(params: dict, stats: dict, images: jax.Array) -> jax.Array:
+        x_NHWC = augment.normalise(images, tuple(settings.mean), tuple(settings.std))
+        return model.views(params, stats, x_NHWC)["votes"][0].argmax(-1)
+
+    given = classifier.params, classifier.stats, images_NHWC
+    choices_GN = jax.device_get(jax.jit(choices)(*given))
+    choices_NG = choices_GN[classifier.voters_G > 0].T
+    return [dict(collections.Counter(row.tolist()).most_common()) for row in choices_NG]
+
+
+def _augmented(
+    config: ml_collections.ConfigDict, part: data.Split
+) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
+    """Some training images, and each in a few batches of the recipe."""
+    if config.init.cache or not step.augment_settings(config).active():
+        return []
+    chosen = np.unique(np.linspace(0, len(part) - 1, _AUGMENTED[0]).astype(np.int32))
+    images, labels = part.gather(chosen), part.labels[chosen].astype(np.int32)
+    numbers = range(_AUGMENTED[1])  # MixUp draws once for a batch
+    variants = [batches.augmented(config, n, images, labels, chosen) for n in numbers]
+    return [
+        (image, [(pixels[n], targets[n]) for pixels, targets in variants])
+        for n, image in enumerate(images)
+    ]

@@ -1,0 +1,140 @@
+"""Measures of predictions: precision, recall and F1 by class, confusions, calibration.
+
+N images, K classes.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, special
+
+from hsvit_jax import artifacts
+
+#: The file of a run with the temperature that fits its validation images.
+CALIBRATION = "calibration.json"
+_BINS = 15  # of confidence
+
+
+class Measure(NamedTuple):
+    """A fraction and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class ClassMeasures(NamedTuple):
+    """Measures of one class; None where nothing was counted."""
+
+    images: int
+    precision: Measure | None
+    recall: Measure | None
+    f1: Measure | None
+
+
+class Bin(NamedTuple):
+    """The images whose confidence lies in one of equal intervals."""
+
+    images: int
+    confidence: float
+    accuracy: float
+
+
+class Calibration(NamedTuple):
+    """How far confidences are accuracies, with the logits divided by a temperature.
+
+    ece: expected calibration error, the mean of |accuracy − confidence| over images by bin.
+    loss: mean cross-entropy in nats.
+    """
+
+    temperature: float
+    ece: float
+    loss: float
+    bins: tuple[Bin, ...]
+
+
+def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, classes: int) -> np.ndarray:
+    """Counts images by true class (rows) and predicted class (columns), int64 (K, K)."""
+    counts = np.bincount(labels_N.astype(np.int64) * classes + predicted_N, minlength=classes**2)
+    return counts.reshape(classes, classes)
+
+
+def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
+    """Precision, recall and F1 of each class with Wilson intervals.
+
+    F1 is 2J/(1 + J) of the proportion J = right / (right + wrongly named + missed), and so are the
+    ends of its interval.
+    """
+
+    def f1(right: int, total: int) -> Measure | None:
+        j = proportion(right, total)
+        return j and Measure(*(2 * end / (1 + end) for end in j))
+
+    out = []
+    sums = (np.diag(confusion_KK), confusion_KK.sum(0), confusion_KK.sum(1))
+    for right, named, there in zip(*map(np.ndarray.tolist, sums), strict=True):
+        precision, recall = proportion(right, named), proportion(right, there)
+        out.append(ClassMeasures(there, precision, recall, f1(right, named + there - right)))
+    return out
+
+
+def proportion(right: int, total: int) -> Measure | None:
+    """right / total with its Wilson interval; None of nothing."""
+    return Measure(right / total, *artifacts.wilson(right, total)) if total else None
+
+
+def calibration(
+    logits_NK: np.ndarray, labels_N: np.ndarray, temperature: float = 1.0
+) -> Calibration:
+    """Measures calibration in bins of equal width. Source: Guo et al., arXiv 1706.04599."""
+    log_p_NK = special.log_softmax(logits_NK / temperature, axis=1)
+    confidence_N = np.exp(log_p_NK.max(1))
+    right_N = log_p_NK.argmax(1) == labels_N
+    place_N = np.minimum((confidence_N * _BINS).astype(int), _BINS - 1)
+    bins, ece = [], 0.0
+    for b in range(_BINS):
+        inside = place_N == b
+        count = int(inside.sum())
+        means = (float(x[inside].mean()) if count else 0.0 for x in (confidence_N, right_N))
+        bins.append(Bin(count, *means))
+        ece += count / len(labels_N) * abs(bins[b].accuracy - bins[b].confidence)
+    loss = -float(np.take_along_axis(log_p_NK, labels_N[:, None], 1).mean())
+    return Calibration(temperature, ece, loss, tuple(bins))
+
+
+def fit_temperature(logits_NK: np.ndarray, labels_N: np.ndarray) -> float:
+    """Fits the temperature, from 1/20 to 20, with the lowest cross-entropy."""
+
+    def loss(log_inverse: float) -> float:
+        log_p_NK = special.log_softmax(logits_NK * np.exp(log_inverse), axis=1)
+        return -np.take_along_axis(log_p_NK, labels_N[:, None], 1).mean()
+
+    most = np.log(20.0)
+    found = optimize.minimize_scalar(loss, bounds=(-most, most), method="bounded")
+    return float(np.exp(-found.x))
+
+
+def frequent_confusions(confusion_KK: np.ndarray, most: int) -> list[tuple[int, int, int]]:
+    """The most frequent (images, true class, predicted class) of wrong predictions."""
+    pairs_N2 = np.argwhere(confusion_KK)  # few of the cells of many classes
+    pairs_N2 = pairs_N2[pairs_N2[:, 0] != pairs_N2[:, 1]]
+    counts_N = confusion_KK[tuple(pairs_N2.T)]
+    order = np.argsort(-counts_N, kind="stable")[:most]
+    return [(int(counts_N[i]), *pairs_N2[i].tolist()) for i in order]
+
+
+def hardest(probabilities_NK: np.ndarray, labels_N: np.ndarray, most: int) -> Sequence[np.ndarray]:
+    """Indices of the `most` most wrong images, and of the least sure of the others.
+
+    Most wrong: the prediction's probability exceeds the true class's by most. Least sure: the two
+    highest probabilities are closest, and differ by less than a half.
+    """
+    top_N2 = np.sort(probabilities_NK, 1)[:, :-3:-1]
+    true_N = np.take_along_axis(probabilities_NK, labels_N[:, None], 1)[:, 0]
+    excess_N = top_N2[:, 0] - true_N
+    wrong = np.argsort(-excess_N, kind="stable")[:most]
+    wrong = wrong[probabilities_NK[wrong].argmax(1) != labels_N[wrong]]
+    lead_N = top_N2[:, 0] - top_N2[:, 1:].sum(1)
+    order = np.argsort(lead_N, kind="stable")
+    return wrong, order[(lead_N[order] < 0.5) & ~np.isin(order, wrong)][:most]

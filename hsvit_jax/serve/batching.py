@@ -1,0 +1,175 @@
+"""Images of all connections, answered in batches of a few sizes, each compiled before the start."""
+
+import asyncio
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from hsvit_jax.serve.votes import Ballot, Network, Part, Voters
+
+
+class NoVotes(Exception):
+    """None of the parts that were to vote has answered."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """The prediction that the parts elect for an image.
+
+    Attributes:
+      probabilities_K: of the classes.
+      voted: groups whose votes are in it.
+      ballot, index: the batch's votes, and the image's place among them.
+    """
+
+    probabilities_K: np.ndarray
+    voted: int
+    ballot: Ballot
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Waiting:
+    """An image in the queue, and where its answer goes."""
+
+    image_HWC: np.ndarray
+    lost: frozenset[int]
+    answer: asyncio.Future
+
+
+class Batcher:
+    """A queue of images, whose head is a batch as soon as the one before is answered.
+
+    Args:
+      voters: the parts.
+      network: computes what they elect.
+      sizes: of batches, see `sizes_up_to`.
+      wait: seconds that the first image of a batch waits for others.
+
+    Attributes:
+      failed: whether the last batch was not answered for an error, such as a device's.
+    """
+
+    def __init__(self, voters: Voters, network: Network, sizes: Sequence[int], wait: float) -> None:
+        self.voters, self.network, self.sizes, self.wait = voters, network, sizes, wait
+        self._queue: collections.deque[_Waiting] = collections.deque()
+        self._arrived = asyncio.Event()
+        self.failed = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    async def warm_up(self) -> None:
+        """Compiles the programs of every size."""
+        shape = (*self.network.classifier.image_size, self.network.classifier.channels)
+        for size in self.sizes:
+            ballot = await self.voters.vote(np.zeros((size, *shape), np.uint8))
+            self._elect(ballot, [frozenset()] * size)
+        self.alone(Answer(np.zeros(0), 0, ballot, 0))
+
+    async def answer(self, images: list[np.ndarray], lost: frozenset[int]) -> list[Answer]:
+        """Answers images, each uint8 (H, W, C), without the parts of these numbers.
+
+        Raises:
+          NoVotes: no other part has answered.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = [_Waiting(image, lost, loop.create_future()) for image in images]
+        self._queue += waiting
+        self._arrived.set()
+        try:
+            return list(await asyncio.gather(*(one.answer for one in waiting)))
+        finally:
+            for one in waiting:  # of a request that is given up, nothing need be computed
+                one.answer.cancel()
+
+    async def run(self) -> None:
+        """Answers batches for ever."""
+        while True:
+            self._arrived.clear()
+            if not self._queue:
+                await self._arrived.wait()
+                await asyncio.sleep(self.wait)
+            batch = self._take()
+            if batch:
+                await self._answer(batch)
+
+    def _take(self) -> list[_Waiting]:
+        """The next batch, of images whose requests still wait; it fills three quarters of its size,
+        as on a CPU padding is all loss."""
+        while self._queue and self._queue[0].answer.done():
+            self._queue.popleft()
+        count = min(len(self._queue), self.sizes[-1])
+        larger = next(size for size in self.sizes if size >= count)
+        if 4 * count <= 3 * larger:
+            count = max(size for size in self.sizes if size <= count) if count else 0
+        batch = [self._queue.popleft() for _ in range(count)]
+        return [one for one in batch if not one.answer.done()]
+
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        size = next(size for size in self.sizes if size >= len(batch))
+        rows = [*range(len(batch)), *[0] * (size - len(batch))]
+        try:
+            images_BHWC = np.stack([batch[row].image_HWC for row in rows])
+            ballot = await self.voters.vote(images_BHWC)
+            probabilities_BK, voted_B = self._elect(ballot, [batch[row].lost for row in rows])
+            if not np.isfinite(probabilities_BK).all():
+                raise ValueError("the network's logits are not finite: serve another checkpoint")
+            self.failed = False
+        except Exception as error:  # the requests fail, the server does not
+            self.failed = True
+            for one in batch:
+                if not one.answer.done():
+                    one.answer.set_exception(error)
+            return
+        for index, one in enumerate(batch):
+            if one.answer.done():
+                continue
+            if voted_B[index]:
+                found = Answer(probabilities_BK[index], int(voted_B[index]), ballot, index)
+                one.answer.set_result(found)
+            else:
+                one.answer.set_exception(NoVotes())
+
+    def _elect(
+        self, ballot: Ballot, lost_of: list[frozenset[int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Class probabilities (B, K), and the groups that voted on each image (B,)."""
+        parts = self.voters.parts
+        answered_P = np.array([taken is not None for taken in ballot.milliseconds_P])
+        voted_PB = np.repeat(answered_P[:, None], len(lost_of), 1)
+        for image, lost in enumerate(lost_of):
+            voted_PB[list(lost), image] = False
+        groups_P = np.array([part.groups for part in parts])
+        return self.network.elect(parts, ballot.cls_VPBD, voted_PB), groups_P @ voted_PB
+
+    def alone(self, answer: Answer) -> np.ndarray:
+        """Class probabilities (P, K) of each part's vote alone on an answer's image."""
+        parts = self.voters.parts
+        one_VP1D = answer.ballot.cls_VPBD[:, :, answer.index : answer.index + 1]
+        cls_VPPD = np.repeat(one_VP1D, len(parts), 2)
+        return self.network.elect(parts, cls_VPPD, np.eye(len(parts)))
+
+
+def sizes_up_to(largest: int) -> list[int]:
+    """Powers of four below `largest`, and `largest`: few programs to compile."""
+    return [*(1 << i for i in range(0, (largest - 1).bit_length(), 2)), largest]
+
+
+def part_of(parts: tuple[Part, ...], text: str) -> frozenset[int]:
+    """Numbers of parts, as in '0,3'.
+
+    Raises:
+      ValueError: they are no such numbers, or all parts.
+    """
+    places = {str(k): k for k in range(len(parts))}
+    words = (word.strip() for word in text.split(","))
+    numbers = {places.get(word, -1) for word in words if word}
+    if not numbers < {*places.values()}:
+        raise ValueError(
+            f"lost={text[:40]!r} is not a list of some of the parts 0 to {len(parts) - 1}, "
+            "such as 0,3, but not all of them"
+        )
+    return frozenset(numbers)

@@ -1,0 +1,167 @@
+"""Networks that were stored: a run's checkpoint, an exported file, one of the zoo."""
+
+import hashlib
+import operator
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from hsvit_jax import checkpoint
+from hsvit_jax import config as config_lib
+from hsvit_jax.text import few
+from hsvit_jax.weights import files, release, sources
+
+
+class Stored(NamedTuple):
+    """A network from a checkpoint or an exported file: NumPy arrays that fit `model`, averaged
+    where the run did; `meta` is all that was written about it."""
+
+    step: int
+    config: ml_collections.ConfigDict
+    model: Any
+    params: dict
+    stats: dict
+    class_names: tuple[str, ...]
+    fingerprint: str | None
+    meta: dict
+
+
+def stored_network(path: str | Path, which: str | int = "best") -> Stored:
+    """Reads a network from a checkpoint or an exported file, which anybody may have written.
+
+    Args:
+        path: a run's folder, a folder of checkpoints, or what `sources.locate` finds a file by.
+        which: 'best', 'latest' or a step, of checkpoints.
+
+    Returns:
+        the network; of one that lost groups in training, these are fresh and vote all the same, see
+        `of_survivors`.
+
+    Raises:
+        ValueError: there is no good checkpoint or file, or its metadata and arrays do not describe
+            one network and its classes.
+    """
+    place, where, tensors = sources.locate(path), str(path), None
+    which = int(which) if str(which).isdecimal() else which
+    if files.is_weights(place):
+        tensors, meta = files.read(place)
+        if not release.is_release(meta):
+            raise ValueError(
+                f"{path} holds weights without their network: start a run with init.from={path}, "
+                "or read the authors' files with the command convert"
+            )
+    else:
+        number, state, meta = checkpoint.load_tree(place, which)
+        where = f"step {number} of {path}"
+    try:
+        if tensors is not None:
+            number = operator.index(meta["step"])
+        config = config_lib.completed(meta["config"])
+        config_lib.validate(config)
+        model = config_lib.build_model(config)
+        names, count = meta["class_names"], config.data.num_classes
+        if not 1 <= len(names) <= count or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{len(names)} class names for {count} classes")
+        names = for_all(names, count)
+        lost = [operator.index(number) for number in meta.get("lost_groups", ())]
+        if lost:
+            model.without(lost)  # says itself what cannot be lost
+        wanted = model.init_shapes()
+        wanted = dict(zip(("params", "stats"), wanted, strict=True))
+        if tensors is not None:
+            tree = release.unpack(tensors, meta, wanted)
+        else:
+            tree = dict(zip(("params", "stats"), averaged(state), strict=True))
+            if wrong := checkpoint.misfits(tree, wanted):
+                raise ValueError(few(wrong, "; "))
+    except files.FOREIGN as error:
+        raise ValueError(
+            f"{where} does not describe a network ({checkpoint.brief(error)}): it was not written "
+            "by this version, or changed since"
+        ) from error
+    if tensors is not None and which not in ("best", "latest", number):
+        raise ValueError(f"{path} holds one network, of step {number}: leave which={which} out")
+    fingerprint = meta.get("fingerprint")
+    return Stored(
+        number, config, model, tree["params"], tree["stats"], tuple(names), fingerprint, meta
+    )
+
+
+def for_all(names: Sequence[str], count: int) -> tuple[str, ...]:
+    """Returns a name for each of the classes, which may be more than have one."""
+    return (*names, *(f"unnamed {i}" for i in range(len(names), count)))
+
+
+def of_survivors(stored: Stored) -> Stored:
+    """The network that a run went on with after it had lost groups: those it lost do not vote.
+
+    Warns of them. A network that has lost none is returned as it is.
+    """
+    lost = stored.meta.get("lost_groups")
+    if not lost:
+        return stored
+    left = stored.model.without(lost).group_ids()  # of towers, all the groups
+    config = stored.config.copy_and_resolve_references()
+    config.model.votes = "learned"
+    votes_G = np.zeros(stored.model.config.groups, np.float32)
+    votes_G[left] = 1 / len(left)
+    body = stored.params.get("towers", stored.params)
+    vote = votes_G.reshape(body["groups"]["cls"].shape[:-1])
+    body = {**body, "groups": {**body["groups"], "vote": vote}}
+    params = {**stored.params, "towers": body} if "towers" in stored.params else body
+    names = [str(number) for number in lost]
+    warnings.warn(
+        f"step {stored.step} was saved after groups or towers {few(names)} were lost: "
+        f"the other {len(left)} of {len(votes_G)} groups vote, as in the run then; a start of it "
+        "with all processes trains them all",
+        stacklevel=2,
+    )
+    meta = {key: value for key, value in stored.meta.items() if key != "lost_groups"}
+    model = config_lib.build_model(config)
+    return stored._replace(config=config, model=model, params=params, meta=meta)
+
+
+def fuse(stored: Stored) -> Stored:
+    """The network for inference, as `Network.fused`; raises ValueError as that does."""
+    model, params, stats = stored.model.fused(stored.params, stored.stats)
+    config = stored.config.copy_and_resolve_references()
+    config.model.fused = True
+    return stored._replace(config=config, model=model, params=params, stats=stats)
+
+
+def stored_config(source: str) -> ml_collections.ConfigDict | None:
+    """Returns the configuration of our network that a source holds; None of other weights."""
+    place = sources.locate(source)
+    if files.is_weights(place):
+        described = files.read(place)[1]
+    else:
+        inner = place / "checkpoints"
+        folder = inner if inner.is_dir() else place
+        described = checkpoint.Checkpoints(folder, read_only=True).meta("best") or {}
+    try:
+        stored = config_lib.completed(described["config"])
+        config_lib.validate(stored)
+    except files.FOREIGN:
+        return None
+    return stored
+
+
+def digest(*trees: dict) -> str:
+    """The SHA-256 of trees of arrays, their names included."""
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
+        found.update(jax.tree_util.keystr(path).encode())
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def averaged(state: dict) -> tuple[dict, dict]:
+    """Returns the (params, stats) to evaluate: the moving average, and what has none as it is."""
+    average = state.get("ema", {})
+    params, stats = ({**state.get(k, {}), **average.get(k, {})} for k in ("params", "stats"))
+    return params, stats

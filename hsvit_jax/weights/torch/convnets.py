@@ -1,0 +1,237 @@
+"""State dicts and configurations of ResNet, EfficientNet and MobileNetV2.
+
+All are those of the `transformers` library: keys after the family's name, and a configuration as
+plain fields, of which only those that change the network are read.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from hsvit_jax.models.conv_layers import rounded
+from hsvit_jax.models.convnets.efficientnet import EfficientNetConfig
+from hsvit_jax.models.convnets.mobilenet_v2 import MobileNetV2Config
+from hsvit_jax.models.convnets.resnet import ResNetConfig
+from hsvit_jax.models.family import Family
+from hsvit_jax.weights.torch.base import (
+    Sections,
+    Table,
+    Tensors,
+    TorchWeights,
+    act,
+    field,
+    input_shape,
+    ints,
+    only,
+    pair,
+    read,
+)
+
+Given = Mapping[str, Any]
+
+
+def _activation(given: Given, default: str) -> str:
+    """`hidden_act`, by our name."""
+    word = act(given, "hidden_act", default)
+    return {"swish": "silu", "gelu_python": "gelu"}.get(word, word)
+
+
+def image_section(
+    tensors: Tensors, given: Given, classes: int | None, native: int = 224
+) -> dict[str, Any]:
+    """The `data` section; the images that lie in the file tell their size best.
+
+    classes: of the classifier, where the configuration has no `num_labels`; native: pixels of a
+    side where nothing tells. Raises ValueError where nothing tells the classes.
+    """
+    said = [given.get(name) for name in ("num_labels", "num_classes")]
+    labels = next((n for n in (*said, classes) if n is not None), None)
+    if labels is None:
+        raise ValueError("neither num_labels nor a classifier tells the number of classes")
+    return {
+        "image_size": pair(input_shape(tensors)[2:] or given.get("image_size") or native),
+        "channels": field(given, "num_channels", 3),
+        "num_classes": ints("num_labels", labels)[0],
+    }
+
+
+def unit(ours: str, theirs: str, *names: str) -> Table:
+    """A convolution with BatchNorm; names: of the two below `theirs`."""
+    conv, norm = names or ("convolution", "normalization")
+    return {ours: f"{theirs}.{conv}", f"{ours}/norm": f"{theirs}.{norm}"}
+
+
+# --- ResNet --------------------------------------------------------------------------------------
+
+
+def _resnet_sizes(family: Family, given: Given) -> dict[str, Any]:
+    block = only(given, "layer_type", "bottleneck", "basic")
+    in_conv = field(given, "downsample_in_bottleneck", False)
+    names = {"stem_channels": "embedding_size", "channels": "hidden_sizes", "depths": "depths"}
+    names |= {"stride_in_first_stage": "downsample_in_first_stage"}
+    return {
+        **read(given, names, family.defaults),
+        "block": block,
+        "activation": _activation(given, "relu"),
+        "stride_in_first_conv": block == "bottleneck" and in_conv,
+        "bn_momentum": 0.9,
+    }
+
+
+def _resnet(c: ResNetConfig, prefix: str) -> Table:
+    table = unit("backbone/stem", f"{prefix}embedder.embedder")
+    places = [(i, j) for i, depth in enumerate(c.depths) for j in range(depth)]
+    for number, (i, j) in enumerate(places):
+        block, theirs = f"backbone/blocks/{number}", f"{prefix}encoder.stages.{i}.layers.{j}"
+        table |= unit(f"{block}/shortcut", f"{theirs}.shortcut")
+        for k in range(3):
+            table |= unit(f"{block}/convs/{k}", f"{theirs}.layer.{k}")
+    return table
+
+
+# --- ResNeXt, by timm's and torchvision's names --------------------------------------------------
+
+
+#: Arguments of timm's and torchvision's networks that no tensor shows.
+_RESNEXT_USUAL = {"output_stride": 32, "global_pool": "avg", "act_layer": "relu"}
+_RESNEXT_USUAL |= {"replace_stride_with_dilation": (False, False, False)}
+
+
+def _resnext_settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+    """Sizes follow from shapes; where several base widths give them, the constructor decides."""
+    for name, usual in _RESNEXT_USUAL.items():
+        only(given, name, usual)
+    shapes, conv = {k: v.shape for k, v in tensors.items()}, "layer{}.{}.conv{}.weight"
+    stages = [s for s in range(1, 10) if conv.format(s, 0, 3) in shapes]
+    channels = tuple(shapes[conv.format(s, 0, 3)][0] for s in stages)
+    inner, width = shapes[conv.format(stages[-1], 0, 2)][:2]
+    model = {
+        "stem_channels": shapes["conv1.weight"][0],
+        "channels": channels,
+        "depths": tuple(
+            sum(key.startswith(f"layer{s}.") and key.endswith("conv3.weight") for key in shapes)
+            for s in stages
+        ),
+        "groups": inner // width,
+        "base_width": field(given, "base_width", -(-256 * width // channels[-1])),
+    }
+    given = {**given, "num_channels": shapes["conv1.weight"][1]}
+    return model, image_section(tensors, given, shapes["fc.weight"][0])
+
+
+def _resnext(c: ResNetConfig, keys: Collection[str]) -> Table:
+    table = {"backbone/stem": "conv1", "backbone/stem/norm": "bn1", "head/linear": "fc"}
+    places = [(i, j) for i, depth in enumerate(c.depths, 1) for j in range(depth)]
+    for number, (i, j) in enumerate(places):
+        block, theirs = f"backbone/blocks/{number}", f"layer{i}.{j}"
+        table |= unit(f"{block}/shortcut", theirs, "downsample.0", "downsample.1")
+        for k in range(3):
+            table |= unit(f"{block}/convs/{k}", theirs, f"conv{k + 1}", f"bn{k + 1}")
+    return table
+
+
+RESNEXT = TorchWeights(("layer1.0.conv3.weight",), _resnext_settings, _resnext)
+
+# --- EfficientNet --------------------------------------------------------------------------------
+
+
+def _efficientnet_sizes(family: Family, given: Given) -> dict[str, Any]:
+    """Raises ValueError for a width of the last convolution that the network does not have."""
+    names = {key: key for key in ("in_channels", "out_channels", "strides")}
+    names |= {
+        "width": "width_coefficient",
+        "depth": "depth_coefficient",
+        "divisor": "depth_divisor",
+    }
+    names |= {"repeats": "num_block_repeats", "kernels": "kernel_sizes", "expand": "expand_ratios"}
+    names |= {"squeeze": "squeeze_expansion_ratio", "symmetric_blocks": "depthwise_padding"}
+    names |= {"dropout": "dropout_rate", "drop_rate": "drop_connect_rate"}
+    names |= {"bn_eps": "batch_norm_eps"}
+    model = {
+        **read(given, names, {**family.defaults, "width": 2.0, "depth": 3.1, "dropout": 0.5}),
+        "activation": _activation(given, "swish"),
+        "padding": "native",
+        "pooling": only(given, "pooling_type", "mean", "max"),
+        "drop": "values",
+        "bn_momentum": round(1 - field(given, "batch_norm_momentum", 0.99), 12),
+        "expand_bn_momentum": 0.9,
+    }
+    top = rounded(1280 * model["width"], model["divisor"])
+    if field(given, "hidden_dim", top) != top:
+        raise ValueError(f"hidden_dim={given['hidden_dim']}, but the last convolution has {top}")
+    return model
+
+
+def _efficientnet(c: EfficientNetConfig, prefix: str) -> Table:
+    table = unit("backbone/stem", f"{prefix}embeddings", "convolution", "batchnorm")
+    table |= unit("backbone/top", f"{prefix}encoder", "top_conv", "top_bn")
+    depthwise = ("depthwise_conv", "depthwise_norm")
+    for i in range(len(c.places())):
+        block, theirs = f"backbone/blocks/{i}", f"{prefix}encoder.blocks.{i}"
+        table |= unit(f"{block}/expand", f"{theirs}.expansion", "expand_conv", "expand_bn")
+        table |= unit(f"{block}/depthwise", f"{theirs}.depthwise_conv", *depthwise)
+        table |= unit(f"{block}/project", f"{theirs}.projection", "project_conv", "project_bn")
+        for part in ("reduce", "expand"):
+            table[f"{block}/squeeze/{part}"] = f"{theirs}.squeeze_excite.{part} [:,:,1,1]"
+    return table
+
+
+# --- MobileNetV2 ---------------------------------------------------------------------------------
+
+
+def _mobilenet_v2_sizes(family: Family, given: Given) -> dict[str, Any]:
+    names = {"width": "depth_multiplier", "divisor": "depth_divisible_by"}
+    names |= {"least_channels": "min_depth", "expand": "expand_ratio"}
+    names |= {"output_stride": "output_stride", "full_top": "finegrained_output"}
+    names |= {"dropout": "classifier_dropout_prob", "bn_eps": "layer_norm_eps"}
+    return {
+        **read(given, names, {**family.defaults, "dropout": 0.8}),
+        "stem_expansion": not field(given, "first_layer_is_expansion", True),
+        "activation": _activation(given, "relu6"),
+        "padding": "same" if field(given, "tf_padding", True) else "symmetric",
+        "bn_momentum": 0.003,
+    }
+
+
+def _mobilenet_v2(c: MobileNetV2Config, prefix: str) -> Table:
+    table = unit("backbone/stem", f"{prefix}conv_stem.first_conv")
+    table |= unit("backbone/top", f"{prefix}conv_1x1")
+    for i in range(len(c.places())):
+        block, theirs = f"backbone/blocks/{i}", prefix + (f"layer.{i - 1}" if i else "conv_stem")
+        table |= unit(f"{block}/expand", f"{theirs}.expand_1x1")
+        table |= unit(f"{block}/depthwise", f"{theirs}.conv_3x3")
+        table |= unit(f"{block}/project", f"{theirs}.reduce_1x1")
+    return table
+
+
+# --- As classifiers and as backbones -------------------------------------------------------------
+
+#: Family → (its settings, of a configuration's fields; the table of its feature extractor, of its
+#: config and what its keys begin with; the first convolution's key).
+EXTRACTORS: Mapping[str, tuple[Callable[..., dict], Callable[..., Table], str]] = {
+    "resnet": (_resnet_sizes, _resnet, "embedder.embedder.convolution.weight"),
+    "efficientnet": (_efficientnet_sizes, _efficientnet, "embeddings.convolution.weight"),
+    "mobilenet_v2": (_mobilenet_v2_sizes, _mobilenet_v2, "conv_stem.first_conv.convolution.weight"),
+}
+
+
+def _classifier(name: str, head: str, **known: tuple) -> TorchWeights:
+    """How the files of a family's classifier are read; head: the linear layer's key."""
+    sizes, table, first = EXTRACTORS[name]
+
+    def settings(family: Family, tensors: Tensors, given: dict[str, Any]) -> Sections:
+        model, weight = sizes(family, given), tensors.get(f"{head}.weight")
+        native = family.native_sizes.get(family.variant_of(model, (0, 0)), family.native_size)
+        classes = None if weight is None else len(weight)
+        return model, image_section(tensors, given, classes, native)
+
+    return TorchWeights(
+        (f"{name}.{first}",),
+        settings,
+        lambda config, keys: {**table(config, f"{name}."), "head/linear": head},
+        known=known,
+    )
+
+
+RESNET = _classifier("resnet", "classifier.1")
+EFFICIENTNET = _classifier("efficientnet", "classifier", padding=("native",))
+MOBILENET_V2 = _classifier("mobilenet_v2", "classifier")
