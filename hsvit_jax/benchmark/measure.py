@@ -24,8 +24,6 @@ def run(request: cli.Request) -> None:
     modes = [name for name in ("vs", "peak") if values[name].value]
     if not request.spec and modes != ["peak"]:
         raise cli.Misuse("--config is missing")
-    if len(modes) > 1:
-        raise cli.Misuse(f"choose one of {', '.join('--' + m for m in modes)}")
     print(json.dumps(_record(request, modes)))
 
 
@@ -36,8 +34,6 @@ def _record(request: cli.Request, modes: list[str]) -> dict:
         return versus.compare(ours, values.vs, values.rounds)
     if modes == ["peak"]:
         return {"peak": machine.measure_peak("float32"), **machine.description()}
-    if values.batch and "train.batch" in config.user:
-        raise cli.Misuse("--batch and --config.train.batch both say how many images: leave one out")
     if values.batch:
         config = config_lib.override(config, [f"train.batch={values.batch}"])
     record = measure(

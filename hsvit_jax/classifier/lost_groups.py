@@ -22,7 +22,6 @@ from hsvit_jax import artifacts, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier.classifier import Classifier
-from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
 from hsvit_jax.train import evaluate
 
 Array = jax.Array
@@ -55,13 +54,13 @@ def units(model: Any) -> np.ndarray:
     Raises:
       ValueError: the network has no attention groups.
     """
-    groups = model.config.groups if isinstance(model, HSViT) else 0
+    groups = model.voters
     if not groups:
         raise ValueError(
-            "this network has no attention groups, so none can be lost: a curve of votes needs a "
-            "network with groups"
+            "this network has no independent attention groups, so none can be lost: a curve of "
+            "votes needs a network with groups"
         )
-    count = model.config.towers if isinstance(model, TowerHSViT) else groups
+    count = model.config.towers if model.splits == "towers" else groups
     return np.repeat(np.eye(count, dtype=np.float32), groups // count, axis=1)
 
 

@@ -231,8 +231,6 @@ def _write(out: Path, config: Any, state: dict, meta: dict) -> None:
 
 def run(request: cli.Request) -> None:
     """Converts the file that the words name, and prints a line of JSON."""
-    if len(request.words) not in (1, 2):
-        raise cli.Misuse(f"expected FILE [OUT]; got {' '.join(request.words) or 'neither'}")
     try:
         report = convert_file(*request.words, **request.flags.flag_values_dict())
     except Disagreement as error:

@@ -21,8 +21,6 @@ def run(request: cli.Request) -> int:
     curve = request.flags.curve
     if curve is not None:
         path = cli.ending(curve, word="--curve")
-        if request.flags.drop_groups is not None:
-            raise ValueError("--curve loses groups of its own choice: leave --drop_groups out")
     classifier = load_classifier(request)
     config, split, part = _images(request, classifier)
     if curve is not None:
@@ -124,11 +122,11 @@ def _votes(lost: list[str] | None, network: Classifier) -> np.ndarray | None:
     """A weight for each attention group, 0 for the lost ones; None where none is lost."""
     if lost is None:
         return None
-    groups = network.model.group_axis_limit and network.model.config.groups
+    groups = network.model.voters
     if not groups:
         raise ValueError(
-            f"--drop_groups={','.join(lost)}: this network has no attention groups that could be "
-            "lost; leave it out"
+            f"--drop_groups={','.join(lost)}: this network has no independent attention groups to "
+            "lose; remove it"
         )
     places = {str(g): g for g in range(groups)}
     numbers = {places.get(word.strip(), -1) for word in lost}

@@ -17,10 +17,11 @@ _NAMES = {
     "layers": "Settings",
     "resolution": "Weights base build_model eval_batch per_channel refuse_unread resolve selection "
     "total_steps validate",
-    "keys": "FIRST all_keys describe leaves",
+    "schema": "FIRST all_keys describe leaves",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",
     "synonyms": "meant",
+    "variants": "is_registered",
     "stored": "completed default_workdir from_json names_run to_json to_tree",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from flax import traverse_util
 
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 
 
 class Words(NamedTuple):
@@ -67,7 +67,7 @@ class Settings(ml_collections.ConfigDict):
 
     def noted(self, own: Collection[str]) -> "Settings":
         """Notes keys by 'section.key', those that there are, as the user's; returns itself."""
-        for key, _ in keys.leaves(self):
+        for key, _ in schema.leaves(self):
             if key in own:
                 section, _, name = key.rpartition(".")
                 (self[section] if section else self)._noted.add(name)
@@ -80,11 +80,11 @@ class Settings(ml_collections.ConfigDict):
 
     def with_user(self, user: Mapping[str, Any]) -> "Settings":
         """Returns a configuration whose user set just these values."""
-        return make(dict(keys.leaves(self)) | dict(user), user, self.words)
+        return make(dict(schema.leaves(self)) | dict(user), user, self.words)
 
     def filled(self, values: Mapping[str, Any]) -> "Settings":
         """Returns a configuration with these values, which are not the user's."""
-        return make(dict(keys.leaves(self)) | dict(values), self.user, self.words)
+        return make(dict(schema.leaves(self)) | dict(values), self.user, self.words)
 
 
 def make(

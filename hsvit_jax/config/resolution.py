@@ -9,7 +9,7 @@ import ml_collections
 from flax import traverse_util
 
 from hsvit_jax import models
-from hsvit_jax.config import keys, recipes, words
+from hsvit_jax.config import recipes, schema, words
 from hsvit_jax.config.layers import Settings, Words, make
 from hsvit_jax.models import FAMILIES
 
@@ -121,7 +121,7 @@ def resolve(
     if config.words:
         values = _layered(user, config.words, given, weights.settings, images, classes)
     else:
-        values = {**dict(keys.leaves(config)), **given}
+        values = {**dict(schema.leaves(config)), **given}
     values["init.from"] = weights.source or values["init.from"]
     if images and values["train.batch"] > images:
         if "train.batch" in user:
@@ -164,7 +164,7 @@ def _layered(
     if own and 0 < images < recipes.FEW:
         recipe = "small"
     return {
-        **{key: entry.initial for key, entry in keys.KEYS.items()},
+        **{key: entry.initial for key, entry in schema.KEYS.items()},
         **traverse_util.flatten_dict(network, sep="."),
         **_recipe(recipe, data, model, asked, images, classes),
         "optim.warmup_epochs": AUTOMATIC,
@@ -351,7 +351,7 @@ def per_channel(key: str, values: tuple[float, ...], channels: int) -> tuple[flo
 
 def validate(config: ml_collections.ConfigDict) -> None:
     """Raises ValueError for a value outside its key's range, and for values that contradict."""
-    keys.check(config)
+    schema.check(config)
     if config.eval.tta != "none" and config.init.cache:
         raise ValueError(
             "init.cache holds features of the images as they are, none of the others that "
@@ -363,7 +363,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
             "an epoch shows: set data.repeats=1 or another data.balance"
         )
     model = config.model
-    if config.init.whiten and (model.family != "hsvit" or model.ablation == "attention_only"):
+    whitens = FAMILIES[model.family].network.whitens
+    if config.init.whiten and not (whitens and model.get("ablation") != "attention_only"):
         raise ValueError(
             "init.whiten is a start of the convolution that an HSViT sees an image with; "
             f"{model.variant} ({model.family}) has none: set it to false"
@@ -425,10 +426,10 @@ def total_steps(config: ml_collections.ConfigDict, steps_per_epoch: int) -> int:
             f"train.epochs={config.train.epochs:g} is less than one step of {config.train.batch} "
             "images: raise it, or set train.epochs=0 and train.steps"
         )
-    if total > keys.MOST_STEPS:
+    if total > schema.MOST_STEPS:
         raise ValueError(
             f"train.epochs={config.train.epochs:g} are {total:,} steps, and at most "
-            f"{keys.MOST_STEPS:,} can be counted: lower it"
+            f"{schema.MOST_STEPS:,} can be counted: lower it"
         )
     return total
 

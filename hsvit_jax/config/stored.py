@@ -10,9 +10,9 @@ from typing import Any
 import ml_collections
 from flax import traverse_util
 
-from hsvit_jax.config import keys, words
+from hsvit_jax.config import schema, words
 from hsvit_jax.config.layers import Settings
-from hsvit_jax.models import FAMILIES
+from hsvit_jax.models import FAMILIES, UnknownFamily
 
 # Settings that stand in the folder's name already, or that do not change a run's results.
 _SAME_RUN = (
@@ -20,7 +20,7 @@ _SAME_RUN = (
     *("train.log_every", "train.loggers", "eval.batch"),
     *("checkpoint.every", "checkpoint.keep_best", "checkpoint.keep_latest"),
 )
-_SECTIONS = {"model", *(key.partition(".")[0] for key in keys.KEYS)}
+_SECTIONS = {"model", *(key.partition(".")[0] for key in schema.KEYS)}
 _LONGEST = 180  # bytes of a folder's name before its seed
 
 
@@ -103,12 +103,13 @@ def completed(stored: Mapping[str, Any]) -> Settings:
     """Reads a configuration from the metadata of a checkpoint or file, and adds the keys that are
     newer, its network's too; their defaults are what was done before."""
     config = from_json(json.dumps(stored))
-    initial = {path: key.initial for path, key in keys.KEYS.items()}
+    initial = {path: key.initial for path, key in schema.KEYS.items()}
     sections = traverse_util.unflatten_dict(initial, sep=".")
     model = config.model
-    if model.family in FAMILIES:
-        family = FAMILIES[model.family]
-        sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
+    if model.family not in FAMILIES:
+        raise UnknownFamily(model.family)
+    family = FAMILIES[model.family]
+    sections["model"] = {**family.defaults, **family.variants.get(model.variant, {})}
     whole = ml_collections.ConfigDict(sections, type_safe=False)
     whole.update(config.to_dict())
     return Settings(whole.to_dict()).noted(config.user).lock()

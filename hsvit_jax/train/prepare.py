@@ -84,10 +84,12 @@ def _network(config: ml_collections.ConfigDict) -> Any:
 
 def _mesh(config: ml_collections.ConfigDict, model: Any, devices: list | None) -> jax.sharding.Mesh:
     if not model.group_axis_limit and config.mesh.group > 1:
+        groups = getattr(model.config, "groups", 0)
+        why = "the groups of it read each other" if groups else "it has no attention groups"
         raise ValueError(
-            f"mesh.group={config.mesh.group}, but {config.model.variant} ({config.model.family}) "
-            "has no attention groups to spread over devices: set mesh.group=1; mesh.data splits "
-            "the batch of every network"
+            f"mesh.group={config.mesh.group} cannot spread {config.model.variant} "
+            f"({config.model.family}): {why}; set mesh.group=1; mesh.data splits the batch "
+            "of every network"
         )
     parts = "groups and kernels" if config.model.get("trunk") == "sharded" else "groups"
     return mesh_lib.make(
