@@ -133,6 +133,26 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise
 
 
+def filled(template: Path, **values: Any) -> str:
+    """Fills in a Jinja template; in HTML every text is escaped.
+
+    Args:
+      template: the file.
+      values: what the template names. Control characters of texts are escaped.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=template.suffix == ".html",
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        keep_trailing_newline=True,
+        lstrip_blocks=True,
+        trim_blocks=True,
+    )
+    return environment.from_string(template.read_text("utf-8")).render(values)
+
+
 def figure(width: float, height: float, *, dpi: int = 120) -> Any:
     """An empty Matplotlib figure, in inches, that lays out its panels."""
     from matplotlib.figure import Figure

@@ -54,12 +54,6 @@ class Calibration(NamedTuple):
     bins: tuple[Bin, ...]
 
 
-def confusion(labels_N: np.ndarray, predicted_N: np.ndarray, classes: int) -> np.ndarray:
-    """Counts images by true class (rows) and predicted class (columns), int64 (K, K)."""
-    counts = np.bincount(labels_N.astype(np.int64) * classes + predicted_N, minlength=classes**2)
-    return counts.reshape(classes, classes)
-
-
 def by_class(confusion_KK: np.ndarray) -> list[ClassMeasures]:
     """Precision, recall and F1 of each class with Wilson intervals.
 

@@ -30,10 +30,7 @@ class Evaluation:
     @property
     def macro_f1(self) -> float:
         """The mean of the classes' F1 scores, over those with an example or a prediction."""
-        both_K = self.confusion_KK.sum(0) + self.confusion_KK.sum(1)
-        if not both_K.any():  # no finite logits
-            return 0.0
-        return float(np.mean(2 * np.diag(self.confusion_KK)[both_K > 0] / both_K[both_K > 0]))
+        return macro_f1(self.confusion_KK)
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -47,6 +44,14 @@ class Evaluation:
 
     def __str__(self) -> str:
         return f"accuracy {artifacts.accuracy_text(self.accuracy, self.examples)}"
+
+
+def macro_f1(confusion_KK: np.ndarray) -> float:
+    """Returns the mean of the classes' F1 scores, over those with an example or a prediction."""
+    both_K = confusion_KK.sum(0) + confusion_KK.sum(1)
+    if not both_K.any():  # no finite logits
+        return 0.0
+    return float(np.mean(2 * np.diag(confusion_KK)[both_K > 0] / both_K[both_K > 0]))
 
 
 def make_forward(

@@ -165,6 +165,16 @@ def measured(lines: Sequence[Mapping[str, Any]], step: int) -> dict[str, dict[st
     return {split: found[split] for split in ("val", "test") if split in found}
 
 
+def series(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[tuple[int, float]]]:
+    """Returns a figure by step for each split; nothing where a line has no number."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        points = found.setdefault(line.get("split", "train, augmented"), [])
+        if isinstance(line.get(key), float):
+            points.append((line["step"], line[key]))
+    return found
+
+
 def _sorted_out(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     """The good lines of a `metrics.jsonl`, and the damaged ones; a last line without its end, which
     was cut short and is written again by the resumed run, is neither."""
@@ -345,16 +355,12 @@ def draw_curves(workdir: Path, title: str) -> Path | None:
 def _curves(lines: Sequence[Mapping[str, Any]], title: str) -> Any:
     figure = artifacts.figure(10, 4)
     loss_axes, accuracy_axes = figure.subplots(1, 2)
-    series: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        series.setdefault(line.get("split", "train, augmented"), []).append(line)
-    for name, rows in series.items():
-        style: dict[str, Any] = {"linewidth": 1.4}
-        if len(rows) == 1:  # an end-of-run test figure is a point, not a curve
-            style = {"marker": "*", "markersize": 11, "linestyle": "none"}
-            style |= {"color": "black"} if name == "test" else {}
-        for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
-            points = [(r["step"], r[key]) for r in rows if isinstance(r.get(key), float)]
+    for axes, key, form in ((loss_axes, "loss", ".4f"), (accuracy_axes, "accuracy", ".2%")):
+        for name, points in series(lines, key).items():
+            style: dict[str, Any] = {"linewidth": 1.4}
+            if len(points) == 1:  # an end-of-run test figure is a point, not a curve
+                style = {"marker": "*", "markersize": 11, "linestyle": "none"}
+                style |= {"color": "black"} if name == "test" else {}
             if points:
                 label = f"{name}: {points[-1][1]:{form}}"
                 axes.plot(*zip(*points, strict=True), label=label, **style)

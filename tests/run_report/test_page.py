@@ -85,8 +85,8 @@ def test_what_is_found():
     )
     assert example.heat_RR.shape == (7, 7)
     assert example.heat_RR[3, 3] == pytest.approx(fall, abs=1e-5)
-    (image, variants), *rest = found.augmented
-    assert len(rest) == 3 and len(variants) == 5 and image.shape == variants[0][0].shape
+    (image, *variants), *rest = found.augmented
+    assert len(rest) == 3 and len(variants) == 5 and image[0].shape == variants[0][0].shape
     np.testing.assert_allclose([target.sum() for _, target in variants], 1, rtol=1e-5)
 
 
@@ -230,9 +230,7 @@ def test_confusions_of_many_classes_need_no_second_matrix():
 
 
 def test_measures_by_class():
-    labels, predicted = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0])
-    counts = measures.confusion(labels, predicted, 4)
-    assert counts.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    counts = np.array([[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     first, second, third, fourth = measures.by_class(counts)
     assert (first.images, first.precision[0], first.recall[0]) == (3, 2 / 4, 2 / 3)
     assert first.f1.value == pytest.approx(2 / (1 / (2 / 4) + 1 / (2 / 3)))

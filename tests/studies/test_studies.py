@@ -200,7 +200,7 @@ def test_curves_of_runs(tmp_path, capsys):
 def test_each_of_several_curves_is_told_from_the_others(tmp_path, monkeypatch):
     """Also a run without validation, of one evaluation, the twelfth, and names as Matplotlib's."""
     figures = []
-    monkeypatch.setattr(curves.artifacts, "save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(curves.artifacts, "save_figure", lambda figure, _: figures.append(figure))
     trained = [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
     tested = [{"step": step, "split": "val", "accuracy": step / 4} for step in (1, 3)]
     names = ["without", "_a", "$x_$", *(f"run{i}" for i in range(9)), "short"]
