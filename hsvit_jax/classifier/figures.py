@@ -53,9 +53,7 @@ def figures(
         yield "features", _features(s, image_HWC, title)
 
 
-def write(
-    network: Classifier, paths: Sequence[Path], out: Path
-) -> tuple[list[Path], list[str]]:
+def write(network: Classifier, paths: Sequence[Path], out: Path) -> tuple[list[Path], list[str]]:
     """Writes the PNGs of every image file: OUT/NAME-votes.png and the other kinds there are.
 
     Returns:
@@ -64,7 +62,6 @@ def write(
     Raises:
       ValueError: the network has nothing to show, or `out` is a file.
     """
-    artifacts.make_folder(out)
     by = f" by {network.config.model.variant}, step {network.step:,}"
     views_too = network.config.eval.tta != "none"
     alone = ", without its other views" if views_too else ""  # which predict averages

@@ -21,8 +21,7 @@ _SPLIT = "Which images; default: all of a folder or csv in --config beside RUN, 
 COMMAND = Command(
     "Evaluates a trained network on a split, on other data, or with groups lost.",
     __name__,
-    "$ runs/c2a2-digits-strong-seed0 --split=test\n"
-    "$ runs/pets --config=c2a2:folder=other_photos",
+    "$ runs/c2a2-digits-strong-seed0 --split=test\n$ runs/pets --config=c2a2:folder=other_photos",
     (
         *RUN,
         JOB,
