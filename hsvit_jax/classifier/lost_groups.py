@@ -21,7 +21,6 @@ from hsvit_jax import artifacts, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
 from hsvit_jax.classifier.classifier import Classifier
-from hsvit_jax.models.hsvit.hsvit import HSViT, TowerHSViT
 from hsvit_jax.train import evaluate as evaluate_lib
 
 Array = jax.Array
@@ -54,13 +53,13 @@ def units(model: Any) -> np.ndarray:
     Raises:
       ValueError: the network has no attention groups.
     """
-    groups = model.config.groups if isinstance(model, HSViT) else 0
+    groups = model.voters
     if not groups:
         raise ValueError(
-            "this network has no attention groups, so none can be lost: a curve of votes needs a "
-            "network with groups"
+            "this network has no independent attention groups, so none can be lost: a curve of "
+            "votes needs a network with groups"
         )
-    count = model.config.towers if isinstance(model, TowerHSViT) else groups
+    count = model.config.towers if model.splits == "towers" else groups
     return np.repeat(np.eye(count, dtype=np.float32), groups // count, axis=1)
 
 
@@ -95,13 +94,13 @@ def evaluate(network: Classifier, split: data.Split, lost: Sequence[str]) -> Any
     Raises:
       ValueError: the network has no such groups, or none is left.
     """
-    groups = network.model.config.groups if isinstance(network.model, HSViT) else 0
+    groups = network.model.voters
     numbers = {g for g in range(groups) if str(g) in map(str.strip, lost)}
     votes_G = np.array([float(g not in numbers) for g in range(groups)], np.float32)
     if len(numbers) < len(set(lost)) or not (votes_G * network.voters_G).any():
         raise ValueError(
-            f"--drop_groups={','.join(lost)}: this network has {groups or 'no'} attention groups "
-            "that can be lost; name some of them by their numbers from 0, not all that vote"
+            f"--drop_groups={','.join(lost)}: this network has {groups or 'no'} independent "
+            "attention groups; name some of them by their numbers from 0, not all that vote"
         )
     how = network.model, network.mesh, network.config, network.aggregate
     evaluator = evaluate_lib.make_evaluator(*how, votes_G=votes_G)

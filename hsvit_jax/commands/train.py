@@ -4,6 +4,7 @@ import shlex
 
 from absl import flags
 
+from hsvit_jax import config as config_lib
 from hsvit_jax.cli import EVERYTHING, Command, Request, define_path
 from hsvit_jax.commands.trained import JOB
 
@@ -43,6 +44,10 @@ def run(request: Request) -> int:
     if not coordination.is_lead():
         return 0
     test, folder = result.test, shlex.quote(request.workdir)
+    predict = f"predict {folder}"
+    if config_lib.is_registered(request.config):
+        folder += f" --config={shlex.quote(request.spec)}"
+        predict = f"predict --checkpoint={folder}"
     top5 = f", top-5 {test.top5:.2%}" if "top5" in test.figures else ""
     files = {"curves": result.curves, "report": result.report}
     print(
@@ -51,6 +56,6 @@ def run(request: Request) -> int:
         f"{result.seconds:.0f} s\n"
         + "".join(f"  {name}    {path}\n" for name, path in files.items() if path)
         + f"  evaluate  {request.program} eval {folder}\n"
-        f"  predict   {request.program} predict {folder} IMAGE ..."
+        f"  predict   {request.program} {predict} IMAGE ..."
     )
     return 0

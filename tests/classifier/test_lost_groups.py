@@ -57,7 +57,7 @@ def test_what_is_lost_as_one():
     np.testing.assert_array_equal(votes.units(towers)[1], [0, 0, 1, 1, 0, 0, 0, 0])
     assert votes.units(on_a_backbone).shape == (on_a_backbone.config.groups,) * 2
     for network in (none, build_model("resnet:tiny")):
-        with pytest.raises(ValueError, match="no attention groups"):
+        with pytest.raises(ValueError, match="no independent attention"):
             votes.units(network)
 
 
