@@ -287,18 +287,10 @@ def test_each_family_shows_what_it_has(name, kinds, photos, tmp_path, monkeypatc
     assert name != "dhvt" or all(path.stat().st_size > 5000 for path in written)
 
 
-def test_mistakes_say_so(photos, tmp_path, monkeypatch, capsys):
+def test_a_network_that_has_nothing_to_show_says_so(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(classifier, "load", lambda *_, **__: make("swiftformer"))
-    for words, message in (
-        (
-            ["--checkpoint=x", photos[0], f"--out={tmp_path / 'o'}"],
-            "(swiftformer) has nothing to show",
-        ),
-        (["--checkpoint=x", photos[0], f"--out={photos[1]}"], str(photos[1])),
-    ):
-        assert command(*words) == 1
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
+    assert command("--checkpoint=x", photos[0], f"--out={tmp_path / 'o'}") == 1
+    assert "swiftformer" in capsys.readouterr().err and not (tmp_path / "o").exists()
 
 
 def test_pictures_do_not_become_images(photos, tmp_path, monkeypatch, capsys):
