@@ -46,7 +46,7 @@ def run(request: Request) -> int:
     if values.parts and values.deadline >= values.timeout:
         raise Misuse(f"--deadline is beyond --timeout={values.timeout:g} seconds: shorten it")
     try:
-        from hsvit_jax.serve import app, server
+        from hsvit_jax.serve import admission, server
 
         if values.parts:
             import ray.serve  # noqa: F401
@@ -55,7 +55,7 @@ def run(request: Request) -> int:
         raise ValueError(
             f"hsvit serve needs {error.name}: pip install 'hsvit_jax[{extra}]'"
         ) from error
-    limits = app.Limits(
+    limits = admission.Limits(
         request_bytes=values.max_megabytes << 20,
         pixels=values.max_pixels,
         queue=values.queue,
