@@ -8,7 +8,6 @@ from hsvit_jax import cli
 from hsvit_jax.cli import Command, Request
 from hsvit_jax.commands.trained import RUN
 from hsvit_jax.text import printable
-from hsvit_jax.weights.stored import fuse, of_survivors, stored_network
 
 _FORMATS = ["file", "hub", "reference", "stablehlo", "onnx"]
 _FORMAT = "Default: by OUT's ending. hub: a folder; reference: the authors' PyTorch names."
@@ -34,6 +33,7 @@ def run(request: Request) -> None:
     import jax
 
     from hsvit_jax import export
+    from hsvit_jax.weights.stored import fuse, of_survivors, stored_network
 
     values, source = request.flags, request.source
     if len(request.words) != 1:
