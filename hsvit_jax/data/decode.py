@@ -145,13 +145,13 @@ def decode_items(
     arrays, notes = read_or_build(folder, lambda scratch: _build(items, scratch, request, resident))
     if notes["unread"]:  # which may be readable at the next start, of the same size and time
         shutil.rmtree(folder, ignore_errors=True)
-    bad = notes["bad"]
-    _report_bad(bad, len(items.names), request.on_bad_image)
+    bad, total = notes["bad"], len(items.names)
+    _report_bad(bad, total, request.on_bad_image)
     for remark, (count, first) in sorted(notes["remarks"].items()):
-        where = f"{count:,} of {len(items.names):,} images"
+        where = f"{count:,} of {total:,} images"
         warnings.warn(f"{where} {remark}, {one_line(items.names[first])} first", stacklevel=2)
     if items.own:
-        warn_of_copies(len(items.names), notes["copies"], notes["copy"])
+        warn_of_copies(total, notes["copies"], notes["copy"])
     good = np.flatnonzero(arrays["good"])
     labels = np.asarray(arrays["labels"][good], dtype=np.int32)
     wrong = np.flatnonzero((labels < 0) | (labels >= len(class_names)))
