@@ -303,9 +303,6 @@ def assign_splits(
 
     Returns:
       Ascending indices of the train, validation and test examples, int (n,) each.
-
-    Raises:
-      ValueError: another `val_fraction`, no training or no test examples.
     """
     if not 0 <= val_fraction <= 0.8:
         raise ValueError(f"val_fraction={val_fraction}: set a number from 0 to 0.8")
