@@ -424,9 +424,7 @@ def test_curves_are_a_picture_with_something_on_it(tmp_path):
 
 def test_single_evaluations_of_two_splits_are_told_apart(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(
-        metrics.artifacts, "save_figure", lambda figure, path: figures.append(figure)
-    )
+    monkeypatch.setattr(artifacts, "save_figure", lambda figure, path: figures.append(figure))
     write(tmp_path, (8, TRAIN), (8, TEST | {"split": "val"}), (8, TEST))
     metrics.draw_curves(tmp_path, "one epoch")
     for axes in figures[0].axes:
