@@ -48,6 +48,7 @@ def describe(stored: Stored, source: str) -> dict[str, Any]:
         "step": stored.step,
         "fingerprint": stored.fingerprint,
         "measured": metrics.measured(lines, stored.step),
+        **({"lost_groups": lost} if (lost := stored.meta.get("lost_groups")) else {}),
         "converted": bool(stored.meta.get("converted")),
         "made_by": f"hsvit_jax {metadata.version('hsvit_jax')}",
     }
@@ -66,6 +67,11 @@ def write_reference(stored: Stored, about: dict[str, Any], out: Path) -> list[Pa
     Raises:
       ValueError: the authors' code has no such network.
     """
+    if "lost_groups" in about:
+        raise ValueError(
+            "the authors' code has no weight of 0 for groups that were lost in training: use "
+            "another format"
+        )
     weights = torch.table(about["family"])
     weights.check_known(stored.model.config)
     if (backbone := stored.model.feature_network()) is not None:
