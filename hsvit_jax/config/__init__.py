@@ -16,7 +16,7 @@ _NAMES = {
     "words": "DATA_SETS RECIPES SWITCHES base is_word parse_argument",
     "resolution": "build_model eval_batch for_few_images per_channel refuse_unread resolve "
     "selection total_steps validate with_warmup",
-    "keys": "FIRST all_keys describe leaves",
+    "schema": "FIRST all_keys describe leaves",
     "load": "for_network get_config named_model override",
     "recipes": "own_dropout",
     "synonyms": "meant",

@@ -21,7 +21,7 @@ from typing import Any
 
 import ml_collections
 
-from hsvit_jax.config import keys, resolution, synonyms, variants, words
+from hsvit_jax.config import resolution, schema, synonyms, variants, words
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.text import few
 
@@ -133,8 +133,8 @@ def _set_in_file(config: ml_collections.ConfigDict, argument: str | None) -> lis
     for word in map(str.strip, (argument or "").split(",")):
         if word in words.SWITCHES:
             words.apply_switch(plain, word)
-    usual = dict(keys.leaves(plain))
-    own = (key for key, value in keys.leaves(config) if value != usual[key])
+    usual = dict(schema.leaves(plain))
+    own = (key for key, value in schema.leaves(config) if value != usual[key])
     return [key for key in own if key != "by_hand" and not key.startswith("model.")]
 
 
@@ -152,12 +152,12 @@ def _check_keys(config: Any, path: Path) -> None:
             f"get_config of {path} returned {type(config).__name__}; expected a ConfigDict, as "
             "hsvit_jax.config.base makes it"
         )
-    given = dict(keys.leaves(config))
+    given = dict(schema.leaves(config))
     family, variant = given.get("model.family", "hsvit"), given.get("model.variant", "")
     try:
         record = variants.family_of(family)
         model = record.settings(variant if variant in record.variants else "")
-        expected = [key for key, _ in keys.leaves(words.base(None, model))]
+        expected = [key for key, _ in schema.leaves(words.base(None, model))]
         for key in given:
             if key not in expected:
                 raise ValueError(_unknown(key, expected))
@@ -177,35 +177,37 @@ def override(
     """Applies overrides to a copy of a configuration.
 
     Args:
-      settings: 'KEY=VALUE' texts, parsed by `keys.Key.parse`; the last one of a key counts. Setting
-        only one of train.epochs and train.steps makes the other 0.
+      settings: 'KEY=VALUE' texts, parsed by `schema.Key.parse`; the last one of a key counts.
+        Setting only one of train.epochs and train.steps makes the other 0.
 
     Raises:
       ValueError: an unknown key, a value outside the key's range, or a key that only names a choice
         of --config.
     """
     config = config.copy_and_resolve_references()
-    known = dict(keys.leaves(config))
+    known = dict(schema.leaves(config))
     given = set()
     for setting in settings:
         key, equals, text = setting.partition("=")
         if key not in known:
             raise ValueError(_unknown(key, list(known)))
         if not equals:
-            raise ValueError(f"{key} needs a value, as in --config.{key}={keys.shown(known[key])}")
-        if key in keys.LABELS or (key == "data.name" and not words.names_kind(text)):
+            raise ValueError(
+                f"{key} needs a value, as in --config.{key}={schema.shown(known[key])}"
+            )
+        if key in schema.LABELS or (key == "data.name" and not words.names_kind(text)):
             raise ValueError(
                 f"{key} follows from --config and cannot be set to {text!r} alone: name the "
                 f"network by its file, the data set and recipe after the colon ({_EXAMPLE})"
             )
         section, _, name = key.rpartition(".")
-        entry = keys.of(key, config.model)
+        entry = schema.of(key, config.model)
         try:
             value = entry.parse(text)
         except (ValueError, OverflowError):
             value = math.nan
         if not entry.fits(value):
-            before = keys.shown(known[key]) or "empty"
+            before = schema.shown(known[key]) or "empty"
             raise ValueError(
                 f"{key} must be {entry.expected}; got {reprlib.repr(text)} (it was {before})"
             )
@@ -226,7 +228,7 @@ def _unknown(key: str, known: list[str]) -> str:
         return f"{key} is a section; its keys are {few(section)}"
     leaf = key.rpartition(".")[2]
     near = synonyms.meant(key, [*known, "--workdir"])
-    if not near and (others := synonyms.meant(key, keys.all_keys())):
+    if not near and (others := synonyms.meant(key, schema.all_keys())):
         return f"unknown configuration key {key!r}: no {others[0]} in this network"
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 from hsvit_jax.models import FAMILIES
 from hsvit_jax.models.family import Family
 
@@ -258,7 +258,7 @@ def values(recipe: str, model: Mapping[str, Any], data: str) -> dict[str, Any]:
 
 def without_muon(model: Mapping[str, Any]) -> dict[str, Any]:
     """AdamW and what goes with it, in place of Muon in the strong recipe, by 'section.key'."""
-    return {key: keys.KEYS[key].initial for key in (*_MUON, "init.whiten")} | own_dropout(model)
+    return {key: schema.KEYS[key].initial for key in (*_MUON, "init.whiten")} | own_dropout(model)
 
 
 def own_dropout(model: Mapping[str, Any]) -> dict[str, Any]:

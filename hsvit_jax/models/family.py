@@ -59,7 +59,7 @@ class Checked:
 @dataclass(frozen=True)
 class Sizes(Checked):
     """The sizes that every network's config has; a family adds its settings, with their defaults,
-    which have their meaning in `config.keys.MODEL_KEYS`.
+    which have their meaning in `config.schema.MODEL_KEYS`.
 
     Attributes:
         image_size: rows and columns of pixels, (H, W).

@@ -18,7 +18,7 @@ import ml_collections
 from hsvit_jax import artifacts, augment, checkpoint, data
 from hsvit_jax import config as config_lib
 from hsvit_jax import mesh as mesh_lib
-from hsvit_jax.config import keys
+from hsvit_jax.config import schema
 from hsvit_jax.runtime import coordination, memory, watchdog
 from hsvit_jax.text import printable
 from hsvit_jax.train import batches as batches_lib
@@ -144,7 +144,7 @@ def prepare(
 def _is_asked(config: ml_collections.ConfigDict, key: str, value: Any) -> bool:
     """Whether a key of `data` was set by hand: as text, or as an attribute, which leaves no other
     trace than a value that is not the default; an image's size may be a smoke run's."""
-    changed = key != "image_size" and value != keys.KEYS[f"data.{key}"].initial
+    changed = key != "image_size" and value != schema.KEYS[f"data.{key}"].initial
     return changed or f"data.{key}" in config.by_hand
 
 
