@@ -441,13 +441,6 @@ def test_each_command_has_a_module_and_reads_keys_that_exist():
             "digits names no network; a data set's",
         ),
         (lambda: hsvit_jax.load("x", aggregate="mean"), "aggregate must be one of .*; got 'mean'"),
-        (lambda: hsvit_jax.load("x", devices=4), "devices must be some of .*; got 4"),
-        (lambda: hsvit_jax.load("x", devices=[]), r"devices must be some of .*; got \[\]"),
-        (lambda: hsvit_jax.load("x", devices=2 * jax.devices()[:1]), "devices .*, each once; got"),
-        (
-            lambda: hsvit_jax.fit(hsvit_jax.get_config("c2a2:digits"), "x", devices="cpu"),
-            r"devices must be some of jax\.devices\(\), each once; got 'cpu'",
-        ),
         (lambda: hsvit_jax.get_config("c" * 300), "unknown network"),
     ],
 )
