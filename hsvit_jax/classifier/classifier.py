@@ -249,7 +249,9 @@ class Classifier:
             info, mine = dataset.info, (self.image_size, self.channels, self.config.data.fit)
             if (tuple(info.image_size), info.channels, info.fit) != mine:
                 names = "image_size={}, channels={}, fit={!r}".format(*mine)
-                raise ValueError(f"the network sees {names}: give these to from_arrays and the like")
+                raise ValueError(
+                    f"the network sees {names}: give these to from_arrays and the like"
+                )
             dataset = self.relabelled(dataset.test, dataset.info)
         self._check_split(dataset)
         return self._evaluator(self.params, self.stats, dataset, config_lib.eval_batch(self.config))

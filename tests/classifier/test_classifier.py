@@ -137,7 +137,7 @@ def test_evaluate_finds_images_by_the_name_of_their_data_set(classifier, images,
     digits = data.describe("digits").class_names
     own = dataclasses.replace(classifier, class_names=digits).evaluate("digits")
     assert own.examples == 179  # its test split
-    with pytest.raises(ValueError, match="does not know: 0, 1; .*class_names"):
+    with pytest.raises(ValueError, match=r"does not know: 0, 1; .*class_names"):
         same = {"image_size": (32, 32), "test_only": True}
         classifier.evaluate(data.from_arrays(images, [0, 1, 0], **same))
 
