@@ -195,11 +195,11 @@ class Classifier:
     @cached_property
     def voters_G(self) -> np.ndarray:
         """Which attention groups vote, float32 (G,): 0 for those that were lost in training."""
-        body = self.params.get("towers", self.params)
-        vote = body["groups"].get("vote")
-        if vote is None:
-            return np.ones(self.model.config.groups, np.float32)
-        return (mesh_lib.fetch(self.mesh, vote).reshape(-1) != 0).astype(np.float32)
+        votes_G = np.ones(self.model.config.groups, np.float32)
+        votes_G[sorted(self.model.silent)] = 0
+        if (vote_G := self.model.learned(self.params)) is not None:
+            votes_G *= mesh_lib.fetch(self.mesh, vote_G) != 0
+        return votes_G
 
     def cut(self, count: int) -> tuple[list[Any], Any]:
         """Cuts an HSViT into parts that can run apart, and the head (`models.hsvit.parts`).
